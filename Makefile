@@ -1,0 +1,82 @@
+# `make` lists the targets. Each of them first creates .venv where it is missing.
+
+PYTHON ?= python3
+WORKERS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.made-from-pyproject
+NO_INPUT := --no-input --disable-pip-version-check --progress-bar off
+PYTEST := $(BIN)/python -m pytest
+
+# A virtual environment of the caller must not leak into ours, nor a search path of the caller.
+unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+# Nothing here asks; a tool that would ask gets the end of input instead of a terminal.
+export PIP_NO_INPUT := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test quick fmt lint types layers bench docs fuzz torture interop check clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP)  ## create .venv with all extras
+
+# Again only when pyproject.toml has changed. pip comes first: one that is older than 26 needs four
+# times as long for the same answer (docs/decisions/0003-floors-no-ceilings.md).
+$(STAMP): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or later, or say make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$$($(PYTHON) --version) is too old: tieredstore needs Python 3.11 or later; say make PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "Setting up $(VENV): one to five minutes, most of it downloads."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(NO_INPUT) --upgrade pip
+	$(BIN)/python -m pip install --quiet $(NO_INPUT) --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## run the main job on the embedded default (PROVIDER=posix: on another)
+	$(BIN)/python examples/demo.py $(if $(PROVIDER),--provider $(PROVIDER))
+
+# One run: Spark's tests stay together in one worker process while the other does the rest.
+test: $(STAMP)  ## run every test, with S3 on a local server and with Spark
+	JAVA_HOME="$$($(BIN)/python tests/spark/bring_java.py)" && export JAVA_HOME && \
+	  $(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
+
+quick: $(STAMP)  ## run the tests that take no time: no Spark, no S3, nothing slow
+	$(PYTEST) -n $(WORKERS) -m 'not (slow or spark or s3 or fuzz or torture or interop)' $(ARGS)
+
+fuzz: $(STAMP)  ## feed 100 000 damaged inputs to each decoder
+	$(PYTEST) -n $(WORKERS) -m fuzz $(ARGS)
+
+torture: $(STAMP)  ## run long random histories, other ones each time
+	$(PYTEST) -n $(WORKERS) -m torture --hypothesis-profile=torture $(ARGS)
+
+interop: $(STAMP)  ## let the Java broker's own classes open what we write
+	$(PYTEST) -m interop $(ARGS)
+
+fmt: $(STAMP)  ## format, and mend what ruff can mend
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+lint: $(STAMP)  ## formatting and lint, nothing is written
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP)  ## mypy --strict on code and tests
+	$(BIN)/mypy --strict
+
+layers: $(STAMP)  ## who may import whom
+	$(BIN)/lint-imports
+
+docs: $(STAMP)  ## links, file names and code blocks of the documents
+	$(PYTEST) tests/test_docs.py $(ARGS)
+
+check: lint types layers  ## everything that reads the code without running it
+	$(PYTEST) -q tests/test_house.py
+
+# A script whose name begins with an underscore is a part of others.
+bench: $(STAMP)  ## run every benchmark (BENCH=name: only that one)
+	@set -e; for script in bench/$(or $(BENCH),[!_]*).py; do \
+	  echo "== $$script"; $(BIN)/python -m "bench.$$(basename $$script .py)"; done
+
+clean:  ## remove .venv and what tools have left behind
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,84 @@
+"""What holds for every test: how hypothesis searches, where sockets go, which marks folders set.
+
+The fixtures of one backend or engine live in the conftest of its folder.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+TESTS = Path(__file__).parent
+
+# Fast and the same every time: a red test is red for everybody. Time is no verdict on two cores
+# that others use too, so neither a deadline nor a slow start fails a test.
+settings.register_profile(
+    "fast",
+    derandomize=True,
+    deadline=None,
+    max_examples=50,
+    stateful_step_count=30,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+# New histories each time; what it finds is printed in a form that can be pasted into a test.
+settings.register_profile(
+    "torture",
+    deadline=None,
+    max_examples=2_000,
+    stateful_step_count=100,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("fast")  # --hypothesis-profile on the command line comes later and wins
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by their folder, so that no test can forget it."""
+    for item in items:
+        folders = item.path.relative_to(TESTS).parts if TESTS in item.path.parents else ()
+        if folders[:1] == ("spark",):
+            item.add_marker(pytest.mark.spark)
+            # One JVM is enough: with xdist all of these run in the same worker process.
+            item.add_marker(pytest.mark.xdist_group("spark"))
+        elif folders[:1] == ("s3",):
+            item.add_marker(pytest.mark.s3)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def only_loopback() -> Iterator[None]:
+    """No test leaves the machine: a socket that would connect elsewhere fails at once."""
+    connect = socket.socket.connect
+    connect_ex = socket.socket.connect_ex
+
+    def checked_connect(self: socket.socket, address: Any) -> None:
+        refuse_elsewhere(self, address)
+        connect(self, address)
+
+    def checked_connect_ex(self: socket.socket, address: Any) -> int:
+        refuse_elsewhere(self, address)
+        return connect_ex(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", checked_connect)
+        patch.setattr(socket.socket, "connect_ex", checked_connect_ex)
+        yield
+
+
+def refuse_elsewhere(sock: socket.socket, address: Any) -> None:
+    if sock.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    host = address[0]
+    if host in {"localhost", ""}:
+        return
+    try:
+        if ipaddress.ip_address(host).is_loopback:
+            return
+    except ValueError:  # a name: looking it up would already leave the machine
+        pass
+    raise PermissionError(f"a test wanted to connect to {host}: tests stay on this machine")

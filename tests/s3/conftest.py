@@ -1,0 +1,60 @@
+"""An S3 server in this process, and clients that cannot reach any other."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from s3fs import S3FileSystem
+
+
+@pytest.fixture(scope="session")
+def s3_environment() -> Iterator[None]:
+    """Made-up credentials, and nothing from the settings of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+            patch.delenv(name, raising=False)
+        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        yield
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint(s3_environment: None) -> Iterator[str]:
+    """The address of moto's server: s3fs cannot be used with moto's patches of botocore."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def s3(s3_endpoint: str) -> S3FileSystem:
+    """A client with caches off: what another client wrote is seen at once."""
+    from s3fs import S3FileSystem
+
+    return S3FileSystem(
+        endpoint_url=s3_endpoint, use_listings_cache=False, skip_instance_cache=True
+    )
+
+
+@pytest.fixture
+def bucket(s3: S3FileSystem) -> str:
+    """An empty bucket that no other test knows."""
+    name = f"tier-{uuid.uuid4().hex}"
+    s3.mkdir(name)
+    return name

@@ -1,0 +1,204 @@
+"""The house style, as far as a test can hold it; `make check` runs this module.
+
+Each rule has two tests: the tree obeys it, and a text that breaks it is caught.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import house_rules as rules
+from tests.house_rules import ROOT
+
+LIBRARY = ("tieredstore", "providers", "metadata")
+EVERYTHING = (*LIBRARY, "tests", "examples", "bench")
+RUNTIME = ROOT / "tieredstore" / "driver" / "runtime.py"
+FACE_THAT_PRINTS = ROOT / "tieredstore" / "cli"
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".cfg", ".ini", ".sh", ".yml", ".yaml", ".txt", ""}
+# Written by others, byte for byte: no rule of ours holds there.
+NOT_OURS = {"golden", "__pycache__"}
+SKIPPED_AT_THE_TOP = {"build", "dist"}
+# They speak of what is to come and of what has gone.
+NOT_ABOUT_TODAY = {"roadmap.md", "CHANGELOG.md"}
+
+
+def files(*folders: str, suffixes: Iterable[str] = (".py",)) -> Iterator[Path]:
+    """Files under folders of the repository, each once: os.walk does not follow our symlinks."""
+    wanted = set(suffixes)
+    for folder in folders:
+        for here, below, names in os.walk(ROOT / folder):
+            below[:] = sorted(name for name in below if name not in NOT_OURS)
+            yield from (Path(here, name) for name in sorted(names) if Path(name).suffix in wanted)
+
+
+def texts() -> Iterator[Path]:
+    """Every text of the repository, the files at its top included."""
+    for path in sorted(ROOT.iterdir()):
+        hidden = path.name.startswith(".") and path.name not in {".ci", ".gitignore"}
+        if hidden or path.name in SKIPPED_AT_THE_TOP:
+            continue
+        if path.is_dir():
+            yield from files(path.name, suffixes=TEXT_SUFFIXES)
+        elif path.suffix in TEXT_SUFFIXES:
+            yield path
+
+
+def documents() -> Iterator[Path]:
+    yield from (path for path in texts() if path.suffix == ".md")
+
+
+def offenders(paths: Iterable[Path], rule: rules.Rule) -> list[str]:
+    found: list[str] = []
+    for path in paths:
+        try:
+            offences = rule(path.read_text(encoding="utf-8"))
+        except SyntaxError as error:
+            offences = [f"{error.lineno}: this Python cannot read it: {error.msg}"]
+        found.extend(f"{path.relative_to(ROOT)}: {offence}" for offence in offences)
+    return found
+
+
+def refuse(found: list[str], why: str) -> None:
+    assert not found, f"{why}\n  " + "\n  ".join(found)
+
+
+def test_the_walk_sees_each_module_once_and_sees_them_all() -> None:
+    seen = list(files(*EVERYTHING))
+    assert len(seen) == len({path.resolve() for path in seen})
+    assert {RUNTIME, ROOT / "providers" / "__init__.py", Path(__file__)} <= set(seen)
+    assert ROOT / "pyproject.toml" in set(texts())
+
+
+def test_modules_fit_three_hundred_lines() -> None:
+    refuse(offenders(files(*EVERYTHING), rules.long_module), "cut it in two at a seam")
+
+
+def test_functions_fit_seventy_lines() -> None:
+    refuse(offenders(files(*EVERYTHING), rules.long_functions), "a function fits a screen")
+
+
+def test_classes_are_named_for_what_they_are() -> None:
+    refuse(offenders(files(*EVERYTHING), rules.banned_class_names), "name it for what it is")
+
+
+def test_modules_are_named_for_what_they_hold() -> None:
+    paths = [path.relative_to(ROOT) for path in files(*EVERYTHING)]
+    found = [f"{path}: {name}" for path in paths for name in rules.banned_module_name(str(path))]
+    refuse(found, "such a module ends up holding everything")
+
+
+def test_every_module_says_what_lives_in_it() -> None:
+    refuse(offenders(files(*EVERYTHING), rules.no_docstring), "say what lives here")
+
+
+def test_only_the_runtime_knows_the_clock_and_starts_threads() -> None:
+    paths = (path for path in files(*LIBRARY) if path != RUNTIME)
+    refuse(offenders(paths, rules.time_and_threads), "take a Runtime as an argument")
+    assert rules.time_and_threads(RUNTIME.read_text(encoding="utf-8"))
+
+
+def test_only_faces_print() -> None:
+    paths = (path for path in files(*LIBRARY) if FACE_THAT_PRINTS not in path.parents)
+    refuse(offenders(paths, rules.prints), "return it, raise it or log it")
+
+
+def test_tests_never_sleep() -> None:
+    refuse(offenders(files("tests"), rules.sleeps), "move a ManualClock, or wait on an event")
+
+
+def test_texts_hold_no_path_of_one_machine() -> None:
+    refuse(offenders(texts(), rules.machine_paths), "it exists on one machine only")
+
+
+def test_documents_name_files_that_exist() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {offence}"
+        for path in documents()
+        if path.name not in NOT_ABOUT_TODAY
+        for offence in rules.missing_files(path.read_text(encoding="utf-8"), path.parent)
+    ]
+    refuse(found, "the file has gone or was never written")
+
+
+def test_docstrings_name_files_that_exist() -> None:
+    def missing(source: str) -> list[str]:
+        return rules.missing_files(rules.docstrings(source))
+
+    refuse(offenders(files(*EVERYTHING), missing), "the file has gone or was never written")
+
+
+# A rule that lets everything pass is no rule: each must catch these.
+BROKEN: list[tuple[Callable[[str], list[str]], str]] = [
+    (rules.long_module, "x = 1\n" * 301),
+    (rules.long_functions, "def f():\n" + "    x = 1\n" * 70),
+    (rules.long_functions, "class C:\n    async def f(self):\n" + "        x = 1\n" * 70),
+    (rules.banned_class_names, "class DispatcherImpl: ..."),
+    (rules.banned_class_names, "class TopicManagerThing: ..."),
+    (rules.banned_class_names, "def f():\n    class SegmentFactory: ..."),
+    (rules.banned_class_names, "class AbstractSegment: ..."),
+    (rules.banned_module_name, "tieredstore/codec/utils.py"),
+    (rules.banned_module_name, "tieredstore/core/java.py"),
+    (rules.banned_module_name, "tests/flat/io_helpers.py"),
+    (rules.banned_module_name, "providers/_base.py"),
+    (rules.no_docstring, "x = 1"),
+    (rules.prints, "def f():\n    print(1)"),
+    (rules.prints, "show = print"),
+    (rules.time_and_threads, "import time\ntime.time()"),
+    (rules.time_and_threads, "import time as t\ndef f(clock=t.monotonic): ..."),
+    (rules.time_and_threads, "from time import sleep as pause"),
+    (rules.time_and_threads, "from datetime import datetime\nnow = datetime.now"),
+    (rules.time_and_threads, "import datetime\ndatetime.datetime.now()"),
+    (rules.time_and_threads, "import threading\nthreading.Thread(target=f).start()"),
+    (rules.time_and_threads, "from concurrent import futures\nfutures.ThreadPoolExecutor()"),
+    (rules.time_and_threads, "import concurrent.futures\nconcurrent.futures.ThreadPoolExecutor()"),
+    (rules.sleeps, "import asyncio\nasync def f():\n    await asyncio.sleep(1)"),
+    (rules.machine_paths, "see /" + "work/shared"),
+    (rules.machine_paths, 'open("/' + 'root/x")'),
+    (rules.missing_files, "see `docs/never-written.md`"),
+    (rules.missing_files, "see providers/never_written.py, which"),
+    (rules.missing_files, "`driver/never_written.py` says"),
+    (rules.missing_files, "all of `tests/never/*.py`"),
+]
+
+# And these are fine: a rule that is too eager gets switched off.
+SOUND: list[tuple[Callable[[str], list[str]], str]] = [
+    (rules.long_module, "x = 1\n" * 300),
+    (rules.long_functions, "def f():\n" + "    x = 1\n" * 69),
+    (rules.banned_class_names, "class Implicit: ...\nclass Manages: ...\nclass Abstraction: ..."),
+    (rules.banned_module_name, "tieredstore/codec/base_offset.py"),
+    (rules.no_docstring, '"""What lives here."""'),
+    (rules.prints, "self.print()"),
+    (rules.time_and_threads, "import threading\nthreading.Lock()\nthreading.Condition()"),
+    (rules.time_and_threads, "import time\ntime.strftime('%Y')"),
+    (rules.time_and_threads, "clock.sleep(1)\nclock.monotonic()\ntime = 3\ntime.time()"),
+    (rules.sleeps, "import time\ntime.monotonic()"),
+    (rules.machine_paths, "tests/work/x and ~/root/y and a/work and roots/root-1"),
+    (rules.missing_files, "`driver/runtime.py`, tests/test_house.py, `providers/`, docs/"),
+    (rules.missing_files, "store/config/tieredStoreMetadata.json and a/b and https://x.org/a/b.md"),
+    (rules.missing_files, "all of `tests/*.py`."),
+]
+
+
+@pytest.mark.parametrize(("rule", "text"), BROKEN)
+def test_a_rule_catches_what_breaks_it(rule: rules.Rule, text: str) -> None:
+    assert rule(text)
+
+
+@pytest.mark.parametrize(("rule", "text"), SOUND)
+def test_a_rule_lets_sound_text_pass(rule: rules.Rule, text: str) -> None:
+    assert rule(text) == []
+
+
+def test_every_rule_is_shown_to_catch_something() -> None:
+    written = {
+        rule
+        for name, rule in inspect.getmembers(rules, inspect.isfunction)
+        if rule.__module__ == rules.__name__ and not name.startswith("_")
+    } - {rules.docstrings}
+    assert {rule for rule, _ in BROKEN} == written
+    assert {rule for rule, _ in SOUND} == written
