@@ -1,0 +1,96 @@
+"""Durable files, atomic replacement, and the lock that Java honours too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tieredstore.driver.durable import make_directories, write_atomically
+from tieredstore.driver.file_lock import FileLock
+
+TRY_LOCK = """
+import fcntl, os, sys
+descriptor = os.open(sys.argv[1], os.O_RDWR)
+try:
+    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+except OSError:
+    sys.exit(3)
+"""
+
+
+def free_for_others(path: Path) -> bool:
+    code = subprocess.run([sys.executable, "-c", TRY_LOCK, str(path)], check=False).returncode
+    assert code in (0, 3)
+    return code == 0
+
+
+class TestReplacement:
+    def test_the_file_is_replaced_whole(self, tmp_path: Path) -> None:
+        file = tmp_path / "file"
+        write_atomically(file, [b"old"])
+        write_atomically(file, [b"new ", memoryview(b"content")])
+        assert file.read_bytes() == b"new content"
+        assert os.listdir(tmp_path) == ["file"]
+
+    def test_a_source_that_breaks_leaves_the_old_content(self, tmp_path: Path) -> None:
+        file = tmp_path / "file"
+        file.write_bytes(b"old")
+
+        def broken() -> Iterator[bytes]:
+            yield b"half"
+            raise RuntimeError("broke")
+
+        with pytest.raises(RuntimeError, match="broke"):
+            write_atomically(file, broken())
+        assert file.read_bytes() == b"old"
+        assert os.listdir(tmp_path) == ["file"]
+
+    def test_directories_are_made_once(self, tmp_path: Path) -> None:
+        deep = tmp_path / "a" / "b" / "c"
+        make_directories(deep)
+        make_directories(deep)
+        assert deep.is_dir()
+
+
+class TestLock:
+    def test_a_second_holder_is_refused_in_this_process_and_in_another(
+        self, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "lock"
+        lock = FileLock.acquire(path)
+        assert lock is not None
+        assert FileLock.acquire(path) is None
+        assert FileLock.acquire(tmp_path / "." / "lock") is None
+        # The refused attempts must not have let go of what the process holds.
+        assert not free_for_others(path)
+        lock.release()
+        lock.release()
+        assert free_for_others(path)
+        again = FileLock.acquire(path)
+        assert again is not None
+        again.release()
+
+    def test_a_lock_of_another_process_is_seen_and_ends_with_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "lock"
+        path.touch()
+        code = TRY_LOCK + "print('held', flush=True); sys.stdin.read()"
+        holder = subprocess.Popen(
+            [sys.executable, "-c", code, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert FileLock.acquire(path) is None
+        holder.kill()
+        holder.communicate()
+        lock = FileLock.acquire(path)
+        assert lock is not None
+        with lock:
+            assert not free_for_others(path)
+        assert free_for_others(path)

@@ -1,0 +1,153 @@
+"""Retry: bounded, jittered, with a deadline, only for what is worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tieredstore.driver.retry import Retry, RetryingProvider, RetryPolicy
+from tieredstore.driver.runtime import Runtime
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    InvalidConfigError,
+    PositionMismatchError,
+)
+from tieredstore.model.values import SegmentType
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.faults import Fault, Faults, FaultyProvider
+
+LOG = SegmentType.COMMIT_LOG
+
+
+def failing(times: int, error: Exception) -> tuple[Callable[[], str], list[int]]:
+    """A call that fails so many times, and where its calls are noted."""
+    calls: list[int] = []
+
+    def call() -> str:
+        calls.append(len(calls))
+        if len(calls) <= times:
+            raise error
+        return "done"
+
+    return call, calls
+
+
+UNAVAILABLE = BackendUnavailableError("b/t/0", "read", "timed out")
+
+
+def test_a_transient_failure_is_tried_again() -> None:
+    runtime = Runtime.inline()
+    call, calls = failing(3, UNAVAILABLE)
+    assert Retry(RetryPolicy(), runtime)(call) == "done"
+    assert len(calls) == 4
+    assert runtime.clock.monotonic() > Runtime.inline().clock.monotonic()
+
+
+def test_a_success_waits_for_nothing() -> None:
+    runtime = Runtime.inline()
+    before = runtime.clock.monotonic()
+    call, calls = failing(0, UNAVAILABLE)
+    assert Retry(RetryPolicy(), runtime)(call) == "done"
+    assert (len(calls), runtime.clock.monotonic()) == (1, before)
+
+
+@pytest.mark.parametrize("retries_max", [0, 1, 4])
+def test_retries_are_bounded_and_the_last_error_is_raised(retries_max: int) -> None:
+    call, calls = failing(100, UNAVAILABLE)
+    policy = RetryPolicy(retries_max=retries_max, deadline_ms=10**9)
+    with pytest.raises(BackendUnavailableError, match="timed out"):
+        Retry(policy, Runtime.inline())(call)
+    assert len(calls) == retries_max + 1
+
+
+def test_no_attempt_starts_after_the_deadline() -> None:
+    runtime = Runtime.inline()
+    started = runtime.clock.monotonic()
+    call, calls = failing(10**6, UNAVAILABLE)
+    policy = RetryPolicy(retries_max=10**6, deadline_ms=2_000, longest_wait_ms=500)
+    with pytest.raises(BackendUnavailableError):
+        Retry(policy, runtime)(call)
+    assert runtime.clock.monotonic() - started <= 2.0
+    assert 5 < len(calls) < 200
+
+
+def test_a_slow_attempt_counts_into_the_deadline() -> None:
+    runtime = Runtime.inline()
+
+    def slow() -> str:
+        runtime.clock.sleep(1.5)
+        raise UNAVAILABLE
+
+    started = runtime.clock.monotonic()
+    with pytest.raises(BackendUnavailableError):
+        Retry(RetryPolicy(retries_max=50, deadline_ms=2_000), runtime)(slow)
+    assert runtime.clock.monotonic() - started < 3.6
+
+
+def test_waits_grow_to_their_bound_and_are_jittered() -> None:
+    policy = RetryPolicy(first_wait_ms=100, longest_wait_ms=1_000)
+    assert [policy.wait_max_seconds(n) for n in range(1, 7)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert policy.wait_max_seconds(10**6) == 1.0
+
+    def spent(seed: int) -> float:
+        runtime = Runtime.inline(seed=seed)
+        before = runtime.clock.monotonic()
+        Retry(policy, runtime)(failing(1, UNAVAILABLE)[0])
+        return runtime.clock.monotonic() - before
+
+    waits = [spent(seed) for seed in range(20)]
+    assert len(set(waits)) > 10
+    assert all(0 <= wait <= 0.1 for wait in waits)
+    assert spent(3) == spent(3)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BackendRefusedError("b/t/0", "write", "no permission"),
+        PositionMismatchError("b/t/0", expected=1, actual=2),
+        ValueError("ours"),
+    ],
+)
+def test_nothing_else_is_tried_again(error: Exception) -> None:
+    call, calls = failing(1, error)
+    with pytest.raises(type(error)):
+        Retry(RetryPolicy(), Runtime.inline())(call)
+    assert len(calls) == 1
+
+
+def test_a_refusal_after_a_transient_failure_ends_it() -> None:
+    errors: list[Exception] = [UNAVAILABLE, BackendRefusedError("p", "read", "no permission")]
+
+    def call() -> str:
+        raise errors.pop(0)
+
+    with pytest.raises(BackendRefusedError):
+        Retry(RetryPolicy(), Runtime.inline())(call)
+
+
+def test_a_negative_bound_is_refused() -> None:
+    with pytest.raises(InvalidConfigError, match="deadline_ms"):
+        RetryPolicy(deadline_ms=-1)
+
+
+def test_a_lost_reply_tells_the_writer_the_true_end() -> None:
+    runtime = Runtime.inline()
+    faults = Faults({0: Fault.AFTER})
+    inner = FaultyProvider(MemoryProvider(runtime), faults, runtime)
+    segment = RetryingProvider(inner, RetryPolicy(), runtime).open("b/t/0", LOG, 0)
+    with pytest.raises(PositionMismatchError) as caught:
+        segment.write(0, b"first")
+    assert caught.value.actual == 5  # it landed: nothing is missing
+
+
+def test_a_retried_listing_skips_and_repeats_nothing() -> None:
+    runtime = Runtime.inline()
+    memory = MemoryProvider(runtime)
+    for number in range(5):
+        memory.open(f"b/t/{number}", LOG, 0).write(0, b"x")
+    inner = FaultyProvider(memory, Faults({0: Fault.BEFORE, 1: Fault.BEFORE}), runtime)
+    provider = RetryingProvider(inner, RetryPolicy(), runtime)
+    assert [found.path for found in provider.list("b")] == [f"b/t/{n}" for n in range(5)]

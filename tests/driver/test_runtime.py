@@ -1,0 +1,97 @@
+"""The runtime: clocks, bounded pools, and one thread when asked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tieredstore.driver.runtime import ManualClock, Runtime, SystemClock, ThreadPool
+from tieredstore.model.errors import StoreClosedError
+
+
+def test_inline_runs_at_once_in_the_callers_thread_and_in_order() -> None:
+    runtime = Runtime.inline()
+    seen: list[tuple[int, int]] = []
+    for number in range(3):
+        pool = runtime.dispatch if number % 2 else runtime.fetch
+        future = pool.submit(lambda: seen.append((len(seen), threading.get_ident())))
+        assert future.done()
+    assert seen == [(number, threading.get_ident()) for number in range(3)]
+
+
+def test_inline_keeps_an_error_for_whoever_asks() -> None:
+    future = Runtime.inline().fetch.submit(int, "x")
+    with pytest.raises(ValueError, match="invalid literal"):
+        future.result()
+
+
+def test_a_manual_clock_moves_only_when_told() -> None:
+    clock = ManualClock(now_ms=1_000)
+    assert (clock.now_ms(), clock.monotonic()) == (1_000, 0.0)
+    clock.advance(250)
+    clock.sleep(0.5)
+    clock.advance(-100)
+    assert clock.now_ms() == 1_750
+
+
+def test_the_system_clock_goes_on() -> None:
+    clock = SystemClock()
+    assert clock.now_ms() > 1_700_000_000_000
+    assert clock.monotonic() <= clock.monotonic()
+    clock.sleep(0)
+
+
+def test_no_thread_starts_before_the_first_call() -> None:
+    before = threading.active_count()
+    runtime = Runtime.threads()
+    assert threading.active_count() == before
+    assert runtime.fetch.submit(lambda: 7).result(10) == 7
+    runtime.close()
+    assert threading.active_count() == before
+
+
+def test_when_the_queue_is_full_the_caller_does_the_work() -> None:
+    pool = ThreadPool("test", threads=1, pending_max=1)
+    gate, started = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        started.set()
+        gate.wait(10)
+
+    held = pool.submit(hold)
+    assert started.wait(10)
+    waiting = pool.submit(threading.get_ident)
+    assert not waiting.done()
+    mine = pool.submit(threading.get_ident)
+    assert mine.done()
+    assert mine.result() == threading.get_ident()
+    gate.set()
+    assert held.result(10) is None
+    assert waiting.result(10) != threading.get_ident()
+    assert pool.submit(threading.get_ident).result(10) != threading.get_ident()
+    pool.close()
+
+
+def test_a_call_that_submits_to_its_own_pool_does_not_wait_for_itself() -> None:
+    pool = ThreadPool("test", threads=1, pending_max=0)
+    outer = pool.submit(lambda: pool.submit(lambda: "inner").result(10))
+    assert outer.result(10) == "inner"
+    pool.close()
+
+
+@pytest.mark.parametrize("make", [Runtime.inline, Runtime.threads])
+def test_a_closed_runtime_takes_no_more(make: Callable[[], Runtime]) -> None:
+    with make() as runtime:
+        kept = runtime.dispatch.submit(lambda: "kept")
+    runtime.close()
+    assert kept.result(10) == "kept"
+    for pool in (runtime.dispatch, runtime.fetch):
+        with pytest.raises(StoreClosedError):
+            pool.submit(lambda: None)
+
+
+def test_the_dice_of_an_inline_runtime_fall_the_same_each_time() -> None:
+    throws = [[Runtime.inline(seed=5).dice.random() for _ in range(3)] for _ in range(2)]
+    assert throws[0] == throws[1]

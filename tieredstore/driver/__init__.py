@@ -1,0 +1,1 @@
+"""Contracts and the kit around them: segments, providers, catalogue, message stores, runtime."""

@@ -1,0 +1,64 @@
+"""A lock on a file that other processes, Java's among them, honour too.
+
+POSIX record locks belong to the process: a second lock in the same process would succeed, and
+closing *any* descriptor of the file releases them all. So the paths that this process holds are
+kept here, and a locked file is never opened a second time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+from typing import Self
+
+_held: set[str] = set()
+_held_guard = threading.Lock()
+
+
+class FileLock:
+    """An exclusive lock on the first byte of a file, held until `release`.
+
+    Any thread may release it; releasing twice is harmless. A crash releases it.
+    """
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self._path = path
+        self._descriptor: int | None = descriptor
+
+    @classmethod
+    def acquire(cls, path: str | os.PathLike[str]) -> FileLock | None:
+        """The lock, or None where another holder has it, in this process or in another."""
+        real = str(Path(path).resolve())
+        with _held_guard:
+            if real in _held:
+                return None
+            descriptor = os.open(real, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            except BlockingIOError:
+                os.close(descriptor)
+                return None
+            except PermissionError:  # what some systems say for "held by another"
+                os.close(descriptor)
+                return None
+            except BaseException:
+                os.close(descriptor)
+                raise
+            _held.add(real)
+        return cls(real, descriptor)
+
+    def release(self) -> None:
+        with _held_guard:
+            if self._descriptor is None:
+                return
+            os.close(self._descriptor)
+            self._descriptor = None
+            _held.discard(self._path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()

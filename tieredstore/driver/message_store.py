@@ -1,0 +1,135 @@
+"""The protocol of a message store: what a broker calls, and what the tier wraps.
+
+What lives here: `MessageStore` and the small protocols around it. It is a Protocol, not an ABC:
+the broker's class is not ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from tieredstore.model.messages import (
+    DispatchRequest,
+    GetResult,
+    Message,
+    MessageRun,
+    PutResult,
+    QueryResult,
+    SelectedMessage,
+)
+from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
+
+COUNT_MAX = 32
+BYTES_MAX = 256 * 1024
+
+Dispatcher: TypeAlias = Callable[[Sequence[DispatchRequest]], None]
+RetentionGuard: TypeAlias = Callable[[], int | None]
+
+
+class MessageFilter(Protocol):
+    """Chooses messages: first cheaply by tags code, then by the record."""
+
+    def matches_tags_code(self, tags_code: int) -> bool: ...
+
+    def matches_record(self, record: bytes) -> bool: ...
+
+
+@runtime_checkable
+class MessageStore(Protocol):
+    """A broker's store of messages.
+
+    * Lifecycle: `load`, `start`, then reads and puts, then `shutdown`; each is idempotent. Before
+      `load` and after `shutdown` everything else raises StoreClosedError. `destroy` deletes the
+      data and is never part of `shutdown`.
+    * Offsets count messages of one queue from 0; an interval ends before its maximum. A crash
+      loses nothing below `confirmed_offset`.
+    * Absence is None, a status or an empty answer; failure is an exception. Unknown topics and
+      queues are absence.
+    * Any thread may call anything at any time. What is returned does not change later.
+
+    Raises: StoreClosedError, InvalidConfigError (load), SegmentCorruptError, BackendError.
+    """
+
+    def load(self) -> None: ...
+
+    def start(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+    def destroy(self) -> None: ...
+
+    def put_message(self, message: Message) -> PutResult:
+        """Store one message; when this returns PUT_OK it is as durable as the store promises."""
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> GetResult:
+        """Messages from `offset` on; at least one where there is one, however large it is."""
+
+    def min_offset(self, topic: str, queue_id: int) -> int | None:
+        """The oldest queue offset that can be read; None for a queue that is not there."""
+
+    def max_offset(self, topic: str, queue_id: int) -> int | None:
+        """One more than the newest queue offset; None for a queue that is not there."""
+
+    def confirmed_offset(self) -> int:
+        """Below this log offset messages are fsynced and replicated: only they may be uploaded."""
+
+    def min_log_offset(self) -> int | None:
+        """The oldest log offset; None while the log is empty."""
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
+    ) -> int | None:
+        """The queue offset to start from to read what was stored at `timestamp` or later."""
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None: ...
+
+    def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
+        """Store time of the oldest message of a queue, or without a topic of the whole store."""
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = COUNT_MAX,
+        begin: int = 0,
+        end: int = INT64_MAX,
+    ) -> QueryResult:
+        """Messages of a topic that have the key, stored within [begin, end], newest first."""
+
+    def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
+        """The message whose record starts at this log offset."""
+
+    def contains(self, topic: str, queue_id: int, offset: int) -> bool: ...
+
+    def in_memory(self, topic: str, queue_id: int, offset: int, count: int = 1) -> bool: ...
+
+    def read_range(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+    ) -> MessageRun:
+        """Consecutive messages as columns; empty where there is none, else at least one."""
+
+    def add_dispatcher(self, dispatcher: Dispatcher) -> None:
+        """Call it with every message after its queue unit exists, in log order, in batches."""
+
+    def add_retention_guard(self, guard: RetentionGuard) -> None:
+        """Ask it before deleting: log bytes at or above what it returns are kept."""
+
+    def queues(self) -> Iterable[QueueKey]: ...
+
+    def delete_topics(self, topics: Iterable[str]) -> int:
+        """How many of them there were."""
+
+    def clean_unused_topics(self, retained: Iterable[str]) -> int:
+        """Delete every topic but the retained and the system's; how many there were."""

@@ -1,0 +1,147 @@
+"""The contract of the catalogue: topics, queues, segments and notes.
+
+What lives here: `MetadataStore` and the changes it takes. Implementations live in
+`tieredstore.metadata`; their test in `tieredstore.testing.metadata_contract`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self, TypeAlias
+
+from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
+from tieredstore.model.values import SegmentType
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Add a row, or replace the one with the same key."""
+
+    record: TopicRecord | QueueRecord | SegmentRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopic:
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteQueue:
+    topic: str
+    queue_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSegment:
+    path: str
+    type: SegmentType
+    base_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutNote:
+    kind: str
+    key: str
+    value: Json
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteNote:
+    kind: str
+    key: str
+
+
+Change: TypeAlias = Put | DeleteTopic | DeleteQueue | DeleteSegment | PutNote | DeleteNote
+
+
+class MetadataStore(ABC):
+    """The catalogue of a tier: what there is, and where.
+
+    * `apply` is the one way in: its changes become durable together, in order, or not at all;
+      when it returns they are durable, and only then does a read see them. A crash in the middle
+      leaves all of them or none.
+    * Deleting what is not there is no error. A topic's rows and its segments are independent:
+      deleting one deletes nothing else.
+    * Reads come from memory, are consistent snapshots and never block on I/O. What they return is
+      immutable and does not change under the caller's feet.
+    * Any thread may call anything at any time. `close` is idempotent; afterwards everything but
+      `close` raises StoreClosedError.
+    * Opened read only, a store changes nothing anywhere: `apply` and `add_topic` raise
+      MetadataError, and `refresh` shows what a writer has done since.
+
+    Raises: MetadataError when the catalogue cannot be read or written, StoreClosedError after
+    close.
+    """
+
+    @abstractmethod
+    def topic(self, topic: str) -> TopicRecord | None: ...
+
+    @abstractmethod
+    def topics(self) -> Sequence[TopicRecord]: ...
+
+    @abstractmethod
+    def queue(self, topic: str, queue_id: int) -> QueueRecord | None: ...
+
+    @abstractmethod
+    def queues(self, topic: str | None = None) -> Sequence[QueueRecord]:
+        """Queues of one topic, or of all; by ascending queue id within a topic."""
+
+    @abstractmethod
+    def segment(self, path: str, type: SegmentType, base_offset: int) -> SegmentRecord | None: ...
+
+    @abstractmethod
+    def segments(
+        self, path: str | None = None, type: SegmentType | None = None
+    ) -> Sequence[SegmentRecord]:
+        """Segments of one queue path or all, of one type or all; by ascending base offset
+        within a path and type."""
+
+    @abstractmethod
+    def note(self, kind: str, key: str) -> Json: ...
+
+    @abstractmethod
+    def notes(self, kind: str) -> Mapping[str, Json]: ...
+
+    @abstractmethod
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Make all changes durable together; see the class for what that means."""
+
+    @abstractmethod
+    def add_topic(self, topic: str, *, reserve_hours: int | None = None) -> TopicRecord:
+        """The topic's row; a topic not yet known gets the next topic id, which is never reused.
+        `reserve_hours` counts only for a new topic."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Show a reader what a writer has done since; does nothing for a writer."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def put(self, *records: TopicRecord | QueueRecord | SegmentRecord) -> None:
+        self.apply([Put(record) for record in records])
+
+    def delete_topic(self, topic: str) -> None:
+        self.apply([DeleteTopic(topic)])
+
+    def delete_queue(self, topic: str, queue_id: int) -> None:
+        self.apply([DeleteQueue(topic, queue_id)])
+
+    def delete_segment(self, path: str, type: SegmentType, base_offset: int) -> None:
+        self.apply([DeleteSegment(path, type, base_offset)])
+
+    def put_note(self, kind: str, key: str, value: Json) -> None:
+        self.apply([PutNote(kind, key, value)])
+
+    def delete_note(self, kind: str, key: str) -> None:
+        self.apply([DeleteNote(kind, key)])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,0 +1,193 @@
+"""The contract of a provider: what opens, lists and batches segments.
+
+What lives here: `SegmentProvider` with defaults for everything but `open` and `list`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import Buffer, FileSegment
+from tieredstore.model.errors import PositionMismatchError, SegmentNotFoundError
+from tieredstore.model.values import SegmentType
+
+if TYPE_CHECKING:
+    from tieredstore.model.config import StoreConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSegment:
+    """A segment that lies in the backend, whether the catalogue knows it or not."""
+
+    path: str
+    type: SegmentType
+    base: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRead:
+    segment: FileSegment
+    position: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentWrite:
+    segment: FileSegment
+    position: int
+    data: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class WritePair:
+    """One queue's share of a round: its log bytes, then the queue units that name them."""
+
+    log: SegmentWrite | None
+    queue: SegmentWrite | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFinding:
+    """One thing a backend was asked to prove, and whether it did."""
+
+    check: str
+    passed: bool
+    detail: str = ""
+
+
+class SegmentProvider(ABC):
+    """Opens segments of one backend, and moves many at a time.
+
+    Third parties implement `open` and `list`; the rest has defaults over the runtime's two pools.
+
+    * Any thread may call anything at any time. Nothing touches the backend before the first call
+      that needs it: clients are made lazily, per process.
+    * A failure of one read or pair never touches another.
+    * `close` is idempotent, waits for nothing and leaves the segments it opened to their owners.
+
+    Raises: what FileSegment raises; InvalidConfigError from `from_config`.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    @classmethod
+    def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
+        """Build it from the settings, without I/O."""
+        raise NotImplementedError(f"{cls.__name__} cannot be built from settings")
+
+    @abstractmethod
+    def open(self, path: str, type: SegmentType, base: int) -> FileSegment:
+        """A handle on one segment, existing or not. BackendRefusedError for an unsafe name."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[ListedSegment]:
+        """Every segment whose queue path is `prefix` or lies below it, lazily and in no order.
+
+        What has no segment's name is passed over. A prefix ends at a `/`: `broker/a` names neither
+        `broker/ab` nor `broker/a-1`.
+        """
+
+    def read_many(self, reads: Sequence[SegmentRead]) -> Sequence[bytes]:
+        """All results in order, or the first error; near ranges may be merged."""
+        if len(reads) == 1:
+            return [reads[0].segment.read(reads[0].position, reads[0].length)]
+        futures = [
+            self._runtime.fetch.submit(read.segment.read, read.position, read.length)
+            for read in reads
+        ]
+        return [future.result() for future in futures]
+
+    def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
+        """Write a round; one future a pair, done as its pair is done.
+
+        Within a pair the log is durable before the queue is written. A failed log write leaves
+        the queue untouched.
+        """
+        return [self._runtime.dispatch.submit(_write_pair, pair) for pair in pairs]
+
+    def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
+        """A whole segment from a stream of blocks, in bounded memory; returns its size.
+
+        Whole or not at all: after an error there is no such segment. One that has bytes already
+        raises PositionMismatchError and stays as it is. This default removes what it wrote when
+        it fails, but cannot after a crash: a provider that can do better overrides it.
+        """
+        refuse_existing(segment)
+        position = 0
+        try:
+            for block in blocks:
+                segment.write(position, block)
+                position += len(memoryview(block).cast("B"))
+        except BaseException:
+            segment.delete()
+            raise
+        return position
+
+    def probe(self) -> Sequence[ProbeFinding]:
+        """Can this backend be trusted? Writes, reads, lists and deletes a segment of its own."""
+        return _probe(self)
+
+    def close(self) -> None:  # noqa: B027 - a provider with nothing to release needs no close
+        """Release clients; idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def refuse_existing(segment: FileSegment) -> None:
+    """PositionMismatchError where the segment has bytes already."""
+    try:
+        size = segment.size()
+    except SegmentNotFoundError:
+        return
+    if size:
+        raise PositionMismatchError(segment.path, expected=0, actual=size)
+
+
+def _write_pair(pair: WritePair) -> None:
+    for write in (pair.log, pair.queue):
+        if write is not None:
+            write.segment.write(write.position, write.data)
+
+
+PROBE_PATH = "tieredstore-probe/rmq_sys_PROBE/0"
+
+
+def _probe(provider: SegmentProvider) -> list[ProbeFinding]:
+    findings: list[ProbeFinding] = []
+
+    def note(check: str, passed: bool, detail: str = "") -> None:
+        findings.append(ProbeFinding(check, passed, detail))
+
+    with provider.open(PROBE_PATH, SegmentType.COMMIT_LOG, 0) as segment:
+        segment.delete()
+        try:
+            segment.write(0, b"probe")
+            segment.write(5, b"-tail")
+            note("append", segment.size() == 10)
+            note("range", segment.read(3, 4) == b"be-t")
+            try:
+                segment.write(5, b"other")
+                note("position", False, "a write in the middle was accepted")
+            except PositionMismatchError as error:
+                note("position", error.actual == 10, str(error))
+            listed = [found.size for found in provider.list(PROBE_PATH)]
+            note("listing", listed == [10], f"listed sizes {listed}")
+        finally:
+            segment.delete()
+        try:
+            segment.size()
+            note("delete", False, "the segment is still there")
+        except SegmentNotFoundError:
+            note("delete", True)
+    return findings

@@ -1,0 +1,129 @@
+"""Trying again: bounded, jittered, with a total deadline, and only for what is worth it.
+
+What lives here: `RetryPolicy` and the wrappers that apply it. Only BackendUnavailableError is
+retried. A write whose outcome is unknown is safe to repeat, since it is positioned: if the first
+attempt landed, the second raises PositionMismatchError with the true end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+from tenacity import RetryCallState, Retrying, retry_if_exception_type
+
+from tieredstore.driver.provider import ListedSegment, SegmentProvider
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import Buffer, FileSegment
+from tieredstore.driver.wrapper import ProviderWrapper, SegmentWrapper
+from tieredstore.model.errors import BackendUnavailableError, InvalidConfigError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often and how long. The n-th wait is drawn from 0 to min(first · 2ⁿ, longest)."""
+
+    retries_max: int = 5
+    first_wait_ms: int = 50
+    longest_wait_ms: int = 5_000
+    deadline_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        for name in ("retries_max", "first_wait_ms", "longest_wait_ms", "deadline_ms"):
+            if getattr(self, name) < 0:
+                raise InvalidConfigError(f"{name} is negative")
+
+    def wait_max_seconds(self, attempt: int) -> float:
+        doubled = self.first_wait_ms << min(attempt - 1, 32)
+        return min(doubled, self.longest_wait_ms) / 1000
+
+
+class Retry:
+    """Calls a function again while it raises BackendUnavailableError and the policy allows it.
+
+    The machinery is entered after a first failure only: a call that succeeds costs nothing more.
+    No attempt starts after the deadline; the last error is the one that is raised.
+    """
+
+    def __init__(self, policy: RetryPolicy, runtime: Runtime) -> None:
+        self._policy = policy
+        self._runtime = runtime
+
+    def __call__(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        started = self._runtime.clock.monotonic()
+        try:
+            return call(*args, **kwargs)
+        except BackendUnavailableError as error:
+            first: BackendUnavailableError | None = error
+
+        def attempt() -> T:
+            nonlocal first
+            if first is not None:  # what the machinery is told as the outcome of attempt 1
+                failure, first = first, None
+                raise failure
+            return call(*args, **kwargs)
+
+        return self._retrying(started)(attempt)
+
+    def _retrying(self, started: float) -> Retrying:
+        policy, clock, dice = self._policy, self._runtime.clock, self._runtime.dice
+
+        def wait(state: RetryCallState) -> float:
+            return dice.uniform(0, policy.wait_max_seconds(state.attempt_number))
+
+        def stop(state: RetryCallState) -> bool:
+            elapsed = clock.monotonic() - started
+            return (
+                state.attempt_number > policy.retries_max
+                or elapsed + state.upcoming_sleep > policy.deadline_ms / 1000
+            )
+
+        return Retrying(
+            retry=retry_if_exception_type(BackendUnavailableError),
+            wait=wait,
+            stop=stop,
+            sleep=clock.sleep,
+            reraise=True,
+        )
+
+
+class RetryingSegment(SegmentWrapper):
+    """A segment whose transient failures are tried again."""
+
+    def __init__(self, inner: FileSegment, retry: Retry) -> None:
+        super().__init__(inner)
+        self._retry = retry
+
+    def size(self) -> int:
+        return self._retry(self.inner.size)
+
+    def read(self, position: int, length: int) -> bytes:
+        return self._retry(self.inner.read, position, length)
+
+    def write(self, position: int, data: Buffer) -> None:
+        self._retry(self.inner.write, position, data)
+
+    def seal(self) -> None:
+        self._retry(self.inner.seal)
+
+    def delete(self) -> None:
+        self._retry(self.inner.delete)
+
+
+class RetryingProvider(ProviderWrapper):
+    """A provider whose segments and listings are tried again."""
+
+    def __init__(self, inner: SegmentProvider, policy: RetryPolicy, runtime: Runtime) -> None:
+        super().__init__(inner, runtime)
+        self._retry = Retry(policy, runtime)
+
+    def wrap(self, segment: FileSegment) -> RetryingSegment:
+        return RetryingSegment(segment, self._retry)
+
+    def list(self, prefix: str = "") -> Iterator[ListedSegment]:
+        """The whole listing is one attempt, so that a retry neither skips nor repeats."""
+        yield from self._retry(lambda: tuple(self.inner.list(prefix)))

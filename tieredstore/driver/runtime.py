@@ -1,0 +1,185 @@
+"""Clock, randomness and threads: the only module that knows the real ones.
+
+What lives here: `Clock`, `Pool` and the `Runtime` that owns them. Everything else is handed a
+Runtime, so that a test can hand in its own time and run the whole store in one thread.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, Protocol, Self, TypeVar
+
+from tieredstore.model.errors import StoreClosedError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DISPATCH_THREADS = 8
+FETCH_THREADS = 16
+PENDING_MAX = 10_000
+
+
+class Clock(Protocol):
+    """What time it is, and waiting. `monotonic` is for spans, `now_ms` for timestamps."""
+
+    def now_ms(self) -> int: ...
+
+    def monotonic(self) -> float: ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class ManualClock:
+    """A clock that stands still until it is moved; sleeping moves it."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._start_ms = now_ms
+        self._passed_ms = 0.0
+        self._guard = threading.Lock()
+
+    def now_ms(self) -> int:
+        return self._start_ms + int(self._passed_ms)
+
+    def monotonic(self) -> float:
+        return self._passed_ms / 1000
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds * 1000)
+
+    def advance(self, ms: float) -> None:
+        with self._guard:
+            self._passed_ms += max(0.0, ms)
+
+
+class Pool(Protocol):
+    """Runs calls; a bounded number of them waits."""
+
+    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]: ...
+
+    def close(self) -> None: ...
+
+
+class InlinePool:
+    """Runs each call at once, in the caller's thread, in the order they come."""
+
+    def __init__(self) -> None:
+        self._closed = False
+
+    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        if self._closed:
+            raise StoreClosedError("the runtime is closed")
+        return _run(Future(), call, *args, **kwargs)
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class ThreadPool:
+    """A bounded number of threads with a bounded queue before them.
+
+    When the queue is full the caller's own thread does the work: callers are slowed down, memory
+    stays bounded, and a call that submits another can never wait for itself. Threads start with
+    the first call. `close` lets what was accepted finish and then ends them.
+    """
+
+    def __init__(self, name: str, *, threads: int, pending_max: int) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"tieredstore-{name}")
+        self._places = threading.BoundedSemaphore(threads + pending_max)
+        self._closed = False
+
+    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        if self._closed:
+            raise StoreClosedError("the runtime is closed")
+        if not self._places.acquire(blocking=False):
+            return _run(Future(), call, *args, **kwargs)
+        try:
+            future = self._executor.submit(call, *args, **kwargs)
+        except BaseException as error:
+            self._places.release()
+            if self._closed:  # between the check above and here
+                raise StoreClosedError("the runtime is closed") from error
+            raise
+        future.add_done_callback(lambda _: self._places.release())
+        return future
+
+    def close(self) -> None:
+        self._closed = True
+        self._executor.shutdown(wait=True)
+
+
+class Runtime:
+    """The clock, the dice and the two pools of one store.
+
+    `dispatch` carries uploads, `fetch` carries reads, so that neither starves the other. No call
+    in a pool waits for another call in the same pool. `close` is idempotent.
+    """
+
+    def __init__(
+        self, *, clock: Clock, dispatch: Pool, fetch: Pool, dice: random.Random | None = None
+    ) -> None:
+        self.clock = clock
+        self.dispatch = dispatch
+        self.fetch = fetch
+        self.dice = dice or random.Random()
+
+    @classmethod
+    def threads(
+        cls,
+        *,
+        dispatch_threads: int = DISPATCH_THREADS,
+        fetch_threads: int = FETCH_THREADS,
+        pending_max: int = PENDING_MAX,
+    ) -> Runtime:
+        """Real time and two bounded pools."""
+        return cls(
+            clock=SystemClock(),
+            dispatch=ThreadPool("dispatch", threads=dispatch_threads, pending_max=pending_max),
+            fetch=ThreadPool("fetch", threads=fetch_threads, pending_max=pending_max),
+        )
+
+    @classmethod
+    def inline(cls, *, now_ms: int = 1_700_000_000_000, seed: int = 0) -> Runtime:
+        """One thread, one order, a clock that only moves when told: every run is the same."""
+        return cls(
+            clock=ManualClock(now_ms),
+            dispatch=InlinePool(),
+            fetch=InlinePool(),
+            dice=random.Random(seed),
+        )
+
+    def close(self) -> None:
+        self.dispatch.close()
+        self.fetch.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _run(
+    future: Future[T], call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+) -> Future[T]:
+    try:
+        future.set_result(call(*args, **kwargs))
+    except Exception as error:  # noqa: BLE001 - whoever asks the future gets it
+        future.set_exception(error)
+    return future

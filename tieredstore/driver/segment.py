@@ -1,0 +1,138 @@
+"""The contract of a segment: one append-only run of bytes in a backend.
+
+What lives here: `FileSegment`. Buffering, commit and repair do not: they live once, above.
+What opens segments is in `provider.py`; the test of both ships in `tieredstore.testing`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Self, TypeAlias
+
+from tieredstore.model.errors import BackendRefusedError, OffsetOutOfRangeError
+from tieredstore.model.values import SegmentType
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+NAME_BYTES_MAX = 255  # of one part of a path, in every file system that matters
+
+
+class FileSegment(ABC):
+    """One append-only run of bytes: the driver and nothing more.
+
+    * `size`, `read` and `path` may be called by any thread at any time, also while another
+      writes; `write`, `seal` and `delete` come from one thread at a time.
+    * A write is positioned, which makes a retry after an unknown outcome safe: the second attempt
+      lands, or is told the true end, and the writer sends only what is missing.
+    * A crash in the middle of a write leaves a prefix of its bytes, possibly none; what `size`
+      said before the crash is still there.
+    * `close` releases what the handle holds, never data. After it everything else but `close`
+      raises StoreClosedError.
+    * Nothing is opened, looked up or created before the first call that needs it.
+
+    Raises: SegmentNotFoundError, SegmentSealedError, PositionMismatchError, OffsetOutOfRangeError,
+    SegmentCorruptError (the backend itself found damage), BackendUnavailableError (the outcome of
+    a write is unknown), BackendRefusedError (nothing was written), StoreClosedError.
+    """
+
+    def __init__(self, path: str, type: SegmentType, base: int) -> None:
+        self._queue_path = path
+        self._type = type
+        self._base = base
+
+    @property
+    def queue_path(self) -> str:
+        """`<broker>/<topic>/<queue id>`: what the catalogue calls the path of a segment."""
+        return self._queue_path
+
+    @property
+    def type(self) -> SegmentType:
+        return self._type
+
+    @property
+    def base(self) -> int:
+        """The offset, in the queue's file, of this segment's first byte."""
+        return self._base
+
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """Where it lies: unique in the backend, `/`-separated."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """How many bytes are durable. SegmentNotFoundError where none were ever written."""
+
+    @abstractmethod
+    def read(self, position: int, length: int) -> bytes:
+        """Exactly `length` bytes or an error; never fewer, never zeros in their place.
+
+        OffsetOutOfRangeError for a range that is not wholly within the segment.
+        """
+
+    @abstractmethod
+    def write(self, position: int, data: Buffer) -> None:
+        """Append at `size()` exactly, else PositionMismatchError; durable on return.
+
+        Position 0 creates the segment. Writing no bytes only checks the position.
+        """
+
+    @abstractmethod
+    def seal(self) -> None:
+        """No more writes will come; idempotent. Later writes raise SegmentSealedError."""
+
+    @abstractmethod
+    def delete(self) -> None:
+        """Remove the bytes, durably; idempotent. Afterwards there is no such segment."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release handles; idempotent. Waits for no other thread's call."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}>"
+
+
+def check_range(path: str, position: int, length: int, size: int) -> None:
+    """Refuse a range that is not wholly within `size` bytes."""
+    if length < 0:
+        raise OffsetOutOfRangeError(
+            f"length of a read of {path}", offset=length, minimum=0, maximum=size
+        )
+    if not 0 <= position <= size - length:
+        raise OffsetOutOfRangeError(
+            f"{length} bytes of {path}", offset=position, minimum=0, maximum=max(0, size - length)
+        )
+
+
+def check_queue_path(path: str, base: int) -> None:
+    """Refuse a name that would leave its place in the backend, or be another segment's.
+
+    A queue path has exactly three parts, so a topic can hold no slash; none of them may be empty,
+    `.` or `..`, and the last one is a plain number.
+    """
+    parts = path.split("/")
+    if len(parts) != 3:
+        raise BackendRefusedError(path, "open", "want <broker>/<topic>/<queue id>")
+    for part in parts:
+        if part in ("", ".", ".."):
+            raise BackendRefusedError(path, "open", f"{part!r} is no name of a broker or a topic")
+        if "\0" in part or "\\" in part:
+            raise BackendRefusedError(path, "open", "a name holds a NUL or a backslash")
+        try:
+            encoded = part.encode()
+        except UnicodeEncodeError:
+            raise BackendRefusedError(path, "open", "a name is no valid Unicode") from None
+        if len(encoded) > NAME_BYTES_MAX:
+            raise BackendRefusedError(path, "open", f"a name is longer than {NAME_BYTES_MAX} bytes")
+    queue_id = parts[2]
+    if not (queue_id.isascii() and queue_id.isdigit()) or queue_id != str(int(queue_id[:20])):
+        raise BackendRefusedError(path, "open", "the queue id is no plain decimal number")
+    if base < 0:
+        raise BackendRefusedError(path, "open", f"base offset {base} is negative")

@@ -1,0 +1,1 @@
+"""The words: values, settings, errors. It imports nothing of ours."""

@@ -1,0 +1,212 @@
+"""The settings of a store: names, units, defaults, ranges.
+
+What lives here: `StoreConfig`, one field for each key of RocketMQ's `MessageStoreConfig` and for
+those of ours. How settings are read from files and environments is in `config_sources.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+
+from tieredstore.model import config_sources
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.setting import checked, computed, setting, settings_of
+from tieredstore.model.values import INT32_MAX, StorageLevel
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+QUEUE_UNIT_BYTES: Final = 20
+
+
+def _host_name() -> str:
+    return socket.gethostname() or "DEFAULT_BROKER"
+
+
+def _store_path() -> str:
+    return os.path.join(os.path.expanduser("~"), "store")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Every setting of a store; checked when built, never changed afterwards.
+
+    Defaults are RocketMQ 5.3.3's unless a field says otherwise. Unknown keys are an error that
+    names the nearest. Secrets show in no repr, log or error.
+    """
+
+    # who
+    broker_name: str = computed(
+        _host_name, "Path element of every queue; default: the host's name", "brokerName"
+    )
+    cluster_name: str = setting(
+        "DefaultCluster", "Names the cluster's directory", "brokerClusterName"
+    )
+    # where
+    storage_level: StorageLevel = setting(
+        StorageLevel.NOT_IN_DISK, "When a read is served by the tier", "tieredStorageLevel"
+    )
+    store_path: str = computed(
+        _store_path, "Local directory: catalogue and unsealed index", "storePathRootDir"
+    )
+    provider: str = setting(
+        "memory", "Where the bytes lie: a name or a dotted path", "tieredBackendServiceProvider"
+    )
+    path: str = setting("", "Root directory of the posix provider", "tieredStoreFilePath")
+    metadata: str = setting(
+        "json", "What keeps the catalogue: a name or a dotted path", "tieredMetadataServiceProvider"
+    )
+    metadata_path: str = setting(
+        "", "File of the catalogue; empty: <store_path>/config/tieredStoreMetadata.json"
+    )
+    plugins: tuple[str, ...] = setting(
+        (), "Message stores around the broker's own, outermost first", "messageStorePlugIn"
+    )
+    endpoint: str = setting("", "Address of the object store", "objectStoreEndpoint")
+    bucket: str = setting("", "Bucket of the object store", "objectStoreBucket")
+    access_key: str = setting(
+        "", "Key id for the object store", "objectStoreAccessKey", secret=True
+    )
+    secret_key: str = setting(
+        "", "Secret for the object store", "objectStoreSecretKey", secret=True
+    )
+    # segments
+    commit_log_segment_bytes: int = setting(
+        GIB, "Largest commit log segment", "tieredStoreCommitLogMaxSize", minimum=1
+    )
+    consume_queue_segment_bytes: int = setting(
+        100 * MIB,
+        "Largest consume queue segment",
+        "tieredStoreConsumeQueueMaxSize",
+        minimum=QUEUE_UNIT_BYTES,
+    )
+    commit_log_rolling_hours: int = setting(
+        24, "Age at which a commit log segment is rolled", "commitLogRollingInterval", minimum=1
+    )
+    commit_log_rolling_min_bytes: int = setting(
+        16 * MIB, "Smaller segments are not rolled by age", "commitLogRollingMinimumSize"
+    )
+    # key index
+    index_enabled: bool = setting(True, "Build the key index", "messageIndexEnable")
+    index_slot_count: int = setting(
+        5_000_000,
+        "Hash slots of an index file; never change it on an existing store",
+        "tieredStoreIndexFileMaxHashSlotNum",
+        minimum=1,
+        maximum=INT32_MAX // 8,
+    )
+    index_item_count: int = setting(
+        20_000_000,
+        "An index file holds one item less",
+        "tieredStoreIndexFileMaxIndexNum",
+        minimum=2,
+        maximum=INT32_MAX // 28,
+    )
+    # retention
+    expiry_enabled: bool = setting(True, "Delete expired segments", "tieredStoreDeleteFileEnable")
+    reserve_hours: int = setting(
+        72, "How long a topic without a time of its own is kept", "tieredStoreFileReservedTime"
+    )
+    expiry_interval_ms: int = setting(
+        3_600_000, "Time between two expiry runs", "tieredStoreDeleteFileInterval", minimum=1
+    )
+    # dispatch
+    group_commit_enabled: bool = setting(
+        True, "Hold messages back until a batch is due", "tieredStoreGroupCommit"
+    )
+    group_commit_timeout_ms: int = setting(
+        30_000, "Age of the oldest message that makes a batch due", "tieredStoreGroupCommitTimeout"
+    )
+    group_commit_count: int = setting(
+        4_096, "Messages that make a batch due", "tieredStoreGroupCommitCount", minimum=1
+    )
+    group_commit_bytes: int = setting(
+        4 * MIB, "Bytes of a batch", "tieredStoreGroupCommitSize", minimum=1
+    )
+    buffered_count_max: int = setting(
+        10_000, "Messages buffered for one segment", "tieredStoreMaxGroupCommitCount", minimum=1
+    )
+    pending_count_max: int = setting(
+        10_000,
+        "A quarter of it bounds the uploads in flight",
+        "tieredStoreMaxPendingLimit",
+        minimum=4,
+    )
+    dispatch_buffer_bytes: int = setting(
+        256 * MIB, "Bytes waiting for upload, over all queues", minimum=1
+    )
+    # reads
+    read_ahead_enabled: bool = setting(True, "Cache what is read", "readAheadCacheEnable")
+    read_ahead_count: int = setting(
+        4_096, "Messages of one read ahead", "readAheadMessageCountThreshold", minimum=1
+    )
+    read_ahead_bytes: int = setting(
+        16 * MIB, "Bytes of one commit log read", "readAheadMessageSizeThreshold", minimum=1
+    )
+    read_ahead_ms: int = setting(
+        15_000, "How long the cache keeps what nobody reads", "readAheadCacheExpireDuration"
+    )
+    read_cache_bytes: int = setting(
+        256 * MIB, "Size of the cache; RocketMQ takes a share of its heap"
+    )
+    record_get_message_result: bool = setting(
+        False, "Log the outcome of every read", "recordGetMessageResult"
+    )
+    crc_check_enabled: bool = setting(
+        False, "Check body checksums on read; RocketMQ ignores it", "tieredStoreCrcCheckEnable"
+    )
+    # from broker.conf: what is not ours
+    ignored: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, spec in settings_of(self).items():
+            object.__setattr__(self, name, checked(spec, getattr(self, name)))
+        if "@" in self.endpoint:
+            raise InvalidConfigError("endpoint: holds credentials; give them apart")
+
+    @property
+    def catalogue_path(self) -> str:
+        """Where the catalogue's file lies."""
+        return self.metadata_path or os.path.join(
+            self.store_path, "config", "tieredStoreMetadata.json"
+        )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Settings under their names here, in their own types."""
+        return cls(**config_sources.from_mapping(settings_of(cls), values))
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str]) -> Self:
+        """A TOML file: its table `[tieredstore]` where it has one, else its top level."""
+        with config_sources.naming(path):
+            return cls(**config_sources.from_toml(settings_of(cls), path))
+
+    @classmethod
+    def from_broker_conf(cls, path: str | os.PathLike[str]) -> Self:
+        """RocketMQ's own properties file with its Java key names.
+
+        Keys that are not ours are kept in `ignored`. One that only nearly is ours is an error,
+        since RocketMQ would silently run with the default.
+        """
+        with config_sources.naming(path):
+            values, ignored = config_sources.from_broker_conf(settings_of(cls), path)
+            return cls(**values, ignored=ignored)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Self:
+        """A `.toml` file, or else a broker.conf."""
+        return cls.from_toml(path) if str(path).endswith(".toml") else cls.from_broker_conf(path)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Self:
+        """Variables such as TIEREDSTORE_PROVIDER over the defaults."""
+        return cls(**config_sources.from_env(settings_of(cls), environ))
+
+    def with_env(self, environ: Mapping[str, str]) -> Self:
+        """These settings with variables such as TIEREDSTORE_PROVIDER laid over them."""
+        return replace(self, **config_sources.from_env(settings_of(self), environ))

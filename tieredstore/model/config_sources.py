@@ -1,0 +1,187 @@
+"""Where settings come from: mappings, TOML, environment variables and RocketMQ's broker.conf.
+
+What lives here: text to keyword arguments. What a value may be is decided by `StoreConfig`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import Field
+from typing import Any, Final, TypeAlias
+
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.setting import facts_of, shown
+
+Fields: TypeAlias = Mapping[str, Field[Any]]
+
+ENV_PREFIX: Final = "TIEREDSTORE_"
+FILE_BYTES_MAX: Final = 1024 * 1024  # a settings file larger than this is something else
+
+# RocketMQ keys that look like ours but mean something that does not exist here: a share of Java's
+# heap, and keys that came after 5.3.3.
+FOREIGN_KEYS: Final = frozenset(
+    {
+        "readAheadCacheSizeThresholdRate",
+        "readAheadCacheCreateExpireDuration",
+        "readAheadCacheAfterReadExpireDuration",
+        "tieredStoreDispatchMinFreeMemoryRatio",
+        "tieredStoreDispatchMinFreeMemoryMaxBytes",
+    }
+)
+JAVA_CLASSES: Final[Mapping[str, str]] = {
+    "TieredMessageStore": "tiered",
+    "PosixFileSegment": "posix",
+    "MemoryFileSegment": "memory",
+    "DefaultMetadataStore": "json",
+}
+_JAVA_PACKAGE: Final = "org.apache.rocketmq."
+_CLASS_SETTINGS: Final = frozenset({"provider", "metadata", "plugins"})
+_NEAR: Final = 0.88
+
+
+def from_mapping(known: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
+    for name in values:
+        if name not in known:
+            raise InvalidConfigError(_unknown(name, known))
+    return {name: _class_name(known[name], value) for name, value in values.items()}
+
+
+def from_toml(known: Fields, path: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(_read(path))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfigError(str(error)) from error
+    table = document.get("tieredstore", document)
+    if not isinstance(table, dict):
+        raise InvalidConfigError("tieredstore is no table")
+    return from_mapping(known, table)
+
+
+def from_env(known: Fields, environ: Mapping[str, str]) -> dict[str, Any]:
+    variables = {ENV_PREFIX + name.upper(): spec for name, spec in known.items()}
+    values: dict[str, Any] = {}
+    for name, text in environ.items():
+        if not name.startswith(ENV_PREFIX):
+            continue
+        if name not in variables:
+            raise InvalidConfigError(_unknown(name, variables))
+        values[variables[name].name] = _parsed(variables[name], text)
+    return values
+
+
+def from_broker_conf(
+    known: Fields, path: str | os.PathLike[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values, and the keys that are not ours."""
+    java = {facts_of(spec).java: spec for spec in known.values() if facts_of(spec).java}
+    values: dict[str, Any] = {}
+    ignored: dict[str, str] = {}
+    for key, text in _properties(_read(path)).items():
+        if key in java:
+            values[java[key].name] = _parsed(java[key], text)
+        elif key not in FOREIGN_KEYS and (near := _near(key, java)):
+            raise InvalidConfigError(f"unknown key {key}: did you mean {near}?")
+        else:
+            ignored[key] = text
+    return values, ignored
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Say in an error which file it is about."""
+    try:
+        yield
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"{os.fspath(path)}: {error}") from error
+
+
+def _parsed(spec: Field[Any], text: str) -> Any:
+    """Text to the field's type; what does not fit is left to StoreConfig's own check."""
+    text = text.strip()
+    if spec.type == "int":
+        try:
+            return int(text)
+        except ValueError:
+            raise InvalidConfigError(
+                f"{spec.name}: want a whole number, not {shown(spec, text)}"
+            ) from None
+    if spec.type == "bool":
+        if text.lower() not in ("true", "false"):
+            raise InvalidConfigError(f"{spec.name}: want true or false, not {shown(spec, text)}")
+        return text.lower() == "true"
+    return _class_name(spec, text)
+
+
+def _class_name(spec: Field[Any], value: Any) -> Any:
+    """RocketMQ's class names, alone or in a comma-separated chain, to our names for them."""
+    if spec.name not in _CLASS_SETTINGS:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_class_name(spec, part) for part in value]
+    if not isinstance(value, str):
+        return value
+    return ",".join(_our_name(part.strip()) for part in value.split(","))
+
+
+def _our_name(name: str) -> str:
+    java = name.rpartition(".")[2] if name.startswith(_JAVA_PACKAGE) else name
+    ours = JAVA_CLASSES.get(java)
+    if ours is None and name.startswith(_JAVA_PACKAGE):
+        raise InvalidConfigError(f"there is nothing here for the Java class {name}")
+    return ours or name
+
+
+def _properties(text: str) -> dict[str, str]:
+    """Java's properties form, as far as a broker.conf uses it: comments, `=` or `:`, `\\` at the
+    end of a line."""
+    found: dict[str, str] = {}
+    for line in _logical_lines(text.splitlines()):
+        cut = min((at for at in (line.find("="), line.find(":")) if at >= 0), default=-1)
+        if cut <= 0:
+            raise InvalidConfigError(f"no key=value in the line that starts {line[:12]!r}")
+        found[line[:cut].strip()] = line[cut + 1 :].strip()
+    return found
+
+
+def _logical_lines(lines: Iterable[str]) -> Iterable[str]:
+    whole = ""
+    for line in lines:
+        stripped = line.strip()
+        if not whole and (not stripped or stripped[0] in "#!"):
+            continue
+        if stripped.endswith("\\"):
+            whole += stripped[:-1]
+            continue
+        yield whole + stripped
+        whole = ""
+    if whole:
+        yield whole
+
+
+def _read(path: str | os.PathLike[str]) -> str:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise InvalidConfigError(f"larger than {FILE_BYTES_MAX} bytes")
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidConfigError("is no UTF-8 text") from error
+    except OSError as error:
+        raise InvalidConfigError(error.strerror or str(error)) from error
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    near = _near(name, known, cutoff=0.6)
+    return f"unknown key {name}" + (f": did you mean {near}?" if near else "")
+
+
+def _near(name: str, known: Iterable[str], *, cutoff: float = _NEAR) -> str | None:
+    """The known name closest to this one, case aside."""
+    lower = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=cutoff)
+    return lower[close[0]] if close else None

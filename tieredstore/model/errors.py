@@ -1,0 +1,123 @@
+"""The errors of tieredstore, sorted by what the caller can do about them.
+
+    TieredStoreError
+    ├─ InvalidConfigError (ValueError)            fix the settings
+    ├─ StoreClosedError                           you closed it
+    ├─ OffsetOutOfRangeError (ValueError)         .offset .minimum .maximum
+    ├─ SegmentError                               .path
+    │  ├─ SegmentNotFoundError (FileNotFoundError)
+    │  ├─ SegmentSealedError                      roll to the next
+    │  ├─ PositionMismatchError                   .expected .actual: repair, go on
+    │  └─ SegmentCorruptError                     .position: stop, audit
+    ├─ BackendError                               .path .operation
+    │  ├─ BackendUnavailableError                 try again (the only one that is retried)
+    │  └─ BackendRefusedError                     do not (credentials, bucket, quota, name)
+    └─ MetadataError                              .path: the catalogue cannot be used
+
+Absence is a status, failure an exception. Every message is one line; the facts are attributes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class TieredStoreError(Exception):
+    """Base of every error that tieredstore raises on purpose.
+
+    Errors travel between processes (Spark, multiprocessing), so they pickle with their facts.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(
+    kind: type[TieredStoreError], args: tuple[Any, ...], facts: dict[str, Any]
+) -> TieredStoreError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(facts)
+    return error
+
+
+class InvalidConfigError(TieredStoreError, ValueError):
+    """A setting is unknown, of the wrong kind or out of its range."""
+
+
+class StoreClosedError(TieredStoreError):
+    """The store, provider or segment was closed before this call."""
+
+
+class OffsetOutOfRangeError(TieredStoreError, ValueError):
+    """An offset or a byte range lies outside of what there is."""
+
+    def __init__(self, what: str, *, offset: int, minimum: int, maximum: int) -> None:
+        super().__init__(f"{what}: {offset} is not within {minimum} to {maximum}")
+        self.offset = offset
+        self.minimum = minimum
+        self.maximum = maximum
+
+
+class SegmentError(TieredStoreError):
+    """Something about one segment."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}" if path else reason)
+        self.path = path
+
+
+class SegmentNotFoundError(SegmentError, FileNotFoundError):
+    """The segment has no bytes in the backend."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "there is no such segment")
+
+
+class SegmentSealedError(SegmentError):
+    """A sealed segment takes no more writes: roll to the next."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "the segment is sealed")
+
+
+class PositionMismatchError(SegmentError):
+    """A write did not start at the true end of the segment: repair and go on."""
+
+    def __init__(self, path: str, *, expected: int, actual: int) -> None:
+        super().__init__(path, f"write at {expected}, but the segment ends at {actual}")
+        self.expected = expected
+        self.actual = actual
+
+
+class SegmentCorruptError(SegmentError):
+    """Bytes are not what they must be: stop and audit. Never hidden by a fallback."""
+
+    def __init__(self, path: str, reason: str, *, position: int) -> None:
+        super().__init__(path, f"damaged at byte {position}: {reason}")
+        self.position = position
+
+
+class BackendError(TieredStoreError):
+    """The backend did not do what it was asked."""
+
+    def __init__(self, path: str, operation: str, reason: str) -> None:
+        super().__init__(f"{operation} {path}: {reason}")
+        self.path = path
+        self.operation = operation
+
+
+class BackendUnavailableError(BackendError):
+    """A transient failure with an unknown outcome: worth another try."""
+
+
+class BackendRefusedError(BackendError):
+    """The backend will refuse again: permissions, names, quota, a full disk."""
+
+
+class MetadataError(TieredStoreError):
+    """The catalogue cannot be read or written."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}" if path else reason)
+        self.path = path

@@ -1,0 +1,125 @@
+"""Messages as they go in and come out, and the answers of a message store.
+
+What lives here: values only. How a record's bytes are laid out is in `tieredstore.codec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tieredstore.model.values import GetStatus, Host, PutStatus
+
+LOOPBACK = Host(b"\x7f\x00\x00\x01", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message as a producer hands it over; the store adds offsets and the store time."""
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: Mapping[str, str] = field(default_factory=dict)
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp: int = 0
+    born_host: Host = LOOPBACK
+    store_host: Host = LOOPBACK
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutResult:
+    """Where a message was put. The offsets are -1 unless the status says that it is stored."""
+
+    status: PutStatus
+    queue_offset: int = -1
+    log_offset: int = -1
+    size: int = 0
+    store_timestamp: int = 0
+    message_id: str = ""
+    reason: str = ""
+
+    @property
+    def stored(self) -> bool:
+        return self.status in (PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectedMessage:
+    """One stored record and what the queue says of it."""
+
+    queue_offset: int
+    log_offset: int
+    tags_code: int
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetResult:
+    """The answer to a read by queue offset; `next_offset` is where to go on, in every case."""
+
+    status: GetStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    messages: Sequence[SelectedMessage] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryResult:
+    """The answer to a query by key, newest first.
+
+    `complete` is False where something that may hold more could not be read.
+    """
+
+    messages: Sequence[SelectedMessage] = ()
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRun:
+    """Consecutive messages of one queue as columns: never an object a message.
+
+    Row i is the message with queue offset `first_offset + i`. Its record is
+    `records[starts[i] : starts[i] + message_bytes[i]]`.
+    """
+
+    first_offset: int
+    log_offsets: npt.NDArray[np.int64]
+    message_bytes: npt.NDArray[np.int32]
+    tags_codes: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    records: bytes | memoryview
+
+    def __len__(self) -> int:
+        return len(self.message_bytes)
+
+    @property
+    def end_offset(self) -> int:
+        return self.first_offset + len(self)
+
+    def record(self, index: int) -> memoryview:
+        start = int(self.starts[index])
+        return memoryview(self.records)[start : start + int(self.message_bytes[index])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchRequest:
+    """What a store tells its dispatchers of one message that is in its log."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    log_offset: int
+    size: int
+    tags_code: int
+    store_timestamp: int
+    sys_flag: int = 0
+    unique_key: str | None = None
+    keys: tuple[str, ...] = ()
