@@ -1,0 +1,151 @@
+"""How much quicker the codecs are than the plain way. Exits with 1 if a promise is missed.
+
+python -m bench.codec
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from bench._timing import Comparison, compare, report
+from tieredstore.codec import queue_unit, record_fields
+from tieredstore.codec.java import string_hash, string_hashes
+from tieredstore.codec.message import decode_message, encode_message
+from tieredstore.model.values import Host
+
+KEY_COUNT = 1_000
+UNIT_COUNT = 1_000_000
+
+
+def hashes(keys: list[str], what: str, promised: float | None) -> Comparison:
+    def plain() -> list[int]:
+        return [masked_loop(key) for key in keys]
+
+    assert plain() == string_hashes(keys).tolist() == [string_hash(key) for key in keys]
+    return compare(what, plain=plain, ours=lambda: string_hashes(keys), promised=promised)
+
+
+def masked_loop(text: str) -> int:
+    """String.hashCode as everybody writes it first; right for text without surrogates."""
+    value = 0
+    for letter in text:
+        value = (31 * value + ord(letter)) & 0xFFFFFFFF
+    return value - (1 << 32) if value >> 31 else value
+
+
+def queue_units() -> Iterator[Comparison]:
+    offsets = np.arange(UNIT_COUNT, dtype=np.int64) * 300
+    sizes = np.full(UNIT_COUNT, 300, np.int32)
+    codes = np.arange(UNIT_COUNT, dtype=np.int64) * 7919 - 10**9
+    columns = (offsets.tolist(), sizes.tolist(), codes.tolist())
+    data = queue_unit.encode_units(log_offsets=offsets, message_bytes=sizes, tags_codes=codes)
+    unit = struct.Struct(">qiq")
+
+    def encode_plainly() -> bytes:
+        return b"".join([unit.pack(*values) for values in zip(*columns, strict=True)])
+
+    assert encode_plainly() == data
+    assert queue_unit.decode_units(data).tags_codes.tolist() == columns[2]
+    yield compare(
+        "decode 1 M queue units (struct.iter_unpack)",
+        plain=lambda: list(unit.iter_unpack(data)),
+        ours=lambda: queue_unit.decode_units(data),
+        promised=50,
+    )
+    yield compare(
+        "encode 1 M queue units (struct.pack, join)",
+        plain=encode_plainly,
+        ours=lambda: queue_unit.encode_units(
+            log_offsets=offsets, message_bytes=sizes, tags_codes=codes
+        ),
+    )
+
+
+def messages() -> Iterator[Comparison]:
+    host = Host(b"\x0a\x00\x00\x05", 10911)
+    formats = (
+        "i",
+        "I",
+        "i",
+        "i",
+        "i",
+        "q",
+        "q",
+        "i",
+        "q",
+        "4s",
+        "i",
+        "q",
+        "4s",
+        "i",
+        "i",
+        "q",
+        "i",
+    )
+    body, properties = bytes(300), b"KEYS\x01order-1 user-7\x02TAGS\x01TagA\x02"
+
+    def ours() -> bytes:
+        return encode_message(
+            topic="TopicTest",
+            queue_id=3,
+            queue_offset=42,
+            log_offset=16,
+            born_timestamp=1700000000123,
+            born_host=host,
+            store_timestamp=1700000000456,
+            store_host=host,
+            body=body,
+            property_bytes=properties,
+        )
+
+    record = ours()
+    message = decode_message(record)
+    values = struct.unpack_from(">" + "".join(formats), record)
+    parts = [struct.Struct(">" + kind) for kind in formats]
+
+    def plain() -> bytes:
+        fixed = [part.pack(value) for part, value in zip(parts, values, strict=True)]
+        fixed[2] = parts[2].pack(zlib.crc32(body) & 0x7FFFFFFF)
+        topic = message.topic.encode()
+        fixed += [body, struct.pack(">b", len(topic)), topic]
+        fixed += [struct.pack(">h", len(properties)), properties]
+        return b"".join(fixed)
+
+    assert plain() == record
+    yield compare("encode a message (single packs, no checks)", plain=plain, ours=ours, loops=500)
+    yield compare(
+        "store timestamp and keys of a message (decode it)",
+        plain=lambda: (
+            decode_message(record).store_timestamp,
+            decode_message(record).property_bytes,
+        ),
+        ours=lambda: (
+            record_fields.peek_store_timestamp(record),
+            record_fields.peek_property_bytes(record),
+        ),
+        loops=500,
+    )
+
+
+def main() -> int:
+    ascii_keys = [f"TopicTest#order-{number:08d}-{number % 97}" for number in range(KEY_COUNT)]
+    other_keys = [f"主题#订单-{number:08d}-{number % 97}-键" for number in range(KEY_COUNT)]
+    return report(
+        "codec",
+        [
+            hashes(ascii_keys, "hash 1 000 keys (masked loop)", 8),
+            hashes(other_keys, "hash 1 000 keys, Chinese", None),
+            hashes(ascii_keys[:8], "hash 8 keys", None),
+            *queue_units(),
+            *messages(),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

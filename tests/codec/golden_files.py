@@ -1,0 +1,58 @@
+"""The files of the Java broker in tests/golden, walked record by record.
+
+What lives here: where they are and how to step through them. No expectations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tieredstore.codec.end_marks import is_blank
+from tieredstore.codec.record_fields import peek_message_bytes
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CLUSTER = "1cfb8c9b_GoldenCluster"
+BROKER = "broker-gold-a"
+
+
+@cache
+def expected(name: str) -> Any:
+    """The content of an expectation file: shared, so not to be changed."""
+    return json.loads((GOLDEN / name).read_text(encoding="ascii"))
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def files_under(folder: str) -> list[Path]:
+    return sorted(path for path in (GOLDEN / folder).rglob("*") if path.is_file())
+
+
+def records(log: bytes) -> Iterator[bytes]:
+    """The records of one file of a local log, up to its blank record or its unused end."""
+    position = 0
+    while position + 8 <= len(log) and not is_blank(log, position):
+        size = peek_message_bytes(log, position)
+        if size == 0:
+            return
+        yield log[position : position + size]
+        position += size
+
+
+@cache
+def local_records() -> tuple[bytes, ...]:
+    """Every record of local-clean, in the order of local-clean.expect-messages.json."""
+    logs = files_under("local-clean/commitlog")
+    return tuple(record for log in logs for record in records(log.read_bytes()))
+
+
+def tiered_bytes(root: str, queue_path: str, kind: str) -> dict[int, bytes]:
+    """The segments of one queue by base offset."""
+    folder = GOLDEN / root / "tiered" / CLUSTER / queue_path / kind
+    return {int(path.name[-20:]): path.read_bytes() for path in sorted(folder.iterdir())}

@@ -1,0 +1,293 @@
+"""The local key index: the broker's files, the printed files, round trips, damage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.codec.golden_files import GOLDEN, expected, local_records
+from tests.codec.values import COUNT32, INT32, INT64
+from tieredstore.codec import local_index
+from tieredstore.codec.java import index_key, local_key_hash, local_slot
+from tieredstore.codec.local_index import LocalIndexHeader, LocalIndexItem
+from tieredstore.codec.message import decode_message
+from tieredstore.codec.record_fields import TRANSACTION_ROLLBACK
+from tieredstore.model.errors import SegmentCorruptError
+
+SLOTS, CAPACITY = 101, 400
+FILES: list[dict[str, Any]] = expected("local-clean.expect-state.json")["indexFiles"]
+PATHS = [GOLDEN / "local-clean" / "index" / row["file"] for row in FILES]
+
+HEADERS = st.builds(
+    LocalIndexHeader,
+    begin_timestamp=INT64,
+    end_timestamp=INT64,
+    begin_log_offset=INT64,
+    end_log_offset=INT64,
+    used_slot_count=COUNT32,
+    next_item=st.integers(1, 2**31 - 1),
+)
+ITEMS = st.builds(LocalIndexItem, INT32, INT64, INT32, INT32)
+
+PRINTED = (
+    "0000018bcfe568000000018bcff4aa40000000000000006400000000000002bc00000004000000080000000500000007"
+    "000000000000000000000000000000000000000600000002000000000000000000000000000000000000000000000000"
+    "0000000000013ff20000000000000064000000000000000000013ff300000000000000c8000000010000000000013ff2"
+    "000000000000012c000000020000000100013ffc000000000000019000000000000000030000000000000000000001f4"
+    "000000070000000000013ff20000000000000258000003e7000000040001400b00000000000002bc000003e800000000"
+)
+ROLLED = (
+    "0000018bcff4bdc80000018bcff4c3a4000000000000038400000000000003e8000000010000000300000000"
+    "0000000000000000000000000000000000000000000000020000000000000000000000000000000000000000"
+    "00000000000000000000000000013ff20000000000000384000000050000000000013ff200000000000003e8"
+    "0000000100000001"
+) + "00" * 100
+
+
+class Filled:
+    """A file filled as the format notes say, with this codec only."""
+
+    def __init__(self, slot_count: int, capacity: int, begin: tuple[int, int] = (0, 0)) -> None:
+        size = local_index.file_bytes(slot_count=slot_count, item_capacity=capacity)
+        self.data = bytearray(size)
+        self.slot_count = slot_count
+        timestamp, log_offset = begin
+        self.header = LocalIndexHeader(
+            begin_timestamp=timestamp,
+            end_timestamp=timestamp,
+            begin_log_offset=log_offset,
+            end_log_offset=log_offset,
+        )
+
+    def put(self, key: str, log_offset: int, timestamp: int) -> None:
+        old, number = self.header, self.header.next_item
+        key_hash = local_key_hash(key)
+        slot_at = local_index.slot_position(local_slot(key_hash, self.slot_count))
+        previous = local_index.decode_slot(self.data, slot_at)
+        item = local_index.encode_item(
+            key_hash=key_hash,
+            log_offset=log_offset,
+            seconds=local_index.seconds_after_begin(timestamp, begin_timestamp=old.begin_timestamp),
+            previous=previous,
+        )
+        item_at = local_index.item_position(number, slot_count=self.slot_count)
+        self.data[item_at : item_at + 20] = item
+        self.data[slot_at : slot_at + 4] = local_index.encode_slot(number)
+        self.header = LocalIndexHeader(
+            begin_timestamp=timestamp if number == 1 else old.begin_timestamp,
+            end_timestamp=timestamp,
+            begin_log_offset=log_offset if number == 1 else old.begin_log_offset,
+            end_log_offset=log_offset,
+            used_slot_count=old.used_slot_count + (previous == 0),
+            next_item=number + 1,
+        )
+        self.data[:40] = local_index.encode_header(self.header)
+
+
+def test_the_printed_file_is_reproduced() -> None:
+    file = Filled(10, 8)
+    for key, log_offset, after in [
+        ("T#a", 100, 0),
+        ("T#b", 200, 1999),
+        ("T#a", 300, 2000),
+        ("T#k", 400, -5000),
+        ("polygenelubricants", 500, 7000),
+        ("T#a", 600, 999999),
+        ("T#z", 700, 1000000),
+    ]:
+        file.put(key, log_offset, 1700000000000 + after)
+    assert file.data.hex() == PRINTED
+
+
+def test_the_printed_file_that_follows_another_is_reproduced() -> None:
+    file = Filled(10, 8, begin=(1700001000000, 700))
+    file.put("T#a", 900, 1700001005000)
+    file.put("T#a", 1000, 1700001006500)
+    assert file.data.hex() == ROLLED
+
+
+def test_the_printed_file_is_read_item_by_item() -> None:
+    data = bytes.fromhex(PRINTED)
+    header = local_index.decode_header(data, slot_count=10, item_capacity=8)
+    assert header == LocalIndexHeader(
+        begin_timestamp=1700000000000,
+        end_timestamp=1700001000000,
+        begin_log_offset=100,
+        end_log_offset=700,
+        used_slot_count=4,
+        next_item=8,
+    )
+    slots = local_index.view_slots(data, slot_count=10)
+    assert slots.tolist() == [5, 7, 0, 0, 0, 0, 6, 2, 0, 0]
+    items = local_index.view_items(data, slot_count=10, item_count=header.item_count)
+    assert items.tolist() == [
+        (81906, 100, 0, 0),
+        (81907, 200, 1, 0),
+        (81906, 300, 2, 1),
+        (81916, 400, 0, 3),
+        (0, 500, 7, 0),
+        (81906, 600, 999, 4),
+        (81931, 700, 1000, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "row"), list(zip(PATHS, FILES, strict=True)), ids=lambda value: str(value)[-17:]
+)
+def test_every_golden_header_is_read_and_written_again(path: Path, row: dict[str, Any]) -> None:
+    data = path.read_bytes()
+    assert len(data) == row["size"]
+    assert len(data) == local_index.file_bytes(slot_count=SLOTS, item_capacity=CAPACITY)
+    header = local_index.decode_header(data, slot_count=SLOTS, item_capacity=CAPACITY)
+    assert local_index.encode_header(header) == data[:40]
+    assert (header.begin_timestamp, header.end_timestamp, header.begin_log_offset) == (
+        row["beginTimestamp"],
+        row["endTimestamp"],
+        row["beginPhyOffset"],
+    )
+    assert (header.end_log_offset, header.used_slot_count, header.next_item) == (
+        row["endPhyOffset"],
+        row["usedSlots"],
+        row["indexCount"],
+    )
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+def test_every_golden_item_is_read_and_written_again(path: Path) -> None:
+    data = path.read_bytes()
+    header = local_index.decode_header(data)
+    view = local_index.view_items(data, slot_count=SLOTS, item_count=header.item_count)
+    assert view.tolist() == [
+        local_index.decode_item(data, local_index.item_position(number, slot_count=SLOTS))
+        for number in range(1, header.next_item)
+    ]
+    start = local_index.item_position(1, slot_count=SLOTS)
+    columns = {"key_hashes": "key_hash", "log_offsets": "log_offset", "seconds": "seconds"}
+    values: dict[str, Any] = {name: view[column] for name, column in columns.items()}
+    again = local_index.encode_items(**values, previous=view["previous"])
+    assert again == data[start : start + len(again)]
+    assert again == b"".join(
+        local_index.encode_item(**LocalIndexItem(*item)._asdict()) for item in view.tolist()
+    )
+    slots = local_index.view_slots(data, slot_count=SLOTS).tolist()
+    assert slots == [
+        local_index.decode_slot(data, local_index.slot_position(slot)) for slot in range(SLOTS)
+    ]
+    assert sum(slot > 0 for slot in slots) == header.used_slot_count
+
+
+def test_the_golden_files_follow_from_the_log_byte_for_byte() -> None:
+    files: list[Filled] = []
+    for record in local_records():
+        message = decode_message(record)
+        if message.transaction == TRANSACTION_ROLLBACK:
+            continue
+        unique = [message.unique_key] if message.unique_key is not None else []
+        for key in (*unique, *message.keys):
+            if not files or files[-1].header.next_item >= CAPACITY:
+                last = files[-1].header if files else LocalIndexHeader()
+                files.append(Filled(SLOTS, CAPACITY, (last.end_timestamp, last.end_log_offset)))
+            text = index_key(message.topic, key)
+            files[-1].put(text, message.log_offset, message.store_timestamp)
+    assert [bytes(file.data) for file in files] == [path.read_bytes() for path in PATHS]
+
+
+@given(HEADERS)
+def test_headers_round_trip(header: LocalIndexHeader) -> None:
+    assert local_index.decode_header(local_index.encode_header(header)) == header
+
+
+@given(st.lists(ITEMS))
+def test_many_items_are_the_single_ones(items: list[LocalIndexItem]) -> None:
+    data = local_index.encode_items(
+        key_hashes=[item.key_hash for item in items],
+        log_offsets=[item.log_offset for item in items],
+        seconds=[item.seconds for item in items],
+        previous=[item.previous for item in items],
+    )
+    assert data == b"".join(local_index.encode_item(**item._asdict()) for item in items)
+    assert [local_index.decode_item(data, at) for at in range(0, len(data), 20)] == items
+
+
+@given(INT32)
+def test_slots_round_trip(item: int) -> None:
+    assert local_index.decode_slot(b"xx" + local_index.encode_slot(item), 2) == item
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "begin", "seconds"),
+    [
+        (1999, 1000, 0),
+        (2000, 1000, 1),
+        (999, 1000, 0),
+        (5000, 0, 0),
+        (5000, -5, 0),
+        (2**62, 1, 2**31 - 1),
+    ],
+)
+def test_times_are_whole_seconds_and_never_negative(
+    timestamp: int, begin: int, seconds: int
+) -> None:
+    assert local_index.seconds_after_begin(timestamp, begin_timestamp=begin) == seconds
+
+
+def test_an_item_stands_for_the_start_of_its_second() -> None:
+    assert local_index.item_timestamp(3, begin_timestamp=1700000000123) == 1700000003123
+
+
+def test_an_unused_file_has_no_items() -> None:
+    header = local_index.decode_header(bytes(40), slot_count=10, item_capacity=8)
+    assert header == LocalIndexHeader()
+    assert header.item_count == 0
+    assert local_index.view_slots(bytes(40), slot_count=0).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("header", "position"),
+    [
+        ({"used_slot_count": -1}, 32),
+        ({"used_slot_count": 11}, 32),
+        ({"next_item": -1}, 36),
+        ({"next_item": 9}, 36),
+    ],
+)
+def test_counts_beyond_the_capacity_are_damage(header: dict[str, int], position: int) -> None:
+    data = local_index.encode_header(LocalIndexHeader(**header))
+    with pytest.raises(SegmentCorruptError) as caught:
+        local_index.decode_header(data, slot_count=10, item_capacity=8, path="index")
+    assert caught.value.position == position
+
+
+def test_cut_files_are_damage() -> None:
+    data = bytes.fromhex(PRINTED)
+    for size in range(40):
+        with pytest.raises(SegmentCorruptError):
+            local_index.decode_header(data[:size])
+    for size in range(80):
+        with pytest.raises(SegmentCorruptError):
+            local_index.view_slots(data[:size], slot_count=10)
+    for size in range(len(data)):
+        with pytest.raises(SegmentCorruptError):
+            local_index.view_items(data[:size], slot_count=10, item_count=7)
+    for position in (-1, -20, len(data) - 3, 2**70):
+        with pytest.raises(SegmentCorruptError):
+            local_index.decode_item(data, position)
+        with pytest.raises(SegmentCorruptError):
+            local_index.decode_slot(data, position)
+    for count in (-1, 8, 2**31, 2**70):
+        with pytest.raises(SegmentCorruptError):
+            local_index.view_items(data, slot_count=10, item_count=count)
+
+
+@pytest.mark.parametrize("name", ["key_hash", "log_offset", "seconds", "previous"])
+def test_an_item_that_does_not_fit_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        local_index.encode_item(**{**LocalIndexItem(1, 2, 3, 4)._asdict(), name: 2**63})
+    with pytest.raises(ValueError, match="^next_item: "):
+        local_index.encode_header(LocalIndexHeader(next_item=2**31))
+    with pytest.raises(ValueError, match="^item: "):
+        local_index.encode_slot(2**31)

@@ -1,0 +1,199 @@
+"""Every decoder of the codecs as a function of an input and of random arguments.
+
+What lives here: how each is called the way its users call it, and the golden bytes it starts from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from tests.codec.golden_files import GOLDEN, files_under, local_records
+from tests.fuzz.mutations import extreme_number
+from tieredstore.codec import (
+    checksum,
+    end_marks,
+    java,
+    local_index,
+    message,
+    message_id,
+    names,
+    properties,
+    queue_unit,
+    record_fields,
+    tiered_index,
+    tiered_index_columns,
+)
+from tieredstore.codec.bounds import Buffer
+
+LOCAL_SLOTS, TIER_SLOTS = 101, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A decoder, what it is fed with, and what it may raise besides SegmentCorruptError."""
+
+    name: str
+    decode: Callable[[Buffer, Random], object]
+    seeds: Sequence[bytes]
+    is_text_parser: bool = False
+
+
+def _some_position(data: Buffer, random: Random) -> int:
+    if random.randrange(3):
+        return 0
+    return extreme_number(random, len(data))
+
+
+def _decode_message(data: Buffer, random: Random) -> object:
+    found = message.decode_message(data, _some_position(data, random), check_crc=False)
+    return found.properties, found.keys, found.tags_code, found.offset_id
+
+
+def _decode_checked_message(data: Buffer, random: Random) -> object:
+    return message.encode_stored(message.decode_message(data))
+
+
+def _peek(data: Buffer, random: Random) -> object:
+    peeks = (
+        *(record_fields.peek_message_bytes, record_fields.peek_magic, record_fields.peek_topic),
+        *(record_fields.peek_queue_id, record_fields.peek_queue_offset),
+        *(record_fields.peek_log_offset, record_fields.peek_sys_flag),
+        *(record_fields.peek_born_timestamp, record_fields.peek_store_timestamp),
+        *(record_fields.java_store_timestamp, record_fields.peek_property_bytes),
+        *(record_fields.peek_topic, record_fields.peek_property_bytes),
+    )
+    return random.choice(peeks)(data, _some_position(data, random))
+
+
+def _read_properties(data: Buffer, random: Random) -> object:
+    found = properties.decode_properties(data)
+    keys = properties.split_keys(found.get(properties.KEYS))
+    checksum.reserve_property_crc(bytes(data))
+    return (
+        keys,
+        properties.tags_code(found.get(properties.TAGS)),
+        properties.encode_properties(found),
+    )
+
+
+def _check_crc(data: Buffer, random: Random) -> object:
+    return checksum.has_property_crc(data), checksum.matches_property_crc(data)
+
+
+def _end_marks(data: Buffer, random: Random) -> object:
+    position = _some_position(data, random)
+    end_marks.is_blank(data, position)
+    end_marks.is_coda(data, position)
+    return end_marks.decode_coda(data, position)
+
+
+def _hash(data: Buffer, random: Random) -> object:
+    texts = java.decode_utf8(data).split("e")
+    assert java.string_hashes(texts).tolist() == [java.string_hash(text) for text in texts]
+    return [java.tiered_probes(text, TIER_SLOTS) for text in texts[:4]]
+
+
+def _units(data: Buffer, random: Random) -> object:
+    whole = len(data) - len(data) % 20 if random.randrange(2) else len(data)
+    return queue_unit.decode_units(memoryview(data)[:whole])
+
+
+def _one_unit(data: Buffer, random: Random) -> object:
+    decode = random.choice((queue_unit.decode_unit, queue_unit.decode_batch_unit))
+    return decode(data, _some_position(data, random))
+
+
+def _local_file(data: Buffer, random: Random) -> object:
+    header = local_index.decode_header(data)
+    local_index.view_slots(data, slot_count=LOCAL_SLOTS).sum()
+    return local_index.view_items(
+        data, slot_count=LOCAL_SLOTS, item_count=header.item_count
+    ).tolist()
+
+
+def _local_part(data: Buffer, random: Random) -> object:
+    number = extreme_number(random, 100)
+    if random.randrange(2):
+        return local_index.decode_slot(data, local_index.slot_position(number))
+    position = local_index.item_position(number, slot_count=LOCAL_SLOTS)
+    return local_index.decode_item(data, position)
+
+
+def _tier_file(data: Buffer, random: Random) -> object:
+    header = tiered_index.decode_header(data)
+    size = len(data)
+    tiered_index.is_legacy_compacted(header, file_bytes=size, slot_count=TIER_SLOTS)
+    tiered_index_columns.view_slots(data, slot_count=TIER_SLOTS)["item"].sum()
+    return tiered_index_columns.view_items(
+        data, slot_count=TIER_SLOTS, item_count=header.item_count
+    ).tolist()
+
+
+def _uploaded_slot(data: Buffer, random: Random) -> object:
+    at = tiered_index.slot_position(random.randrange(TIER_SLOTS))
+    slot = tiered_index.decode_compacted_slot(data, at)
+    items = memoryview(data)[slot.position : slot.position + slot.items_bytes]
+    tiered_index_columns.view_compacted_items(items).tolist()
+    return tiered_index.decode_compacted_item(data, slot.position)
+
+
+def _tier_part(data: Buffer, random: Random) -> object:
+    number = extreme_number(random, 100)
+    if random.randrange(2):
+        return tiered_index.decode_slot(data, tiered_index.slot_position(number))
+    position = tiered_index.item_position(number, slot_count=TIER_SLOTS)
+    return tiered_index.decode_item(data, position)
+
+
+def _tier_slots(data: Buffer, random: Random) -> object:
+    count = extreme_number(random, TIER_SLOTS)
+    return tiered_index_columns.view_compacted_slots(data, slot_count=count)["position"].sum()
+
+
+def _parse_names(data: Buffer, random: Random) -> object:
+    text = java.decode_utf8(data)
+    parsers = (
+        *(names.parse_segment_name, names.parse_local_file_name),
+        *(names.parse_local_index_name, message_id.decode_offset_id),
+    )
+    return random.choice(parsers)(text)
+
+
+def _read_all(folder: str) -> list[bytes]:
+    return [path.read_bytes() for path in files_under(folder)]
+
+
+def targets() -> list[Target]:
+    records = [record for record in local_records() if len(record) < 1200]
+    texts = [record_fields.peek_property_bytes(record) for record in records]
+    marks = [data[-16:] for data in _read_all("legacy/tiered")]
+    marks += [log[-40:] for log in _read_all("local-clean/commitlog")]
+    queues = _read_all("local-clean/consumequeue")
+    folder = "tier-posix/tiered/1cfb8c9b_GoldenCluster/broker-gold-a/rmq_sys_INDEX"
+    uploaded = _read_all(folder)
+    written = _read_all("tier-posix/store/tiered_index_file")
+    local = _read_all("local-clean/index")
+    ids = [message.decode_message(record).offset_id for record in records[:50]]
+    files = [path.name for path in GOLDEN.rglob("*") if path.is_file()]
+    crcs = [checksum.reserve_property_crc(text)[:-20] for text in texts]
+    crcs = [text + checksum.encode_property_crc(checksum.body_crc(text)) for text in crcs]
+    return [
+        Target("message", _decode_message, records),
+        Target("checked_message", _decode_checked_message, records),
+        Target("peeks", _peek, records),
+        Target("properties", _read_properties, [text for text in texts if text]),
+        Target("property_crc", _check_crc, crcs),
+        Target("end_marks", _end_marks, marks),
+        Target("hashes", _hash, [text for text in texts if text]),
+        Target("units", _units, queues),
+        Target("one_unit", _one_unit, queues),
+        Target("local_index", _local_file, local),
+        Target("local_index_parts", _local_part, local),
+        Target("tiered_index", _tier_file, written),
+        Target("uploaded_slot", _uploaded_slot, uploaded),
+        Target("tiered_index_parts", _tier_part, written),
+        Target("tiered_index_slots", _tier_slots, uploaded),
+        Target("names", _parse_names, [n.encode() for n in (*ids, *files) if n], True),
+    ]

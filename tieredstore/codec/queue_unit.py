@@ -1,0 +1,154 @@
+"""The units of consume queues, one and many.
+
+What lives here: the 20-byte unit, and the unit of batch queues, which we only read. Use one form
+for a single unit and the other from about ten on: below that numpy is the slower one.
+
+Unit number k of a queue is at byte 20 * k of its consume queue:
+
+    | offset | width | field                                                         |
+    | ------ | ----- | ------------------------------------------------------------- |
+    |      0 | i64   | log offset: in the tier, of the queue's own commit log        |
+    |      8 | i32   | size of the message's record                                  |
+    |     12 | i64   | tags code, a delivery time, or an address in an extended queue |
+
+Batch unit, one for several messages:
+
+    | offset | width | field                           |
+    | ------ | ----- | ------------------------------- |
+    |      0 | i64   | log offset                      |
+    |      8 | i32   | size of the record              |
+    |     12 | i64   | tags code                       |
+    |     20 | i64   | store timestamp                 |
+    |     28 | i64   | first queue offset              |
+    |     36 | i16   | number of messages              |
+    |     38 | i32   | offset after compaction, or -1  |
+    |     42 | i32   | 0                               |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tieredstore.codec.bounds import (
+    Buffer,
+    encode_entries,
+    pack_fields,
+    require,
+    require_multiple,
+    view_entries,
+)
+from tieredstore.model.values import INT32_MAX
+
+UNIT_BYTES: Final = 20
+BATCH_UNIT_BYTES: Final = 46
+
+UNIT_DTYPE: Final = np.dtype(
+    [("log_offset", ">i8"), ("message_bytes", ">i4"), ("tags_code", ">i8")]
+)
+_UNIT: Final = Struct(">qiq")
+_BATCH_UNIT: Final = Struct(">qiqqqhii")
+# So many units stay in the cache of a core while their three columns are taken out of them.
+_BLOCK_UNITS: Final = 1 << 14
+_EXTENSION_ADDRESS_MAX: Final = -(2**31) - 1
+
+
+class QueueUnit(NamedTuple):
+    """Where one message is in a commit log, how long it is, and the code of its tags."""
+
+    log_offset: int
+    message_bytes: int
+    tags_code: int
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether it only fills the place of a message the queue never had."""
+        return self.log_offset == 0 and self.message_bytes == INT32_MAX
+
+
+class BatchQueueUnit(NamedTuple):
+    """A unit of a batch queue."""
+
+    log_offset: int
+    message_bytes: int
+    tags_code: int
+    store_timestamp: int
+    queue_offset: int
+    message_count: int
+    compacted_offset: int
+    reserved: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class QueueUnits:
+    """Many units as three columns of one length, in the byte order of this machine."""
+
+    log_offsets: NDArray[np.int64]
+    message_bytes: NDArray[np.int32]
+    tags_codes: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.log_offsets)
+
+
+PREFILL: Final = QueueUnit(0, INT32_MAX, 0)
+PREFILL_BYTES: Final = _UNIT.pack(*PREFILL)
+
+
+def encode_unit(*, log_offset: int, message_bytes: int, tags_code: int) -> bytes:
+    return pack_fields(_UNIT, QueueUnit._fields, log_offset, message_bytes, tags_code)
+
+
+def decode_unit(data: Buffer, position: int = 0, *, path: str = "") -> QueueUnit:
+    """The unit at `position`. Any 20 bytes are a unit: its meaning is for the caller to check."""
+    require(data, position=position, size=UNIT_BYTES, path=path, what="a queue unit")
+    return QueueUnit._make(_UNIT.unpack_from(data, position))
+
+
+def encode_units(
+    *, log_offsets: ArrayLike, message_bytes: ArrayLike, tags_codes: ArrayLike
+) -> bytes:
+    """Units from columns of one length."""
+    return encode_entries(
+        UNIT_DTYPE,
+        log_offset=(log_offsets, 64),
+        message_bytes=(message_bytes, 32),
+        tags_code=(tags_codes, 64),
+    )
+
+
+def view_units(data: Buffer, *, path: str = "") -> NDArray[Any]:
+    """All units without a copy, as a read-only array of UNIT_DTYPE (big-endian columns)."""
+    require_multiple(data, size=UNIT_BYTES, path=path, what="queue units")
+    count = len(data) // UNIT_BYTES
+    return view_entries(data, UNIT_DTYPE, position=0, count=count, path=path, what="queue units")
+
+
+def decode_units(data: Buffer, *, path: str = "") -> QueueUnits:
+    """All units as columns that are quick to compute with."""
+    view = view_units(data, path=path)
+    units = QueueUnits(
+        log_offsets=np.empty(len(view), np.int64),
+        message_bytes=np.empty(len(view), np.int32),
+        tags_codes=np.empty(len(view), np.int64),
+    )
+    for start in range(0, len(view), _BLOCK_UNITS):
+        block = slice(start, start + _BLOCK_UNITS)
+        units.log_offsets[block] = view["log_offset"][block]
+        units.message_bytes[block] = view["message_bytes"][block]
+        units.tags_codes[block] = view["tags_code"][block]
+    return units
+
+
+def is_extension_address(tags_code: int) -> bool:
+    """Whether a tags code is an address in an extended queue: no 32-bit hash is that small."""
+    return tags_code <= _EXTENSION_ADDRESS_MAX
+
+
+def decode_batch_unit(data: Buffer, position: int = 0, *, path: str = "") -> BatchQueueUnit:
+    require(data, position=position, size=BATCH_UNIT_BYTES, path=path, what="a batch unit")
+    return BatchQueueUnit._make(_BATCH_UNIT.unpack_from(data, position))

@@ -1,0 +1,236 @@
+"""The key index files of the tier: as they are written, and compacted as they are uploaded.
+
+What lives here: header, slots, items of both forms, positions, sizes, time rules, and the marks of
+files from RocketMQ 5.1. Many items at once are in `tiered_index_columns`; filling, compacting and
+searching in `tieredstore.index`. No file carries its slot count S or item capacity N: they are
+settings and must never change.
+
+Header of both forms:
+
+    | offset | width | field                                                       |
+    | ------ | ----- | ----------------------------------------------------------- |
+    |      0 | i32   | magic: begin BCC50289, end BCC50285 (full or compacted)     |
+    |      4 | i64   | begin timestamp                                             |
+    |     12 | i64   | end timestamp: the largest store timestamp                  |
+    |     20 | i32   | slots in use                                                |
+    |     24 | i32   | number of items                                             |
+
+As written, S slots at 28 + 8 * h and items 1 to N - 1 at 28 + 8 * S + 32 * i:
+
+    | slot | 0 | i32 | number of the newest item, <= 0 = none | 4 | i32 | unused |
+    | item | 0 | i32 | key hash                                             |
+    |      | 4 | i32 | topic id                                             |
+    |      | 8 | i32 | queue id                                             |
+    |      | 12 | i64 | log offset in the queue's tiered commit log         |
+    |      | 20 | i32 | size of the message's record                        |
+    |      | 24 | i32 | seconds after begin, truncated toward zero          |
+    |      | 28 | i32 | previous item of the slot, 0 = none                 |
+
+Compacted, items in slot order, newest first, without the last field, from 28 + 8 * S on:
+
+    | slot | 0 | i32 | position of its items in the file | 4 | i32 | their bytes, 0 = none |
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from struct import Struct
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.bounds import Buffer, pack_fields, require
+from tieredstore.codec.java import java_divide, wrap_int32, wrap_int64
+from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.values import INT32_MAX
+
+BEGIN_MAGIC: Final = -1127939447
+END_MAGIC: Final = -1127939451
+
+HEADER_BYTES: Final = 28
+SLOT_BYTES: Final = 8
+ITEM_BYTES: Final = 32
+COMPACTED_ITEM_BYTES: Final = 28
+
+_HEADER: Final = Struct(">iqqii")
+_SLOT: Final = Struct(">ii")
+_ITEM: Final = Struct(">iiiqiii")
+_COMPACTED_ITEM: Final = Struct(">iiiqii")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieredIndexHeader:
+    """The first 28 bytes."""
+
+    magic: int = BEGIN_MAGIC
+    begin_timestamp: int
+    end_timestamp: int = 0
+    used_slot_count: int = 0
+    item_count: int = 0
+
+
+class CompactedItem(NamedTuple):
+    """One key of one message, as an uploaded file holds it."""
+
+    key_hash: int
+    topic_id: int
+    queue_id: int
+    log_offset: int
+    message_bytes: int
+    seconds: int
+
+
+class TieredIndexItem(NamedTuple):
+    """One key of one message; `previous` is the next older item of its slot, 0 = none."""
+
+    key_hash: int
+    topic_id: int
+    queue_id: int
+    log_offset: int
+    message_bytes: int
+    seconds: int
+    previous: int
+
+    @property
+    def compacted(self) -> CompactedItem:
+        return CompactedItem._make(self[:-1])
+
+
+class CompactedSlot(NamedTuple):
+    """Where the items of a slot are; an empty slot has a position too."""
+
+    position: int
+    items_bytes: int
+
+
+_HEADER_FIELDS: Final = tuple(TieredIndexHeader.__dataclass_fields__)
+
+
+def file_bytes(*, slot_count: int, item_capacity: int) -> int:
+    """The size of a file as it is written."""
+    return HEADER_BYTES + SLOT_BYTES * slot_count + ITEM_BYTES * item_capacity
+
+
+def compacted_file_bytes(*, slot_count: int, item_count: int) -> int:
+    """The size of a file as it is uploaded; without items nothing is."""
+    if item_count == 0:
+        return 0
+    return HEADER_BYTES + SLOT_BYTES * slot_count + COMPACTED_ITEM_BYTES * item_count
+
+
+def slot_position(slot: int) -> int:
+    return HEADER_BYTES + SLOT_BYTES * slot
+
+
+def item_position(item: int, *, slot_count: int) -> int:
+    return HEADER_BYTES + SLOT_BYTES * slot_count + ITEM_BYTES * item
+
+
+def encode_header(header: TieredIndexHeader) -> bytes:
+    if header.magic not in (BEGIN_MAGIC, END_MAGIC):
+        raise ValueError(f"magic: {header.magic} is neither the begin nor the end magic")
+    return pack_fields(_HEADER, _HEADER_FIELDS, *astuple(header))
+
+
+def decode_header(
+    data: Buffer,
+    *,
+    slot_count: int = INT32_MAX,
+    item_capacity: int = INT32_MAX,
+    path: str = "",
+) -> TieredIndexHeader:
+    """The header; another magic, or counts beyond the capacities, are damage."""
+    require(data, position=0, size=HEADER_BYTES, path=path, what="the index header")
+    values = _HEADER.unpack_from(data)
+    header = TieredIndexHeader(**dict(zip(_HEADER_FIELDS, values, strict=True)))
+    if header.magic not in (BEGIN_MAGIC, END_MAGIC):
+        raise SegmentCorruptError(path, f"no index magic: {header.magic}", position=0)
+    if not 0 <= header.used_slot_count <= slot_count:
+        reason = f"{header.used_slot_count} slots in use of {slot_count}"
+        raise SegmentCorruptError(path, reason, position=20)
+    if not 0 <= header.item_count <= item_capacity:
+        reason = f"{header.item_count} items of {item_capacity}"
+        raise SegmentCorruptError(path, reason, position=24)
+    return header
+
+
+def encode_slot(item: int) -> bytes:
+    return pack_fields(_SLOT, ("item", "unused"), item, 0)
+
+
+def decode_slot(data: Buffer, position: int = 0, *, path: str = "") -> int:
+    """The number of the newest item, 0 for none: negative ones count as none."""
+    require(data, position=position, size=SLOT_BYTES, path=path, what="an index slot")
+    return max(0, int(_SLOT.unpack_from(data, position)[0]))
+
+
+def encode_compacted_slot(*, position: int, items_bytes: int) -> bytes:
+    return pack_fields(_SLOT, CompactedSlot._fields, position, items_bytes)
+
+
+def decode_compacted_slot(data: Buffer, position: int = 0, *, path: str = "") -> CompactedSlot:
+    """The slot; a length that is no whole number of items is damage."""
+    require(data, position=position, size=SLOT_BYTES, path=path, what="an index slot")
+    slot = CompactedSlot._make(_SLOT.unpack_from(data, position))
+    if slot.position < 0 or slot.items_bytes < 0 or slot.items_bytes % COMPACTED_ITEM_BYTES:
+        reason = f"a slot with {slot.items_bytes} bytes of items at {slot.position}"
+        raise SegmentCorruptError(path, reason, position=position)
+    return slot
+
+
+def encode_item(item: TieredIndexItem) -> bytes:
+    return pack_fields(_ITEM, TieredIndexItem._fields, *item)
+
+
+def decode_item(data: Buffer, position: int = 0, *, path: str = "") -> TieredIndexItem:
+    require(data, position=position, size=ITEM_BYTES, path=path, what="an index item")
+    return TieredIndexItem._make(_ITEM.unpack_from(data, position))
+
+
+def encode_compacted_item(item: CompactedItem) -> bytes:
+    return pack_fields(_COMPACTED_ITEM, CompactedItem._fields, *item)
+
+
+def decode_compacted_item(data: Buffer, position: int = 0, *, path: str = "") -> CompactedItem:
+    require(data, position=position, size=COMPACTED_ITEM_BYTES, path=path, what="an index item")
+    return CompactedItem._make(_COMPACTED_ITEM.unpack_from(data, position))
+
+
+def seconds_after_begin(store_timestamp: int, *, begin_timestamp: int) -> int:
+    """The time an item stores: truncated toward zero, negative if older than the file.
+
+    A difference that does not fit is cut to 32 bits, as Java's cast does. That happens where Java
+    takes part of an IPv6 address for the store timestamp.
+    """
+    difference = wrap_int64(store_timestamp - begin_timestamp)
+    return wrap_int32(java_divide(difference, 1000))
+
+
+def seconds_after_begin_many(
+    store_timestamps: NDArray[np.int64], *, begin_timestamp: int
+) -> NDArray[np.int32]:
+    differences = store_timestamps - np.int64(begin_timestamp)
+    seconds = differences // 1000  # rounds down; the remainder is never negative
+    seconds += (differences < 0) & (differences % 1000 != 0)
+    return seconds.astype(np.int32)
+
+
+def item_timestamp(seconds: int, *, begin_timestamp: int) -> int:
+    """The time an item stands for: within 999 ms of the store timestamp, nearer to begin."""
+    return begin_timestamp + 1000 * seconds
+
+
+def is_legacy_compacted(header: TieredIndexHeader, *, file_bytes: int, slot_count: int) -> bool:
+    """Whether RocketMQ 5.1 made this uploaded file.
+
+    Those end in 4 bytes more than whole items, which settles it. If the length fits neither form,
+    the header does: there the slot field is the capacity.
+    """
+    rest = (file_bytes - HEADER_BYTES - SLOT_BYTES * slot_count) % COMPACTED_ITEM_BYTES
+    return rest == 4 or (rest != 0 and header.used_slot_count == slot_count)
+
+
+def is_legacy_written(*, file_bytes: int, slot_count: int, item_capacity: int) -> bool:
+    """Whether RocketMQ 5.1 made this file that was not uploaded yet: they are 16 bytes longer."""
+    return file_bytes == 44 + SLOT_BYTES * slot_count + ITEM_BYTES * item_capacity
