@@ -1,0 +1,65 @@
+"""The memory provider passes the shipped contracts, bare and wrapped."""
+
+from __future__ import annotations
+
+import pytest
+
+from tieredstore.driver.metrics import MeasuredProvider, NoMetrics
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.retry import RetryingProvider, RetryPolicy
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import FileSegment
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import SegmentNotFoundError
+from tieredstore.model.values import SegmentType
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.faults import Faults, FaultyProvider
+from tieredstore.testing.provider_contract import SegmentProviderContract
+from tieredstore.testing.segment_contract import FileSegmentContract
+
+LOG = SegmentType.COMMIT_LOG
+
+
+class TestMemoryFileSegment(FileSegmentContract):
+    @pytest.fixture(autouse=True)
+    def _provider(self) -> None:
+        self.provider = MemoryProvider(Runtime.inline())
+
+    def open_segment(self, path: str) -> FileSegment:
+        return self.provider.open(path, LOG, 0)
+
+
+class TestMemoryProvider(SegmentProviderContract):
+    def open_provider(self, runtime: Runtime) -> SegmentProvider:
+        return MemoryProvider(runtime)
+
+
+def _wrapped(runtime: Runtime) -> SegmentProvider:
+    """Everything that can stand around a provider at once."""
+    inner = FaultyProvider(MemoryProvider(runtime), Faults(), runtime)
+    measured = MeasuredProvider(inner, NoMetrics(), runtime)
+    return RetryingProvider(measured, RetryPolicy(), runtime)
+
+
+class TestWrappedSegment(FileSegmentContract):
+    @pytest.fixture(autouse=True)
+    def _provider(self) -> None:
+        self.provider = _wrapped(Runtime.inline())
+
+    def open_segment(self, path: str) -> FileSegment:
+        return self.provider.open(path, LOG, 0)
+
+
+class TestWrappedProvider(SegmentProviderContract):
+    def open_provider(self, runtime: Runtime) -> SegmentProvider:
+        return _wrapped(runtime)
+
+
+def test_two_providers_share_nothing() -> None:
+    runtime = Runtime.inline()
+    first = MemoryProvider.from_config(StoreConfig(), runtime)
+    second = MemoryProvider.from_config(StoreConfig(), runtime)
+    first.open("b/t/0", LOG, 0).write(0, b"mine")
+    with pytest.raises(SegmentNotFoundError):
+        second.open("b/t/0", LOG, 0).size()
+    assert list(second.list()) == []

@@ -1,0 +1,99 @@
+"""The POSIX provider: the shipped contracts, RocketMQ's names, listings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tieredstore.driver.provider import ListedSegment, SegmentProvider
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import FileSegment
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.values import SegmentType
+from tieredstore.providers.posix import PosixProvider
+from tieredstore.testing.provider_contract import SegmentProviderContract
+from tieredstore.testing.segment_contract import FileSegmentContract
+
+LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+class TestPosixFileSegment(FileSegmentContract):
+    @pytest.fixture(autouse=True)
+    def _provider(self, tmp_path: Path) -> None:
+        self.provider = PosixProvider(tmp_path, "DefaultCluster", Runtime.inline())
+
+    def open_segment(self, path: str) -> FileSegment:
+        return self.provider.open(path, LOG, 0)
+
+
+class TestPosixProvider(SegmentProviderContract):
+    @pytest.fixture(autouse=True)
+    def _root(self, tmp_path: Path) -> None:
+        self.root = tmp_path / "not" / "there" / "yet"
+
+    def open_provider(self, runtime: Runtime) -> SegmentProvider:
+        return PosixProvider(self.root, "DefaultCluster", runtime)
+
+
+@pytest.fixture
+def provider(tmp_path: Path) -> PosixProvider:
+    config = StoreConfig(path=str(tmp_path), cluster_name="GoldenCluster")
+    return PosixProvider.from_config(config, Runtime.inline())
+
+
+def test_files_lie_where_rocketmq_looks_for_them(provider: PosixProvider, tmp_path: Path) -> None:
+    provider.open("broker-x/TopicTest/3", LOG, 104857600).write(0, b"data")
+    file = tmp_path / (
+        "1cfb8c9b_GoldenCluster/broker-x/TopicTest/3/COMMIT_LOG/40d473e300000000000104857600"
+    )
+    assert file.read_bytes() == b"data"
+
+
+def test_a_tier_that_java_wrote_is_listed_whole() -> None:
+    root = GOLDEN / "tier-posix" / "tiered"
+    provider = PosixProvider(root, "GoldenCluster", Runtime.inline())
+    files = {file: file.stat().st_size for file in root.rglob("*") if file.is_file()}
+    listed = list(provider.list())
+    assert len(listed) == len(files) > 40
+    for found in listed:
+        segment = provider.open(found.path, found.type, found.base)
+        assert files[Path(segment.path)] == found.size == segment.size()
+        assert segment.read(0, found.size) == Path(segment.path).read_bytes()
+
+
+def test_what_is_no_segment_is_passed_over(provider: PosixProvider, tmp_path: Path) -> None:
+    segment = provider.open("b/t/0", LOG, 0)
+    segment.write(0, b"x")
+    directory = Path(segment.path).parent
+    (directory / "notes.txt").write_text("mine")
+    (directory / "cfcd208400000000000000000001").write_text("wrong hash for its base")
+    (tmp_path / "stray").write_text("x")
+    assert list(provider.list()) == [ListedSegment("b/t/0", LOG, 0, 1)]
+
+
+@pytest.mark.parametrize("cluster", ["", "..", ".", "a/b", "a\0"])
+def test_a_cluster_name_that_is_no_directory_is_refused(tmp_path: Path, cluster: str) -> None:
+    with pytest.raises(InvalidConfigError):
+        PosixProvider(tmp_path, cluster, Runtime.inline())
+
+
+def test_an_empty_root_is_refused() -> None:
+    with pytest.raises(InvalidConfigError, match="path"):
+        PosixProvider("", "DefaultCluster", Runtime.inline())
+
+
+def test_no_descriptor_stays_open(provider: PosixProvider) -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = open_files()
+    segments = [provider.open(f"b/t/{number}", LOG, 0) for number in range(100)]
+    for segment in segments:
+        segment.write(0, b"data")
+        segment.read(0, 4)
+        segment.size()
+    assert open_files() == before

@@ -1,0 +1,233 @@
+"""The POSIX provider when it matters: what is synced when, and what a broken disk does."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tieredstore.driver.runtime import Runtime
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    PositionMismatchError,
+    SegmentNotFoundError,
+)
+from tieredstore.model.values import SegmentType
+from tieredstore.providers.posix import PosixProvider
+
+LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
+
+
+@pytest.fixture
+def provider(tmp_path: Path) -> PosixProvider:
+    return PosixProvider(tmp_path, "GoldenCluster", Runtime.inline())
+
+
+class Syncs:
+    """Notes each sync: of which file, how long it was, and of which directory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.files: list[tuple[str, int]] = []
+        self.directories: list[str] = []
+        real_fsync, real_fdatasync = os.fsync, os.fdatasync
+
+        def note(descriptor: int) -> None:
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+            if os.path.isdir(path):
+                self.directories.append(path)
+            else:
+                self.files.append((path, os.fstat(descriptor).st_size))
+
+        def fsync(descriptor: int) -> None:
+            note(descriptor)
+            real_fsync(descriptor)
+
+        def fdatasync(descriptor: int) -> None:
+            note(descriptor)
+            real_fdatasync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(os, "fdatasync", fdatasync)
+
+
+class TestDurability:
+    def test_bytes_and_every_new_name_are_synced(
+        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        syncs = Syncs(monkeypatch)
+        segment = provider.open("b/t/0", LOG, 0)
+        segment.write(0, b"first")
+        assert syncs.files == [(segment.path, 5)]
+        below = Path(segment.path).relative_to(tmp_path).parts
+        parents = [tmp_path.joinpath(*below[:depth]) for depth in range(len(below))]
+        assert set(syncs.directories) == {str(parent) for parent in parents}
+
+        syncs.directories.clear()
+        segment.write(5, b"second")
+        assert syncs.files[-1] == (segment.path, 11)
+        assert syncs.directories == []
+
+        segment.delete()
+        assert syncs.directories == [str(Path(segment.path).parent)]
+
+    def test_what_a_dead_process_left_is_synced_before_it_counts(
+        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        segment = provider.open("b/t/0", LOG, 0)
+        segment.write(0, b"first")
+        with open(segment.path, "ab") as file:
+            file.write(b"not yet synced")
+        syncs = Syncs(monkeypatch)
+        again = provider.open("b/t/0", LOG, 0)
+        assert again.size() == 19
+        assert syncs.files == [(segment.path, 19)]
+        assert again.size() == 19
+        assert len(syncs.files) == 1  # known by now
+        with pytest.raises(PositionMismatchError) as caught:
+            segment.write(5, b"late")
+        assert caught.value.actual == 19
+        assert len(syncs.files) == 2  # the other handle did not know
+
+    def test_a_created_segment_appears_whole_and_durable(
+        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        segment = provider.open("b/rmq_sys_INDEX/0", INDEX, 0)
+        syncs = Syncs(monkeypatch)
+        seen: list[bool] = []
+
+        def blocks() -> Iterator[bytes]:
+            yield b"head"
+            seen.append(Path(segment.path).exists())
+            yield b"tail"
+
+        provider.create(segment, blocks())
+        assert seen == [False]
+        assert syncs.files == [(segment.path + ".tmp", 8)]
+        assert syncs.directories[-1] == str(Path(segment.path).parent)
+
+    def test_a_crash_in_a_create_leaves_no_segment_and_no_waste(
+        self, provider: PosixProvider
+    ) -> None:
+        segment = provider.open("b/rmq_sys_INDEX/0", INDEX, 0)
+        segment.write(0, b"x")
+        segment.delete()
+        leftover = Path(segment.path + ".tmp")
+        leftover.write_bytes(b"half a file that a dead process left")
+        assert list(provider.list()) == []
+        provider.create(segment, [b"whole"])
+        assert segment.read(0, 5) == b"whole"
+        leftover.write_bytes(b"again")
+        segment.delete()
+        assert not leftover.exists()
+
+
+class TestBrokenDisk:
+    @pytest.mark.parametrize("written", [0, 3, 5])
+    def test_a_write_that_fails_half_way_leaves_the_old_end(
+        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch, written: int
+    ) -> None:
+        segment = provider.open("b/t/0", LOG, 0)
+        segment.write(0, b"first")
+        real = os.pwrite
+
+        def full_disk(descriptor: int, data: memoryview, position: int) -> int:
+            if position >= 5 + written:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(descriptor, data[:written], position)
+
+        monkeypatch.setattr(os, "pwrite", full_disk)
+        with pytest.raises(BackendRefusedError, match="No space left") as caught:
+            segment.write(5, b"second")
+        assert caught.value.operation == "write"
+        assert isinstance(caught.value.__cause__, OSError)
+        monkeypatch.undo()
+        assert segment.size() == 5
+        segment.write(5, b"second")
+        assert segment.read(0, 11) == b"firstsecond"
+
+    def test_a_failed_sync_is_no_durable_write(
+        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        segment = provider.open("b/t/0", LOG, 0)
+        segment.write(0, b"first")
+
+        def broken(descriptor: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(os, "fdatasync", broken)
+        with pytest.raises(BackendUnavailableError):
+            segment.write(5, b"second")
+        monkeypatch.undo()
+        # The kernel may have dropped the pages: a second sync would lie. So the bytes are gone.
+        assert provider.open("b/t/0", LOG, 0).size() == 5
+
+    def test_a_system_that_takes_few_bytes_at_a_time_gets_them_all(
+        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real_write, real_read = os.pwrite, os.pread
+        monkeypatch.setattr(os, "pwrite", lambda d, data, at: real_write(d, data[:3], at))
+        monkeypatch.setattr(os, "pread", lambda d, length, at: real_read(d, min(length, 2), at))
+        segment = provider.open("b/t/0", LOG, 0)
+        segment.write(0, b"0123456789")
+        assert segment.read(1, 8) == b"12345678"
+
+    def test_a_file_that_shrinks_under_a_reader_is_no_short_read(
+        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        segment = provider.open("b/t/0", LOG, 0)
+        segment.write(0, b"0123456789")
+        monkeypatch.setattr(os, "pread", lambda descriptor, length, at: b"")
+        with pytest.raises(BackendUnavailableError, match="shorter"):
+            segment.read(0, 10)
+
+    @pytest.mark.parametrize(
+        ("number", "kind"),
+        [
+            (errno.EACCES, BackendRefusedError),
+            (errno.EROFS, BackendRefusedError),
+            (errno.EDQUOT, BackendRefusedError),
+            (errno.EIO, BackendUnavailableError),
+            (errno.ESTALE, BackendUnavailableError),
+            (errno.EMFILE, BackendUnavailableError),
+            (errno.ENOENT, SegmentNotFoundError),
+        ],
+    )
+    def test_the_systems_errors_become_ours(
+        self,
+        provider: PosixProvider,
+        monkeypatch: pytest.MonkeyPatch,
+        number: int,
+        kind: type[Exception],
+    ) -> None:
+        segment = provider.open("b/t/0", LOG, 0)
+
+        def broken(*arguments: object) -> int:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "open", broken)
+        with pytest.raises(kind):
+            segment.read(0, 1)
+
+    def test_a_read_only_file_system_can_be_read(
+        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        provider.open("b/t/0", LOG, 0).write(0, b"data")
+
+        def read_only(descriptor: int) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(os, "fdatasync", read_only)
+        monkeypatch.setattr(os, "fsync", read_only)
+        assert provider.open("b/t/0", LOG, 0).size() == 4
+
+    def test_a_directory_in_the_place_of_a_file_is_one_clear_error(
+        self, provider: PosixProvider
+    ) -> None:
+        segment = provider.open("b/t/0", QUEUE, 0)
+        Path(segment.path).mkdir(parents=True)
+        with pytest.raises(BackendRefusedError, match="directory"):
+            segment.write(0, b"x")

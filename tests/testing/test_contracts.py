@@ -1,0 +1,185 @@
+"""The shipped suites: they pass for what is right and fail for what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+
+from tests.testing.list_store import ListMessageStore
+from tieredstore.codec.message import decode_message
+from tieredstore.driver.message_store import MessageStore
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import Buffer, FileSegment
+from tieredstore.driver.wrapper import SegmentWrapper
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    OffsetOutOfRangeError,
+    PositionMismatchError,
+    SegmentNotFoundError,
+)
+from tieredstore.model.messages import Message
+from tieredstore.model.values import SegmentType
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing import strategies
+from tieredstore.testing.faults import Fault, Faults, FaultyProvider, SimulatedCrash
+from tieredstore.testing.message_store_contract import MessageStoreContract
+from tieredstore.testing.messages import a_body, a_record
+from tieredstore.testing.segment_contract import FileSegmentContract
+
+LOG = SegmentType.COMMIT_LOG
+
+
+class TestListMessageStore(MessageStoreContract):
+    def open_store(self) -> MessageStore:
+        return ListMessageStore(Runtime.inline())
+
+
+class ShortReads(SegmentWrapper):
+    def read(self, position: int, length: int) -> bytes:
+        return super().read(position, min(length, self.size() - position))
+
+
+class ZeroFill(SegmentWrapper):
+    def read(self, position: int, length: int) -> bytes:
+        try:
+            return super().read(position, length)
+        except OffsetOutOfRangeError:
+            return bytes(max(0, length))
+
+
+class WritesAnywhere(SegmentWrapper):
+    def write(self, position: int, data: Buffer) -> None:
+        try:
+            end = self.size()
+        except SegmentNotFoundError:
+            end = 0
+        super().write(end, data)
+
+
+class SizeOfZero(SegmentWrapper):
+    def size(self) -> int:
+        try:
+            return super().size()
+        except SegmentNotFoundError:
+            return 0
+
+
+class ForgetsToDelete(SegmentWrapper):
+    def delete(self) -> None:
+        pass
+
+
+class NeverSeals(SegmentWrapper):
+    def seal(self) -> None:
+        pass
+
+
+class NeverCloses(SegmentWrapper):
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ShortReads,
+        ZeroFill,
+        WritesAnywhere,
+        SizeOfZero,
+        ForgetsToDelete,
+        NeverSeals,
+        NeverCloses,
+    ],
+)
+def test_the_segment_contract_catches_a_wrong_segment(wrong: type[SegmentWrapper]) -> None:
+    provider = MemoryProvider(Runtime.inline())
+
+    class Wrong(FileSegmentContract):
+        def open_segment(self, path: str) -> FileSegment:
+            return wrong(provider.open(path, LOG, 0))
+
+    caught = []
+    for name in dir(Wrong):
+        test: Callable[..., None] = getattr(Wrong(), name)
+        if not name.startswith("test_") or "segment" not in test.__annotations__:
+            continue
+        if len(test.__annotations__) > 2:  # wants parameters
+            continue
+        provider = MemoryProvider(Runtime.inline())
+        try:
+            test(Wrong().open_segment("b/t/0"))
+        except (Exception, pytest.fail.Exception):  # noqa: BLE001 - any failure will do
+            caught.append(name)
+    assert caught
+
+
+class TestFaults:
+    def open(self, faults: Faults) -> tuple[FileSegment, FileSegment]:
+        """A faulty handle and a sound one on the same bytes."""
+        runtime = Runtime.inline()
+        memory = MemoryProvider(runtime)
+        faulty = FaultyProvider(memory, faults, runtime)
+        return faulty.open("b/t/0", LOG, 0), memory.open("b/t/0", LOG, 0)
+
+    @pytest.mark.parametrize(
+        ("fault", "landed"), [(Fault.BEFORE, 0), (Fault.HALF, 3), (Fault.AFTER, 6)]
+    )
+    def test_a_fault_strikes_at_its_step_only(self, fault: Fault, landed: int) -> None:
+        faulty, sound = self.open(Faults({1: fault}))
+        faulty.write(0, b"first")
+        with pytest.raises(BackendUnavailableError):
+            faulty.write(5, b"second")
+        assert sound.size() == 5 + landed
+        if landed:
+            with pytest.raises(PositionMismatchError):
+                faulty.write(5, b"second")
+        faulty.write(5 + landed, b"second"[landed:])
+        assert sound.read(0, 11) == b"firstsecond"
+
+    @pytest.mark.parametrize(
+        ("fault", "landed"),
+        [(Fault.CRASH_BEFORE, 0), (Fault.CRASH_HALF, 3), (Fault.CRASH_AFTER, 6)],
+    )
+    def test_nothing_works_after_a_crash(self, fault: Fault, landed: int) -> None:
+        faults = Faults({1: fault})
+        faulty, sound = self.open(faults)
+        faulty.write(0, b"first")
+        with pytest.raises(SimulatedCrash):
+            faulty.write(5, b"second")
+        assert sound.size() == 5 + landed
+        for call in (faulty.size, lambda: faulty.read(0, 1), faulty.delete):
+            with pytest.raises(SimulatedCrash):
+                call()
+        assert faults.crashed
+        assert faults.steps == 2
+
+    def test_a_backend_that_always_fails(self) -> None:
+        faulty, sound = self.open(Faults(always=Fault.AFTER))
+        for call in (faulty.delete, lambda: faulty.write(0, b"x")):
+            with pytest.raises(BackendUnavailableError):
+                call()
+        assert sound.size() == 1
+
+
+def test_a_record_tells_which_message_it_is() -> None:
+    message = decode_message(a_record(7, body_bytes=300))
+    assert message.queue_offset == 7
+    assert message.body == a_body(7, 300)
+    assert message.body != a_body(8, 300)
+    assert message.keys == ("key-7", "shared")
+
+
+@given(message=strategies.messages())
+def test_any_message_of_the_strategies_can_be_stored(message: Message) -> None:
+    store = ListMessageStore(Runtime.inline())
+    store.load()
+    store.put_message(message)
+    got = decode_message(store.get_message(message.topic, message.queue_id, 0).messages[0].record)
+    assert (got.topic, got.body, dict(got.properties)) == (
+        message.topic,
+        message.body,
+        dict(message.properties),
+    )
+    assert (got.born_host, got.store_host) == (message.born_host, message.store_host)
