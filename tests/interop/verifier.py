@@ -1,0 +1,51 @@
+"""The Java program that opens a store with RocketMQ's own classes, built and run.
+
+It is in `java/`, with a Maven build. Maven fetches RocketMQ 5.3.3 the first time.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent / "java"
+JAR = HERE / "target" / "verify-store-1.0.jar"
+# RocketMQ reaches into the JDK to unmap files; newer Javas want to be asked first.
+JAVA = [
+    "java",
+    "--add-exports",
+    "java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens",
+    "java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens",
+    "java.base/java.nio=ALL-UNNAMED",
+    "--add-opens",
+    "java.base/jdk.internal.ref=ALL-UNNAMED",
+]
+
+
+def build() -> None:
+    """Once; `target/` is not in the repository."""
+    if not JAR.exists():
+        subprocess.run(
+            ["mvn", "-q", "-B", "package", "dependency:copy-dependencies"], cwd=HERE, check=True
+        )
+
+
+def verify(mode: str, *options: str, work: Path) -> list[dict[str, Any]]:
+    """What Java says of a store, row by row; the last row is the summary."""
+    build()
+    out = work / "java-says.jsonl"
+    classes = f"{JAR}:{JAR.parent}/dependency/*"
+    command = [*JAVA, "-cp", classes, "goldenverify.VerifyStore", mode, *options]
+    done = subprocess.run(
+        [*command, "--tmp", str(work), "--out", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode in (0, 1), done.stderr[-4000:]
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
