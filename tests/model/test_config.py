@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from typing import Any
 
 import pytest
@@ -72,6 +73,13 @@ class TestNamesAndDefaults:
     def test_every_setting_says_what_it_is_for(self) -> None:
         for name, spec in settings_of(StoreConfig).items():
             assert facts_of(spec).doc, name
+
+    def test_it_can_be_copied_with_changes_and_sent_to_another_process(self) -> None:
+        config = StoreConfig(provider="posix", secret_key="s", ignored={"brokerId": "0"})
+        assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - made here
+        changed = dataclasses.replace(config, reserve_hours=1)
+        assert (changed.provider, changed.reserve_hours) == ("posix", 1)
+        assert changed.ignored == {"brokerId": "0"}
 
     def test_it_cannot_be_changed(self) -> None:
         with pytest.raises(dataclasses.FrozenInstanceError):

@@ -25,6 +25,8 @@ class TestMapping:
             StoreConfig.from_mapping({"group_comit_bytes": 1})
         with pytest.raises(InvalidConfigError, match="unknown key zzz$"):
             StoreConfig.from_mapping({"zzz": 1})
+        with pytest.raises(InvalidConfigError, match="did you mean provider"):
+            StoreConfig(provder="posix")  # type: ignore[call-arg]
         with pytest.raises(InvalidConfigError, match="unknown key ignored"):
             StoreConfig.from_mapping({"ignored": {}})
 

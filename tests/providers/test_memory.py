@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tieredstore.driver.metrics import MeasuredProvider, NoMetrics
@@ -34,25 +36,51 @@ class TestMemoryProvider(SegmentProviderContract):
         return MemoryProvider(runtime)
 
 
-def _wrapped(runtime: Runtime) -> SegmentProvider:
-    """Everything that can stand around a provider at once."""
-    inner = FaultyProvider(MemoryProvider(runtime), Faults(), runtime)
-    measured = MeasuredProvider(inner, NoMetrics(), runtime)
-    return RetryingProvider(measured, RetryPolicy(), runtime)
+def _faulty(inner: SegmentProvider, runtime: Runtime) -> SegmentProvider:
+    return FaultyProvider(inner, Faults(), runtime)
 
 
+def _measured(inner: SegmentProvider, runtime: Runtime) -> SegmentProvider:
+    return MeasuredProvider(inner, NoMetrics(), runtime)
+
+
+def _retrying(inner: SegmentProvider, runtime: Runtime) -> SegmentProvider:
+    return RetryingProvider(inner, RetryPolicy(), runtime)
+
+
+WRAPPINGS: dict[str, list[Callable[[SegmentProvider, Runtime], SegmentProvider]]] = {
+    "faulty": [_faulty],
+    "measured": [_measured],
+    "retrying": [_retrying],
+    "all": [_faulty, _measured, _retrying],
+}
+
+
+def _wrapped(name: str, runtime: Runtime) -> SegmentProvider:
+    provider: SegmentProvider = MemoryProvider(runtime)
+    for wrap in WRAPPINGS[name]:
+        provider = wrap(provider, runtime)
+    return provider
+
+
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
 class TestWrappedSegment(FileSegmentContract):
     @pytest.fixture(autouse=True)
-    def _provider(self) -> None:
-        self.provider = _wrapped(Runtime.inline())
+    def _provider(self, wrapping: str) -> None:
+        self.provider = _wrapped(wrapping, Runtime.inline())
 
     def open_segment(self, path: str) -> FileSegment:
         return self.provider.open(path, LOG, 0)
 
 
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
 class TestWrappedProvider(SegmentProviderContract):
+    @pytest.fixture(autouse=True)
+    def _wrapping(self, wrapping: str) -> None:
+        self.wrapping = wrapping
+
     def open_provider(self, runtime: Runtime) -> SegmentProvider:
-        return _wrapped(runtime)
+        return _wrapped(self.wrapping, runtime)
 
 
 def test_two_providers_share_nothing() -> None:

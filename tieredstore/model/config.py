@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self
 
 from tieredstore.model import config_sources
@@ -161,6 +161,11 @@ class StoreConfig:
     )
     # from broker.conf: what is not ours
     ignored: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    def __new__(cls, **values: Any) -> Self:
+        """Only to name the nearest setting where dataclasses would raise a bare TypeError."""
+        config_sources.refuse_unknown(values, [spec.name for spec in fields(cls)])
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         for name, spec in settings_of(self).items():

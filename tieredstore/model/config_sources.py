@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field
 from typing import Any, Final, TypeAlias
@@ -43,10 +43,17 @@ _CLASS_SETTINGS: Final = frozenset({"provider", "metadata", "plugins"})
 _NEAR: Final = 0.88
 
 
-def from_mapping(known: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
-    for name in values:
+def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
+    for name in names:
         if name not in known:
-            raise InvalidConfigError(_unknown(name, known))
+            near = _near(name, known, cutoff=0.6)
+            raise InvalidConfigError(
+                f"unknown key {name}" + (f": did you mean {near}?" if near else "")
+            )
+
+
+def from_mapping(known: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
+    refuse_unknown(values, known)
     return {name: _class_name(known[name], value) for name, value in values.items()}
 
 
@@ -63,14 +70,9 @@ def from_toml(known: Fields, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def from_env(known: Fields, environ: Mapping[str, str]) -> dict[str, Any]:
     variables = {ENV_PREFIX + name.upper(): spec for name, spec in known.items()}
-    values: dict[str, Any] = {}
-    for name, text in environ.items():
-        if not name.startswith(ENV_PREFIX):
-            continue
-        if name not in variables:
-            raise InvalidConfigError(_unknown(name, variables))
-        values[variables[name].name] = _parsed(variables[name], text)
-    return values
+    ours = {name: text for name, text in environ.items() if name.startswith(ENV_PREFIX)}
+    refuse_unknown(ours, variables)
+    return {variables[name].name: _parsed(variables[name], text) for name, text in ours.items()}
 
 
 def from_broker_conf(
@@ -173,11 +175,6 @@ def _read(path: str | os.PathLike[str]) -> str:
         raise InvalidConfigError("is no UTF-8 text") from error
     except OSError as error:
         raise InvalidConfigError(error.strerror or str(error)) from error
-
-
-def _unknown(name: str, known: Iterable[str]) -> str:
-    near = _near(name, known, cutoff=0.6)
-    return f"unknown key {name}" + (f": did you mean {near}?" if near else "")
 
 
 def _near(name: str, known: Iterable[str], *, cutoff: float = _NEAR) -> str | None:
