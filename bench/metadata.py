@@ -1,0 +1,149 @@
+"""What the catalogue costs in a store of 5 000 queues and 30 000 segments.
+
+Prints the median of one update, with its sync and without, and the time that opening takes, after
+a clean close and with a journal as long as it gets. Exits with 1 where a target is missed:
+
+    python -m bench.metadata
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+from tieredstore.metadata import JsonMetadataStore
+from tieredstore.model.catalogue import QueueRecord, SegmentRecord
+from tieredstore.model.values import SegmentType
+
+TOPICS = 500
+QUEUES_OF_A_TOPIC = 10
+SEGMENTS_OF_A_FILE = 3
+UPDATES = 2_000
+OPENS = 5
+UPDATE_MS_MAX = 1.0
+OPEN_MS_MAX = 2_000.0
+
+BROKER = "broker-a"
+NOW_MS = 1_700_000_000_000
+
+
+def queues() -> Iterator[QueueRecord]:
+    for topic in range(TOPICS):
+        for queue_id in range(QUEUES_OF_A_TOPIC):
+            yield QueueRecord(
+                broker_name=BROKER,
+                topic=f"OrderEventsOfShop{topic}",
+                queue_id=queue_id,
+                update_timestamp=NOW_MS,
+            )
+
+
+def segments() -> Iterator[SegmentRecord]:
+    for queue in queues():
+        for kind, size in ((SegmentType.COMMIT_LOG, 1 << 30), (SegmentType.CONSUME_QUEUE, 1 << 27)):
+            for number in range(SEGMENTS_OF_A_FILE):
+                yield SegmentRecord(
+                    path=f"{BROKER}/{queue.topic}/{queue.queue_id}",
+                    type=kind,
+                    base_offset=number * size,
+                    size=size,
+                    create_timestamp=NOW_MS,
+                    begin_timestamp=NOW_MS + number,
+                    end_timestamp=NOW_MS + number + 1,
+                )
+
+
+def fill(path: Path) -> None:
+    with JsonMetadataStore.open(path) as store:
+        for topic in range(TOPICS):
+            store.add_topic(f"OrderEventsOfShop{topic}")
+        store.put(*queues())
+        store.put(*segments())
+
+
+def spent_ms(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return (time.perf_counter() - started) * 1_000
+
+
+def update_times_ms(store: JsonMetadataStore, rows: list[SegmentRecord]) -> list[float]:
+    """One row a batch, as a commit of one segment does it."""
+    spent = []
+    for number in range(UPDATES):
+        row = rows[number * 7 % len(rows)]
+        row = replace(row, size=row.size - number)
+        spent.append(spent_ms(partial(store.put, row)))
+    return spent
+
+
+def open_ms(path: Path) -> float:
+    """The median of opening; what was opened is left as it was found."""
+    spent = []
+    for _ in range(OPENS):
+        started = time.perf_counter()
+        store = JsonMetadataStore.open(path)
+        spent.append((time.perf_counter() - started) * 1_000)
+        abandon(store)
+    return statistics.median(spent)
+
+
+def abandon(store: JsonMetadataStore) -> None:
+    """Close without compaction: the journal stays, as after a crash."""
+    with mock.patch("tieredstore.metadata.catalogue_writer.CatalogueWriter.compact"):
+        store.close()
+
+
+def long_journal(path: Path, rows: list[SegmentRecord]) -> int:
+    """Leave a journal just below the length at which it is compacted."""
+    length_max = path.stat().st_size
+    journal = path.with_name(path.name + ".journal")
+    store = JsonMetadataStore.open(path)
+    with mock.patch("os.fdatasync"):
+        number = 0
+        while not journal.exists() or journal.stat().st_size < length_max - 1_000:
+            row = rows[number % len(rows)]
+            store.put(replace(row, size=row.size - 1))
+            number += 1
+    abandon(store)
+    return number
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tieredStoreMetadata.json"
+        fill(path)
+        rows = list(segments())
+        print(f"{TOPICS * QUEUES_OF_A_TOPIC} queues, {len(rows)} segments,", end=" ")
+        print(f"snapshot of {path.stat().st_size / 1e6:.1f} MB")
+
+        store = JsonMetadataStore.open(path)
+        synced = update_times_ms(store, rows)
+        with mock.patch("os.fdatasync"):
+            unsynced = update_times_ms(store, rows)
+        store.close()
+        update = statistics.median(unsynced)
+        print(f"one update, synced        {statistics.median(synced):9.3f} ms median")
+        print(f"one update, sync left out {update:9.3f} ms median, at most {UPDATE_MS_MAX}")
+
+        clean = open_ms(path)
+        print(f"open after a clean close  {clean:9.0f} ms median, at most {OPEN_MS_MAX:.0f}")
+        lines = long_journal(path, rows)
+        replayed = open_ms(path)
+        print(f"open with {lines:6d} lines   {replayed:9.0f} ms median, at most {OPEN_MS_MAX:.0f}")
+
+        store = JsonMetadataStore.open(path)
+        print(f"compaction                {spent_ms(store.compact):9.0f} ms")
+        store.close()
+    return int(update > UPDATE_MS_MAX or max(clean, replayed) > OPEN_MS_MAX)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

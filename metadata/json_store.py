@@ -1,0 +1,257 @@
+"""`JsonMetadataStore`: the catalogue in RocketMQ's own JSON file and a journal beside it.
+
+What lives here: locks, the batches of many threads, and who may do what. What does not: reads
+(`memory_reads`), files (`catalogue_writer`, `follower`) and their formats.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tieredstore.driver.metadata import Change, Put
+from tieredstore.driver.runtime import SystemClock
+from tieredstore.metadata import changes as codec
+from tieredstore.metadata import rocketmq_json
+from tieredstore.metadata.catalogue_files import Catalogue, CatalogueFiles
+from tieredstore.metadata.catalogue_writer import CatalogueWriter
+from tieredstore.metadata.follower import Follower
+from tieredstore.metadata.memory_reads import MemoryReads
+from tieredstore.metadata.open_report import OpenReport
+from tieredstore.model.catalogue import TopicRecord
+from tieredstore.model.errors import MetadataError
+
+FILE_NAME: Final = "tieredStoreMetadata.json"
+"""What RocketMQ calls its catalogue, in the folder `config` of its store."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    """One caller's batch on its way to the disk."""
+
+    changes: list[Change]
+    encoded: list[bytes]
+    done: bool = False
+    failure: BaseException | None = None
+
+
+class JsonMetadataStore(MemoryReads):
+    """A catalogue that RocketMQ can open: its JSON file, and a journal so that a change is cheap.
+
+    * A batch is one line of the journal, written and synced before any read sees it. Batches that
+      wait for the same sync share a line.
+    * The journal becomes part of the snapshot when it outgrows it, and on close; RocketMQ sees
+      what the snapshot holds. If RocketMQ has written the snapshot since, the journal is set
+      aside, never replayed.
+    * One writer at a time, in any process, holds a lock beside the file; readers need none.
+    * After a failed write every later one raises MetadataError until the store is reopened.
+    """
+
+    def __init__(
+        self,
+        files: CatalogueFiles,
+        access: CatalogueWriter | Follower,
+        catalogue: Catalogue,
+        *,
+        stale_journal: Path | None,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        super().__init__(catalogue.tables, name=str(files.snapshot))
+        self._files = files
+        self._access = access
+        self._clock_ms = clock_ms
+        self._pending: deque[_Ticket] = deque()
+        # Held by who commits, compacts, refreshes or closes, also while bytes travel. Tables
+        # change under both locks, so they hold still under either.
+        self._commit_lock = threading.Lock()
+        self.report = OpenReport.of(files, catalogue, stale_journal)
+        self.report.warn(files)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        read_only: bool = False,
+        clock_ms: Callable[[], int] | None = None,
+        journal_bytes_max: int | None = None,
+    ) -> JsonMetadataStore:
+        """The catalogue at `path`; what is not there yet is empty.
+
+        `clock_ms` gives new topics their time. The journal is compacted beyond
+        `journal_bytes_max`; by default beyond 4 MiB and the size of the snapshot. Raises
+        MetadataError where another writer holds the lock, and where no sound catalogue is found.
+        """
+        if journal_bytes_max is not None and journal_bytes_max < 1:
+            raise MetadataError(os.fspath(path), f"journal_bytes_max is {journal_bytes_max}")
+        files = CatalogueFiles.at(path)
+        access: CatalogueWriter | Follower
+        stale = None
+        with _translated(files, "opening"):
+            if read_only:
+                access = Follower(files)
+                catalogue = _loaded(access)
+            else:
+                access, catalogue, stale = CatalogueWriter.open(
+                    files, journal_bytes_max=journal_bytes_max
+                )
+        clock_ms = clock_ms or SystemClock().now_ms
+        return cls(files, access, catalogue, stale_journal=stale, clock_ms=clock_ms)
+
+    # -- writes -------------------------------------------------------------------------------
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        self._writer()
+        ticket = self._ticket(changes)
+        if not ticket.changes:
+            return
+        self._pending.append(ticket)
+        with self._commit_lock:
+            if not ticket.done:
+                self._commit_pending(self._writer())
+        self._settle(ticket)
+
+    def add_topic(self, topic: str, *, reserve_hours: int | None = None) -> TopicRecord:
+        self._writer()
+        known = self.topic(topic)
+        if known is not None:
+            return known
+        with self._commit_lock:
+            writer = self._writer()
+            self._commit_pending(writer)  # one of them may be the same topic
+            known = self.topic(topic)
+            if known is not None:
+                return known
+            record = TopicRecord(
+                topic=topic,
+                topic_id=self._tables.topic_serial + 1,
+                reserve_hours=reserve_hours,
+                update_timestamp=self._clock_ms(),
+            )
+            ticket = self._ticket([Put(record)])
+            self._commit(writer, [ticket])
+            self._settle(ticket)
+            return self._tables.topics[topic]
+
+    def snapshot_bytes(self) -> bytes:
+        """RocketMQ's JSON for all that is in here now, journal included."""
+        with self._commit_lock:
+            return rocketmq_json.encode(self._open_tables().document())
+
+    def compact(self) -> None:
+        """Make RocketMQ's file hold all that is in here now, and the journal nothing."""
+        self._writer()
+        with self._commit_lock:
+            writer = self._writer()
+            with _translated(self._files, "compacting"):
+                writer.compact(self._tables)
+
+    def refresh(self) -> None:
+        self._require_open()
+        if isinstance(self._access, CatalogueWriter):
+            return
+        with self._commit_lock:
+            self._require_open()
+            with _translated(self._files, "reading"):
+                gained = self._access.poll()
+                catalogue = None if gained is not None else self._access.load()
+            with self._tables_lock:
+                if catalogue is not None:
+                    self._tables = catalogue.tables
+                elif gained:
+                    self._tables.apply(gained)
+            if catalogue is not None:
+                self.report = OpenReport.of(self._files, catalogue, None)
+                self.report.warn(self._files)
+
+    def close(self) -> None:
+        with self._commit_lock:
+            if self._closed:
+                return
+            if isinstance(self._access, Follower):
+                self._closed = True
+                self._access.close()
+                return
+            self._commit_pending(self._access)
+            self._closed = True
+            self._access.close(self._tables)
+
+    # -- commits ------------------------------------------------------------------------------
+
+    def _ticket(self, changes: Iterable[Change]) -> _Ticket:
+        try:
+            encoded = [codec.encode(change) for change in changes]
+        except ValueError as error:
+            raise MetadataError(str(self._files.snapshot), f"refused: {error}") from error
+        return _Ticket([seen for seen, _ in encoded], [data for _, data in encoded])
+
+    def _commit_pending(self, writer: CatalogueWriter) -> None:
+        tickets = []
+        while self._pending:
+            tickets.append(self._pending.popleft())
+        if tickets:
+            self._commit(writer, tickets)
+
+    def _commit(self, writer: CatalogueWriter, tickets: Sequence[_Ticket]) -> None:
+        """One line for all tickets; only then the tables. Called under the commit lock."""
+        try:
+            writer.commit([data for ticket in tickets for data in ticket.encoded])
+            with self._tables_lock:
+                for ticket in tickets:
+                    self._tables.apply(ticket.changes)
+        except BaseException as error:
+            writer.fail(error)
+            for ticket in tickets:
+                ticket.failure = error
+            if not isinstance(error, Exception):
+                raise
+            return
+        finally:
+            for ticket in tickets:
+                ticket.done = True
+        if writer.outgrown:
+            self._compact_by_size(writer)
+
+    def _compact_by_size(self, writer: CatalogueWriter) -> None:
+        try:
+            writer.compact(self._tables)
+        except (OSError, MetadataError) as error:
+            # What was committed is durable in the journal, so this is nobody's failure yet.
+            log.warning("%s: not compacted: %s", self._files.snapshot, error)
+
+    def _settle(self, ticket: _Ticket) -> None:
+        if ticket.failure is not None:
+            raise MetadataError(
+                str(self._files.snapshot), f"not written: {ticket.failure}"
+            ) from ticket.failure
+
+    def _writer(self) -> CatalogueWriter:
+        self._require_open()
+        if isinstance(self._access, Follower):
+            raise MetadataError(str(self._files.snapshot), "it was opened read only")
+        return self._access
+
+
+def _loaded(follower: Follower) -> Catalogue:
+    try:
+        return follower.load()
+    except BaseException:
+        follower.close()
+        raise
+
+
+@contextmanager
+def _translated(files: CatalogueFiles, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MetadataError(str(files.snapshot), f"{doing} it failed: {error}") from error

@@ -1,0 +1,91 @@
+"""The reading half of a metadata store whose tables are in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from tieredstore.driver.metadata import Json, MetadataStore
+from tieredstore.metadata.tables import Tables
+from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
+from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.values import SegmentType
+
+
+class MemoryReads(MetadataStore):
+    """Answers every read from `_tables`, each as of one moment.
+
+    `_tables_lock` is held for moments only, by reads to copy and by the writing half to apply a
+    whole batch or to put other tables in place; never while bytes travel.
+    """
+
+    def __init__(self, tables: Tables, *, name: str) -> None:
+        self._tables = tables
+        self._tables_lock = threading.Lock()
+        self._name = name
+        self._closed = False
+
+    def topic(self, topic: str) -> TopicRecord | None:
+        with self._tables_lock:
+            return self._open_tables().topics.get(topic)
+
+    def topics(self) -> Sequence[TopicRecord]:
+        with self._tables_lock:
+            return tuple(self._open_tables().topics.values())
+
+    def queue(self, topic: str, queue_id: int) -> QueueRecord | None:
+        with self._tables_lock:
+            return self._open_tables().queues.get(topic, {}).get(queue_id)
+
+    def queues(self, topic: str | None = None) -> Sequence[QueueRecord]:
+        with self._tables_lock:
+            table = self._open_tables().queues
+            chosen = table.values() if topic is None else [table.get(topic, {})]
+            found = [list(of_topic.values()) for of_topic in chosen]
+        return tuple(
+            row for of_topic in found for row in sorted(of_topic, key=lambda row: row.queue_id)
+        )
+
+    def segment(self, path: str, type: SegmentType, base_offset: int) -> SegmentRecord | None:
+        with self._tables_lock:
+            return self._open_tables().segments[type].get(path, {}).get(base_offset)
+
+    def segments(
+        self, path: str | None = None, type: SegmentType | None = None
+    ) -> Sequence[SegmentRecord]:
+        types = SegmentType if type is None else (type,)
+        with self._tables_lock:
+            tables = [self._open_tables().segments[kind] for kind in types]
+            found = [
+                list(of_path.values())
+                for table in tables
+                for of_path in (table.values() if path is None else [table.get(path, {})])
+            ]
+        return tuple(
+            row for of_path in found for row in sorted(of_path, key=lambda row: row.base_offset)
+        )
+
+    def note(self, kind: str, key: str) -> Json:
+        with self._tables_lock:
+            text = self._open_tables().notes.get(kind, {}).get(key)
+        return None if text is None else _note(text)
+
+    def notes(self, kind: str) -> Mapping[str, Json]:
+        with self._tables_lock:
+            found = dict(self._open_tables().notes.get(kind, {}))
+        return {key: _note(text) for key, text in found.items()}
+
+    def _open_tables(self) -> Tables:
+        self._require_open()
+        return self._tables
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError(f"{self._name} is closed")
+
+
+def _note(text: bytes) -> Json:
+    value: Json = msgspec.json.decode(text)  # a copy of the caller's own
+    return value
