@@ -1,20 +1,19 @@
 """The settings of a store: names, units, defaults, ranges.
 
 What lives here: `StoreConfig`, one field for each key of RocketMQ's `MessageStoreConfig` and for
-those of ours. How settings are read from files and environments is in `config_sources.py`.
+those of ours. How a set of settings is built and checked is in `settings.py`.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
-from tieredstore.model import config_sources
 from tieredstore.model.errors import InvalidConfigError
-from tieredstore.model.setting import checked, computed, setting, settings_of
+from tieredstore.model.setting import computed, setting
+from tieredstore.model.settings import Settings
 from tieredstore.model.values import INT32_MAX, StorageLevel
 
 KIB: Final = 1024
@@ -32,7 +31,7 @@ def _store_path() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreConfig:
+class StoreConfig(Settings):
     """Every setting of a store; checked when built, never changed afterwards.
 
     Defaults are RocketMQ 5.3.3's unless a field says otherwise. Unknown keys are an error that
@@ -159,17 +158,11 @@ class StoreConfig:
     crc_check_enabled: bool = setting(
         False, "Check body checksums on read; RocketMQ ignores it", "tieredStoreCrcCheckEnable"
     )
-    # from broker.conf: what is not ours
-    ignored: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-
-    def __new__(cls, **values: Any) -> Self:
-        """Only to name the nearest setting where dataclasses would raise a bare TypeError."""
-        config_sources.refuse_unknown(values, [spec.name for spec in fields(cls)])
-        return object.__new__(cls)
+    TABLE: ClassVar = "tieredstore"
+    ENV_PREFIX: ClassVar = "TIEREDSTORE_"
 
     def __post_init__(self) -> None:
-        for name, spec in settings_of(self).items():
-            object.__setattr__(self, name, checked(spec, getattr(self, name)))
+        self._check()
         if "@" in self.endpoint:
             raise InvalidConfigError("endpoint: holds credentials; give them apart")
 
@@ -179,39 +172,3 @@ class StoreConfig:
         return self.metadata_path or os.path.join(
             self.store_path, "config", "tieredStoreMetadata.json"
         )
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Settings under their names here, in their own types."""
-        return cls(**config_sources.from_mapping(settings_of(cls), values))
-
-    @classmethod
-    def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """A TOML file: its table `[tieredstore]` where it has one, else its top level."""
-        with config_sources.naming(path):
-            return cls(**config_sources.from_toml(settings_of(cls), path))
-
-    @classmethod
-    def from_broker_conf(cls, path: str | os.PathLike[str]) -> Self:
-        """RocketMQ's own properties file with its Java key names.
-
-        Keys that are not ours are kept in `ignored`. One that only nearly is ours is an error,
-        since RocketMQ would silently run with the default.
-        """
-        with config_sources.naming(path):
-            values, ignored = config_sources.from_broker_conf(settings_of(cls), path)
-            return cls(**values, ignored=ignored)
-
-    @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Self:
-        """A `.toml` file, or else a broker.conf."""
-        return cls.from_toml(path) if str(path).endswith(".toml") else cls.from_broker_conf(path)
-
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str]) -> Self:
-        """Variables such as TIEREDSTORE_PROVIDER over the defaults."""
-        return cls(**config_sources.from_env(settings_of(cls), environ))
-
-    def with_env(self, environ: Mapping[str, str]) -> Self:
-        """These settings with variables such as TIEREDSTORE_PROVIDER laid over them."""
-        return replace(self, **config_sources.from_env(settings_of(self), environ))

@@ -18,7 +18,6 @@ from tieredstore.model.setting import facts_of, shown
 
 Fields: TypeAlias = Mapping[str, Field[Any]]
 
-ENV_PREFIX: Final = "TIEREDSTORE_"
 FILE_BYTES_MAX: Final = 1024 * 1024  # a settings file larger than this is something else
 
 # RocketMQ keys that look like ours but mean something that does not exist here: a share of Java's
@@ -57,20 +56,20 @@ def from_mapping(known: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _class_name(known[name], value) for name, value in values.items()}
 
 
-def from_toml(known: Fields, path: str | os.PathLike[str]) -> dict[str, Any]:
+def from_toml(known: Fields, path: str | os.PathLike[str], table_name: str) -> dict[str, Any]:
     try:
         document = tomllib.loads(_read(path))
     except tomllib.TOMLDecodeError as error:
         raise InvalidConfigError(str(error)) from error
-    table = document.get("tieredstore", document)
+    table = document.get(table_name, document)
     if not isinstance(table, dict):
-        raise InvalidConfigError("tieredstore is no table")
+        raise InvalidConfigError(f"{table_name} is no table")
     return from_mapping(known, table)
 
 
-def from_env(known: Fields, environ: Mapping[str, str]) -> dict[str, Any]:
-    variables = {ENV_PREFIX + name.upper(): spec for name, spec in known.items()}
-    ours = {name: text for name, text in environ.items() if name.startswith(ENV_PREFIX)}
+def from_env(known: Fields, environ: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    variables = {prefix + name.upper(): spec for name, spec in known.items()}
+    ours = {name: text for name, text in environ.items() if name.startswith(prefix)}
     refuse_unknown(ours, variables)
     return {variables[name].name: _parsed(variables[name], text) for name, text in ours.items()}
 
