@@ -92,6 +92,59 @@ def test_a_closed_runtime_takes_no_more(make: Callable[[], Runtime]) -> None:
             pool.submit(lambda: None)
 
 
+def test_a_service_repeats_its_step_when_woken_and_survives_one_that_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    steps: list[int] = []
+    third = threading.Event()
+
+    def step() -> None:
+        steps.append(threading.get_ident())
+        if len(steps) == 3:
+            third.set()
+        if len(steps) == 1:
+            service.wake()
+            raise RuntimeError("the first step fails")
+        service.wake()
+
+    with Runtime.threads() as runtime:
+        service = runtime.service("test", step, interval_ms=10_000_000)
+        service.wake()
+        assert third.wait(10)
+        service.stop()
+        service.stop()
+    taken = len(steps)
+    service.wake()
+    assert len(steps) == taken
+    assert set(steps) != {threading.get_ident()}
+    assert "the first step fails" in caplog.text
+
+
+def test_a_service_takes_a_step_after_each_interval() -> None:
+    done = threading.Event()
+    with Runtime.threads() as runtime:
+        service = runtime.service("test", done.set, interval_ms=1)
+        assert done.wait(10)
+        service.stop()
+
+
+def test_an_inline_service_runs_only_when_woken() -> None:
+    steps: list[int] = []
+
+    def step() -> None:
+        steps.append(threading.get_ident())
+        if len(steps) == 1:
+            service.wake()  # asks for another step, and does not take it inside of this one
+
+    service = Runtime.inline().service("test", step, interval_ms=1)
+    assert steps == []
+    service.wake()
+    assert steps == [threading.get_ident()] * 2
+    service.stop()
+    service.wake()
+    assert len(steps) == 2
+
+
 def test_the_dice_of_an_inline_runtime_fall_the_same_each_time() -> None:
     throws = [[Runtime.inline(seed=5).dice.random() for _ in range(3)] for _ in range(2)]
     assert throws[0] == throws[1]

@@ -6,6 +6,7 @@ Runtime, so that a test can hand in its own time and run the whole store in one 
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -17,6 +18,8 @@ from tieredstore.model.errors import StoreClosedError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 DISPATCH_THREADS = 8
 FETCH_THREADS = 16
@@ -124,8 +127,74 @@ class ThreadPool:
         self._executor.shutdown(wait=True)
 
 
+class Service(Protocol):
+    """A step that is repeated until it is stopped. A step that raises is logged and repeated."""
+
+    def wake(self) -> None:
+        """Take the next step now. Any thread, any time."""
+
+    def stop(self) -> None:
+        """Take no further step; the one under way has ended when this returns. Idempotent."""
+
+
+class ThreadService:
+    """A step in a thread of its own, after each interval and whenever it is woken."""
+
+    def __init__(self, name: str, step: Callable[[], object], interval_ms: int) -> None:
+        self._step = step
+        self._interval = interval_ms / 1000
+        self._woken = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name=f"tieredstore-{name}", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._woken.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._woken.wait(self._interval)
+            self._woken.clear()
+            if self._stopped:
+                return
+            try:
+                self._step()
+            except Exception:
+                log.exception("%s: a step failed", self._thread.name)
+
+
+class InlineService:
+    """A step that runs only when it is woken, at once, in the caller's thread."""
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        self._step: Callable[[], object] | None = step
+        self._running = False
+        self._woken = False
+
+    def wake(self) -> None:
+        self._woken = True
+        if self._running:  # woken by its own step: once more, afterwards
+            return
+        self._running = True
+        try:
+            while self._woken and self._step is not None:
+                self._woken = False
+                self._step()
+        finally:
+            self._running = False
+
+    def stop(self) -> None:
+        self._step = None
+
+
 class Runtime:
-    """The clock, the dice and the two pools of one store.
+    """The clock, the dice, the two pools and the services of one store.
 
     `dispatch` carries uploads, `fetch` carries reads, so that neither starves the other. No call
     in a pool waits for another call in the same pool. `close` is idempotent.
@@ -138,6 +207,16 @@ class Runtime:
         self.dispatch = dispatch
         self.fetch = fetch
         self.dice = dice or random.Random()
+
+    def service(self, name: str, step: Callable[[], object], *, interval_ms: int) -> Service:
+        """Repeat a step: after each interval, and at once when woken.
+
+        An inline runtime has no thread to do that: there it runs when it is woken and only then,
+        and what it raises reaches whoever woke it.
+        """
+        if isinstance(self.dispatch, InlinePool):
+            return InlineService(step)
+        return ThreadService(name, step, interval_ms)
 
     @classmethod
     def threads(
