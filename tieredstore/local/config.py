@@ -1,0 +1,129 @@
+"""The settings of a local store, with RocketMQ's defaults."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final
+
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.setting import computed, setting
+from tieredstore.model.settings import Settings
+from tieredstore.model.values import INT32_MAX
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+QUEUE_UNIT_BYTES: Final = 20
+BLANK_BYTES: Final = 8
+
+
+def _store_path() -> str:
+    return os.path.join(os.path.expanduser("~"), "store")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalConfig(Settings):
+    """Every setting of a local store. The four sizes shape the files and never change."""
+
+    TABLE: ClassVar = "local"
+    ENV_PREFIX: ClassVar = "TIEREDSTORE_LOCAL_"
+
+    store_path: str = computed(_store_path, "Directory of the store", "storePathRootDir")
+    # the sizes that no file carries
+    commit_log_file_bytes: int = setting(
+        GIB, "Size of a commit log file", "mappedFileSizeCommitLog", minimum=256, maximum=INT32_MAX
+    )
+    queue_file_bytes: int = setting(
+        6_000_000,
+        "Size of a consume queue file; rounded up to whole units of 20 bytes",
+        "mappedFileSizeConsumeQueue",
+        minimum=QUEUE_UNIT_BYTES,
+        maximum=INT32_MAX - QUEUE_UNIT_BYTES,
+    )
+    index_slot_count: int = setting(
+        5_000_000, "Hash slots of an index file", "maxHashSlotNum", minimum=1, maximum=500_000_000
+    )
+    index_item_count: int = setting(
+        20_000_000,
+        "An index file holds one item less",
+        "maxIndexNum",
+        minimum=2,
+        maximum=100_000_000,
+    )
+    # messages
+    message_bytes_max: int = setting(
+        4 * MIB, "Largest body of a message", "maxMessageSize", minimum=1, maximum=GIB
+    )
+    property_crc_enabled: bool = setting(
+        False, "Append a checksum of the whole record as a property", "enabledAppendPropCRC"
+    )
+    # durability
+    flush_disk_type: str = setting(
+        "ASYNC_FLUSH", "SYNC_FLUSH: a put returns when it is on disk", "flushDiskType"
+    )
+    flush_interval_ms: int = setting(
+        500, "Time between two syncs of the commit log", "flushIntervalCommitLog", minimum=1
+    )
+    queue_flush_interval_ms: int = setting(
+        1_000, "Time between two syncs of queues and index", "flushIntervalConsumeQueue", minimum=1
+    )
+    sync_flush_timeout_ms: int = setting(
+        5_000, "How long a put waits for the disk", "syncFlushTimeout", minimum=1
+    )
+    # index
+    index_enabled: bool = setting(True, "Keep the key index", "messageIndexEnable")
+    query_count_max: int = setting(
+        64, "Most messages that a query by key returns", "maxMsgsNumBatch", minimum=1
+    )
+    # reads
+    memory_bytes_max: int = setting(
+        256 * KIB, "Bytes of one read from memory", "maxTransferBytesOnMessageInMemory", minimum=1
+    )
+    memory_count_max: int = setting(
+        32, "Messages of one read from memory", "maxTransferCountOnMessageInMemory", minimum=1
+    )
+    # dispatch
+    dispatch_count_max: int = setting(256, "Messages of one dispatch batch", minimum=1)
+    # retention
+    reserve_hours: int = setting(72, "How long files are kept", "fileReservedTime")
+    expiry_interval_ms: int = setting(
+        10_000, "Time between two looks for expired files", "cleanResourceInterval", minimum=1
+    )
+    delete_count_max: int = setting(
+        10, "Commit log files deleted in one look", "deleteFileBatchMax", minimum=1
+    )
+    disk_full_percent: int = setting(
+        90, "Above this use of the disk puts are refused", minimum=1, maximum=100
+    )
+    disk_clean_percent: int = setting(
+        75,
+        "Above this use files go before their time",
+        "diskMaxUsedSpaceRatio",
+        minimum=1,
+        maximum=100,
+    )
+    delete_before_offload: bool = setting(
+        False, "When the disk is full, delete what a tier still needs"
+    )
+    message_delay_levels: str = setting(
+        "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+        "Delays of the levels of delayed messages",
+        "messageDelayLevel",
+    )
+
+    def __post_init__(self) -> None:
+        self._check()
+        if self.flush_disk_type not in ("ASYNC_FLUSH", "SYNC_FLUSH"):
+            raise InvalidConfigError("flush_disk_type: want ASYNC_FLUSH or SYNC_FLUSH")
+        units = -(-self.queue_file_bytes // QUEUE_UNIT_BYTES)
+        object.__setattr__(self, "queue_file_bytes", units * QUEUE_UNIT_BYTES)
+
+    @property
+    def sync_flush(self) -> bool:
+        return self.flush_disk_type == "SYNC_FLUSH"
+
+    @property
+    def root(self) -> Path:
+        return Path(self.store_path)
