@@ -42,7 +42,8 @@ class MemoryFileSegment(FileSegment):
         super().__init__(path, type, base)
         self._fs = fs
         self._guard = guard
-        self._path = f"{path}/{type.name}/{segment_name(base)}"
+        # The slash keeps fsspec from taking a "::" in a name for a chain of file systems.
+        self._path = f"/{path}/{type.name}/{segment_name(base)}"
         self._sealed = False
         self._closed = False
 
@@ -61,6 +62,7 @@ class MemoryFileSegment(FileSegment):
             return data
 
     def write(self, position: int, data: Buffer) -> None:
+        view = memoryview(data).cast("B")
         with self._guard:
             self._check_open()
             if self._sealed:
@@ -69,10 +71,10 @@ class MemoryFileSegment(FileSegment):
             end = self._existing_size() if exists else 0
             if position != end:
                 raise PositionMismatchError(self._path, expected=position, actual=end)
-            if not memoryview(data).nbytes:
+            if not view:
                 return
             with self._fs.open(self._path, "ab" if exists else "wb") as file:
-                file.write(data)
+                file.write(view)
 
     def seal(self) -> None:
         self._check_open()

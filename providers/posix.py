@@ -79,12 +79,13 @@ class PosixFileSegment(FileSegment):
         return str(self._file)
 
     def size(self) -> int:
-        with self._end_guard, self._opened("size", os.O_RDONLY) as descriptor:
+        with self._end_guard, self._opened("size") as descriptor:
+            self._existing_bytes(descriptor)
             return self._durable_end(descriptor)
 
     def read(self, position: int, length: int) -> bytes:
-        with self._opened("read", os.O_RDONLY) as descriptor:
-            check_range(self.path, position, length, os.fstat(descriptor).st_size)
+        with self._opened("read") as descriptor:
+            check_range(self.path, position, length, self._existing_bytes(descriptor))
             data = os.pread(descriptor, length, position)
             while len(data) < length:
                 more = os.pread(descriptor, length - len(data), position + len(data))
@@ -97,19 +98,15 @@ class PosixFileSegment(FileSegment):
         view = memoryview(data).cast("B")
         with self._end_guard:
             self._check_writable()
-            if not self._file.exists():
+            try:
+                self._append(os.O_RDWR, view, position)
+            except SegmentNotFoundError:
                 if position != 0:
-                    raise PositionMismatchError(self.path, expected=position, actual=0)
-                if not view:
-                    return
-                with self._translated("create"):
-                    make_directories(self._file.parent)
-            with self._opened("write", os.O_RDWR | os.O_CREAT) as descriptor:
-                end = self._durable_end(descriptor)
-                if position != end:
-                    raise PositionMismatchError(self.path, expected=position, actual=end)
+                    raise PositionMismatchError(self.path, expected=position, actual=0) from None
                 if view:
-                    self._append(descriptor, view, position)
+                    with self._translated("create"):
+                        make_directories(self._file.parent)
+                    self._append(os.O_RDWR | os.O_CREAT, view, position)
 
     def seal(self) -> None:
         self._check_open()
@@ -135,20 +132,42 @@ class PosixFileSegment(FileSegment):
             self._check_writable()
             with self._translated("create"):
                 make_directories(self._file.parent)
-                write_atomically(self._file, blocks)
-                self._durable_bytes = self._file.stat().st_size
-            return self._durable_bytes
+                try:
+                    write_atomically(self._file, blocks)
+                    size = self._file.stat().st_size
+                except BaseException:
+                    self._file.unlink(missing_ok=True)  # its name may not be durable
+                    raise
+                if not size:
+                    self._file.unlink()
+            self._durable_bytes = size
+            return size
 
-    def _append(self, descriptor: int, view: memoryview, position: int) -> None:
-        try:
-            write_all(descriptor, view, position)
-            os.fdatasync(descriptor)
-            if position == 0:  # the name is as new as the bytes
-                fsync_directory(self._file.parent)
-        except BaseException:
-            os.ftruncate(descriptor, position)
-            raise
-        self._durable_bytes = position + len(view)
+    def _append(self, flags: int, view: memoryview, position: int) -> None:
+        with self._opened("write", flags) as descriptor:
+            end = self._durable_end(descriptor)
+            if position != end:
+                raise PositionMismatchError(self.path, expected=position, actual=end)
+            if not view:
+                return
+            try:
+                write_all(descriptor, view, position)
+                os.fdatasync(descriptor)
+                if position == 0:  # the name is as new as the bytes
+                    fsync_directory(self._file.parent)
+            except BaseException:
+                os.ftruncate(descriptor, position)
+                if position == 0:
+                    self._file.unlink(missing_ok=True)
+                raise
+            self._durable_bytes = position + len(view)
+
+    def _existing_bytes(self, descriptor: int) -> int:
+        """The file's length; a file without bytes, as Java leaves them, is no segment yet."""
+        size = os.fstat(descriptor).st_size
+        if not size:
+            raise SegmentNotFoundError(self.path)
+        return size
 
     def _durable_end(self, descriptor: int) -> int:
         """The file's length, all of it synced."""
@@ -173,7 +192,7 @@ class PosixFileSegment(FileSegment):
             raise SegmentSealedError(self.path)
 
     @contextmanager
-    def _opened(self, operation: str, flags: int) -> Iterator[int]:
+    def _opened(self, operation: str, flags: int = os.O_RDONLY) -> Iterator[int]:
         self._check_open()
         with self._translated(operation):
             descriptor = os.open(self._file, flags | os.O_CLOEXEC, 0o666)
@@ -201,7 +220,8 @@ class PosixFileSegment(FileSegment):
 class PosixProvider(SegmentProvider):
     """Segments below one root directory and one cluster.
 
-    Writers of different processes are kept apart by the catalogue's lock, not here.
+    Writers of different processes are kept apart by the catalogue's lock, not here. A directory
+    that is a symbolic link is followed: an operator may have moved a topic to another disk.
     """
 
     def __init__(self, root: str | os.PathLike[str], cluster: str, runtime: Runtime) -> None:
@@ -210,7 +230,7 @@ class PosixProvider(SegmentProvider):
             raise InvalidConfigError("path: the posix provider needs a directory")
         if cluster in ("", ".", "..") or "/" in cluster or "\0" in cluster:
             raise InvalidConfigError(f"cluster_name: {cluster!r} is no name of a directory")
-        self._root = Path(root) / cluster_directory(cluster)
+        self._root = Path(root).absolute() / cluster_directory(cluster)
 
     @classmethod
     def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
@@ -232,17 +252,23 @@ class PosixProvider(SegmentProvider):
         if len(wanted) > 3:
             return  # below a queue path there are no others
         for queue in _below(self._root, wanted, depth=3):
-            for type_name, kind in _TYPES.items():
-                yield from self._segments(queue, queue / type_name, kind)
-
-    def _segments(self, queue: Path, directory: Path, kind: SegmentType) -> Iterator[ListedSegment]:
-        path = queue.relative_to(self._root).as_posix()
-        for entry in _entries(directory):
+            path = queue.relative_to(self._root).as_posix()
             try:
-                base = parse_segment_name(entry.name)
-                size = entry.stat().st_size
-            except (ValueError, FileNotFoundError):
-                continue  # not a segment, or gone since
+                check_queue_path(path, base=0)
+            except BackendRefusedError:
+                continue  # no queue: `open` would not take it either
+            for type_name, kind in _TYPES.items():
+                yield from _segments(path, queue / type_name, kind)
+
+
+def _segments(path: str, directory: Path, kind: SegmentType) -> Iterator[ListedSegment]:
+    for entry in _entries(directory):
+        try:
+            base = parse_segment_name(entry.name)
+            size = entry.stat().st_size if entry.is_file(follow_symlinks=False) else 0
+        except (ValueError, FileNotFoundError):
+            continue  # not a segment, or gone since
+        if size:
             yield ListedSegment(path, kind, base, size)
 
 
@@ -253,17 +279,18 @@ def _below(directory: Path, wanted: list[str], *, depth: int) -> Iterator[Path]:
         return
     names = [wanted[0]] if wanted else [entry.name for entry in _entries(directory)]
     for name in names:
-        if name in (".", ".."):
-            continue
-        yield from _below(directory / name, wanted[1:], depth=depth - 1)
+        if name not in (".", ".."):
+            yield from _below(directory / name, wanted[1:], depth=depth - 1)
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(directory) as entries:
             return sorted(entries, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return []  # a ValueError is a name that no file can have
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            return []  # a link to itself
         kind = BackendUnavailableError if error.errno in _TRANSIENT else BackendRefusedError
         raise kind(str(directory), "list", error.strerror or str(error)) from error

@@ -50,6 +50,27 @@ class TestReplacement:
         assert file.read_bytes() == b"old"
         assert os.listdir(tmp_path) == ["file"]
 
+    def test_names_that_somebody_else_made_are_synced_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        synced: list[str] = []
+        real = os.fsync
+
+        def note(descriptor: int) -> None:
+            synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            real(descriptor)
+
+        monkeypatch.setattr(os, "fsync", note)
+        (tmp_path / "a").mkdir()  # a process that died before it synced the name
+        make_directories(tmp_path / "a" / "b")
+        assert {str(tmp_path), str(tmp_path / "a")} <= set(synced)
+        synced.clear()
+        make_directories(tmp_path / "a" / "b")
+        assert synced == []
+        (tmp_path / "a" / "b").rmdir()
+        make_directories(tmp_path / "a" / "b")
+        assert synced == [str(tmp_path / "a")]
+
     def test_directories_are_made_once(self, tmp_path: Path) -> None:
         deep = tmp_path / "a" / "b" / "c"
         make_directories(deep)
@@ -74,6 +95,22 @@ class TestLock:
         again = FileLock.acquire(path)
         assert again is not None
         again.release()
+
+    def test_a_forked_child_does_not_hold_what_its_parent_holds(self, tmp_path: Path) -> None:
+        path = tmp_path / "lock"
+        lock = FileLock.acquire(path)
+        assert lock is not None
+        child = os.fork()
+        if child == 0:
+            was_free = FileLock.acquire(path) is not None
+            held = lock.held
+            lock.release()
+            os._exit(int(was_free) + 2 * int(held))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert lock.held
+        assert not free_for_others(path)
+        lock.release()
+        assert not lock.held
 
     def test_a_lock_of_another_process_is_seen_and_ends_with_it(self, tmp_path: Path) -> None:
         path = tmp_path / "lock"

@@ -91,6 +91,17 @@ def test_reads_and_writes_are_measured_failed_ones_too() -> None:
     ]
 
 
+def test_a_creation_is_measured_as_a_write() -> None:
+    runtime = Runtime.inline()
+    noted = Noted()
+    provider = MeasuredProvider(MemoryProvider(runtime), noted, runtime)
+    provider.create(provider.open("b/t/0", SegmentType.INDEX, 0), [b"123", b"45"])
+    assert [(name, value) for name, value, _ in noted.records] == [
+        (RPC_LATENCY.name, 0),
+        (UPLOAD_BYTES.name, 5),
+    ]
+
+
 def test_latency_is_in_milliseconds_of_the_runtimes_clock() -> None:
     runtime = Runtime.inline()
 

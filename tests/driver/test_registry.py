@@ -40,6 +40,8 @@ def test_a_dotted_path_leads_to_a_class(dotted: str) -> None:
         ("builtins:dict", "is no SegmentProvider"),
         ("os.path", "is no SegmentProvider"),
         (":Class", "cannot be imported"),
+        ("..", "cannot be imported"),
+        ("..a.b", "cannot be imported"),
         ("", "known are"),
     ],
 )

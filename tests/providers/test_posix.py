@@ -11,7 +11,7 @@ from tieredstore.driver.provider import ListedSegment, SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.errors import InvalidConfigError, SegmentNotFoundError
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.posix import PosixProvider
 from tieredstore.testing.provider_contract import SegmentProviderContract
@@ -84,6 +84,45 @@ def test_a_cluster_name_that_is_no_directory_is_refused(tmp_path: Path, cluster:
 def test_an_empty_root_is_refused() -> None:
     with pytest.raises(InvalidConfigError, match="path"):
         PosixProvider("", "DefaultCluster", Runtime.inline())
+
+
+def test_a_file_without_bytes_is_no_segment_yet(provider: PosixProvider) -> None:
+    segment = provider.open("b/t/0", LOG, 0)
+    Path(segment.path).parent.mkdir(parents=True)
+    Path(segment.path).touch()  # as Java leaves one for each queue it has seen
+    for call in (segment.size, lambda: segment.read(0, 0)):
+        with pytest.raises(SegmentNotFoundError):
+            call()
+    assert list(provider.list()) == []
+    segment.write(0, b"data")
+    assert segment.size() == 4
+
+
+def test_odd_things_in_the_tree_are_passed_over(provider: PosixProvider, tmp_path: Path) -> None:
+    segment = provider.open("b/t/0", LOG, 0)
+    segment.write(0, b"x")
+    types = Path(segment.path).parent.parent
+    queues = types.parent
+    (types / "CONSUME_QUEUE").mkdir()
+    (types / "CONSUME_QUEUE" / "cfcd208400000000000000000000").mkdir()
+    (types / "INDEX").symlink_to("INDEX")
+    (queues / "9").symlink_to("9")
+    os.mkfifo(types / "COMMIT_LOG" / "c4ca423800000000000000000001")
+    for name in ("abc", "007", "-1"):
+        stray = queues / name / "COMMIT_LOG" / "cfcd208400000000000000000000"
+        stray.parent.mkdir(parents=True)
+        stray.write_bytes(b"x")
+    assert list(provider.list()) == [ListedSegment("b/t/0", LOG, 0, 1)]
+
+
+def test_a_relative_root_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative = PosixProvider("tier", "DefaultCluster", Runtime.inline())
+    monkeypatch.chdir("/")
+    relative.open("b/t/0", LOG, 0).write(0, b"x")
+    assert (tmp_path / "tier").is_dir()
 
 
 def test_no_descriptor_stays_open(provider: PosixProvider) -> None:

@@ -155,6 +155,19 @@ class TestFaults:
         assert faults.crashed
         assert faults.steps == 2
 
+    @pytest.mark.parametrize(
+        ("fault", "landed"), [(Fault.BEFORE, False), (Fault.HALF, False), (Fault.AFTER, True)]
+    )
+    def test_a_fault_strikes_a_creation_too(self, fault: Fault, landed: bool) -> None:
+        runtime = Runtime.inline()
+        memory = MemoryProvider(runtime)
+        faulty = FaultyProvider(memory, Faults({0: fault}), runtime)
+        segment = faulty.open("b/rmq_sys_INDEX/0", SegmentType.INDEX, 0)
+        with pytest.raises(BackendUnavailableError):
+            faulty.create(segment, [b"whole"])
+        assert faulty.faults.steps == 1
+        assert len(list(memory.list())) == landed
+
     def test_a_backend_that_always_fails(self) -> None:
         faulty, sound = self.open(Faults(always=Fault.AFTER))
         for call in (faulty.delete, lambda: faulty.write(0, b"x")):

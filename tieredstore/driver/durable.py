@@ -8,6 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
+
+DURABLE_DIRECTORIES_MAX: Final = 100_000
+_durable_directories: set[str] = set()
 
 
 def fsync_directory(path: str | os.PathLike[str]) -> None:
@@ -20,15 +24,28 @@ def fsync_directory(path: str | os.PathLike[str]) -> None:
 
 
 def make_directories(path: str | os.PathLike[str]) -> None:
-    """Create a directory and its missing parents, each name durable when this returns."""
-    directory = Path(path)
-    missing: list[Path] = []
-    while not directory.is_dir():
-        missing.append(directory)
+    """Create a directory and its missing parents; every name on the way is durable afterwards.
+
+    Also names that were there before: another thread, or a process that died, may have made them
+    and not synced them. What was synced once is remembered.
+    """
+    directory = Path(path).absolute()
+    known = _durable_directories
+    doubtful = []
+    while directory != directory.parent and not (str(directory) in known and directory.is_dir()):
+        doubtful.append(directory)
         directory = directory.parent
-    for child in reversed(missing):
+    for child in reversed(doubtful):
+        made = not child.is_dir()
         child.mkdir(exist_ok=True)
-        fsync_directory(child.parent)
+        try:
+            fsync_directory(child.parent)
+        except PermissionError:
+            if made:
+                raise  # else it is not ours to read, and older than we are
+        if len(known) >= DURABLE_DIRECTORIES_MAX:
+            known.clear()
+        known.add(str(child))
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
@@ -54,12 +71,12 @@ def write_atomically(
         position = 0
         for block in blocks:
             write_all(descriptor, block, position)
-            position += len(memoryview(block).cast("B"))
+            position += memoryview(block).nbytes
         os.fsync(descriptor)
+        os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     finally:
         os.close(descriptor)
-    os.replace(temporary, target)
     fsync_directory(target.parent)

@@ -17,15 +17,27 @@ _held: set[str] = set()
 _held_guard = threading.Lock()
 
 
+def _forget_held() -> None:
+    """A forked child holds none of its parent's locks."""
+    global _held_guard
+    _held_guard = threading.Lock()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_held)
+
+
 class FileLock:
     """An exclusive lock on the first byte of a file, held until `release`.
 
-    Any thread may release it; releasing twice is harmless. A crash releases it.
+    Any thread may release it; releasing twice is harmless. A crash releases it. A forked child
+    does not hold it: `held` is False there, and releasing it leaves the parent's lock alone.
     """
 
     def __init__(self, path: str, descriptor: int) -> None:
         self._path = path
         self._descriptor: int | None = descriptor
+        self._owner = os.getpid()
 
     @classmethod
     def acquire(cls, path: str | os.PathLike[str]) -> FileLock | None:
@@ -49,13 +61,19 @@ class FileLock:
             _held.add(real)
         return cls(real, descriptor)
 
+    @property
+    def held(self) -> bool:
+        """Whether this process holds it, now."""
+        return self._descriptor is not None and self._owner == os.getpid()
+
     def release(self) -> None:
         with _held_guard:
             if self._descriptor is None:
                 return
+            if self._owner == os.getpid():
+                _held.discard(self._path)
             os.close(self._descriptor)
             self._descriptor = None
-            _held.discard(self._path)
 
     def __enter__(self) -> Self:
         return self

@@ -133,16 +133,18 @@ class MeasuredSegment(SegmentWrapper):
         self._labels = {"path": inner.queue_path, "file_type": inner.type.name.lower()}
 
     def read(self, position: int, length: int) -> bytes:
-        data = self._measured("read", self.inner.read, position, length)
+        data = self.measured("read", self.inner.read, position, length)
         self._metrics.record(DOWNLOAD_BYTES, len(data), {**self._labels, "operation": "read"})
         return data
 
     def write(self, position: int, data: Buffer) -> None:
-        self._measured("write", self.inner.write, position, data)
-        size = len(memoryview(data).cast("B"))
+        self.measured("write", self.inner.write, position, data)
+        self.record_upload(memoryview(data).nbytes)
+
+    def record_upload(self, size: int) -> None:
         self._metrics.record(UPLOAD_BYTES, size, {**self._labels, "operation": "write"})
 
-    def _measured(
+    def measured(
         self, operation: str, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         started = self._clock.monotonic()
@@ -170,3 +172,10 @@ class MeasuredProvider(ProviderWrapper):
 
     def wrap(self, segment: FileSegment) -> MeasuredSegment:
         return MeasuredSegment(segment, self._metrics, self._runtime)
+
+    def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
+        if not isinstance(segment, MeasuredSegment):
+            return super().create(segment, blocks)
+        size = segment.measured("write", super().create, segment, blocks)
+        segment.record_upload(size)
+        return size

@@ -115,8 +115,9 @@ class SegmentProvider(ABC):
     def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
         """A whole segment from a stream of blocks, in bounded memory; returns its size.
 
-        Whole or not at all: after an error there is no such segment. One that has bytes already
-        raises PositionMismatchError and stays as it is. This default removes what it wrote when
+        Whole or not at all: after an error there is no such segment, and none from an empty
+        stream. One that has bytes already raises PositionMismatchError and stays as it is. What
+        the stream raises comes through. This default removes what it wrote when
         it fails, but cannot after a crash: a provider that can do better overrides it.
         """
         refuse_existing(segment)
@@ -124,7 +125,7 @@ class SegmentProvider(ABC):
         try:
             for block in blocks:
                 segment.write(position, block)
-                position += len(memoryview(block).cast("B"))
+                position += memoryview(block).nbytes
         except BaseException:
             segment.delete()
             raise

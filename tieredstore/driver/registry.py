@@ -67,6 +67,6 @@ def _load(dotted: str) -> Any:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:
         raise InvalidConfigError(f"{dotted} cannot be imported: {error}") from error
     return found

@@ -115,7 +115,10 @@ class RetryingSegment(SegmentWrapper):
 
 
 class RetryingProvider(ProviderWrapper):
-    """A provider whose segments and listings are tried again."""
+    """A provider whose segments and listings are tried again.
+
+    A creation is not: its stream cannot be read twice. Whoever has the source starts over.
+    """
 
     def __init__(self, inner: SegmentProvider, policy: RetryPolicy, runtime: Runtime) -> None:
         super().__init__(inner, runtime)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from typing import Self, TypeAlias
 
 from tieredstore.model.errors import BackendRefusedError, OffsetOutOfRangeError
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import INT64_MAX, SegmentType
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -61,7 +61,7 @@ class FileSegment(ABC):
 
     @abstractmethod
     def size(self) -> int:
-        """How many bytes are durable. SegmentNotFoundError where none were ever written."""
+        """How many bytes are durable, never 0: SegmentNotFoundError where there are none."""
 
     @abstractmethod
     def read(self, position: int, length: int) -> bytes:
@@ -74,7 +74,8 @@ class FileSegment(ABC):
     def write(self, position: int, data: Buffer) -> None:
         """Append at `size()` exactly, else PositionMismatchError; durable on return.
 
-        Position 0 creates the segment. Writing no bytes only checks the position.
+        Position 0 creates the segment. Writing no bytes only checks the position. A first write
+        that fails leaves no segment, unless some of its bytes did land.
         """
 
     @abstractmethod
@@ -134,5 +135,5 @@ def check_queue_path(path: str, base: int) -> None:
     queue_id = parts[2]
     if not (queue_id.isascii() and queue_id.isdigit()) or queue_id != str(int(queue_id[:20])):
         raise BackendRefusedError(path, "open", "the queue id is no plain decimal number")
-    if base < 0:
-        raise BackendRefusedError(path, "open", f"base offset {base} is negative")
+    if not 0 <= base <= INT64_MAX:
+        raise BackendRefusedError(path, "open", f"base offset {base} is out of range")

@@ -64,6 +64,7 @@ class ProviderWrapper(SegmentProvider):
         return self.inner.list(prefix)
 
     def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
+        """By the inner provider, which may know a better way than write after write."""
         inner = segment.inner if isinstance(segment, SegmentWrapper) else segment
         return self.inner.create(inner, blocks)
 

@@ -103,7 +103,7 @@ class StoreConfig(Settings):
         "An index file holds one item less",
         "tieredStoreIndexFileMaxIndexNum",
         minimum=2,
-        maximum=INT32_MAX // 28,
+        maximum=INT32_MAX // 32,
     )
     # retention
     expiry_enabled: bool = setting(True, "Delete expired segments", "tieredStoreDeleteFileEnable")
@@ -165,6 +165,15 @@ class StoreConfig(Settings):
         self._check()
         if "@" in self.endpoint:
             raise InvalidConfigError("endpoint: holds credentials; give them apart")
+        for name in ("broker_name", "cluster_name"):
+            value = getattr(self, name)
+            if value in ("", ".", "..") or "/" in value:
+                raise InvalidConfigError(f"{name}: {value!r} cannot be a directory's name")
+        index_bytes = 28 + 8 * self.index_slot_count + 32 * self.index_item_count
+        if index_bytes > INT32_MAX:
+            raise InvalidConfigError(
+                f"index_item_count: an index file of {index_bytes} bytes is more than {INT32_MAX}"
+            )
 
     @property
     def catalogue_path(self) -> str:

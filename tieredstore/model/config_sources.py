@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from tieredstore.model.setting import facts_of, shown
 
 Fields: TypeAlias = Mapping[str, Field[Any]]
 
+JAVA_ENCODING: Final = "latin-1"  # what Java reads a properties file as, so names come out alike
 FILE_BYTES_MAX: Final = 1024 * 1024  # a settings file larger than this is something else
 
 # RocketMQ keys that look like ours but mean something that does not exist here: a share of Java's
@@ -45,7 +47,7 @@ _NEAR: Final = 0.88
 def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
-            near = _near(name, known, cutoff=0.6)
+            near = _near(str(name), known, cutoff=0.6)
             raise InvalidConfigError(
                 f"unknown key {name}" + (f": did you mean {near}?" if near else "")
             )
@@ -59,8 +61,8 @@ def from_mapping(known: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
 def from_toml(known: Fields, path: str | os.PathLike[str], table_name: str) -> dict[str, Any]:
     try:
         document = tomllib.loads(_read(path))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidConfigError(str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidConfigError(f"is no TOML: {error}") from error
     table = document.get(table_name, document)
     if not isinstance(table, dict):
         raise InvalidConfigError(f"{table_name} is no table")
@@ -81,7 +83,7 @@ def from_broker_conf(
     java = {facts_of(spec).java: spec for spec in known.values() if facts_of(spec).java}
     values: dict[str, Any] = {}
     ignored: dict[str, str] = {}
-    for key, text in _properties(_read(path)).items():
+    for key, text in _properties(_read(path, encoding=JAVA_ENCODING)).items():
         if key in java:
             values[java[key].name] = _parsed(java[key], text)
         elif key not in FOREIGN_KEYS and (near := _near(key, java)):
@@ -136,40 +138,56 @@ def _our_name(name: str) -> str:
     return ours or name
 
 
+_ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.|$)", re.DOTALL)
+_KEY: Final = re.compile(r"(?:[^\\=:\s]|\\.)*")
+_SEPARATOR: Final = re.compile(r"\s*[=:]?\s*")
+
+
 def _properties(text: str) -> dict[str, str]:
-    """Java's properties form, as far as a broker.conf uses it: comments, `=` or `:`, `\\` at the
-    end of a line."""
+    """The keys of a properties file, by Java's rules; of a key given twice the last counts."""
     found: dict[str, str] = {}
-    for line in _logical_lines(text.splitlines()):
-        cut = min((at for at in (line.find("="), line.find(":")) if at >= 0), default=-1)
-        if cut <= 0:
-            raise InvalidConfigError(f"no key=value in the line that starts {line[:12]!r}")
-        found[line[:cut].strip()] = line[cut + 1 :].strip()
+    for line in _logical_lines(re.split(r"\r\n|\r|\n", text)):
+        key = _KEY.match(line)
+        separator = _SEPARATOR.match(line, key.end()) if key else None
+        if key and separator:
+            found[_unescaped(key[0])] = _unescaped(line[separator.end() :])
     return found
 
 
-def _logical_lines(lines: Iterable[str]) -> Iterable[str]:
+def _logical_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Without comments and blank lines; an odd number of backslashes at the end joins the next."""
     whole = ""
+    joining = False
     for line in lines:
-        stripped = line.strip()
-        if not whole and (not stripped or stripped[0] in "#!"):
+        part = line.lstrip(" \t\f")
+        if not joining and (not part or part[0] in "#!"):
             continue
-        if stripped.endswith("\\"):
-            whole += stripped[:-1]
-            continue
-        yield whole + stripped
-        whole = ""
+        backslashes = len(part) - len(part.rstrip("\\"))
+        joining = backslashes % 2 == 1
+        whole += part[:-1] if joining else part
+        if not joining:
+            yield whole
+            whole = ""
     if whole:
         yield whole
 
 
-def _read(path: str | os.PathLike[str]) -> str:
+def _unescaped(text: str) -> str:
+    def character(found: re.Match[str]) -> str:
+        escape = found[1]
+        return chr(int(escape[1:], 16)) if len(escape) == 5 else _ESCAPES.get(escape, escape)
+
+    return _ESCAPE.sub(character, text)
+
+
+def _read(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> str:
     try:
         with open(path, "rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise InvalidConfigError(f"larger than {FILE_BYTES_MAX} bytes")
-        return data.decode()
+        return data.decode(encoding)
     except UnicodeDecodeError as error:
         raise InvalidConfigError("is no UTF-8 text") from error
     except OSError as error:

@@ -12,6 +12,15 @@ from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.values import INT64_MAX, StorageLevel
 
 
+class Secret(str):
+    """A text that shows in no repr, of itself or of what holds it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'***'" if self else "''"
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What is known of one field beside its default."""
@@ -70,11 +79,13 @@ def checked(spec: Field[Any], value: Any) -> Any:
         )
     if isinstance(value, str) and "\0" in value:
         raise InvalidConfigError(f"{spec.name}: holds a NUL character")
-    return value
+    return Secret(value) if facts.secret else value
 
 
 def _level(name: str, value: Any) -> StorageLevel:
     try:
+        if isinstance(value, (bool, float)):
+            raise TypeError
         if isinstance(value, str) and not value.strip().isdigit():
             return StorageLevel[value.strip().upper()]
         return StorageLevel(int(value))

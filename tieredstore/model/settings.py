@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from tieredstore.model import config_sources
+from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.setting import checked, settings_of
 
 
@@ -35,6 +36,8 @@ class Settings:
         return object.__new__(cls)
 
     def _check(self) -> None:
+        if not isinstance(self.ignored, Mapping):
+            raise InvalidConfigError("ignored: want a mapping")
         for name, spec in settings_of(self).items():
             object.__setattr__(self, name, checked(spec, getattr(self, name)))
 

@@ -7,7 +7,7 @@ operation, so that a test can let one strike at the n-th step for every n.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import ParamSpec, TypeVar
 
@@ -76,10 +76,10 @@ class FaultySegment(SegmentWrapper):
         self._faults = faults
 
     def size(self) -> int:
-        return self._struck("size", self.inner.size)
+        return self.struck("size", self.inner.size)
 
     def read(self, position: int, length: int) -> bytes:
-        return self._struck("read", self.inner.read, position, length)
+        return self.struck("read", self.inner.read, position, length)
 
     def write(self, position: int, data: Buffer) -> None:
         fault = self._faults.next()
@@ -90,9 +90,9 @@ class FaultySegment(SegmentWrapper):
         self._carry_out(fault, "write", self.inner.write, position, data)
 
     def delete(self) -> None:
-        self._struck("delete", self.inner.delete)
+        self.struck("delete", self.inner.delete)
 
-    def _struck(
+    def struck(
         self, operation: str, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         return self._carry_out(self._faults.next(), operation, call, *args, **kwargs)
@@ -128,6 +128,12 @@ class FaultyProvider(ProviderWrapper):
 
     def wrap(self, segment: FileSegment) -> FaultySegment:
         return FaultySegment(segment, self.faults)
+
+    def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
+        """One step. Half of a creation is none: a segment is there whole or not at all."""
+        if not isinstance(segment, FaultySegment):
+            return super().create(segment, blocks)
+        return segment.struck("create", super().create, segment, blocks)
 
     def list(self, prefix: str = "") -> Iterator[ListedSegment]:
         if (fault := self.faults.next()) is not None:

@@ -103,13 +103,26 @@ class SegmentProviderContract:
         with pytest.raises(BackendRefusedError):
             provider.open(path, LOG, 0)
 
-    def test_a_negative_base_is_refused(self, provider: SegmentProvider) -> None:
+    @pytest.mark.parametrize("base", [-1, 1 << 63])
+    def test_a_base_that_is_no_offset_is_refused(
+        self, provider: SegmentProvider, base: int
+    ) -> None:
         with pytest.raises(BackendRefusedError):
-            provider.open("b/t/0", LOG, -1)
+            provider.open("b/t/0", LOG, base)
 
     @pytest.mark.parametrize(
         "topic",
-        ["%RETRY%group", "%DLQ%a|b", "topic with space", "主题", "a.b-c_d", "...", "t" * 255],
+        [
+            "%RETRY%group",
+            "%DLQ%a|b",
+            "topic with space",
+            "主题",
+            "a.b-c_d",
+            "...",
+            "a::b",
+            "file::x",
+            "t" * 255,
+        ],
     )
     def test_a_topic_keeps_its_name(self, provider: SegmentProvider, topic: str) -> None:
         provider.open(f"b/{topic}/3", QUEUE, 20).write(0, b"0123456789")
@@ -138,7 +151,7 @@ class SegmentProviderContract:
         assert listed("b") == {one for one in expected if one.path.startswith("b/")}
         assert listed("b/a") == listed("b/a/") == set(expected[:4])
         assert listed("b/a/0") == set(expected[:3])
-        for absent in ("c", "b/a/2", "b/a/0/x", ".."):
+        for absent in ("c", "b/a/2", "b/a/0/x", "..", "b\0", "\ud800"):
             assert listed(absent) == set()
 
     def test_many_reads_come_back_in_order(self, provider: SegmentProvider) -> None:
@@ -182,6 +195,13 @@ class SegmentProviderContract:
         assert segment.size() == 1_000_008
         assert segment.read(0, 5) == b"head\0"
         assert segment.read(1_000_004, 4) == b"tail"
+
+    def test_an_empty_stream_makes_no_segment(self, provider: SegmentProvider) -> None:
+        segment = provider.open("b/rmq_sys_INDEX/0", INDEX, 0)
+        assert provider.create(segment, [b"", b""]) == 0
+        with pytest.raises(SegmentNotFoundError):
+            segment.size()
+        assert list(provider.list()) == []
 
     def test_a_stream_that_breaks_off_leaves_nothing(self, provider: SegmentProvider) -> None:
         segment = provider.open("b/rmq_sys_INDEX/0", INDEX, 0)

@@ -102,6 +102,12 @@ class FileSegmentContract:
         assert segment.size() == 14
         assert segment.read(0, 14) == b"abcdef12345678"
 
+    def test_a_buffer_that_cannot_be_written_leaves_no_segment(self, segment: FileSegment) -> None:
+        with pytest.raises((TypeError, ValueError, BufferError)):
+            segment.write(0, memoryview(b"0123456789")[::2])
+        with pytest.raises(SegmentNotFoundError):
+            segment.size()
+
     def test_a_read_gives_exactly_what_was_asked(self, segment: FileSegment) -> None:
         segment.write(0, b"0123")
         segment.write(4, b"456789")
