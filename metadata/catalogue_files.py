@@ -3,7 +3,8 @@
 tieredStoreMetadata.json                 the snapshot: RocketMQ's own file
 tieredStoreMetadata.json.bak             the snapshot before it, RocketMQ's too
 tieredStoreMetadata.json.journal         what changed since; names the snapshot it follows
-tieredStoreMetadata.json.journal.stale   a journal that RocketMQ's own writing overtook
+tieredStoreMetadata.json.journal.stale   a journal that RocketMQ's own writing overtook, or broken
+tieredStoreMetadata.json.damaged         a snapshot that could not be read, replaced since
 tieredStoreMetadata.json.notes           the notes, as of the snapshot or later
 tieredStoreMetadata.json.next            the next snapshot, until it gets its name
 tieredStoreMetadata.json.lock            held by the one writer
@@ -31,7 +32,9 @@ from tieredstore.metadata.journal import (
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.errors import MetadataError
 
-STALE_JOURNALS_MAX: Final = 100
+KEPT_ASIDE_MAX: Final = 100
+JOURNAL_ASIDE: Final = ".journal.stale"
+SNAPSHOT_ASIDE: Final = ".damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +71,14 @@ class CatalogueFiles:
     def lock(self) -> Path:
         return self._beside(".lock")
 
-    def free_stale_journal(self) -> Path:
-        """A name for one more stale journal. Raises MetadataError where there are too many."""
-        first = self._beside(".journal.stale")
-        numbered = (self._beside(f".journal.stale.{n}") for n in range(1, STALE_JOURNALS_MAX))
+    def aside(self, suffix: str) -> Path:
+        """A free name for a file to be kept. Raises MetadataError where there are too many."""
+        first = self._beside(suffix)
+        numbered = (self._beside(f"{suffix}.{n}") for n in range(1, KEPT_ASIDE_MAX))
         for path in (first, *numbered):
             if not path.exists():
                 return path
-        raise MetadataError(
-            str(first), f"there are {STALE_JOURNALS_MAX} stale journals: move them away"
-        )
+        raise MetadataError(str(first), f"there are {KEPT_ASIDE_MAX} of them: move them away")
 
 
 class JournalState(Enum):
@@ -90,6 +91,8 @@ class JournalState(Enum):
     """All of it is in this snapshot: the writer was stopped before it removed the journal."""
     STALE = "stale"
     """It belongs to another snapshot: RocketMQ has written since."""
+    DAMAGED = "damaged"
+    """Not even its first line is whole. It was written in one piece, so a crash cannot do that."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,7 +116,7 @@ def load(files: CatalogueFiles, read_journal_bytes: Callable[[], bytes | None]) 
     tables.notes = read_notes(files.notes)
     data = read_journal_bytes()
     journal = JournalContents() if data is None else read_journal(data, files.journal)
-    state = _state_of(files, journal, snapshot)
+    state = _state_of(files, journal, snapshot, used_backup=used_backup)
     if state is JournalState.LIVE:
         tables.apply(journal.changes)
     return Catalogue(
@@ -122,16 +125,26 @@ def load(files: CatalogueFiles, read_journal_bytes: Callable[[], bytes | None]) 
 
 
 def _state_of(
-    files: CatalogueFiles, journal: JournalContents, snapshot: SnapshotName | None
+    files: CatalogueFiles,
+    journal: JournalContents,
+    snapshot: SnapshotName | None,
+    *,
+    used_backup: bool,
 ) -> JournalState:
     if not journal.has_header:
-        return JournalState.ABSENT
+        return JournalState.DAMAGED if journal.torn_bytes else JournalState.ABSENT
     if journal.snapshot == snapshot:
         return JournalState.LIVE
     if snapshot is None:
         raise MetadataError(str(files.journal), "the snapshot that this journal follows is gone")
     if journal.next_snapshot == snapshot:
         return JournalState.CONTAINED
+    if used_backup and journal.commits:
+        raise MetadataError(
+            str(files.snapshot),
+            "it is missing or unreadable, and its journal does not follow the backup: restore it, "
+            "or move the journal away to go on with the backup",
+        )
     return JournalState.STALE
 
 
@@ -143,11 +156,16 @@ def _read_snapshot(files: CatalogueFiles) -> tuple[Tables, SnapshotName | None, 
         if data is None:
             continue
         try:
-            tables = Tables.from_document(rocketmq_json.decode(data))
+            document = rocketmq_json.decode(data)
         except ValueError as error:
             complaints.append(f"{path.name}: {error}")
-        else:
-            return tables, SnapshotName.of(data), path == files.backup
+            continue
+        try:
+            tables = Tables.from_document(document)
+        except ValueError as error:
+            # The text is whole, so it is newer than the backup: going back would lose rows.
+            raise MetadataError(str(path), str(error)) from error
+        return tables, SnapshotName.of(data), path == files.backup
     if complaints:
         raise MetadataError(str(files.snapshot), "; ".join(complaints))
     return Tables(), None, False

@@ -17,6 +17,8 @@ from tieredstore.driver.durable import fsync_directory, make_directories, write_
 from tieredstore.driver.file_lock import FileLock
 from tieredstore.metadata import rocketmq_json
 from tieredstore.metadata.catalogue_files import (
+    JOURNAL_ASIDE,
+    SNAPSHOT_ASIDE,
     Catalogue,
     CatalogueFiles,
     JournalState,
@@ -138,7 +140,7 @@ class CatalogueWriter:
     def close(self, tables: Tables) -> None:
         """Compact, if anything changed, and release the lock whatever happens."""
         try:
-            if self._journal.exists and self._failure is None:
+            if self._journal.exists and self._failure is None and self._lock.held:
                 self.compact(tables)
         except (OSError, MetadataError) as error:
             # Nothing is lost: the journal holds it, and the next open reads it.
@@ -146,6 +148,13 @@ class CatalogueWriter:
         finally:
             self._journal.close()
             self._lock.release()
+
+    def require_owner(self) -> None:
+        """Raises MetadataError in a forked child, which has the memory but not the lock."""
+        if not self._lock.held:
+            raise MetadataError(
+                str(self._files.snapshot), "it was opened by another process: open it in this one"
+            )
 
     def _require_sound(self) -> None:
         if self._failure is not None:
@@ -156,33 +165,27 @@ class CatalogueWriter:
 
     def _replace_snapshot(self) -> None:
         files = self._files
-        if self._snapshot_is_sound:  # else the backup is the only sound one: it stays
+        if self._snapshot_is_sound:
             _keep_backup(files)
+        elif files.snapshot.exists():  # the backup is the only sound one: it stays
+            os.rename(files.snapshot, files.aside(SNAPSHOT_ASIDE))
+        # The name is made durable when the journal is removed: before it goes.
         os.replace(files.next_snapshot, files.snapshot)
-        fsync_directory(files.snapshot.parent)
 
 
 def _keep_backup(files: CatalogueFiles) -> None:
-    """Give the snapshot the backup's name too; there is never a moment without a snapshot."""
-    temporary = files.backup.with_name(files.backup.name + ".tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(files.snapshot, temporary)
-    except OSError:  # not every file system has hard links
-        data = read_bytes(files.snapshot)
-        if data is not None:
-            write_atomically(files.backup, [data])
-        return
-    os.replace(temporary, files.backup)
-    # Two names of one file are not renamed onto each other: a crash here may have left that.
-    temporary.unlink(missing_ok=True)
+    """Copy the snapshot. A second name for the same file would not do: RocketMQ writes in place."""
+    data = read_bytes(files.snapshot)
+    if data is not None:
+        write_atomically(files.backup, [data])
 
 
 def _set_aside(files: CatalogueFiles, catalogue: Catalogue) -> Path | None:
     """Rename a journal that no longer counts, unless it says nothing."""
-    if catalogue.state is not JournalState.STALE or not catalogue.journal.commits:
+    said_something = catalogue.state is JournalState.STALE and catalogue.journal.commits
+    if not said_something and catalogue.state is not JournalState.DAMAGED:
         return None
-    stale = files.free_stale_journal()
+    stale = files.aside(JOURNAL_ASIDE)
     with contextlib.suppress(FileNotFoundError):
         os.rename(files.journal, stale)
     fsync_directory(stale.parent)

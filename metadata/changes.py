@@ -36,6 +36,8 @@ def encode(change: Change) -> tuple[Change, bytes]:
     row, for what could not be read back.
     """
     try:
+        if isinstance(change, PutNote):
+            rows.refuse_deep(change.value)
         data = msgspec.json.encode(to_json(change))
         seen = from_json(msgspec.json.decode(data))
     except (TypeError, ValueError, RecursionError) as error:
@@ -96,4 +98,6 @@ def _name(change: Change) -> str:
         change.record, TopicRecord | QueueRecord | SegmentRecord
     ):
         return rows.row_name(change.record)
+    if isinstance(change, PutNote):
+        return f"note {change.kind} {change.key}"
     return f"{change!r:.60}"

@@ -127,7 +127,6 @@ class JsonMetadataStore(MemoryReads):
             return known
         with self._commit_lock:
             writer = self._writer()
-            self._commit_pending(writer)  # one of them may be the same topic
             known = self.topic(topic)
             if known is not None:
                 return known
@@ -181,8 +180,7 @@ class JsonMetadataStore(MemoryReads):
                 self._closed = True
                 self._access.close()
                 return
-            self._commit_pending(self._access)
-            self._closed = True
+            self._closed = True  # who still waits for a commit is told so
             self._access.close(self._tables)
 
     # -- commits ------------------------------------------------------------------------------
@@ -238,6 +236,7 @@ class JsonMetadataStore(MemoryReads):
         self._require_open()
         if isinstance(self._access, Follower):
             raise MetadataError(str(self._files.snapshot), "it was opened read only")
+        self._access.require_owner()
         return self._access
 
 

@@ -20,7 +20,7 @@ class OpenReport:
     torn_bytes: int = 0
     """What an interrupted write left behind: a writer has cut it, a reader passes over it."""
     stale_journal: Path | None = None
-    """A journal that RocketMQ's own writing overtook: not replayed, here to be looked at."""
+    """A journal that RocketMQ's own writing overtook, or without a whole line: not replayed."""
     used_backup: bool = False
     """Was the snapshot missing or unreadable, so that the backup had to serve?"""
 
@@ -28,7 +28,8 @@ class OpenReport:
     def of(cls, files: CatalogueFiles, catalogue: Catalogue, stale: Path | None) -> OpenReport:
         """The report of a reading; `stale` is where a writer put a stale journal."""
         journal, state = catalogue.journal, catalogue.state
-        if state is JournalState.STALE and journal.commits and stale is None:
+        overtaken = state is JournalState.STALE and journal.commits
+        if (overtaken or state is JournalState.DAMAGED) and stale is None:
             stale = files.journal  # a reader leaves it where it is
         return cls(
             replayed_lines=journal.commits if state is JournalState.LIVE else 0,
@@ -45,7 +46,7 @@ class OpenReport:
             log.warning("%s: its journal ends in %d torn bytes", name, self.torn_bytes)
         if self.stale_journal is not None:
             log.warning(
-                "%s: RocketMQ has written it since its journal; not replayed: %s",
+                "%s: RocketMQ has written it since its journal, or that is damaged; kept aside: %s",
                 name,
                 self.stale_journal,
             )

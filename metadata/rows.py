@@ -20,7 +20,7 @@ Record: TypeAlias = TopicRecord | QueueRecord | SegmentRecord
 UNSET_TIME: Final = INT64_MAX
 UNSET_RESERVE: Final = -1
 NESTING_MAX: Final = 100
-"""How deep a field may nest that we do not know but carry along."""
+"""How deep a note may nest, and a field that we do not know but carry along."""
 
 TOPIC_FIELDS: Final = frozenset({"topicId", "topic", "status", "reserveTime", "updateTimestamp"})
 QUEUE_FIELDS: Final = frozenset({"queue", "minOffset", "maxOffset", "updateTimestamp"})
@@ -118,7 +118,8 @@ def read_segment(
     base_offset: int | None = None,
 ) -> SegmentRecord:
     """The record of a row; the table it stands in decides its type, whatever the row says."""
-    size = _integer(row, "size", 0)
+    # RocketMQ's table can say -1, after a look-up that failed: as good as not known, which is 0.
+    size = max(0, _integer(row, "size", 0 if type is None else -1))
     base_offset = _keyed(row, "baseOffset", base_offset, INT64_MAX)
     if base_offset + size > INT64_MAX:
         raise ValueError(f"baseOffset {base_offset} and size {size} end beyond {INT64_MAX}")
@@ -148,11 +149,11 @@ def row_name(record: Record) -> str:
 def unknown_fields(row: Mapping[str, Json], known: frozenset[str]) -> Row:
     """The fields that are not ours, to be carried along."""
     found = {name: value for name, value in row.items() if name not in known}
-    _refuse_deep(found)
+    refuse_deep(found)
     return found
 
 
-def _refuse_deep(value: Json) -> None:
+def refuse_deep(value: Json) -> None:
     level = [value]
     for _ in range(NESTING_MAX):
         below: list[Json] = []
@@ -164,7 +165,7 @@ def _refuse_deep(value: Json) -> None:
         if not below:
             return
         level = below
-    raise ValueError(f"an unknown field nests deeper than {NESTING_MAX}")
+    raise ValueError(f"it nests deeper than {NESTING_MAX}")
 
 
 def _integer(row: Mapping[str, Json], field: str, minimum: int, maximum: int = INT64_MAX) -> int:

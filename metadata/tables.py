@@ -106,6 +106,8 @@ class Tables:
 
     def _read_topics(self, table: rows.Row) -> None:
         for topic, row in table.items():
+            if row is None:
+                continue
             try:
                 members = _row(row)
                 record = self.topics[topic] = rows.read_topic(members, topic)
@@ -211,7 +213,7 @@ def _member(document: Mapping[str, Json], name: str) -> rows.Row:
 
 
 def _numbered(name: str, outer: str, table: Json) -> Iterator[tuple[int, Json]]:
-    """The rows under integer keys; null stands for none."""
+    """The rows under integer keys; null stands for none, of a table and of a row."""
     if table is None:
         return
     if not isinstance(table, dict):
@@ -219,7 +221,8 @@ def _numbered(name: str, outer: str, table: Json) -> Iterator[tuple[int, Json]]:
     for text, row in table.items():
         if not (text.isascii() and text.isdigit() and len(text) <= INT64_DIGITS):
             raise ValueError(f"{name} {outer}: {text[:40]!r} is no key")
-        yield int(text), row
+        if row is not None:
+            yield int(text), row
 
 
 def _row(row: Json) -> rows.Row:

@@ -100,6 +100,7 @@ def test_a_reader_tells_what_it_passed_over(path: Path) -> None:
         assert reader.report.stale_journal == path.with_name(path.name + ".journal")
         assert reader.report.replayed_lines == 0
         assert not reader.segments(PLACE)
+    path.with_name(path.name + ".journal").unlink()
     damaged(path)
     with reader_of(path) as reader:
         assert reader.report.used_backup
@@ -190,9 +191,12 @@ def test_a_refresh_that_fails_shows_what_was_seen_before_and_can_be_tried_again(
     lines = with_journal(path)
     journal = path.with_name(path.name + ".journal")
     with reader_of(path) as reader:
-        journal.write_bytes(lines[:100] + b"#" + lines[101:] + lines)
-        with pytest.raises(MetadataError):
-            reader.refresh()
+        other = journal.with_name("other")
+        other.write_bytes(lines[:100] + b"#" + lines[101:])
+        other.replace(journal)
+        for _ in range(2):
+            with pytest.raises(MetadataError, match="damaged"):
+                reader.refresh()
         assert len(reader.segments(PLACE)) == 2
         journal.write_bytes(lines)
         reader.refresh()
@@ -252,3 +256,29 @@ def test_a_reader_gives_up_on_files_that_never_rest(
     with pytest.raises(MetadataError, match="8 times"):
         reader_of(path)
     assert loads == follower.LOADS_MAX
+
+
+@pytest.mark.parametrize("moving", [True, False])
+def test_what_looks_damaged_is_read_again_only_if_somebody_is_writing(
+    path: Path, monkeypatch: pytest.MonkeyPatch, moving: bool
+) -> None:
+    loads = 0
+
+    def confused(files: CatalogueFiles, read: Callable[[], bytes | None]) -> object:
+        nonlocal loads
+        loads += 1
+        if loads > 1:
+            return load(files, read)
+        if moving:
+            shutil.copy(path, path.with_name("copy"))
+            path.with_name("copy").replace(path)
+        raise MetadataError(str(path), "looks damaged")
+
+    monkeypatch.setattr(follower, "load", confused)
+    if moving:
+        reader_of(path).close()
+        assert loads == 2
+    else:
+        with pytest.raises(MetadataError, match="looks damaged"):
+            reader_of(path)
+        assert loads == 1

@@ -131,7 +131,21 @@ def test_missing_and_null_fields_are_zero_or_none() -> None:
     expected = QueueRecord(broker_name="", topic="T", queue_id=2, min_offset=0, max_offset=0)
     assert found.queues["T"] == {2: expected}
     assert found.topics["T"] == TopicRecord(topic="T", topic_id=4)
-    assert found.topic_serial == 4  # an id that is there is never given again
+    assert found.topic_serial == 4
+
+
+def test_a_row_that_is_null_is_none_and_a_size_of_minus_one_is_not_known() -> None:
+    found = read(
+        b'{"topicMetadataTable":{"T":null},"commitLogFileSegmentTable":{"p":{0:null,5:{"size":-1}}}}'
+    )
+    assert not found.topics
+    [segment] = found.segments[SegmentType.COMMIT_LOG]["p"].values()
+    assert (segment.base_offset, segment.size) == (5, 0)
+
+
+def test_an_id_that_is_there_is_never_given_again() -> None:
+    found = read(b'{"topicMetadataTable":{"T":{"topicId":4}},"topicSerialNumber":2}')
+    assert found.topic_serial == 4
 
 
 def test_the_table_decides_the_type_of_a_segment() -> None:
@@ -207,14 +221,14 @@ WRONG = {
     "a table that is a list": b'{"queueMetadataTable":[]}',
     "a path that is a list": b'{"queueMetadataTable":{"T":[]}}',
     "a row that is a list": b'{"queueMetadataTable":{"T":{0:[]}}}',
-    "a row that is null": b'{"topicMetadataTable":{"T":null}}',
+    "a topic that is a list": b'{"topicMetadataTable":{"T":[]}}',
     "a key that is no number": b'{"queueMetadataTable":{"T":{"x":{}}}}',
     "a key below zero": b'{"queueMetadataTable":{"T":{-1:{}}}}',
     "a key of other digits": '{"queueMetadataTable":{"T":{"\uff11":{}}}}'.encode(),
     "a key beyond 64 bits": b'{"indexFileSegmentTable":{"p":{9223372036854775808:{}}}}',
     "a queue id beyond 32 bits": b'{"queueMetadataTable":{"T":{2147483648:{}}}}',
     "an endless key": b'{"indexFileSegmentTable":{"p":{' + b"1" * 9_999 + b":{}}}}",
-    "a size below zero": b'{"indexFileSegmentTable":{"p":{0:{"size":-1}}}}',
+    "a size below zero": b'{"indexFileSegmentTable":{"p":{0:{"size":-2}}}}',
     "a size beyond 64 bits": b'{"indexFileSegmentTable":{"p":{0:{"size":1e30}}}}',
     "a size in words": b'{"indexFileSegmentTable":{"p":{0:{"size":"1"}}}}',
     "a size that is true": b'{"indexFileSegmentTable":{"p":{0:{"size":true}}}}',
