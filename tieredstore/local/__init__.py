@@ -1,1 +1,6 @@
-"""RocketMQ's local store: commit log, consume queues and key index, byte for byte."""
+"""RocketMQ's local store, embedded: commit log, consume queues and key index, byte for byte."""
+
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.local_message_store import LocalMessageStore
+
+__all__ = ["LocalConfig", "LocalMessageStore"]

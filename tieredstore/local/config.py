@@ -86,6 +86,9 @@ class LocalConfig(Settings):
     )
     # dispatch
     dispatch_count_max: int = setting(256, "Messages of one dispatch batch", minimum=1)
+    dispatch_interval_ms: int = setting(
+        2, "Time until a message is dispatched; 0: before its put returns"
+    )
     # retention
     reserve_hours: int = setting(72, "How long files are kept", "fileReservedTime")
     expiry_interval_ms: int = setting(

@@ -1,0 +1,296 @@
+"""The commit log: every message of the store, one behind the other, in files of one size.
+
+What lives here: appending, reading, trimming and deleting by log offset. Queue offsets are given by
+the caller; when bytes reach the disk is the `Flusher`'s business; recovery walks `scan_from`.
+
+A record is never parted. A file holds one if 8 bytes are left behind it; else those that are left
+begin with a blank record, and the next file begins with the record.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.checksum import fill_property_crc
+from tieredstore.codec.end_marks import encode_blank
+from tieredstore.codec.record_fields import (
+    LOG_OFFSET_POSITION,
+    QUEUE_OFFSET_POSITION,
+    TOPIC_LENGTHS,
+    peek_log_offset,
+    peek_magic,
+    peek_message_bytes,
+)
+from tieredstore.driver.runtime import Runtime, Service
+from tieredstore.local.config import BLANK_BYTES, LocalConfig
+from tieredstore.local.log_scan import LogScan
+from tieredstore.local.mapped_file import MappedFile
+from tieredstore.local.mapped_file_queue import MappedFileQueue
+from tieredstore.local.mapping import MappedFiles
+from tieredstore.local.pending_record import PendingRecord, PutRefusedError
+from tieredstore.local.record_check import RecordState, check_record
+from tieredstore.model.errors import BackendError, BackendRefusedError, SegmentCorruptError
+from tieredstore.model.values import PutStatus
+
+FOLDER: Final = "commitlog"
+_ALLOCATE_INTERVAL_MS: Final = 1_000
+_VECTOR_RECORDS_MIN: Final = 12
+
+
+class AppendedRun(NamedTuple):
+    """Where an append put its records, in the order they were given; all have one store time."""
+
+    log_offsets: list[int]
+    sizes: list[int]
+    store_timestamp: int
+
+    @property
+    def end_offset(self) -> int:
+        """Wait for this offset to know that all of them are on disk."""
+        return self.log_offsets[-1] + self.sizes[-1]
+
+
+class CommitLog:
+    """The log of one store.
+
+    * An append is whole: the files it needs exist before its first byte is written, and readers
+      see each record only when it is complete.
+    * Store times never go back, whatever the clock does.
+    * After a sync has failed nothing more is taken: what the disk lost cannot be known.
+    """
+
+    def __init__(self, config: LocalConfig, runtime: Runtime, files: MappedFiles) -> None:
+        self.queue = MappedFileQueue(
+            Path(config.store_path) / FOLDER,
+            file_bytes=config.commit_log_file_bytes,
+            files=files,
+            preallocate=True,
+        )
+        self.last_store_timestamp = 0
+        self._check_property_crc = config.property_crc_enabled
+        self._clock = runtime.clock
+        self._runtime = runtime
+        self._append_guard = threading.Lock()
+        self._allocator: Service | None = None
+        self._failure: BackendError | None = None
+
+    def load(self) -> None:
+        """Find the files. Then scan, and `truncate` to where the scan ended."""
+        self.queue.load()
+
+    def start(self) -> None:
+        """Keep a file ready behind the last one from now on."""
+        if self._allocator is None:
+            self._allocator = self._runtime.service(
+                "allocate-log", self.queue.reserve, interval_ms=_ALLOCATE_INTERVAL_MS
+            )
+
+    def close(self) -> None:
+        """Release the files; nothing is synced. Idempotent."""
+        if self._allocator is not None:
+            self._allocator.stop()
+            self._allocator = None
+        with self._append_guard:
+            self.queue.close()
+
+    def destroy(self) -> None:
+        """Delete every file."""
+        self.close()
+        self.queue.destroy()
+
+    @property
+    def min_offset(self) -> int | None:
+        return self.queue.min_offset
+
+    @property
+    def max_offset(self) -> int:
+        return self.queue.max_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        return self.queue.flushed_offset
+
+    def file_start_of(self, offset: int) -> int:
+        """Where the file that holds this offset begins, whether it is there or not."""
+        return offset - offset % self.queue.file_bytes
+
+    def append(self, records: Sequence[PendingRecord], queue_offsets: Sequence[int]) -> AppendedRun:
+        """Put the records behind the last one, in one critical section.
+
+        Raises PutRefusedError where one cannot fit any file, BackendRefusedError where a file
+        cannot be made or a sync failed before: in both cases nothing was written.
+        """
+        if len(records) != len(queue_offsets):
+            raise ValueError(f"{len(records)} records, but {len(queue_offsets)} queue offsets")
+        sizes = [len(record.data) for record in records]
+        if sizes and max(sizes) + BLANK_BYTES > self.queue.file_bytes:
+            raise PutRefusedError(
+                PutStatus.MESSAGE_ILLEGAL, f"a record of {max(sizes)} bytes fits no file"
+            )
+        with self._append_guard:
+            self._refuse_after_failure()
+            store_timestamp = max(self._clock.now_ms(), self.last_store_timestamp)
+            log_offsets: list[int] = []
+            if sizes:
+                file = self.queue.file_for_append()
+                spans = self._spans(file, sizes)
+                if len(spans) > 1:
+                    self.queue.reserve(len(spans) - 1)
+                for number, (first, last) in enumerate(spans):
+                    if number:
+                        file = self._roll(file)
+                    if first < last:
+                        run = slice(first, last)
+                        at = file.start_offset + file.wrote
+                        offsets = list(accumulate(sizes[first : last - 1], initial=at))
+                        data = _patched(records[run], queue_offsets[run], offsets, store_timestamp)
+                        file.append(data)
+                        log_offsets += offsets
+            self.last_store_timestamp = store_timestamp
+        return AppendedRun(log_offsets, sizes, store_timestamp)
+
+    def _spans(self, file: MappedFile, sizes: list[int]) -> list[tuple[int, int]]:
+        """Which records go to this file, and which to each that follows."""
+        room = file.size - file.wrote - BLANK_BYTES
+        if len(sizes) == 1 and sizes[0] <= room:
+            return [(0, 1)]
+        ends = list(accumulate(sizes))
+        spans = []
+        first = before = 0
+        while first < len(sizes):
+            last = bisect_right(ends, before + room)
+            spans.append((first, last))
+            before = ends[last - 1] if last else 0
+            first = last
+            room = file.size - BLANK_BYTES
+        return spans
+
+    def _roll(self, file: MappedFile) -> MappedFile:
+        """Close the file with a blank record and begin the next."""
+        rest = file.size - file.wrote
+        if rest:
+            file.fill_up(encode_blank(rest))
+        following = self.queue.roll()
+        if self._allocator is not None:
+            self._allocator.wake()
+        return following
+
+    def read(self, log_offset: int, length: int) -> bytes | None:
+        """These bytes, which lie in one file; None where not all of them are there."""
+        return self.queue.read(log_offset, length)
+
+    def message_bytes(self, log_offset: int, size: int | None = None) -> bytes | None:
+        """The record at this offset; None where none starts there or it is deleted.
+
+        With `size`, as a queue has it, there must be one: anything else, and a record that is
+        damaged, is a SegmentCorruptError.
+        """
+        if size is None:
+            head = self.queue.read(log_offset, 36)
+            if head is None or peek_magic(head) not in TOPIC_LENGTHS:
+                return None
+            if peek_log_offset(head) != log_offset:
+                return None
+            record = self.queue.read(log_offset, max(36, peek_message_bytes(head)))
+        else:
+            record = self.queue.read(log_offset, size)
+        if record is None:
+            if size is None:
+                raise self._corrupt(log_offset, "the record does not fit its file")
+            return None
+        check = check_record(record, log_offset=log_offset)
+        if check.state is not RecordState.MESSAGE or check.size != len(record):
+            raise self._corrupt(log_offset, check.reason or "not the record that was looked for")
+        return record
+
+    def scan_from(self, offset: int, *, check_crc: bool = True) -> LogScan:
+        """Every record from this offset, where one starts, on."""
+        return LogScan(
+            self.queue.files_from(offset),
+            start_offset=max(offset, self.min_offset or 0),
+            check_crc=check_crc,
+            check_property_crc=check_crc and self._check_property_crc,
+        )
+
+    def flush(self) -> int:
+        """Put on disk what was appended before; the new `flushed_offset`."""
+        try:
+            return self.queue.flush()
+        except BackendError as error:
+            self._failure = error
+            raise
+
+    def sync_from(self, offset: int) -> None:
+        """Sync what a killed process may have left in the page cache only: after recovery."""
+        self.queue.sync_from(offset)
+
+    def truncate(self, offset: int) -> None:
+        """Let the log end here; what is behind becomes zeros or goes. Synced when this returns."""
+        self.queue.truncate_dirty(offset)
+
+    def delete_before(self, offset: int, *, count_max: int | None = None) -> list[MappedFile]:
+        """Delete the oldest files that end at or below this offset, never the last one."""
+        return self.queue.delete_before(offset, count_max=count_max)
+
+    def _refuse_after_failure(self) -> None:
+        if self._failure is not None:
+            raise BackendRefusedError(
+                self.queue.directory, "append", f"reopen the store: {self._failure}"
+            ) from self._failure
+
+    def _corrupt(self, log_offset: int, reason: str) -> SegmentCorruptError:
+        file = self.queue.find(log_offset)
+        path = file.path if file else self.queue.directory
+        return SegmentCorruptError(path, reason, position=log_offset % self.queue.file_bytes)
+
+
+def _patched(
+    records: Sequence[PendingRecord],
+    queue_offsets: Sequence[int],
+    log_offsets: list[int],
+    store_timestamp: int,
+) -> bytearray:
+    """The records, complete and joined."""
+    if len(records) < _VECTOR_RECORDS_MIN:
+        return bytearray().join(
+            [
+                record.patched(
+                    queue_offset=queue_offset, log_offset=at, store_timestamp=store_timestamp
+                )
+                for record, queue_offset, at in zip(
+                    records, queue_offsets, log_offsets, strict=True
+                )
+            ]
+        )
+    data = bytearray().join([record.data for record in records])
+    at = np.array(log_offsets, np.int64)
+    starts = at - at[0]
+    times = np.array([record.store_timestamp_position for record in records], np.int64)
+    offsets = [
+        queue_offset if record.in_queue else 0
+        for record, queue_offset in zip(records, queue_offsets, strict=True)
+    ]
+    words = _every_word(data)
+    words[starts + QUEUE_OFFSET_POSITION] = offsets
+    words[starts + LOG_OFFSET_POSITION] = at
+    words[starts + times] = store_timestamp
+    del words
+    if any(record.has_property_crc for record in records):
+        view = memoryview(data)
+        for record, start in zip(records, starts.tolist(), strict=True):
+            if record.has_property_crc:
+                fill_property_crc(view[start : start + len(record.data)])
+    return data
+
+
+def _every_word(data: bytearray) -> NDArray[Any]:
+    """A 64-bit number for each byte, overlapping: numpy then writes words that are not aligned."""
+    return np.ndarray((len(data) - 7,), ">i8", data, strides=(1,))

@@ -1,0 +1,236 @@
+"""From the log into queues and index, in order: what Java calls reput.
+
+What lives here: `DispatchRun`, `rows_of` and `Dispatch`. A put knows all that is needed of its
+messages, so nothing is read back from the log; recovery makes the same runs from a scan.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tieredstore.codec.properties import KEYS, UNIQUE_KEY, split_keys
+from tieredstore.codec.record_fields import INNER_BATCH, TRANSACTION_MASK, TRANSACTION_PREPARED
+from tieredstore.driver.message_store import Dispatcher
+from tieredstore.local.commit_log import AppendedRun
+from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.delay_levels import DelayLevels
+from tieredstore.local.index_batch import IndexBatch
+from tieredstore.local.index_service import IndexService
+from tieredstore.local.pending_record import PendingRecord
+from tieredstore.local.record_columns import RecordColumns
+from tieredstore.model.messages import DispatchRequest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class DispatchRun:
+    """Messages that are in the log, in its order, as columns.
+
+    `in_queue` is False for what has no queue unit: prepared and rolled back messages, and Java's
+    inner batches, which have queues of their own kind.
+    """
+
+    topics: list[str] = field(default_factory=list)
+    queue_ids: list[int] = field(default_factory=list)
+    queue_offsets: list[int] = field(default_factory=list)
+    log_offsets: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    tags_codes: list[int] = field(default_factory=list)
+    store_timestamps: list[int] = field(default_factory=list)
+    sys_flags: list[int] = field(default_factory=list)
+    unique_keys: list[str | None] = field(default_factory=list)
+    keys: list[tuple[str, ...]] = field(default_factory=list)
+    in_queue: list[bool] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.log_offsets)
+
+    def add_put(
+        self,
+        records: Sequence[PendingRecord],
+        queue_offsets: Sequence[int],
+        appended: AppendedRun,
+    ) -> None:
+        """What one append put into the log."""
+        time = appended.store_timestamp
+        self.topics += [record.topic for record in records]
+        self.queue_ids += [record.queue_id for record in records]
+        self.queue_offsets += queue_offsets
+        self.log_offsets += appended.log_offsets
+        self.sizes += appended.sizes
+        self.tags_codes += [record.tags_code(time) for record in records]
+        self.store_timestamps += [time] * len(records)
+        self.sys_flags += [record.sys_flag for record in records]
+        self.unique_keys += [record.unique_key for record in records]
+        self.keys += [record.keys for record in records]
+        self.in_queue += [record.in_queue for record in records]
+
+    def index_batch(self) -> IndexBatch:
+        texts: list[str] = []
+        counts: list[int] = []
+        for topic, unique_key, keys in zip(self.topics, self.unique_keys, self.keys, strict=True):
+            before = len(texts)
+            if unique_key is not None:
+                texts.append(f"{topic}#{unique_key}")
+            if keys:
+                texts += [f"{topic}#{key}" for key in keys]
+            counts.append(len(texts) - before)
+        return IndexBatch(
+            log_offsets=self.log_offsets,
+            store_timestamps=self.store_timestamps,
+            sys_flags=self.sys_flags,
+            key_counts=counts,
+            texts=texts,
+        )
+
+    def requests(self) -> list[DispatchRequest]:
+        """What other dispatchers are told: the messages that consumers can see."""
+        return [
+            DispatchRequest(
+                topic=self.topics[row],
+                queue_id=self.queue_ids[row],
+                queue_offset=self.queue_offsets[row],
+                log_offset=self.log_offsets[row],
+                size=self.sizes[row],
+                tags_code=self.tags_codes[row],
+                store_timestamp=self.store_timestamps[row],
+                sys_flag=self.sys_flags[row],
+                unique_key=self.unique_keys[row],
+                keys=self.keys[row],
+            )
+            for row, in_queue in enumerate(self.in_queue)
+            if in_queue
+        ]
+
+    def queue_columns(self) -> list[list[str] | list[int]]:
+        """The columns that queues take, without the messages that have no unit."""
+        columns: list[list[str] | list[int]] = [
+            *(self.topics, self.queue_ids, self.queue_offsets),
+            *(self.log_offsets, self.sizes, self.tags_codes),
+        ]
+        if all(self.in_queue):
+            return columns
+        rows = [row for row, in_queue in enumerate(self.in_queue) if in_queue]
+        return [[column[row] for row in rows] for column in columns]  # type: ignore[misc]
+
+
+def run_of_scan(columns: RecordColumns, delays: DelayLevels) -> DispatchRun:
+    """The same for records that a scan of the log found."""
+    run = DispatchRun(
+        topics=columns.topics(),
+        queue_ids=columns.queue_ids.tolist(),
+        queue_offsets=columns.queue_offsets.tolist(),
+        log_offsets=columns.log_offsets.tolist(),
+        sizes=columns.sizes.tolist(),
+        store_timestamps=columns.store_timestamps.tolist(),
+        sys_flags=columns.sys_flags.tolist(),
+    )
+    for row, flag in enumerate(run.sys_flags):
+        properties = columns.properties(row)
+        code = delays.tags_code(run.topics[row], properties, run.store_timestamps[row])
+        run.tags_codes.append(code)
+        run.unique_keys.append(properties.get(UNIQUE_KEY))
+        run.keys.append(split_keys(properties.get(KEYS)))
+        # Both transaction states without a unit, prepared and rolled back, have this bit.
+        run.in_queue.append(
+            not flag & TRANSACTION_MASK & TRANSACTION_PREPARED and not flag & INNER_BATCH
+        )
+    return run
+
+
+class Dispatch:
+    """Brings what was put into queues and index, in log order, a batch at a time.
+
+    * One batch at a time, by whoever comes: the put that fills one, a reader that wants to see
+      what was put before, or the store's own service.
+    * Nothing beyond `limit()` is dispatched: with sync flush a message is invisible until it is
+      on disk.
+    * A batch whose queues or index fail stays and is tried again, and blocks what is behind it:
+      repeating it is harmless, leaving it out is not. The put that comes next is told.
+    * A dispatcher of somebody else that fails is logged and stops nothing.
+    """
+
+    def __init__(
+        self,
+        queues: ConsumeQueues,
+        index: IndexService | None,
+        *,
+        limit: Callable[[], int],
+        count_max: int,
+    ) -> None:
+        self._queues = queues
+        self._index = index
+        self._limit = limit
+        self._count_max = count_max
+        self._dispatchers: list[Dispatcher] = []
+        self._waiting: deque[tuple[list[PendingRecord], list[int], AppendedRun]] = deque()
+        self._waiting_count = 0
+        self._taken = 0
+        self._turn = threading.Lock()
+        self.last_store_timestamp = 0
+
+    def add_dispatcher(self, dispatcher: Dispatcher) -> None:
+        self._dispatchers.append(dispatcher)
+
+    def submit(
+        self, records: list[PendingRecord], queue_offsets: list[int], appended: AppendedRun
+    ) -> None:
+        """One append, in log order: the caller holds the lock that orders puts."""
+        self._waiting.append((records, queue_offsets, appended))
+        self._waiting_count += len(records)
+
+    @property
+    def is_due(self) -> bool:
+        return self._waiting_count >= self._count_max
+
+    @property
+    def behind_count(self) -> int:
+        return self._waiting_count
+
+    def drain(self) -> None:
+        """Dispatch all that waits and may be seen. What another thread has begun is waited for."""
+        if not self._waiting:
+            return
+        with self._turn:
+            while run := self._next_run():
+                self.put(run)
+                self._told(run)
+
+    def put(self, run: DispatchRun) -> None:
+        """Into the queues, then into the index. Repeating it is harmless."""
+        self._queues.put_batch(*run.queue_columns())  # type: ignore[arg-type]
+        if self._index is not None:
+            self._index.put(run.index_batch())
+        if run.store_timestamps:
+            self.last_store_timestamp = run.store_timestamps[-1]
+
+    def _next_run(self) -> DispatchRun | None:
+        """The next batch; it leaves the queue only when it is dispatched."""
+        limit = self._limit()
+        run = DispatchRun()
+        taken = 0
+        for records, queue_offsets, appended in self._waiting:
+            if appended.end_offset > limit or len(run) >= self._count_max:
+                break
+            run.add_put(records, queue_offsets, appended)
+            taken += 1
+        self._taken = taken
+        return run if taken else None
+
+    def _told(self, run: DispatchRun) -> None:
+        for _ in range(self._taken):
+            self._waiting.popleft()
+        self._waiting_count -= len(run)
+        if not self._dispatchers:
+            return
+        requests = run.requests()
+        for dispatcher in self._dispatchers:
+            try:
+                dispatcher(requests)
+            except Exception:
+                log.exception("a dispatcher failed; the others go on")

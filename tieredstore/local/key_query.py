@@ -1,0 +1,60 @@
+"""Messages by key: what the index suggests, and what the messages themselves say.
+
+What lives here: `query_message`. The index knows hashes and whole seconds; a hit counts only if its
+message has the topic, the key and the time.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tieredstore.codec.message import decode_message
+from tieredstore.codec.record_fields import peek_store_timestamp, peek_topic
+from tieredstore.local.commit_log import CommitLog
+from tieredstore.local.index_service import IndexService
+from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.messages import QueryResult, SelectedMessage
+
+log = logging.getLogger(__name__)
+
+
+def query_message(
+    index: IndexService,
+    commit_log: CommitLog,
+    topic: str,
+    key: str,
+    *,
+    count_max: int,
+    begin: int,
+    end: int,
+) -> QueryResult:
+    """Newest first, each once. A damaged message hides no other; the answer is then incomplete."""
+    found: list[SelectedMessage] = []
+    complete = True
+    if count_max <= 0 or not key:
+        return QueryResult()
+    for log_offset in index.candidates(topic, key, begin=begin, end=end):
+        try:
+            record = commit_log.message_bytes(log_offset)
+        except SegmentCorruptError as error:
+            log.warning("a message that may have the key %r is passed over: %s", key, error)
+            complete = False
+            continue
+        if record is None or not begin <= peek_store_timestamp(record) <= end:
+            continue
+        if peek_topic(record) != topic:
+            continue
+        message = decode_message(record, check_crc=False)
+        if message.unique_key != key and key not in message.keys:
+            continue
+        found.append(
+            SelectedMessage(
+                queue_offset=message.queue_offset,
+                log_offset=log_offset,
+                tags_code=message.tags_code,
+                record=record,
+            )
+        )
+        if len(found) == count_max:
+            break
+    return QueryResult(messages=found, complete=complete)

@@ -1,0 +1,276 @@
+"""`LocalMessageStore`: RocketMQ's local store, embedded.
+
+What lives here: the life of a store and its puts. Reads are in `store_reads`, opening in
+`recovery`, deleting in `retention`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+
+from tieredstore.driver.file_lock import FileLock
+from tieredstore.driver.message_store import (
+    Dispatcher,
+    RetentionGuard,
+)
+from tieredstore.driver.runtime import Runtime, Service
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.pending_record import PendingRecord, PutRefusedError, RecordEncoder
+from tieredstore.local.put_results import PutResults
+from tieredstore.local.recovery import RecoveryReport
+from tieredstore.local.store_parts import StoreParts
+from tieredstore.local.store_reads import StoreReads
+from tieredstore.model.errors import BackendRefusedError, StoreClosedError
+from tieredstore.model.messages import (
+    Message,
+    PutResult,
+)
+from tieredstore.model.values import PutStatus, QueueKey
+
+log = logging.getLogger(__name__)
+
+SYSTEM_TOPICS = frozenset(
+    {
+        "TBW102",
+        "SCHEDULE_TOPIC_XXXX",
+        "BenchmarkTest",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRACE_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "CHECKPOINT_TOPIC",
+    }
+)
+
+
+class LocalMessageStore(StoreReads):
+    """A message store in one directory, which RocketMQ's own store can open when it is shut down.
+
+    * What `put_message` acknowledged is in the log: with SYNC_FLUSH on disk, else at the latest
+      after `flush_interval_ms`. Queues and index follow by themselves; a read sees every put that
+      returned before it.
+    * One process at a time, kept by the lock that Java honours too.
+    * A clean `shutdown` removes the abort file. If anything could not be written it stays, and the
+      next `load` recovers.
+    """
+
+    def __init__(self, config: LocalConfig, runtime: Runtime) -> None:
+        super().__init__(config)
+        self._runtime = runtime
+        self._encoder = RecordEncoder(config)
+        self._lock: FileLock | None = None
+        self._next_offsets: dict[QueueKey, int] = {}
+        self._put_guard = threading.Lock()
+        self._life_guard = threading.RLock()
+        self._services: list[Service] = []
+        self._started = False
+        self._dispatchers: list[Dispatcher] = []
+        self._guards: list[RetentionGuard] = []
+        self.recovery: RecoveryReport | None = None
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Open and recover what is there. Raises InvalidConfigError for other sizes than the
+        store was made with, BackendRefusedError while another process has it open."""
+        with self._life_guard:
+            if self._parts is not None:
+                return
+            parts = StoreParts.of(self._config, self._runtime)
+            lock = parts.files.acquire_lock()
+            if lock is None:
+                raise BackendRefusedError(
+                    self._config.store_path, "open", "another process has this store open"
+                )
+            try:
+                self.recovery = parts.load()
+            except BaseException:
+                parts.close()
+                lock.release()
+                raise
+            self._lock = lock
+            self._next_offsets = parts.queues.next_offsets()
+            for dispatcher in self._dispatchers:
+                parts.dispatch.add_dispatcher(dispatcher)
+            for guard in self._guards:
+                parts.retention.add_guard(guard)
+            self._parts = parts
+
+    def start(self) -> None:
+        """Take puts, and look after the files from now on."""
+        with self._life_guard:
+            parts = self._loaded()
+            if self._started:
+                return
+            parts.files.create_abort()
+            parts.log.start()
+            parts.flusher.start()
+            config, service = self._config, self._runtime.service
+            self._services = [
+                service("flush-queues", parts.flush, interval_ms=config.queue_flush_interval_ms),
+                service("expire", parts.retention.step, interval_ms=config.expiry_interval_ms),
+            ]
+            if config.dispatch_interval_ms:
+                dispatching = service(
+                    "dispatch", parts.dispatch.drain, interval_ms=config.dispatch_interval_ms
+                )
+                self._services.append(dispatching)
+            self._started = True
+
+    def shutdown(self) -> None:
+        with self._life_guard:
+            parts = self._parts
+            if parts is None:
+                return
+            with self._put_guard:  # who puts now is told that the store is closed
+                self._parts = None
+            for service in self._services:
+                service.stop()
+            self._services = []
+            parts.flusher.stop()
+            try:
+                if self._started:
+                    self._end(parts)
+            finally:
+                self._started = False
+                parts.close()
+                if self._lock is not None:
+                    self._lock.release()
+                    self._lock = None
+
+    def _end(self, parts: StoreParts) -> None:
+        try:
+            parts.dispatch.drain()
+            parts.flush()
+        except Exception:
+            log.exception("%s: not ended cleanly, the next load recovers", self._config.store_path)
+            return
+        if parts.dispatch.behind_count == 0:
+            parts.files.remove_abort()
+
+    def destroy(self) -> None:
+        """Delete the store's data; it must not be loaded."""
+        with self._life_guard:
+            self.shutdown()
+            parts = StoreParts.of(self._config, self._runtime)
+            lock = parts.files.acquire_lock()
+            if lock is None:
+                raise BackendRefusedError(
+                    self._config.store_path, "destroy", "another process has this store open"
+                )
+            with lock:
+                parts.destroy()
+
+    def flush(self) -> int:
+        """Put everything on disk now; the log offset below which all is."""
+        parts = self._running()
+        parts.flush()
+        return parts.log.flushed_offset
+
+    # -- puts ---------------------------------------------------------------------------------
+
+    def put_message(self, message: Message) -> PutResult:
+        return self.put_messages([message])[0]
+
+    def put_messages(self, messages: Sequence[Message]) -> PutResults:
+        """Store messages in this order; each is stored or refused by itself.
+
+        Cheaper by far than one at a time: they share one place in the log, one sync, one dispatch.
+        """
+        parts = self._running()
+        if parts.retention.disk_is_full:
+            full = f"the disk is more than {self._config.disk_full_percent} percent full"
+            return self._all_refused(messages, PutStatus.SERVICE_NOT_AVAILABLE, full)
+        records, refused = self._encoded(messages)
+        if not records:
+            return PutResults(messages, refused, (), None, PutStatus.PUT_OK)
+        with self._put_guard:
+            if self._parts is not parts:
+                raise StoreClosedError("the store is closed")
+            queue_offsets, taken = self._offsets(records)
+            appended = parts.log.append(records, queue_offsets)
+            self._next_offsets.update(taken)
+            parts.dispatch.submit(records, queue_offsets, appended)
+        status = PutStatus.PUT_OK
+        if self._config.sync_flush and any(record.waits_for_disk for record in records):
+            timeout_ms = self._config.sync_flush_timeout_ms
+            if not parts.flusher.wait_until_flushed(appended.end_offset, timeout_ms):
+                status = PutStatus.FLUSH_DISK_TIMEOUT
+        if parts.dispatch.is_due or not self._config.dispatch_interval_ms:
+            parts.dispatch.drain()
+        return PutResults(messages, refused, queue_offsets, appended, status)
+
+    def _encoded(
+        self, messages: Sequence[Message]
+    ) -> tuple[list[PendingRecord], dict[int, PutResult]]:
+        encode = self._encoder.encode
+        try:
+            return [encode(message) for message in messages], {}
+        except PutRefusedError:
+            pass  # some of them, then: find out which
+        records, refused = [], {}
+        for place, message in enumerate(messages):
+            try:
+                records.append(encode(message))
+            except PutRefusedError as error:
+                refused[place] = PutResult(status=error.status, reason=error.reason)
+        return records, refused
+
+    def _offsets(self, records: list[PendingRecord]) -> tuple[list[int], dict[QueueKey, int]]:
+        """The queue offsets of these records, and what comes next if they are stored."""
+        known = self._next_offsets
+        taken: dict[QueueKey, int] = {}
+        queue_offsets = []
+        for record in records:
+            key = QueueKey(record.topic, record.queue_id)
+            offset = taken.get(key)
+            if offset is None:
+                offset = known.get(key, 0)
+            queue_offsets.append(offset)
+            if record.in_queue:
+                taken[key] = offset + 1
+        return queue_offsets, taken
+
+    def _all_refused(
+        self, messages: Sequence[Message], status: PutStatus, reason: str
+    ) -> PutResults:
+        refusal = PutResult(status=status, reason=reason)
+        return PutResults(messages, dict.fromkeys(range(len(messages)), refusal), (), None, status)
+
+    # -- others -------------------------------------------------------------------------------
+
+    def add_dispatcher(self, dispatcher: Dispatcher) -> None:
+        self._dispatchers.append(dispatcher)
+        if self._parts is not None:
+            self._parts.dispatch.add_dispatcher(dispatcher)
+
+    def add_retention_guard(self, guard: RetentionGuard) -> None:
+        self._guards.append(guard)
+        if self._parts is not None:
+            self._parts.retention.add_guard(guard)
+
+    def delete_topics(self, topics: Iterable[str]) -> int:
+        """Their queues go at once; their records go with the log's files."""
+        parts = self._loaded()
+        with self._put_guard:
+            parts.dispatch.drain()
+            gone = parts.queues.delete_topics(topics)
+            for key in gone:
+                self._next_offsets.pop(key, None)
+        return len({key.topic for key in gone})
+
+    def clean_unused_topics(self, retained: Iterable[str]) -> int:
+        kept = set(retained) | SYSTEM_TOPICS
+        topics = {key.topic for key in self.queues()}
+        unused = {topic for topic in topics - kept if not topic.startswith(("rmq_sys_", "%LMQ%"))}
+        return self.delete_topics(unused)
+
+    def _running(self) -> StoreParts:
+        parts = self._loaded()
+        if not self._started:
+            raise StoreClosedError("the store is not started")
+        return parts

@@ -1,0 +1,193 @@
+"""Reads by queue offset: which messages a consumer gets, and where it goes on.
+
+What lives here: `QueueReader`. The rules and their order are RocketMQ's, so that a consumer sees
+the same from both.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import numpy as np
+
+from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.driver.message_store import MessageFilter
+from tieredstore.local.commit_log import CommitLog
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.messages import GetResult, MessageRun, SelectedMessage
+from tieredstore.model.values import INT32_MAX, GetStatus
+
+SCAN_COUNT_MIN = 800  # units looked at in one read, if the caller asks for no more messages
+PULL_BYTES_MIN, PULL_BYTES_MAX = 100, 128 * 1024 * 1024
+MEMORY_PERCENT = 40
+
+
+class QueueReader:
+    """Answers reads from one log and its queues. Any thread may ask at any time."""
+
+    def __init__(self, config: LocalConfig, commit_log: CommitLog, queues: ConsumeQueues) -> None:
+        self._config = config
+        self._log = commit_log
+        self._queues = queues
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int,
+        bytes_max: int,
+        message_filter: MessageFilter | None,
+    ) -> GetResult:
+        queue = self._queues.queue(topic, queue_id)
+        if queue is None or queue.max_offset == 0:
+            return _nothing(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+        minimum, maximum = queue.min_offset, queue.max_offset
+        if offset < minimum:
+            return _nothing(GetStatus.OFFSET_TOO_SMALL, minimum, minimum, maximum)
+        if offset == maximum:
+            return _nothing(GetStatus.OFFSET_OVERFLOW_ONE, offset, minimum, maximum)
+        if offset > maximum:
+            return _nothing(GetStatus.OFFSET_OVERFLOW_BADLY, maximum, minimum, maximum)
+        status, next_offset, found = self._scan(queue, offset, count_max, bytes_max, message_filter)
+        return GetResult(
+            status=GetStatus.FOUND if found else status,
+            next_offset=next_offset,
+            min_offset=minimum,
+            max_offset=maximum,
+            messages=found,
+        )
+
+    def _scan(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        message_filter: MessageFilter | None,
+    ) -> tuple[GetStatus, int, list[SelectedMessage]]:
+        """Look at units up to the end of their file until the batch is full."""
+        units = queue.units(offset, min(max(SCAN_COUNT_MIN, count_max), self._file_rest(offset)))
+        pull_bytes = min(max(bytes_max, PULL_BYTES_MIN), PULL_BYTES_MAX)
+        found: list[SelectedMessage] = []
+        status = GetStatus.NO_MATCHED_MESSAGE
+        size, row, removed_below = 0, 0, 0
+        columns = zip(
+            units.log_offsets.tolist(),
+            units.message_bytes.tolist(),
+            units.tags_codes.tolist(),
+            strict=True,
+        )
+        for row, (log_offset, length, code) in enumerate(columns):
+            if found and self._is_full(len(found), size, length, log_offset, count_max, pull_bytes):
+                return status, offset + row, found
+            if log_offset < removed_below or length == INT32_MAX:
+                continue
+            if message_filter is not None and not message_filter.matches_tags_code(code):
+                continue
+            try:
+                record = self._log.message_bytes(log_offset, length)
+            except SegmentCorruptError:
+                if not found:
+                    raise
+                return status, offset + row, found  # the next read, from here, tells of it
+            if record is None:
+                if not found:
+                    status = GetStatus.MESSAGE_WAS_REMOVING
+                removed_below = (
+                    self._log.file_start_of(log_offset) + self._config.commit_log_file_bytes
+                )
+                continue
+            if message_filter is not None and not message_filter.matches_record(record):
+                continue
+            size += length
+            found.append(
+                SelectedMessage(
+                    queue_offset=offset + row,
+                    log_offset=log_offset,
+                    tags_code=code,
+                    record=record,
+                )
+            )
+        return status, offset + len(units), found
+
+    def _file_rest(self, offset: int) -> int:
+        per_file = self._config.queue_file_bytes // UNIT_BYTES
+        return per_file - offset % per_file
+
+    def _is_full(
+        self, count: int, size: int, more: int, log_offset: int, count_max: int, pull_bytes: int
+    ) -> bool:
+        if count >= count_max or size + more > pull_bytes:
+            return True
+        config = self._config
+        if self.is_in_memory(log_offset):
+            return size + more > config.memory_bytes_max or count >= config.memory_count_max
+        return size + more > config.memory_bytes_max // 4 or count >= config.memory_count_max // 4
+
+    def is_in_memory(self, log_offset: int) -> bool:
+        """As RocketMQ guesses: what was written last fills the page cache."""
+        return self._log.max_offset - log_offset <= _page_cache_bytes()
+
+    def run(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+    ) -> MessageRun:
+        """Consecutive messages as columns; it ends before the first that is gone or damaged."""
+        queue = self._queues.queue(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.max_offset or count_max <= 0:
+            return _run(offset, [], [], [], [])
+        units = queue.units(offset, count_max)
+        sizes = units.message_bytes
+        count = int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), bytes_max, side="right"))
+        count = max(1, min(count, len(units)))
+        offsets = units.log_offsets[:count].tolist()
+        lengths = sizes[:count].tolist()
+        records: list[bytes] = []
+        for log_offset, length in zip(offsets, lengths, strict=True):
+            record = self._run_record(log_offset, length, first=not records)
+            if record is None:
+                break
+            records.append(record)
+        count = len(records)
+        codes = units.tags_codes[:count].tolist()
+        return _run(offset, offsets[:count], lengths[:count], codes, records)
+
+    def _run_record(self, log_offset: int, length: int, *, first: bool) -> bytes | None:
+        try:
+            return self._log.message_bytes(log_offset, length)
+        except SegmentCorruptError:
+            if first:
+                raise
+            return None
+
+
+def _run(
+    first_offset: int,
+    log_offsets: list[int],
+    lengths: list[int],
+    codes: list[int],
+    records: list[bytes],
+) -> MessageRun:
+    message_bytes = np.array(lengths, np.int32)
+    return MessageRun(
+        first_offset=first_offset,
+        log_offsets=np.array(log_offsets, np.int64),
+        message_bytes=message_bytes,
+        tags_codes=np.array(codes, np.int64),
+        starts=np.cumsum(message_bytes, dtype=np.int64) - message_bytes,
+        records=b"".join(records),
+    )
+
+
+def _nothing(status: GetStatus, next_offset: int, minimum: int, maximum: int) -> GetResult:
+    return GetResult(status=status, next_offset=next_offset, min_offset=minimum, max_offset=maximum)
+
+
+@cache
+def _page_cache_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_PERCENT // 100
