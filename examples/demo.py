@@ -1,4 +1,4 @@
-"""`make demo`: messages go to a tier, its catalogue names them, and they are read back.
+"""`make demo`: messages go into a local store, from there to a tier, and are read back from both.
 
 python examples/demo.py [--provider memory | posix] [--keep DIRECTORY]
 """
@@ -10,10 +10,13 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from tieredstore import (
+    Message,
     MetadataStore,
     QueueRecord,
     Runtime,
@@ -22,145 +25,160 @@ from tieredstore import (
     SegmentType,
     StoreConfig,
 )
-from tieredstore.codec.message import decode_message, encode_message
+from tieredstore.codec.message import decode_message
 from tieredstore.codec.names import queue_path
-from tieredstore.codec.properties import encode_properties
-from tieredstore.codec.queue_unit import UNIT_BYTES, decode_unit, encode_unit
+from tieredstore.codec.queue_unit import UNIT_BYTES, decode_unit, encode_units
+from tieredstore.codec.record_fields import patch_log_offset, peek_store_timestamp
 from tieredstore.driver import registry
 from tieredstore.driver.provider import SegmentWrite, WritePair
+from tieredstore.local import LocalConfig, LocalMessageStore
 from tieredstore.metadata import JsonMetadataStore
-from tieredstore.model.values import Host
+from tieredstore.model.values import QueueKey
 
 LOG, QUEUE = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE
-QUEUES = [("orders", 0), ("orders", 1), ("payments", 0), ("payments", 1)]
-ROUNDS, BATCH = 10, 500
-HOST = Host(bytes([127, 0, 0, 1]), 10911)
+BROKER = "demo-broker"
+MESSAGES, BATCH, SAMPLE = 20_000, 500, 2_000
 
 
-@dataclass
-class Queue:
-    """One queue of the tier: where its two files end, and when its messages came."""
-
-    topic: str
-    queue_id: int
-    path: str
-    offset: int = 0
-    log_bytes: int = 0
-    times: list[int] = field(default_factory=list)
-
-    def batch(self, now: int) -> tuple[bytes, bytes]:
-        """The next messages, as bytes for the commit log and for the consume queue."""
-        records, units = [], []
-        position = self.log_bytes
-        for number in range(self.offset, self.offset + BATCH):
-            record = encode_message(
-                topic=self.topic,
-                queue_id=self.queue_id,
-                queue_offset=number,
-                log_offset=position,
-                born_timestamp=now,
-                born_host=HOST,
-                store_timestamp=now,
-                store_host=HOST,
-                body=f"{self.topic} {self.queue_id} {number}".encode() * 10,
-                property_bytes=encode_properties({"KEYS": f"key-{number}"}),
-            )
-            units.append(encode_unit(log_offset=position, message_bytes=len(record), tags_code=0))
-            records.append(record)
-            position += len(record)
-        return b"".join(records), b"".join(units)
-
-
-def upload(provider: SegmentProvider, catalogue: MetadataStore, now: int) -> list[Queue]:
-    """Rounds of batches: log bytes durable before queue units, then one change of the catalogue."""
-    queues = [Queue(topic, n, queue_path("demo-broker", topic, n)) for topic, n in QUEUES]
-    for queue in queues:
-        catalogue.add_topic(queue.topic)
-        catalogue.put(
-            QueueRecord(broker_name="demo-broker", topic=queue.topic, queue_id=queue.queue_id)
+def messages() -> list[Message]:
+    return [
+        Message(
+            topic=("orders", "payments")[number % 2],
+            queue_id=number // 2 % 2,
+            body=f"message {number} ".encode() * 20,
+            properties={"TAGS": f"tag-{number % 3}", "KEYS": f"key-{number}"},
         )
-    for number in range(ROUNDS):
-        pairs = []
-        for queue in queues:
-            records, units = queue.batch(now + number)
-            log = provider.open(queue.path, LOG, 0)
-            units_file = provider.open(queue.path, QUEUE, 0)
-            pairs.append(
-                WritePair(
-                    SegmentWrite(log, queue.log_bytes, records),
-                    SegmentWrite(units_file, queue.offset * UNIT_BYTES, units),
+        for number in range(MESSAGES)
+    ]
+
+
+def fill(store: LocalMessageStore, all_messages: list[Message]) -> None:
+    for start in range(0, MESSAGES, BATCH):
+        assert store.put_messages(all_messages[start : start + BATCH]).all_ok
+    store.flush()
+
+
+class Uploader:
+    """Copies one queue after the other, a batch at a time: the log first, then what names it."""
+
+    def __init__(self, store: LocalMessageStore, provider: SegmentProvider) -> None:
+        self._store = store
+        self._provider = provider
+
+    def upload(self, key: QueueKey, catalogue: MetadataStore) -> int:
+        path = queue_path(BROKER, *key)
+        catalogue.add_topic(key.topic)
+        catalogue.put(QueueRecord(broker_name=BROKER, topic=key.topic, queue_id=key.queue_id))
+        log, units = self._provider.open(path, LOG, 0), self._provider.open(path, QUEUE, 0)
+        offset = log_bytes = 0
+        begin: int | None = None
+        while True:
+            run = self._store.read_range(*key, offset, count_max=BATCH, bytes_max=4 << 20)
+            if not len(run):
+                return offset
+            # The bytes stay as they are, but for the place: each record says where it lies.
+            records = bytearray(run.records)
+            places = run.starts + log_bytes
+            for start, place in zip(run.starts.tolist(), places.tolist(), strict=True):
+                patch_log_offset(records, place, position=start)
+            names = encode_units(
+                log_offsets=places, message_bytes=run.message_bytes, tags_codes=run.tags_codes
+            )
+            pair = WritePair(
+                SegmentWrite(log, log_bytes, records),
+                SegmentWrite(units, offset * UNIT_BYTES, names),
+            )
+            for outcome in self._provider.write_many([pair]):
+                outcome.result()
+            offset, log_bytes = run.end_offset, log_bytes + len(records)
+            begin = begin or peek_store_timestamp(run.record(0))
+            end = peek_store_timestamp(run.record(len(run) - 1))
+            catalogue.put(
+                *(
+                    SegmentRecord(
+                        path=path,
+                        type=kind,
+                        base_offset=0,
+                        size=size,
+                        create_timestamp=begin,
+                        begin_timestamp=begin,
+                        end_timestamp=end,
+                    )
+                    for kind, size in ((LOG, log_bytes), (QUEUE, offset * UNIT_BYTES))
                 )
             )
-            queue.log_bytes += len(records)
-            queue.offset += BATCH
-            queue.times.append(now + number)
-        for outcome in provider.write_many(pairs):
-            outcome.result()
-        catalogue.put(*rows(queues))
-    return queues
 
 
-def rows(queues: list[Queue]) -> Iterator[SegmentRecord]:
-    for queue in queues:
-        for kind, size in ((LOG, queue.log_bytes), (QUEUE, queue.offset * UNIT_BYTES)):
-            yield SegmentRecord(
-                path=queue.path,
-                type=kind,
-                base_offset=0,
-                size=size,
-                create_timestamp=queue.times[0],
-                begin_timestamp=queue.times[0],
-                end_timestamp=queue.times[-1],
-            )
-
-
-def read_back(provider: SegmentProvider, catalogue: MetadataStore, count: int) -> None:
+def read_back(provider: SegmentProvider, catalogue: MetadataStore, keys: list[QueueKey]) -> None:
     """Messages at random offsets: a queue unit says where, the record must say the same."""
     dice = random.Random(7)
-    for _ in range(count):
-        topic, queue_id = dice.choice(QUEUES)
-        path = queue_path("demo-broker", topic, queue_id)
-        units = catalogue.segment(path, QUEUE, 0)
-        assert units is not None
-        offset = dice.randrange(units.size // UNIT_BYTES)
+    for _ in range(SAMPLE):
+        key = dice.choice(keys)
+        path = queue_path(BROKER, *key)
+        segment = catalogue.segment(path, QUEUE, 0)
+        assert segment is not None
+        offset = dice.randrange(segment.size // UNIT_BYTES)
         unit = decode_unit(provider.open(path, QUEUE, 0).read(offset * UNIT_BYTES, UNIT_BYTES))
         record = provider.open(path, LOG, 0).read(unit.log_offset, unit.message_bytes)
         message = decode_message(record)
-        assert (message.topic, message.queue_id, message.queue_offset) == (topic, queue_id, offset)
+        assert (message.topic, message.queue_id, message.queue_offset) == (*key, offset)
+
+
+def find_by_key(store: LocalMessageStore) -> None:
+    for number in np.random.default_rng(7).integers(0, MESSAGES, SAMPLE).tolist():
+        topic = ("orders", "payments")[number % 2]
+        [found] = store.query_message(topic, f"key-{number}").messages
+        assert decode_message(found.record).body.startswith(f"message {number} ".encode())
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    print(f"  {what:<58} {time.perf_counter() - started:6.2f} s")
 
 
 def show(root: Path) -> None:
     for file in sorted(root.rglob("*")):
         if file.is_file():
-            print(f"  {file.stat().st_size:>10,}  {file.relative_to(root)}")
+            print(f"  {file.stat().st_size:>13,}  {file.relative_to(root)}")
 
 
 def run(provider_name: str, directory: Path) -> None:
-    config = StoreConfig(
-        broker_name="demo-broker",
+    local = LocalConfig(
+        store_path=str(directory / "local"),
+        commit_log_file_bytes=16 << 20,
+        index_slot_count=100_000,
+        index_item_count=400_000,
+    )
+    tier = StoreConfig(
+        broker_name=BROKER,
         provider=provider_name,
         path=str(directory / "tier"),
         store_path=str(directory / "store"),
     )
-    kind = registry.resolve(registry.PROVIDERS, config.provider, SegmentProvider)
-    with Runtime.threads() as runtime, kind.from_config(config, runtime) as provider:
-        for finding in provider.probe():
-            print(f"  {'ok  ' if finding.passed else 'FAIL'} {finding.check}")
-        started = time.perf_counter()
-        with JsonMetadataStore.open(config.catalogue_path) as catalogue:
-            queues = upload(provider, catalogue, runtime.clock.now_ms())
-        spent = time.perf_counter() - started
-        total = sum(queue.offset for queue in queues)
-        size = sum(queue.log_bytes for queue in queues)
-        print(f"\nuploaded {total:,} messages, {size / 1e6:.1f} MB, in {spent:.2f} s")
-
-        started = time.perf_counter()
-        with JsonMetadataStore.open(config.catalogue_path, read_only=True) as catalogue:
-            read_back(provider, catalogue, 2_000)
-        spent = time.perf_counter() - started
-        print(f"read 2,000 of them at random offsets in {spent:.2f} s: each is the right one")
-        print(f"the backend lists {sum(1 for _ in provider.list())} segments")
-    print("\nwhat lies on disk:")
+    kind = registry.resolve(registry.PROVIDERS, tier.provider, SegmentProvider)
+    with Runtime.threads() as runtime, kind.from_config(tier, runtime) as provider:
+        store = LocalMessageStore(local, runtime)
+        store.load()
+        store.start()
+        prepared = messages()
+        with timed(f"{MESSAGES:,} messages put into the local store"):
+            fill(store, prepared)
+        with timed(f"{SAMPLE:,} of them found by key"):
+            find_by_key(store)
+        keys = list(store.queues())
+        with JsonMetadataStore.open(tier.catalogue_path) as catalogue:
+            with timed(f"{len(keys)} queues uploaded to the tier, each batch durable"):
+                total = sum(Uploader(store, provider).upload(key, catalogue) for key in keys)
+            assert total == MESSAGES
+        store.shutdown()
+        with (
+            JsonMetadataStore.open(tier.catalogue_path, read_only=True) as catalogue,
+            timed(f"{SAMPLE:,} read back from the tier, the local store closed"),
+        ):
+            read_back(provider, catalogue, keys)
+    print("\nwhat lies on disk (sparse files show their full length):")
     show(directory)
 
 
@@ -169,7 +187,7 @@ def main() -> None:
     parser.add_argument("--provider", default="posix", choices=["memory", "posix"])
     parser.add_argument("--keep", type=Path, help="write here and leave it")
     arguments = parser.parse_args()
-    print(f"a tier on the {arguments.provider} provider\n")
+    print(f"a local store, and a tier on the {arguments.provider} provider behind it\n")
     if arguments.keep:
         run(arguments.provider, arguments.keep)
         return
