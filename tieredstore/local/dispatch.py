@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from tieredstore.codec.properties import KEYS, UNIQUE_KEY, split_keys
 from tieredstore.codec.record_fields import INNER_BATCH, TRANSACTION_MASK, TRANSACTION_PREPARED
@@ -172,6 +173,7 @@ class Dispatch:
         self._waiting_count = 0
         self._taken = 0
         self._turn = threading.Lock()
+        self._count_guard = threading.Lock()
         self.last_store_timestamp = 0
 
     def add_dispatcher(self, dispatcher: Dispatcher) -> None:
@@ -182,7 +184,8 @@ class Dispatch:
     ) -> None:
         """One append, in log order: the caller holds the lock that orders puts."""
         self._waiting.append((records, queue_offsets, appended))
-        self._waiting_count += len(records)
+        with self._count_guard:
+            self._waiting_count += len(records)
 
     @property
     def is_due(self) -> bool:
@@ -214,7 +217,8 @@ class Dispatch:
         limit = self._limit()
         run = DispatchRun()
         taken = 0
-        for records, queue_offsets, appended in self._waiting:
+        # A copy, made in one step: puts go on meanwhile, and a deque that grows cannot be walked.
+        for records, queue_offsets, appended in list(islice(self._waiting, self._count_max)):
             if appended.end_offset > limit or len(run) >= self._count_max:
                 break
             run.add_put(records, queue_offsets, appended)
@@ -225,7 +229,8 @@ class Dispatch:
     def _told(self, run: DispatchRun) -> None:
         for _ in range(self._taken):
             self._waiting.popleft()
-        self._waiting_count -= len(run)
+        with self._count_guard:
+            self._waiting_count -= len(run)
         if not self._dispatchers:
             return
         requests = run.requests()
