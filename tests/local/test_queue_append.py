@@ -35,6 +35,9 @@ def test_few_and_many_are_encoded_alike(
     known = isinstance(outcomes[0], NewUnits) if outcomes else False
     if not (known and outcomes[1] == "refused"):
         assert outcomes[:1] == outcomes[1:]
+    if rows:
+        quick = queue_append._encode_new(*columns, last_log_end)
+        assert quick in (None, outcomes[0])
 
 
 def test_a_message_that_ends_where_the_queue_ends_is_known() -> None:

@@ -2,5 +2,6 @@
 
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.local_reader import LocalReader
 
-__all__ = ["LocalConfig", "LocalMessageStore"]
+__all__ = ["LocalConfig", "LocalMessageStore", "LocalReader"]

@@ -19,6 +19,7 @@ import logging
 import os
 import threading
 from collections.abc import Collection
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,14 @@ from tieredstore.model.errors import (
 from tieredstore.model.values import Boundary
 
 log = logging.getLogger(__name__)
+
+
+class QueueEnd(NamedTuple):
+    """The queue offsets where it begins and ends, and where its newest message ends in the log."""
+
+    first: int
+    end: int
+    last_log_end: int
 
 
 class ConsumeQueue:
@@ -91,6 +100,20 @@ class ConsumeQueue:
     def last_log_end(self) -> int:
         """Where the newest message ends in the log; 0 without messages."""
         return self._last_log_end
+
+    @property
+    def first_kept(self) -> int:
+        """The queue offset where the first file starts: it moves only when files go."""
+        return (self._files.min_offset or 0) // UNIT_BYTES
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether a file was missing between others when the queue was opened."""
+        return bool(self._files.gaps)
+
+    def end(self) -> QueueEnd:
+        with self._guard:
+            return QueueEnd(self.first_kept, self._max, self._last_log_end)
 
     @property
     def file_count(self) -> int:
@@ -214,6 +237,8 @@ class ConsumeQueue:
         Units that fill a place stay: they keep the numbers of the messages to come.
         """
         with self._guard:
+            if self._last_log_end <= log_offset:
+                return 0  # nothing is looked at: opening a store comes here for every queue
             end = first_where(
                 self._min, self._max, lambda offset: self._is_from(offset, log_offset)
             )

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tieredstore.driver.durable import fsync_directory
-from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.local.consume_queue import ConsumeQueue, QueueEnd
 from tieredstore.local.mapping import MappedFiles
 from tieredstore.local.queue_append import Column
 from tieredstore.local.topic_names import is_topic, queue_directory, queue_number
@@ -71,6 +71,18 @@ class ConsumeQueues:
     def max_log_end(self) -> int:
         """Where the newest message of all queues ends in the log; 0 without any."""
         return max((queue.last_log_end for queue in list(self._queues.values())), default=0)
+
+    def ends(self) -> dict[QueueKey, QueueEnd]:
+        return {key: queue.end() for key, queue in list(self._queues.items())}
+
+    def with_gaps(self) -> list[QueueKey]:
+        """The queues that miss a file between others."""
+        return [key for key, queue in list(self._queues.items()) if queue.has_gap]
+
+    def at(self, directory: str) -> tuple[QueueKey, ConsumeQueue]:
+        """The queue whose files are in this directory."""
+        key = QueueKey(os.path.basename(os.path.dirname(directory)), int(Path(directory).name))
+        return key, self._queues[key]
 
     def put_batch(
         self,
@@ -163,9 +175,13 @@ class ConsumeQueues:
         """Delete the files that name only what has gone from the log; how many."""
         return sum(queue.delete_before(min_log_offset) for queue in list(self._queues.values()))
 
-    def truncate(self, log_offset: int) -> int:
+    def truncate(self, log_offset: int, *, except_prefix: str | None = None) -> int:
         """Drop every message whose record starts at or behind `log_offset`; how many."""
-        return sum(queue.truncate(log_offset) for queue in list(self._queues.values()))
+        return sum(
+            queue.truncate(log_offset)
+            for key, queue in list(self._queues.items())
+            if except_prefix is None or not key.topic.startswith(except_prefix)
+        )
 
     def delete_topics(self, topics: Iterable[str]) -> list[QueueKey]:
         """Delete all queues of these topics and their directories, durably; which those were."""
@@ -183,6 +199,13 @@ class ConsumeQueues:
                 shutil.rmtree(directory)
                 fsync_directory(self.root)
         return gone
+
+    def remove(self, key: QueueKey) -> None:
+        """Delete one queue, durably: it is to be built anew from the log."""
+        with self._guard:
+            self._dirty.discard(key)
+            queue = self._queues.pop(key)
+        queue.destroy()
 
     def destroy(self) -> None:
         """Delete all queues: the log is empty, or they are to be built anew from it."""

@@ -1,6 +1,6 @@
 """From the log into queues and index, in order: what Java calls reput.
 
-What lives here: `DispatchRun`, `rows_of` and `Dispatch`. A put knows all that is needed of its
+What lives here: `DispatchRun`, `run_of_scan` and `Dispatch`. A put knows all that is needed of its
 messages, so nothing is read back from the log; recovery makes the same runs from a scan.
 """
 
@@ -19,7 +19,7 @@ from tieredstore.driver.message_store import Dispatcher
 from tieredstore.local.commit_log import AppendedRun
 from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.delay_levels import DelayLevels
-from tieredstore.local.index_batch import IndexBatch
+from tieredstore.local.index_batch import IndexBatch, texts_of_messages
 from tieredstore.local.index_service import IndexService
 from tieredstore.local.pending_record import PendingRecord
 from tieredstore.local.record_columns import RecordColumns
@@ -33,7 +33,7 @@ class DispatchRun:
     """Messages that are in the log, in its order, as columns.
 
     `in_queue` is False for what has no queue unit: prepared and rolled back messages, and Java's
-    inner batches, which have queues of their own kind.
+    inner batches, which have queues of their own kind. `keys` are the texts of KEYS, not parted.
     """
 
     topics: list[str] = field(default_factory=list)
@@ -45,7 +45,7 @@ class DispatchRun:
     store_timestamps: list[int] = field(default_factory=list)
     sys_flags: list[int] = field(default_factory=list)
     unique_keys: list[str | None] = field(default_factory=list)
-    keys: list[tuple[str, ...]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
     in_queue: list[bool] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -64,23 +64,18 @@ class DispatchRun:
         self.queue_offsets += queue_offsets
         self.log_offsets += appended.log_offsets
         self.sizes += appended.sizes
-        self.tags_codes += [record.tags_code(time) for record in records]
+        self.tags_codes += [
+            record.tags_hash if record.delay_ms is None else record.tags_code(time)
+            for record in records
+        ]
         self.store_timestamps += [time] * len(records)
         self.sys_flags += [record.sys_flag for record in records]
         self.unique_keys += [record.unique_key for record in records]
-        self.keys += [record.keys for record in records]
+        self.keys += [record.keys_text for record in records]
         self.in_queue += [record.in_queue for record in records]
 
     def index_batch(self) -> IndexBatch:
-        texts: list[str] = []
-        counts: list[int] = []
-        for topic, unique_key, keys in zip(self.topics, self.unique_keys, self.keys, strict=True):
-            before = len(texts)
-            if unique_key is not None:
-                texts.append(f"{topic}#{unique_key}")
-            if keys:
-                texts += [f"{topic}#{key}" for key in keys]
-            counts.append(len(texts) - before)
+        texts, counts = texts_of_messages(self.topics, self.unique_keys, self.keys)
         return IndexBatch(
             log_offsets=self.log_offsets,
             store_timestamps=self.store_timestamps,
@@ -102,11 +97,22 @@ class DispatchRun:
                 store_timestamp=self.store_timestamps[row],
                 sys_flag=self.sys_flags[row],
                 unique_key=self.unique_keys[row],
-                keys=self.keys[row],
+                keys=split_keys(self.keys[row]),
             )
             for row, in_queue in enumerate(self.in_queue)
             if in_queue
         ]
+
+    @property
+    def is_of_one_queue(self) -> bool:
+        """One message behind the other, all in one queue, as a producer's batch is."""
+        count, topics, ids, offsets = len(self), self.topics, self.queue_ids, self.queue_offsets
+        return (
+            count > 0
+            and all(self.in_queue)
+            and topics.count(topics[0]) == ids.count(ids[0]) == count
+            and offsets == list(range(offsets[0], offsets[0] + count))
+        )
 
     def queue_columns(self) -> list[list[str] | list[int]]:
         """The columns that queues take, without the messages that have no unit."""
@@ -136,7 +142,7 @@ def run_of_scan(columns: RecordColumns, delays: DelayLevels) -> DispatchRun:
         code = delays.tags_code(run.topics[row], properties, run.store_timestamps[row])
         run.tags_codes.append(code)
         run.unique_keys.append(properties.get(UNIQUE_KEY))
-        run.keys.append(split_keys(properties.get(KEYS)))
+        run.keys.append(properties.get(KEYS))
         # Both transaction states without a unit, prepared and rolled back, have this bit.
         run.in_queue.append(
             not flag & TRANSACTION_MASK & TRANSACTION_PREPARED and not flag & INNER_BATCH
@@ -172,6 +178,8 @@ class Dispatch:
         self._waiting: deque[tuple[list[PendingRecord], list[int], AppendedRun]] = deque()
         self._waiting_count = 0
         self._taken = 0
+        self._done = 0
+        self._looked = -1
         self._turn = threading.Lock()
         self._count_guard = threading.Lock()
         self.last_store_timestamp = 0
@@ -204,9 +212,23 @@ class Dispatch:
                 self.put(run)
                 self._told(run)
 
+    def step(self) -> None:
+        """Drain unless others do: nothing was dispatched since the last look.
+
+        A put that fills a batch drains it itself. A second thread that takes every other batch
+        away from it only makes both wait for each other (measured: a fifth of the puts).
+        """
+        looked, self._looked = self._looked, self._done
+        if looked == self._done:
+            self.drain()
+
     def put(self, run: DispatchRun) -> None:
         """Into the queues, then into the index. Repeating it is harmless."""
-        self._queues.put_batch(*run.queue_columns())  # type: ignore[arg-type]
+        columns = run.queue_columns()
+        if run.is_of_one_queue:
+            self._queues.put(run.topics[0], run.queue_ids[0], run.queue_offsets[0], *columns[3:])  # type: ignore[arg-type]
+        else:
+            self._queues.put_batch(*columns)  # type: ignore[arg-type]
         if self._index is not None:
             self._index.put(run.index_batch())
         if run.store_timestamps:
@@ -229,6 +251,7 @@ class Dispatch:
     def _told(self, run: DispatchRun) -> None:
         for _ in range(self._taken):
             self._waiting.popleft()
+        self._done += self._taken
         with self._count_guard:
             self._waiting_count -= len(run)
         if not self._dispatchers:

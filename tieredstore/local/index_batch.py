@@ -6,13 +6,15 @@ they go is `index_service`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.codec.java import local_key_hashes
+from tieredstore.codec.properties import VALUE_END, split_keys
 from tieredstore.codec.record_fields import TRANSACTION_MASK, TRANSACTION_ROLLBACK
 from tieredstore.local.index_chain import ItemColumns
 
@@ -22,6 +24,55 @@ def key_texts(topic: str, *, unique_key: str | None, keys: Iterable[str]) -> lis
     texts = [] if unique_key is None else [f"{topic}#{unique_key}"]
     texts += [f"{topic}#{key}" for key in keys]
     return texts
+
+
+def texts_of_messages(
+    topics: Sequence[str], unique_keys: Sequence[str | None], keys_texts: Sequence[str | None]
+) -> tuple[list[str], list[int]]:
+    """`key_texts` of many messages one after another, and how many each has.
+
+    KEYS is given as it stands in the properties: the single keys with spaces between them.
+    """
+    if topics and topics.count(topics[0]) == len(topics):
+        found = _texts_of_topic(topics[0], unique_keys, keys_texts)
+        if found is not None:
+            return found
+    texts: list[str] = []
+    counts: list[int] = []
+    for topic, unique_key, keys in zip(topics, unique_keys, keys_texts, strict=True):
+        more = key_texts(topic, unique_key=unique_key, keys=split_keys(keys))
+        texts += more
+        counts.append(len(more))
+    return texts, counts
+
+
+def _texts_of_topic(
+    topic: str, unique_keys: Sequence[str | None], keys_texts: Sequence[str | None]
+) -> tuple[list[str], list[int]] | None:
+    """The same by one replacement for all, if every message has keys, each of one letter or more.
+
+    VALUE_END can be in no key, since it ends a property, but it can be in a topic.
+    """
+    rows: list[str] = []
+    if all(keys_texts):
+        rows = cast("list[str]", keys_texts)
+    elif any(keys_texts):
+        return None
+    if all(unique_keys):
+        unique = cast("list[str]", unique_keys)
+        if " " in "".join(unique):
+            return None
+        rows = [f"{one} {keys}" for one, keys in zip(unique, rows, strict=True)] if rows else unique
+    elif unique_keys.count(None) != len(unique_keys):
+        return None
+    if not rows or VALUE_END in topic:
+        return None
+    prefix = f"{topic}#"
+    between = VALUE_END + prefix
+    texts = (prefix + " ".join(rows).replace(" ", between)).split(VALUE_END)
+    if prefix in texts:  # an empty piece is no key
+        return None
+    return texts, [row.count(" ") + 1 for row in rows]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from mmap import mmap
+from mmap import ACCESS_READ, ACCESS_WRITE, mmap
 from pathlib import Path
 
 from tieredstore.codec.java import local_slot
@@ -51,12 +51,19 @@ class IndexFile:
     """
 
     def __init__(
-        self, path: Path, header: LocalIndexHeader, *, slot_count: int, item_capacity: int
+        self,
+        path: Path,
+        header: LocalIndexHeader,
+        *,
+        slot_count: int,
+        item_capacity: int,
+        read_only: bool = False,
     ) -> None:
         self.path = path
         self.slot_count = slot_count
         self.item_capacity = item_capacity
         self._header = header
+        self._read_only = read_only
         self._descriptor = -1
         self._data: mmap | None = None
         self._closed = False
@@ -94,8 +101,13 @@ class IndexFile:
         return cls(path, header, slot_count=slot_count, item_capacity=item_capacity)
 
     @classmethod
-    def open(cls, path: Path, *, slot_count: int, item_capacity: int) -> IndexFile:
-        """A file that is there; SegmentCorruptError if its size or its header cannot be right."""
+    def open(
+        cls, path: Path, *, slot_count: int, item_capacity: int, read_only: bool = False
+    ) -> IndexFile:
+        """A file that is there; SegmentCorruptError if its size or its header cannot be right.
+
+        One that is `read_only` may be filled by another process meanwhile: queries see its puts.
+        """
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
@@ -109,12 +121,14 @@ class IndexFile:
         if size != wanted:
             reason = f"{size} bytes, but {slot_count} slots and {item_capacity} items are {wanted}"
             raise SegmentCorruptError(str(path), reason, position=min(size, wanted))
-        if decode_slot(head, _NEXT_ITEM_POSITION) <= 0:  # Java takes it for an empty file
-            head = head[:_NEXT_ITEM_POSITION] + encode_slot(1)
-        header = decode_header(
-            head, slot_count=slot_count, item_capacity=item_capacity, path=str(path)
+        header = _decoded(path, head, slot_count=slot_count, item_capacity=item_capacity)
+        return cls(
+            path,
+            header,
+            slot_count=slot_count,
+            item_capacity=item_capacity,
+            read_only=read_only,
         )
-        return cls(path, header, slot_count=slot_count, item_capacity=item_capacity)
 
     @property
     def name(self) -> str:
@@ -211,6 +225,13 @@ class IndexFile:
         except StoreClosedError:  # expired since the search began
             return iter(())
         item = read_slot(data, local_slot(key_hash, self.slot_count))
+        if self._read_only:
+            self._header = _decoded(
+                self.path,
+                data[:HEADER_BYTES],
+                slot_count=self.slot_count,
+                item_capacity=self.item_capacity,
+            )
         return walk_candidates(
             data,
             self._header,  # read after the slot: what the slot names is counted
@@ -255,15 +276,23 @@ class IndexFile:
             if self._closed:
                 raise StoreClosedError(f"{self.path}: the index file is closed")
             if self._data is None:
+                flags = os.O_RDONLY if self._read_only else os.O_RDWR
+                access = ACCESS_READ if self._read_only else ACCESS_WRITE
                 try:
-                    self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+                    self._descriptor = os.open(self.path, flags | os.O_CLOEXEC)
                 except FileNotFoundError as error:
                     raise SegmentNotFoundError(str(self.path)) from error
                 size = file_bytes(slot_count=self.slot_count, item_capacity=self.item_capacity)
                 try:
-                    self._data = mmap(self._descriptor, size)
+                    self._data = mmap(self._descriptor, size, access=access)
                 except BaseException:
                     os.close(self._descriptor)
                     self._descriptor = -1
                     raise
             return self._data
+
+
+def _decoded(path: Path, head: bytes, *, slot_count: int, item_capacity: int) -> LocalIndexHeader:
+    if decode_slot(head, _NEXT_ITEM_POSITION) <= 0:  # Java takes it for an empty file
+        head = head[:_NEXT_ITEM_POSITION] + encode_slot(1)
+    return decode_header(head, slot_count=slot_count, item_capacity=item_capacity, path=str(path))

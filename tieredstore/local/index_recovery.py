@@ -40,16 +40,35 @@ class IndexDirectory:
         )
 
 
-def all_files(directory: IndexDirectory) -> list[IndexFile]:
+def all_files(directory: IndexDirectory, state: IndexState | None) -> list[IndexFile]:
     """Every file as it is, the oldest first: what an orderly shutdown left is durable."""
-    return [directory.open(name) for name in index_names(directory.path)]
+    return [directory.open(name) for name in _without_hole(directory, state)]
+
+
+def _without_hole(directory: IndexDirectory, state: IndexState | None) -> list[str]:
+    """The names of the files; those behind one that is missing are deleted.
+
+    Keys are put in the order of the log only: what a missing file held can be put again when
+    nothing behind it is there. The word about an expired file goes within one flush; a crash just
+    before that makes an index anew that was whole.
+    """
+    names = index_names(directory.path)
+    missing = sorted(set(state.files).difference(names)) if state is not None else []
+    first = next((name for name in missing if name < max(names, default="")), None)
+    if first is None:
+        return names
+    log.warning("index file %s is missing: it and what follows are made again", first)
+    for name in reversed([name for name in names if name > first]):
+        (directory.path / name).unlink()
+    fsync_directory(directory.path)
+    return [name for name in names if name < first]
 
 
 def durable_files(
     directory: IndexDirectory, state: IndexState | None, *, durable_timestamp: int
 ) -> list[IndexFile]:
     """The files proven durable, cut back to what is proven of them; the others are deleted."""
-    names = index_names(directory.path)
+    names = _without_hole(directory, state)
     kept: list[IndexFile] = []
     for name in names:
         cut = state.files.get(name) if state is not None else None

@@ -99,7 +99,7 @@ class IndexService:
                     self._directory, self._saved, durable_timestamp=durable_timestamp
                 )
             else:
-                files = all_files(self._directory)
+                files = all_files(self._directory, self._saved)
             self._files = tuple(files)
             self._min_log_offset = min_log_offset
             known = {file.name for file in files}

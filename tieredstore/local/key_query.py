@@ -7,6 +7,7 @@ message has the topic, the key and the time.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.record_fields import peek_store_timestamp, peek_topic
@@ -27,13 +28,20 @@ def query_message(
     count_max: int,
     begin: int,
     end: int,
+    tags_code: Callable[[bytes], int],
+    log_offset_min: int = 0,
 ) -> QueryResult:
-    """Newest first, each once. A damaged message hides no other; the answer is then incomplete."""
+    """Newest first, each once, none below `log_offset_min`; `tags_code` is what its queue holds.
+
+    A damaged message hides no other; the answer is then incomplete.
+    """
     found: list[SelectedMessage] = []
     complete = True
     if count_max <= 0 or not key:
         return QueryResult()
     for log_offset in index.candidates(topic, key, begin=begin, end=end):
+        if log_offset < log_offset_min:
+            continue
         try:
             record = commit_log.message_bytes(log_offset)
         except SegmentCorruptError as error:
@@ -51,7 +59,7 @@ def query_message(
             SelectedMessage(
                 queue_offset=message.queue_offset,
                 log_offset=log_offset,
-                tags_code=message.tags_code,
+                tags_code=tags_code(record),
                 record=record,
             )
         )

@@ -27,7 +27,7 @@ from tieredstore.model.messages import (
     Message,
     PutResult,
 )
-from tieredstore.model.values import PutStatus, QueueKey
+from tieredstore.model.values import PutStatus
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class LocalMessageStore(StoreReads):
         self._runtime = runtime
         self._encoder = RecordEncoder(config)
         self._lock: FileLock | None = None
-        self._next_offsets: dict[QueueKey, int] = {}
+        self._next_offsets: dict[tuple[str, int], int] = {}  # by topic and number
         self._put_guard = threading.Lock()
         self._life_guard = threading.RLock()
         self._services: list[Service] = []
@@ -93,7 +93,7 @@ class LocalMessageStore(StoreReads):
                 lock.release()
                 raise
             self._lock = lock
-            self._next_offsets = parts.queues.next_offsets()
+            self._next_offsets = dict(parts.queues.next_offsets().items())
             for dispatcher in self._dispatchers:
                 parts.dispatch.add_dispatcher(dispatcher)
             for guard in self._guards:
@@ -116,7 +116,7 @@ class LocalMessageStore(StoreReads):
             ]
             if config.dispatch_interval_ms:
                 dispatching = service(
-                    "dispatch", parts.dispatch.drain, interval_ms=config.dispatch_interval_ms
+                    "dispatch", parts.dispatch.step, interval_ms=config.dispatch_interval_ms
                 )
                 self._services.append(dispatching)
             self._started = True
@@ -145,7 +145,7 @@ class LocalMessageStore(StoreReads):
     def _end(self, parts: StoreParts) -> None:
         try:
             parts.dispatch.drain()
-            parts.flush()
+            parts.flush(final=True)
         except Exception:
             log.exception("%s: not ended cleanly, the next load recovers", self._config.store_path)
             return
@@ -220,19 +220,23 @@ class LocalMessageStore(StoreReads):
                 refused[place] = PutResult(status=error.status, reason=error.reason)
         return records, refused
 
-    def _offsets(self, records: list[PendingRecord]) -> tuple[list[int], dict[QueueKey, int]]:
+    def _offsets(
+        self, records: list[PendingRecord]
+    ) -> tuple[list[int], dict[tuple[str, int], int]]:
         """The queue offsets of these records, and what comes next if they are stored."""
         known = self._next_offsets
-        taken: dict[QueueKey, int] = {}
+        taken: dict[tuple[str, int], int] = {}
         queue_offsets = []
-        for record in records:
-            key = QueueKey(record.topic, record.queue_id)
-            offset = taken.get(key)
-            if offset is None:
-                offset = known.get(key, 0)
+        keys = [(record.topic, record.queue_id) for record in records]
+        counts = [record.in_queue for record in records]  # True adds one
+        if keys.count(keys[0]) == len(keys) and all(counts):
+            first = known.get(keys[0], 0)
+            end = first + len(keys)
+            return list(range(first, end)), {keys[0]: end}
+        for key, count in zip(keys, counts, strict=True):
+            offset = taken[key] if key in taken else known.get(key, 0)
             queue_offsets.append(offset)
-            if record.in_queue:
-                taken[key] = offset + 1
+            taken[key] = offset + count
         return queue_offsets, taken
 
     def _all_refused(
@@ -257,8 +261,7 @@ class LocalMessageStore(StoreReads):
         """Their queues go at once; their records go with the log's files."""
         parts = self._loaded()
         with self._put_guard:
-            parts.dispatch.drain()
-            gone = parts.queues.delete_topics(topics)
+            gone = parts.delete_topics(topics)
             for key in gone:
                 self._next_offsets.pop(key, None)
         return len({key.topic for key in gone})

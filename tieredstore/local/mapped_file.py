@@ -25,6 +25,7 @@ from tieredstore.model.errors import (
 )
 
 _ZEROS: Final = bytes(1 << 20)
+_WRITE_BYTES_MIN: Final = 16 * 1024  # from here on one call costs less than faults on new pages
 
 
 class MappedFile:
@@ -111,7 +112,14 @@ class MappedFile:
         end = position + len(data)
         if end > self.size:
             self._refuse("append", end, position, self.size)
-        (self.mapping or self._open()).map[position:end] = data
+        mapping = self.mapping or self._open()
+        if len(data) < _WRITE_BYTES_MIN:
+            mapping.map[position:end] = data
+        else:
+            try:
+                write_all(mapping.descriptor, data, position)
+            except OSError as error:
+                raise BackendRefusedError(self.path, "append", str(error)) from error
         self.touched = True
         self.wrote = end
         return position

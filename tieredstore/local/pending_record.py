@@ -81,8 +81,9 @@ class PendingRecord:
     """
 
     __slots__ = (
-        *("_keys", "_tags", "data", "delay_ms", "has_property_crc", "in_queue", "queue_id"),
-        *("store_timestamp_position", "sys_flag", "topic", "unique_key", "waits_for_disk"),
+        *("data", "delay_ms", "has_property_crc", "in_queue", "keys_text", "queue_id"),
+        *("store_timestamp_position", "sys_flag", "tags_hash", "topic", "unique_key"),
+        "waits_for_disk",
     )
 
     data: bytes
@@ -95,21 +96,21 @@ class PendingRecord:
     delay_ms: int | None
     store_timestamp_position: int
     has_property_crc: bool
-    _keys: str | None
-    _tags: str | None
+    keys_text: str | None  # the single keys with spaces between them
+    tags_hash: int
 
     def __len__(self) -> int:
         return len(self.data)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return split_keys(self._keys)
+        return split_keys(self.keys_text)
 
     def tags_code(self, store_timestamp: int) -> int:
         """What the consume queue stores beside it: a delayed message its delivery time."""
         if self.delay_ms is not None:
             return store_timestamp + self.delay_ms
-        return _code_of_tags(self._tags) if self._tags else 0
+        return self.tags_hash
 
     def patched(self, *, queue_offset: int, log_offset: int, store_timestamp: int) -> bytearray:
         """The record as the log holds it."""
@@ -152,8 +153,9 @@ class RecordEncoder:
         self._fill(record, message, property_bytes)
         find = properties.get
         record.unique_key = find(UNIQUE_KEY) or None
-        record._keys = find(KEYS)
-        record._tags = find(TAGS)
+        record.keys_text = find(KEYS)
+        tags = find(TAGS)
+        record.tags_hash = _code_of_tags(tags) if tags else 0
         wait = find(WAIT_STORE_OK)
         record.waits_for_disk = not wait or wait.lower() == "true"
         record.delay_ms = None

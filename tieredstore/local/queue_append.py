@@ -7,6 +7,9 @@ in a usual batch, and numpy for the many of a rebuild. Both give the same bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from operator import add, gt
+from struct import Struct, error
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,6 +20,7 @@ from tieredstore.codec.queue_unit import encode_unit, encode_units
 
 Column: TypeAlias = Sequence[int] | NDArray[np.int64] | NDArray[np.int32]
 
+_FEW: Final = 4
 _MANY: Final = 48
 
 
@@ -41,8 +45,36 @@ def encode_new_units(
         raise ValueError(
             f"columns of different lengths: {count}, {len(message_bytes)}, {len(tags_codes)}"
         )
+    if count >= _FEW and isinstance(log_offsets, list):
+        new = _encode_new(log_offsets, message_bytes, tags_codes, last_log_end)
+        if new is not None:
+            return new
     encode = _encode_many if count >= _MANY else _encode_few
     return encode(log_offsets, message_bytes, tags_codes, last_log_end)
+
+
+def _encode_new(
+    log_offsets: list[int], message_bytes: Column, tags_codes: Column, last_log_end: int
+) -> NewUnits | None:
+    """The usual case by one pack: all are new and in order. None where not, or not of numbers."""
+    count = len(log_offsets)
+    ends = list(map(add, log_offsets, message_bytes))
+    first = max(0, last_log_end)
+    if log_offsets[0] < first or min(message_bytes) <= 0 or any(map(gt, ends, log_offsets[1:])):
+        return None
+    values: list[int] = [0] * (3 * count)
+    values[::3] = log_offsets
+    values[1::3] = message_bytes
+    values[2::3] = tags_codes
+    try:
+        return NewUnits(0, _units(count).pack(*values), ends[-1])
+    except error:
+        return None
+
+
+@lru_cache(maxsize=1024)
+def _units(count: int) -> Struct:
+    return Struct(">" + "qiq" * count)
 
 
 def _encode_few(

@@ -32,11 +32,12 @@ class Retention:
     """Deletes old log files, oldest first, never the last.
 
     * A file goes when it was last written more than `reserve_hours` ago, or before its time while
-      the disk is fuller than `disk_clean_percent`.
+      the disk is fuller than `disk_clean_percent`: then no more go than it takes.
     * A guard says from which log offset on a tier still needs the log: files that reach there
-      stay, however old. Only where the disk is over `disk_full_percent` and the settings say
-      `delete_before_offload` do they go too.
+      stay, however old. A guard that fails may need all of it: nothing goes. Only where the disk
+      is over `disk_full_percent` and the settings say `delete_before_offload` is none asked.
     * While the disk is over `disk_full_percent`, `disk_is_full` is True and puts are refused.
+    * Queues and index follow the log; what a failure or a crash kept them from is made up for.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Retention:
         self._index = index
         self._used_percent = used_percent
         self._guards: list[RetentionGuard] = []
+        self._followed_to = 0  # the start of the log when queues and index last followed it
         self.disk_is_full = False
 
     def add_guard(self, guard: RetentionGuard) -> None:
@@ -64,41 +66,56 @@ class Retention:
     def step(self) -> int:
         """One look; how many log files went."""
         used = self._used_percent(self._config.store_path)
-        count = self._delete(used)
-        if count and used > self._config.disk_clean_percent:
-            used = self._used_percent(self._config.store_path)
-        self.disk_is_full = used >= self._config.disk_full_percent
+        try:
+            count, used = self._delete(used)
+        finally:
+            self.disk_is_full = used > self._config.disk_full_percent
+        self._follow()
         return count
 
-    def _delete(self, used: int) -> int:
+    def _delete(self, used: int) -> tuple[int, int]:
+        """How many files went, and how full the disk is now."""
         config = self._config
-        files = self._log.queue.files[:-1]
-        if used >= config.disk_full_percent and config.delete_before_offload:
-            needed = self._log.max_offset
-        else:
+        needed = self._log.max_offset
+        if not (used > config.disk_full_percent and config.delete_before_offload):
             needed = self._needed_from()
-        oldest_kept = self._clock.now_ms() - config.reserve_hours * HOUR_MS
-        end = 0
-        for file in files[: config.delete_count_max]:
-            expired = os.stat(file.path).st_mtime_ns // 1_000_000 < oldest_kept
-            if file.end_offset > needed or not (expired or used > config.disk_clean_percent):
-                break
-            end = file.end_offset
-        if not end:
-            return 0
-        gone = self._log.delete_before(end, count_max=config.delete_count_max)
-        minimum = self._log.min_offset or 0
+        candidates = [
+            file
+            for file in self._log.queue.files[:-1][: config.delete_count_max]
+            if file.end_offset <= needed
+        ]
+        expired_before = self._clock.now_ms() - config.reserve_hours * HOUR_MS
+        count = 0
+        for file in candidates:
+            if os.stat(file.path).st_mtime_ns // 1_000_000 >= expired_before:
+                if used <= config.disk_clean_percent:
+                    break
+                log.warning("%s goes before its time: the disk is full to %d %%", file.path, used)
+            count += len(self._log.delete_before(file.end_offset, count_max=1))
+            if used > config.disk_clean_percent:
+                used = self._used_percent(config.store_path)
+        return count, used
+
+    def _follow(self) -> None:
+        """Let queues and index begin where the log begins."""
+        minimum = self._log.min_offset
+        if minimum is None or minimum == self._followed_to:
+            return
         self._queues.delete_before(minimum)
         if self._index is not None:
             self._index.delete_expired(minimum)
-        log.info("%s: deleted %d files below %d", self._log.queue.directory, len(gone), minimum)
-        return len(gone)
+        self._followed_to = minimum
+        log.info("%s: begins at %d now", self._log.queue.directory, minimum)
 
     def _needed_from(self) -> int:
-        """The smallest log offset that somebody still needs."""
+        """The smallest log offset that somebody still needs; 0 where that cannot be known."""
         needed = self._log.max_offset
         for guard in self._guards:
-            offset = guard()
+            try:
+                offset = guard()
+            except Exception:
+                log.exception("a retention guard failed: nothing is deleted this time")
+                return 0
             if offset is not None:
                 needed = min(needed, offset)
         return needed

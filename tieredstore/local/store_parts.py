@@ -5,7 +5,9 @@ What lives here: building, loading, flushing and closing, in an order that a cra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from tieredstore.codec.properties import decode_properties
 from tieredstore.codec.record_fields import (
@@ -19,16 +21,20 @@ from tieredstore.local.commit_log import CommitLog
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.delay_levels import DelayLevels
+from tieredstore.local.deleted_topics import DELETED_FILE, DeletedTopics
 from tieredstore.local.dispatch import Dispatch
 from tieredstore.local.flusher import Flusher
 from tieredstore.local.index_service import IndexService
 from tieredstore.local.mapping import MappedFiles
+from tieredstore.local.queue_ends import ENDS_FILE, QueueEnds
 from tieredstore.local.queue_reader import QueueReader
-from tieredstore.local.recovery import RecoveryReport, recover
+from tieredstore.local.recovery import Recovery, RecoveryReport
+from tieredstore.local.redispatch import Redispatch
 from tieredstore.local.retention import Retention
 from tieredstore.local.store_files import StoreFiles
 from tieredstore.local.store_sizes import check_sizes
 from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.values import QueueKey
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +52,9 @@ class StoreParts:
     retention: Retention
     delays: DelayLevels
     checkpoint: StoreCheckpoint
+    deleted: DeletedTopics
+    ends_moment: tuple[int, int] | None = None
+    flushing: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def of(cls, config: LocalConfig, runtime: Runtime) -> StoreParts:
@@ -81,34 +90,52 @@ class StoreParts:
             retention=Retention(config, runtime.clock, log, queues, index),
             delays=DelayLevels(config.message_delay_levels),
             checkpoint=StoreCheckpoint.open(files.checkpoint),
+            deleted=DeletedTopics(files.config / DELETED_FILE),
         )
 
     def load(self) -> RecoveryReport:
         """Check the sizes, open everything, and make it agree. The lock is held."""
+        ours = self.files.sizes.exists()
         check_sizes(self.files, self.config)
         self.files.make()
         abnormal = self.files.ended_abnormally
         self.checkpoint = StoreCheckpoint.open(self.files.checkpoint)
+        self.deleted.load()
         self.log.load()
         self.queues.load()
-        report = recover(
-            self.log,
-            self.queues,
-            self.index,
-            self.dispatch,
-            self.checkpoint,
-            self.delays,
+        report = Recovery(
+            commit_log=self.log,
+            queues=self.queues,
+            index=self.index,
+            redispatch=Redispatch(self.log, self.queues, self.dispatch, self.delays, self.deleted),
+            checkpoint=self.checkpoint,
+            deleted=self.deleted,
+            ends=QueueEnds.load(self.files.config / ENDS_FILE),
+            ours=ours,
             abnormal=abnormal,
-        )
-        if report.redispatched_count or abnormal:
-            self.flush()
+            begin_repair=self.files.create_abort,
+        ).run()
+        self.flush(final=True)
+        if not abnormal and self.files.ended_abnormally:
+            self.files.remove_abort()  # repaired
         return report
 
-    def flush(self) -> None:
+    def flush(self, *, final: bool = False) -> None:
         """Put everything on disk, then say so: log, queues, index, checkpoint, in this order.
 
-        The times are taken before the parts are synced, so that none is claimed too early.
+        The times are taken before the parts are synced, so that none is claimed too early. So is
+        the table of the queues' ends: what it names is dispatched whole when `drain` returns. It
+        is written when something is `final`, and when the log has begun or lost a file.
         """
+        with self.flushing:
+            self._flush(final=final)
+
+    def _flush(self, *, final: bool) -> None:
+        files = self.log.queue.files
+        moment = (files[0].start_offset, files[-1].start_offset) if files else (0, 0)
+        ends = None
+        if final or moment != self.ends_moment:
+            ends = QueueEnds.of(self.queues, log_min=moment[0])
         time = self.log.last_store_timestamp
         self.flusher.flush()
         self.checkpoint.advance(log_timestamp=time)
@@ -121,6 +148,20 @@ class StoreParts:
             self.index.flush()
             self.checkpoint.advance(index_timestamp=self.index.sealed_timestamp)
         self.checkpoint.flush()
+        if ends is not None:
+            ends.save(self.files.config / ENDS_FILE)
+            self.ends_moment = moment
+
+    def delete_topics(self, topics: Iterable[str]) -> list[QueueKey]:
+        """Delete all queues of these topics, for good; which those were. Nobody puts meanwhile."""
+        self.flusher.flush()  # with sync flush what is not on disk would be dispatched later on
+        self.dispatch.drain()
+        known = {key.topic for key in self.queues.queues()}
+        topics = known & set(topics)
+        if not topics:
+            return []
+        self.deleted.mark(topics, self.log.max_offset)
+        return self.queues.delete_topics(topics)
 
     def close(self) -> None:
         """Release all files. Idempotent."""
@@ -138,6 +179,8 @@ class StoreParts:
             self.index.load(abnormal=False)
             self.index.destroy()
         self.log.destroy()
+        for file in (DELETED_FILE, ENDS_FILE):
+            (self.files.config / file).unlink(missing_ok=True)
         self.files.checkpoint.unlink(missing_ok=True)
         self.files.remove_abort()
 

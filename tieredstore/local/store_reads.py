@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tieredstore.codec.record_fields import peek_queue_offset, peek_store_timestamp
+from tieredstore.codec.record_fields import peek_queue_offset, peek_store_timestamp, peek_topic
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.key_query import query_message
@@ -117,12 +117,14 @@ class StoreReads:
             count_max=min(count_max, self._config.query_count_max),
             begin=begin,
             end=end,
+            tags_code=parts.tags_code,
+            log_offset_min=parts.deleted.end_of(topic),
         )
 
     def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
         parts = self._loaded()
         record = parts.log.message_bytes(log_offset, size)
-        if record is None:
+        if record is None or log_offset < parts.deleted.end_of(peek_topic(record)):
             return None
         return SelectedMessage(
             queue_offset=peek_queue_offset(record),

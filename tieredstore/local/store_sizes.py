@@ -17,7 +17,9 @@ from typing import Final
 from tieredstore.codec import local_index
 from tieredstore.driver.durable import make_directories, write_atomically
 from tieredstore.local.config import LocalConfig
+from tieredstore.local.index_names import is_index_name
 from tieredstore.local.store_files import StoreFiles
+from tieredstore.local.topic_names import queue_number
 from tieredstore.model.errors import InvalidConfigError, SegmentCorruptError
 
 SIZE_SETTINGS: Final = (
@@ -69,9 +71,11 @@ def _check_files(files: StoreFiles, wanted: dict[str, int]) -> None:
         _check_length("commit_log_file_bytes", wanted["commit_log_file_bytes"], path)
     for topic in _directories_in(files.consume_queues):
         for queue in _directories_in(topic):
+            if queue_number(queue.name) is None:
+                continue  # no queue, whatever it is
             for path in _files_in(queue):
                 _check_length("queue_file_bytes", wanted["queue_file_bytes"], path)
-    indexes = list(_files_in(files.index))
+    indexes = [path for path in _files_in(files.index) if is_index_name(path.name)]
     # A crash may have torn the newest index file, and that is no matter of settings.
     sound = indexes[:-1] if files.ended_abnormally else indexes
     for path in indexes:

@@ -1,0 +1,300 @@
+"""What the local store does in a second, as ratios to what was promised or to a plain way.
+
+Puts in batches with dispatch, beside the same records appended only; writers that wait for the disk
+together; the scan of a recovery; a key in a full index file; the memory of a large store. Prints
+one table. Exits with 1 where a promise is missed:
+
+    python -m bench.local
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench import _sparse_store
+from bench._timing import save
+from tieredstore.codec.java import index_key, local_key_hash
+from tieredstore.driver.runtime import Runtime
+from tieredstore.local.commit_log import CommitLog
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.flusher import Flusher
+from tieredstore.local.index_chain import ItemColumns
+from tieredstore.local.index_file import IndexFile
+from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.mapping import MappedFiles
+from tieredstore.local.pending_record import RecordEncoder
+from tieredstore.model.messages import Message
+from tieredstore.model.values import INT32_MAX, INT64_MAX
+
+TURNS = 7
+BATCH_MESSAGES = 256
+BATCHES = 400
+QUEUES = 4
+BODY = bytes(range(256)) + bytes(44)
+WRITERS = 16
+SYNCED_PUTS = 1_600
+SCANNED_BATCHES = 2_000
+INDEX_SLOTS, INDEX_ITEMS = 5_000_000, 20_000_000
+INDEX_PART = 1_000_000
+ASKED_KEYS = 2_000
+MEMORY_BYTES = 50e6
+
+PUTS_A_SECOND, JAVA_A_SECOND, SCANNED_A_SECOND = 250_000, 226_000, 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure as text, and how many times better it is than what stands beside it."""
+
+    what: str
+    plain: str
+    ours: str
+    ratio: float
+    promised: float | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        return self.promised is None or self.ratio >= self.promised
+
+
+def rate_row(what: str, plain: float, ours: float, promised: float | None = 1.0) -> Row:
+    return Row(
+        what=what,
+        plain=f"{plain:,.0f}/s",
+        ours=f"{ours:,.0f}/s",
+        ratio=ours / plain,
+        promised=promised,
+    )
+
+
+def batches(count: int, *, mixed: bool = False, unique: bool = False) -> list[list[Message]]:
+    """Batches of one queue each, as a producer sends them; mixed: each message to the next queue.
+
+    Two keys a message, and a third with `unique`.
+    """
+    return [
+        [
+            Message(
+                topic="TopicTest",
+                queue_id=(number if mixed else number // BATCH_MESSAGES) % QUEUES,
+                body=BODY,
+                properties=properties(number, unique=unique),
+                born_timestamp=1_700_000_000_000 + number,
+            )
+            for number in range(start, start + BATCH_MESSAGES)
+        ]
+        for start in range(0, count * BATCH_MESSAGES, BATCH_MESSAGES)
+    ]
+
+
+def properties(number: int, *, unique: bool) -> dict[str, str]:
+    found = {"KEYS": f"order-{number:08d} user-{number % 9_973:06d}", "TAGS": "TagA"}
+    return {"UNIQ_KEY": f"7F00000100002A139F5516E3{number:08X}", **found} if unique else found
+
+
+def a_second(work: Callable[[], object], count: int) -> float:
+    started = time.perf_counter()
+    work()
+    return count / (time.perf_counter() - started)
+
+
+def puts_a_second(messages: list[list[Message]]) -> float:
+    """Batches into a store that flushes, dispatches and indexes as it does by default."""
+    with tempfile.TemporaryDirectory() as folder, Runtime.threads() as runtime:
+        store = LocalMessageStore(LocalConfig(store_path=folder), runtime)
+        store.load()
+        store.start()
+        store.put_messages(messages[0])
+
+        def work() -> None:
+            for batch in messages:
+                store.put_messages(batch)
+
+        speed = a_second(work, len(messages) * BATCH_MESSAGES)
+        assert store.put_messages(messages[0]).all_ok
+        store.shutdown()
+        return speed
+
+
+def appends_a_second(messages: list[list[Message]]) -> float:
+    """The same with the log only, synced as often."""
+    with tempfile.TemporaryDirectory() as folder, Runtime.threads() as runtime:
+        config = LocalConfig(store_path=folder)
+        commit_log = a_log(config, runtime)
+        flusher = Flusher(
+            commit_log.flush, lambda: 0, runtime, interval_ms=config.flush_interval_ms
+        )
+        flusher.start()
+        append_all(commit_log, config, messages[:1])
+        speed = a_second(
+            lambda: append_all(commit_log, config, messages), len(messages) * BATCH_MESSAGES
+        )
+        flusher.stop()
+        commit_log.close()
+        return speed
+
+
+def a_log(config: LocalConfig, runtime: Runtime) -> CommitLog:
+    commit_log = CommitLog(config, runtime, MappedFiles())
+    commit_log.load()
+    commit_log.start()
+    return commit_log
+
+
+def append_all(commit_log: CommitLog, config: LocalConfig, messages: list[list[Message]]) -> None:
+    encode = RecordEncoder(config).encode
+    queue_offsets = list(range(BATCH_MESSAGES))
+    for batch in messages:
+        commit_log.append([encode(message) for message in batch], queue_offsets)
+
+
+def put_rows() -> Iterator[Row]:
+    """All kinds in turns, so that what slows the machine down slows each of them."""
+    plain = batches(BATCHES)
+    kinds: dict[str, Callable[[], float]] = {
+        "appended": lambda: appends_a_second(plain),
+        "put": lambda: puts_a_second(plain),
+        "mixed": lambda: puts_a_second(batches(BATCHES, mixed=True)),
+        "unique": lambda: puts_a_second(batches(BATCHES, unique=True)),
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(TURNS):
+        for name, measure in kinds.items():
+            speeds[name].append(measure())
+    found = {name: statistics.median(values) for name, values in speeds.items()}
+    put, appended = found["put"], found["appended"]
+    yield rate_row("put and dispatch, 2 keys (what is promised)", PUTS_A_SECOND, put)
+    yield rate_row("put and dispatch, 2 keys (append only)", appended, put, 0.5)
+    yield rate_row("put and dispatch, 2 keys (Java, 1 KB, 1 key)", JAVA_A_SECOND, put)
+    yield rate_row("the same, 4 queues mixed in a batch", appended, found["mixed"], None)
+    yield rate_row("the same, UNIQ_KEY and 2 keys", appended, found["unique"], None)
+
+
+def synced_puts_a_second(writers: int) -> float:
+    messages = [
+        message for batch in batches(SYNCED_PUTS // BATCH_MESSAGES + 1) for message in batch
+    ]
+    with tempfile.TemporaryDirectory() as folder, Runtime.threads() as runtime:
+        config = LocalConfig(store_path=folder, flush_disk_type="SYNC_FLUSH")
+        store = LocalMessageStore(config, runtime)
+        store.load()
+        store.start()
+        store.put_message(messages[0])
+        share = SYNCED_PUTS // writers
+
+        def write(writer: int) -> None:
+            for message in messages[writer * share : (writer + 1) * share]:
+                assert store.put_message(message).stored
+
+        def work() -> None:
+            threads = [threading.Thread(target=write, args=(each,)) for each in range(writers)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        speed = a_second(work, share * writers)
+        store.shutdown()
+        return speed
+
+
+def group_commit_row() -> Row:
+    pairs = [(synced_puts_a_second(1), synced_puts_a_second(WRITERS)) for _ in range(5)]
+    alone, together = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return rate_row(f"synced puts of {WRITERS} writers (of one)", alone, together, 2.0)
+
+
+def scan_row() -> Row:
+    with tempfile.TemporaryDirectory() as folder, Runtime.inline() as runtime:
+        config = LocalConfig(store_path=folder)
+        commit_log = a_log(config, runtime)
+        sample = batches(100)
+        for _ in range(SCANNED_BATCHES // len(sample)):
+            append_all(commit_log, config, sample)
+        count = SCANNED_BATCHES * BATCH_MESSAGES
+
+        def work() -> None:
+            assert sum(map(len, commit_log.scan_from(0))) == count
+
+        speed = statistics.median(a_second(work, count) for _ in range(5))
+        commit_log.close()
+    return rate_row("scan with checksums (what is promised)", SCANNED_A_SECOND, speed)
+
+
+def query_rows() -> Iterator[Row]:
+    """Keys anywhere in a full file, each asked for once before, so that its pages are there."""
+    dice = np.random.default_rng(3)
+    spent: list[float] = []
+    asked = [index_key("TopicTest", f"order-{number:08d}") for number in range(ASKED_KEYS)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "20240101000000000"
+        file = IndexFile.create(path, slot_count=INDEX_SLOTS, item_capacity=INDEX_ITEMS)
+        for start in range(0, INDEX_ITEMS, INDEX_PART):
+            hashes = dice.integers(0, INT32_MAX, INDEX_PART, np.int32)
+            if not start:
+                hashes[:: INDEX_PART // ASKED_KEYS] = [local_key_hash(text) for text in asked]
+            offsets = np.arange(start, start + INDEX_PART, dtype=np.int64) * 400
+            times = np.full(INDEX_PART, 1_700_000_000_000 + start, np.int64)
+            file.put(ItemColumns(key_hashes=hashes, log_offsets=offsets, store_timestamps=times))
+        assert file.is_full
+        for _ in range(2):  # the second time counts
+            spent = [seconds_of_query(file, text) for text in asked]
+        file.close()
+    for name, share in (("median", 50), ("99 of 100", 99)):
+        seconds = float(np.percentile(spent, share))
+        yield Row(
+            what=f"key in a full index file, {name} (what is promised)",
+            plain="1 ms",
+            ours=f"{seconds * 1e6:.1f} us",
+            ratio=1e-3 / seconds,
+            promised=1.0,
+        )
+
+
+def seconds_of_query(file: IndexFile, text: str) -> float:
+    started = time.perf_counter()
+    found = list(file.candidates(local_key_hash(text), begin=0, end=INT64_MAX))
+    spent = time.perf_counter() - started
+    assert found
+    return spent
+
+
+def memory_row() -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "store"
+        _sparse_store.make(root, _sparse_store.LOG_FILES)
+        figures = _sparse_store.open_in_child(root)
+    grown = figures["after_opening"] - figures["after_imports"]
+    return Row(
+        what="memory to open 100 GB (what is promised)",
+        plain=f"{MEMORY_BYTES / 1e6:.0f} MB",
+        ours=f"{grown / 1e6:.1f} MB",
+        ratio=MEMORY_BYTES / max(grown, 1),
+        promised=1.0,
+    )
+
+
+def main() -> int:
+    rows = [*put_rows(), group_commit_row(), scan_row(), *query_rows(), memory_row()]
+    width = max(len(row.what) for row in rows)
+    print(f"{'':{width}}  {'beside':>12}  {'ours':>12}  {'ratio':>8}  promised")
+    for row in rows:
+        promised = "" if row.promised is None else f">= {row.promised:g}"
+        verdict = "" if row.is_kept else "  MISSED"
+        line = f"{row.what:{width}}  {row.plain:>12}  {row.ours:>12}  {row.ratio:7.2f}x  "
+        print((line + promised + verdict).rstrip())
+    save("local", [{**asdict(row), "kept": row.is_kept} for row in rows])
+    return 0 if all(row.is_kept for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""`LocalReader` changes nothing, needs no sizes where they are known, and minds no writer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.cli_kit import SIZES, Command, picture
+from tests.codec.golden_files import GOLDEN
+from tieredstore.driver.runtime import Runtime
+from tieredstore.local import LocalConfig, LocalMessageStore
+from tieredstore.local.local_reader import LocalReader, StoreNotFoundError
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.values import GetStatus
+from tieredstore.testing.messages import a_message
+
+STORES = ["local-clean", "local-expired", "local-crash/torn", "local-crash/torn-and-queues-behind"]
+
+
+def ask_everything(command: Command, store: Path) -> None:
+    for words in (
+        ("cat", store, "--json"),
+        ("cat", store),
+        ("query", store, "GoldAa", "order-0", "--json"),
+        ("offset", store, "GoldAa", "0", "1795171540000"),
+        ("info", store, "--json"),
+        ("info", store),
+    ):
+        assert command.golden(*words).code == 0
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_looking_changes_not_one_byte(command: Command, tmp_path: Path, name: str) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(GOLDEN / name, store)
+    before = picture(store)
+    ask_everything(command, store)
+    assert picture(store) == before
+
+
+def test_a_directory_that_cannot_be_written_is_read(command: Command, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(GOLDEN / "local-crash" / "torn", store)
+    paths = [store, *store.rglob("*")]
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        before = picture(store)
+        ask_everything(command, store)
+        assert picture(store) == before
+    finally:
+        for path in paths:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def test_every_file_is_opened_for_reading_only(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write everything is not stopped by modes: so the opens themselves are seen."""
+    store = tmp_path / "store"
+    shutil.copytree(GOLDEN / "local-clean", store)
+    opened: list[int] = []
+    real = os.open
+
+    def seen(path: str, flags: int, *rest: int, **more: int) -> int:
+        if str(path).startswith(str(store)):
+            opened.append(flags)
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", seen)
+    ask_everything(command, store)
+    assert len(opened) > 50
+    assert not any(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC) for flags in opened)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[LocalMessageStore]:
+    config = LocalConfig(
+        store_path=str(tmp_path / "live"),
+        dispatch_interval_ms=0,
+        commit_log_file_bytes=SIZES["commit_log_file_bytes"],
+        queue_file_bytes=SIZES["queue_file_bytes"],
+        index_slot_count=SIZES["index_slot_count"],
+        index_item_count=SIZES["index_item_count"],
+    )
+    store = LocalMessageStore(config, Runtime.inline(now_ms=1_795_171_700_000))
+    store.load()
+    store.start()
+    yield store
+    store.shutdown()
+
+
+def put(store: LocalMessageStore, count: int) -> None:
+    for number in range(count):
+        message = a_message(number, topic="Live", queue_id=0)
+        assert store.put_message(message).stored
+
+
+def offsets(reader: LocalReader) -> list[int]:
+    run = reader.read_range("Live", 0, 0, count_max=10_000, bytes_max=1 << 30)
+    return list(range(run.first_offset, run.end_offset))
+
+
+def test_a_store_is_read_while_a_writer_has_it_open(
+    writer: LocalMessageStore, command: Command, tmp_path: Path
+) -> None:
+    put(writer, 200)
+    live = tmp_path / "live"
+    before = picture(live)
+    ran = command.run("local", "cat", live, "--json")  # the sizes are written down
+    assert (ran.code, ran.err) == (0, "")
+    assert [row["queue_offset"] for row in ran.rows] == list(range(200))
+    assert picture(live) == before
+    put(writer, 300)
+    with LocalReader.open(live) as reader:
+        assert offsets(reader) == list(range(500))
+        assert reader.max_log_offset() == writer.max_log_offset()
+        assert reader.get_message("Live", 0, 500).status is GetStatus.OFFSET_OVERFLOW_ONE
+
+
+def test_an_open_reader_finds_keys_that_are_put_later(
+    writer: LocalMessageStore, tmp_path: Path
+) -> None:
+    put(writer, 3)
+    with LocalReader.open(tmp_path / "live") as reader:
+        first = reader.message_at(0)
+        assert first is not None
+        key = writer_key(first.record)
+        assert [one.log_offset for one in reader.query_message("Live", key).messages] == [0]
+        put(writer, 3)  # the same keys again
+        found = [one.log_offset for one in reader.query_message("Live", key).messages]
+        assert len(found) == 2
+        assert found[1] == 0
+
+
+def writer_key(record: bytes) -> str:
+    from tieredstore.codec.message import decode_message
+
+    message = decode_message(record)
+    return message.unique_key or message.keys[0]
+
+
+def test_a_deleted_topic_is_found_no_more(writer: LocalMessageStore, tmp_path: Path) -> None:
+    put(writer, 3)
+    with LocalReader.open(tmp_path / "live") as reader:
+        first = reader.message_at(0)
+        assert first is not None
+    assert writer.delete_topics(["Live"]) == 1
+    with LocalReader.open(tmp_path / "live") as reader:
+        assert list(reader.queues()) == []
+        assert reader.query_message("Live", writer_key(first.record)).messages == []
+        assert reader.message_at(0) is None
+
+
+def test_sizes_that_were_written_down_win_over_defaults_and_not_over_words(
+    writer: LocalMessageStore, command: Command, tmp_path: Path
+) -> None:
+    live = tmp_path / "live"
+    with LocalReader.open(live) as reader:
+        assert reader.config.commit_log_file_bytes == SIZES["commit_log_file_bytes"]
+    ran = command.run("local", "info", live, "--index-slots", "7")
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert "made with 101, not 7" in ran.err
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"queue_file_bytes": "x"}'])
+def test_sizes_that_cannot_be_read_are_refused(tmp_path: Path, text: str) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(GOLDEN / "local-clean", store)
+    (store / "config").mkdir()
+    (store / "config" / "tieredstore-sizes.json").write_text(text)
+    with pytest.raises(InvalidConfigError):
+        LocalReader.open(store)
+    wrong = {**SIZES, "queue_file_bytes": True}
+    (store / "config" / "tieredstore-sizes.json").write_text(json.dumps(wrong))
+    with pytest.raises(InvalidConfigError):
+        LocalReader.open(store)
+
+
+def test_what_is_no_store_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFoundError):
+        LocalReader.open(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_after_a_clean_end_all_of_the_log_is_confirmed() -> None:
+    with LocalReader.open(GOLDEN / "local-clean", **SIZES) as reader:
+        assert reader.confirmed_offset() == reader.max_log_offset() == 373380
+    with LocalReader.open(GOLDEN / "local-crash" / "torn", **SIZES) as reader:
+        assert reader.confirmed_offset() == 0
+        assert reader.max_log_offset() == 87575

@@ -1,0 +1,50 @@
+"""The store's own service dispatches what nobody else does, and leaves a busy put alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tieredstore.local.commit_log import AppendedRun
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.dispatch import Dispatch
+from tieredstore.local.mapping import MappedFiles
+from tieredstore.local.pending_record import RecordEncoder
+from tieredstore.testing.messages import a_message
+
+
+class Puts:
+    """One message after the other, as a log would have put them."""
+
+    def __init__(self, root: Path) -> None:
+        queues = ConsumeQueues(root, file_bytes=400, files=MappedFiles())
+        self.dispatch = Dispatch(queues, None, limit=lambda: 1_000_000, count_max=256)
+        self._record = RecordEncoder(LocalConfig(store_path=str(root))).encode(a_message(0))
+        self._count = 0
+
+    def put(self) -> None:
+        size = len(self._record)
+        appended = AppendedRun([size * self._count], [size], 1)
+        self.dispatch.submit([self._record], [self._count], appended)
+        self._count += 1
+
+
+def test_what_nobody_dispatches_is_dispatched_by_the_second_look(tmp_path: Path) -> None:
+    puts = Puts(tmp_path)
+    puts.put()
+    puts.dispatch.drain()
+    puts.put()
+    puts.dispatch.step()
+    assert puts.dispatch.behind_count == 1
+    puts.dispatch.step()
+    assert puts.dispatch.behind_count == 0
+
+
+def test_puts_that_dispatch_themselves_are_left_alone(tmp_path: Path) -> None:
+    puts = Puts(tmp_path)
+    for _ in range(5):
+        puts.put()
+        puts.dispatch.drain()
+        puts.put()
+        puts.dispatch.step()
+        assert puts.dispatch.behind_count == 1

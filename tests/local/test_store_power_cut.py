@@ -1,0 +1,201 @@
+"""Power cuts: whatever became of the pages that were not synced, what was confirmed is there."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.local.crash_writer import a_put
+from tests.local.store_audit import (
+    Ack,
+    check_acks,
+    check_agreement,
+    check_index,
+    crash,
+    opened,
+    parts_of,
+)
+from tieredstore.codec.message import decode_message
+from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.testing.messages import a_message
+
+PAGE = 4096
+
+
+class Disk:
+    """What surely is on disk: each file's bytes at its last sync, each directory's names at its.
+
+    Files are told apart by their inode. A file whose name was never synced may be missing, and a
+    page that changed since the last sync may be the old one or the new.
+    """
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.bytes: dict[int, bytes] = {}
+        self.names: dict[Path, dict[str, int]] = {}
+        self._kept: list[int] = []  # held open, so that no inode comes twice
+        for folder, _, files in os.walk(root):  # what an earlier cut left is there
+            for name in files:
+                path = Path(folder, name)
+                self.bytes[path.stat().st_ino] = path.read_bytes()
+            self._note(Path(folder), -1)
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, self._noting(getattr(os, name)))
+
+    def _noting(self, sync: Callable[[int], None]) -> Callable[[int], None]:
+        def call(descriptor: int) -> None:
+            sync(descriptor)
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            if path == self.root or self.root in path.parents:
+                self._note(path, descriptor)
+
+        return call
+
+    def _note(self, path: Path, descriptor: int) -> None:
+        if not path.is_dir():
+            self.bytes[os.fstat(descriptor).st_ino] = Path(
+                f"/proc/self/fd/{descriptor}"
+            ).read_bytes()
+            return
+        names = {}
+        for item in path.iterdir():
+            names[item.name] = item.stat().st_ino
+            if item.is_file() and item.name != "lock":
+                self._kept.append(os.open(item, os.O_RDONLY))
+        self.names[path] = names
+
+    def close(self) -> None:
+        for descriptor in self._kept:
+            os.close(descriptor)
+
+    def cut(self, target: Path, dice: random.Random) -> None:
+        """The directory as it may be when the power is back."""
+        lose = dice.choice((0.0, 0.3, 0.7, 1.0))
+        for folder, _, files in os.walk(self.root):
+            here = Path(folder)
+            known = self.names.get(here, {})
+            for parent in (here, *here.parents):
+                if parent == self.root:
+                    break
+                if parent.name not in self.names.get(parent.parent, {}) and dice.random() < lose:
+                    break
+            else:
+                parent = self.root
+            if parent != self.root:
+                continue
+            there = target / here.relative_to(self.root)
+            there.mkdir(parents=True, exist_ok=True)
+            for name in files:
+                path = here / name
+                inode = path.stat().st_ino
+                if known.get(name) != inode and dice.random() < lose:
+                    continue
+                (there / name).write_bytes(self._mixed(path, inode, lose, dice))
+
+    def _mixed(self, path: Path, inode: int, lose: float, dice: random.Random) -> bytes:
+        data = path.read_bytes()
+        old = self.bytes.get(inode, b"").ljust(len(data), b"\0")[: len(data)]
+        pages = []
+        for at in range(0, len(data), PAGE):
+            page = slice(at, at + PAGE)
+            pages.append(old[page] if dice.random() < lose else data[page])
+        return b"".join(pages)
+
+
+def run(store: LocalMessageStore, prefix: str, dice: random.Random) -> list[Ack]:
+    """Puts and flushes, in any order; every message, confirmed or not."""
+    acks: list[Ack] = []
+    for _ in range(dice.randrange(1, 25)):
+        if dice.random() < 0.2:
+            store.flush()
+            continue
+        if dice.random() < 0.1:
+            parts_of(store).flusher.flush()
+        start = len(acks)
+        messages = [a_put(prefix, start + at, dice) for at in range(dice.choice((1, 3, 20)))]
+        for message, result in zip(messages, store.put_messages(messages), strict=True):
+            name = message.properties["UNIQ_KEY"]
+            acks.append(Ack.of(message.topic, message.queue_id, name, f"k-{name[2:]}", result))
+    return acks
+
+
+def check_queues(store: LocalMessageStore) -> None:
+    """Each unit names the record with its number, or damage that is reported."""
+    parts = parts_of(store)
+    found: set[int] = set()
+    for key in store.queues():
+        for offset in range(store.min_offset(*key) or 0, store.max_offset(*key) or 0):
+            try:
+                got = store.get_message(*key, offset, count_max=1).messages
+            except SegmentCorruptError:
+                continue
+            assert [one.queue_offset for one in got] == [offset]
+            message = decode_message(got[0].record)
+            assert (message.topic, message.queue_id, message.queue_offset) == (*key, offset)
+            assert message.log_offset not in found
+            assert got[0].tags_code == message.tags_code
+            found.add(message.log_offset)
+            keys = store.query_message(key.topic, message.unique_key or "").messages
+            assert [one.log_offset for one in keys] == [message.log_offset]
+    in_log = {int(at) for columns in parts.log.scan_from(0) for at in columns.log_offsets}
+    assert found == in_log
+    check_index(parts)
+
+
+def histories(root: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    flush = dice.choice(("SYNC_FLUSH", "ASYNC_FLUSH"))
+    sure: list[Ack] = []
+    for generation in range(4):
+        here, after = root / f"{generation}", root / f"{generation + 1}"
+        here.mkdir(exist_ok=True)
+        with pytest.MonkeyPatch.context() as patch:
+            disk = Disk(here, patch)
+            store = opened(here, flush_disk_type=flush)
+            check_acks(store, sure)
+            check_queues(store)
+            acks = run(store, f"{generation}", dice)
+            confirmed = store.confirmed_offset()
+            disk.cut(after, dice)
+            disk.close()
+        ended = [ack for ack in acks if ack.log_offset < confirmed]
+        if flush == "SYNC_FLUSH":
+            assert ended == acks
+        sure += ended
+        crash(store)
+        shutil.rmtree(here)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(25))
+def test_nothing_confirmed_is_lost_and_nothing_is_there_twice(tmp_path: Path, seed: int) -> None:
+    histories(tmp_path, seed)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("number", range(300))
+def test_nor_in_other_histories(tmp_path: Path, number: int) -> None:
+    histories(tmp_path, random.SystemRandom().randrange(1 << 30))
+
+
+@pytest.mark.parametrize("lost", [slice(12, 20), slice(11, 20), slice(18, 20)])
+def test_a_unit_torn_between_two_pages_is_not_believed(tmp_path: Path, lost: slice) -> None:
+    store = opened(tmp_path)
+    for number in range(15):
+        store.put_message(a_message(number, body_bytes=300))
+    crash(store)
+    path = tmp_path / "consumequeue" / "TopicTest" / "0" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    last = data[14 * 20 : 15 * 20]
+    last[lost] = bytes(lost.stop - lost.start)
+    data[14 * 20 : 15 * 20] = last
+    path.write_bytes(data)
+    store = opened(tmp_path)
+    assert check_agreement(store) == 15
+    store.shutdown()

@@ -1,0 +1,300 @@
+"""What RocketMQ's own tests of its store say, said of ours.
+
+What lives here: what has no better place. Its tests of index, queues, mapped files, checkpoint and
+retention have their counterparts beside those modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tieredstore.codec.message import decode_message
+from tieredstore.codec.message_id import decode_offset_id
+from tieredstore.driver.runtime import ManualClock, Runtime
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.model.messages import Message
+from tieredstore.model.values import Boundary, GetStatus, Host, PutStatus
+from tieredstore.testing.messages import TOPIC, a_body, a_message
+
+START_MS = 1_700_000_000_000
+IPV6 = Host(bytes(range(16)), 10911)
+
+
+def opened(root: Path, **settings: object) -> LocalMessageStore:
+    small: dict[str, object] = {
+        "store_path": str(root),
+        "commit_log_file_bytes": 16_384,
+        "queue_file_bytes": 400,
+        "index_slot_count": 101,
+        "index_item_count": 400,
+        "dispatch_interval_ms": 0,
+    }
+    config = LocalConfig.from_mapping({**small, **settings})
+    store = LocalMessageStore(config, Runtime.inline(now_ms=START_MS))
+    store.load()
+    store.start()
+    return store
+
+
+def clock_of(store: LocalMessageStore) -> ManualClock:
+    clock = store._runtime.clock
+    assert isinstance(clock, ManualClock)
+    return clock
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(root: Path) -> Iterator[LocalMessageStore]:
+    store = opened(root)
+    yield store
+    store.shutdown()
+
+
+# -- AppendCallbackTest, BatchPutMessageTest ------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", [Host(b"\x0a\x00\x00\x05", 10911), IPV6])
+def test_the_messages_of_a_batch_are_records_of_their_own_with_ids_of_their_own(
+    store: LocalMessageStore, host: Host
+) -> None:
+    messages = [
+        Message(topic=TOPIC, queue_id=1, body=a_body(n), born_host=host, store_host=host, flag=n)
+        for n in range(40)
+    ]
+    results = store.put_messages(messages)
+    assert [one.queue_offset for one in results] == list(range(40))
+    assert len({one.message_id for one in results}) == 40
+    assert {len(one.message_id) for one in results} == {56 if host.is_ipv6 else 32}
+    for number, result in enumerate(results):
+        found = store.get_message(TOPIC, 1, number, count_max=1).messages[0]
+        message = decode_message(found.record)
+        assert (message.body, message.flag) == (a_body(number), number)
+        assert (message.born_host, message.store_host) == (host, host)
+        assert message.store_timestamp == START_MS
+        assert message.offset_id == result.message_id
+        assert decode_offset_id(result.message_id) == (host, result.log_offset)
+
+
+# -- AppendPropCRCTest ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_with_a_property_crc_a_changed_property_is_noticed_when_the_store_recovers(
+    root: Path, batch: bool
+) -> None:
+    settings = {"property_crc_enabled": True}
+    store = opened(root, **settings)
+    messages = [a_message(number) for number in range(20)]
+    results = (
+        store.put_messages(messages) if batch else [store.put_message(one) for one in messages]
+    )
+    at, size = results[7].log_offset, results[7].size
+    file = store._loaded().log.queue.find(at)
+    assert file is not None
+    file.write_at(at + size - 40, b"Z")
+    store.shutdown()
+    (root / "abort").write_text("1")
+    again = opened(root, **settings)
+    assert again.recovery is not None
+    assert [damage.log_offset for damage in again.recovery.damages] == [at]
+    again.shutdown()
+
+
+# -- ReputMessageServiceTest, FlushDiskWatcherTest ------------------------------------------------
+
+
+def unwaiting(number: int) -> Message:
+    return a_message(number, properties={"WAIT": "false"})
+
+
+def test_with_sync_flush_what_is_not_on_disk_is_not_seen(root: Path) -> None:
+    store = opened(root, flush_disk_type="SYNC_FLUSH")
+    results = store.put_messages([unwaiting(number) for number in range(10)])
+    assert results.all_ok
+    assert store.confirmed_offset() == 0
+    assert store.max_offset(TOPIC, 0) in (None, 0)
+    assert store.get_message(TOPIC, 0, 0).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    store.flush()
+    assert store.max_offset(TOPIC, 0) == 10
+    assert len(store.get_message(TOPIC, 0, 0).messages) == 10
+    store.shutdown()
+
+
+def test_with_async_flush_what_is_not_on_disk_is_seen(store: LocalMessageStore) -> None:
+    store.put_messages([unwaiting(number) for number in range(10)])
+    assert store.confirmed_offset() == 0
+    assert len(store.get_message(TOPIC, 0, 0).messages) == 10
+
+
+def test_a_message_that_was_synced_too_late_is_stored_and_the_status_says_so(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(root, flush_disk_type="SYNC_FLUSH")
+    with monkeypatch.context() as patch:
+        patch.setattr(store._loaded().flusher, "wait_until_flushed", lambda *_: False)
+        result = store.put_message(a_message(0))
+    assert (result.status, result.queue_offset) == (PutStatus.FLUSH_DISK_TIMEOUT, 0)
+    assert result.stored
+    assert store.put_message(a_message(1)).status is PutStatus.PUT_OK
+    assert len(store.get_message(TOPIC, 0, 0).messages) == 2
+    store.shutdown()
+
+
+# -- DefaultMessageStoreTest ----------------------------------------------------------------------
+
+
+def test_a_message_is_found_at_the_offset_of_its_record_and_nowhere_else(
+    store: LocalMessageStore,
+) -> None:
+    results = store.put_messages([a_message(number) for number in range(200)])
+    for result in (results[0], results[100], results[199]):
+        found = store.message_at(result.log_offset)
+        assert found is not None
+        assert found.queue_offset == result.queue_offset
+        assert store.message_at(result.log_offset, result.size) == found
+        assert store.message_at(result.log_offset + 1) is None
+    assert store.message_at(-1) is None
+    assert store.message_at(store.max_log_offset()) is None
+    assert store.message_at(10**15) is None
+
+
+def test_the_search_by_time_is_exact_between_and_outside(store: LocalMessageStore) -> None:
+    for number in range(10):
+        store.put_message(a_message(number))
+        clock_of(store).advance(20)
+    for number in range(10):
+        moment = START_MS + 20 * number
+        assert store.offset_by_time(TOPIC, 0, moment) == number
+        assert store.offset_by_time(TOPIC, 0, moment - 2) == number
+        assert store.offset_by_time(TOPIC, 0, moment, Boundary.UPPER) == number
+        assert store.offset_by_time(TOPIC, 0, moment + 2, Boundary.UPPER) == number
+        assert store.store_time(TOPIC, 0, number) == moment
+    assert store.offset_by_time(TOPIC, 0, START_MS - 20_000) == 0
+    assert store.offset_by_time(TOPIC, 0, START_MS + 20_000) == 10
+    assert store.offset_by_time("Nobody", 0, START_MS) is None
+
+
+def test_a_message_that_is_not_there_has_no_store_time(store: LocalMessageStore) -> None:
+    store.put_message(a_message(0))
+    assert store.store_time(TOPIC, 0, 0) == START_MS
+    for topic, queue_id, offset in ((TOPIC, 0, -1), (TOPIC, 0, 1), (TOPIC, 1, 0), ("No", 0, 0)):
+        assert store.store_time(topic, queue_id, offset) is None
+        assert not store.contains(topic, queue_id, offset)
+    assert store.earliest_time(TOPIC, 0) == store.earliest_time() == START_MS
+    assert store.earliest_time("No", 0) is None
+
+
+def test_the_earliest_time_is_told_whatever_the_addresses_are(store: LocalMessageStore) -> None:
+    """Java throws here: it looks for the time where IPv4 has it."""
+    store.put_message(Message(topic=TOPIC, queue_id=0, body=b"x", born_host=IPV6, store_host=IPV6))
+    assert store.earliest_time() == START_MS
+
+
+def test_an_empty_store_has_no_time_and_no_offset(store: LocalMessageStore) -> None:
+    assert store.earliest_time() is None
+    assert store.min_log_offset() is None
+    assert store.max_log_offset() == 0
+    assert store.min_offset(TOPIC, 0) is None
+
+
+def test_a_refused_message_takes_no_queue_offset(store: LocalMessageStore) -> None:
+    refused = store.put_message(a_message(0, properties={"p": "v" * 33_000}))
+    assert refused.status is PutStatus.PROPERTIES_SIZE_EXCEEDED
+    assert store.max_log_offset() == 0
+    assert store.put_message(a_message(0)).queue_offset == 0
+
+
+def test_the_largest_message_of_all_is_stored_and_read(tmp_path: Path) -> None:
+    store = opened(tmp_path, commit_log_file_bytes=8_388_608)
+    body = bytes(4_194_304)
+    properties = {"p": "v" * (32_767 - 3)}
+    message = Message(topic="T" * 127, queue_id=0, body=body, properties=properties)
+    assert store.put_message(message).status is PutStatus.PUT_OK
+    more = Message(topic="T", queue_id=0, body=body + b"x")
+    assert store.put_message(more).status is PutStatus.MESSAGE_ILLEGAL
+    found = store.get_message("T" * 127, 0, 0).messages[0]
+    assert decode_message(found.record).body == body
+    store.shutdown()
+
+
+def test_a_body_limit_is_a_setting_that_may_change(root: Path) -> None:
+    message = Message(topic=TOPIC, queue_id=0, body=bytes(1_000))
+    store = opened(root, message_bytes_max=999)
+    assert store.put_message(message).status is PutStatus.MESSAGE_ILLEGAL
+    store.shutdown()
+    store = opened(root, message_bytes_max=1_000)
+    assert store.put_message(message).status is PutStatus.PUT_OK
+    store.shutdown()
+
+
+@pytest.mark.parametrize("abort", [False, True])
+def test_a_damaged_tail_is_cut_off_whether_the_end_was_clean_or_not(
+    root: Path, abort: bool
+) -> None:
+    store = opened(root)
+    results = store.put_messages([a_message(number) for number in range(150)])
+    store.shutdown()
+    last = results[149]
+    file = root / "commitlog" / f"{last.log_offset - last.log_offset % 16_384:020}"
+    with file.open("r+b") as log:
+        log.seek(last.log_offset % 16_384 + 90)
+        log.write(b"\xff" * 3)
+    if abort:
+        (root / "abort").write_text("1")
+    store = opened(root)
+    assert store.recovery is not None
+    assert store.recovery.abnormal is abort
+    assert store.max_offset(TOPIC, 0) == 149
+    assert store.query_message(TOPIC, "key-149").messages == []
+    assert len(store.query_message(TOPIC, "key-148").messages) == 1
+    again = store.put_message(a_message(149))
+    assert (again.queue_offset, again.log_offset) == (149, last.log_offset)
+    assert len(store.query_message(TOPIC, "key-149").messages) == 1
+    store.shutdown()
+
+
+def test_deleted_topics_are_gone_and_others_and_the_systems_stay(store: LocalMessageStore) -> None:
+    for topic in ("A", "B", "C", "SELF_TEST_TOPIC", "rmq_sys_x", "%LMQ%x"):
+        store.put_message(a_message(0, topic=topic))
+    assert store.delete_topics(["A", "unknown"]) == 1
+    assert store.get_message("A", 0, 0).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    assert store.clean_unused_topics(["B"]) == 1
+    topics = {key.topic for key in store.queues()}
+    assert topics == {"B", "SELF_TEST_TOPIC", "rmq_sys_x", "%LMQ%x"}
+    assert store.put_message(a_message(1, topic="A")).queue_offset == 0
+
+
+# -- DefaultMessageStoreShutDownTest --------------------------------------------------------------
+
+
+def test_a_store_that_ends_with_messages_not_dispatched_leaves_its_abort_file(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(root)
+    store.put_messages([a_message(number) for number in range(5)])
+    with monkeypatch.context() as patch:
+
+        def refuse(*_: object) -> int:
+            raise OSError("no room")
+
+        patch.setattr(ConsumeQueue, "_append", refuse)
+        with pytest.raises(OSError, match="no room"):
+            store.put_message(a_message(5))
+        store.shutdown()
+    assert (root / "abort").exists()
+    store = opened(root)
+    assert store.recovery is not None
+    assert store.recovery.abnormal
+    assert store.max_offset(TOPIC, 0) == 6
+    assert len(store.query_message(TOPIC, "key-5").messages) == 1
+    store.shutdown()
+    assert not (root / "abort").exists()

@@ -1,0 +1,1 @@
+"""The command line: `tieredstore`, installed with the extra `cli`."""

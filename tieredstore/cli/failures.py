@@ -1,0 +1,72 @@
+"""What a command may end with: one line on stderr and an exit code.
+
+What lives here: the codes, the errors of the command line itself, and which error means which code.
+
+    | code | meaning                                                                     |
+    | ---- | --------------------------------------------------------------------------- |
+    |    0 | done                                                                        |
+    |    1 | a bug: --debug shows where                                                  |
+    |    2 | the command line or a setting is wrong                                      |
+    |    3 | there is no such directory, topic or queue                                  |
+    |    4 | damage: everything sound was printed, and something is missing              |
+    |    5 | the system or the backend refused (permissions, no such bucket, full disk)  |
+    |  130 | interrupted                                                                 |
+    |  141 | nobody reads the output any more                                            |
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+
+class ExitCode(IntEnum):
+    """What a shell sees."""
+
+    DONE = 0
+    BUG = 1
+    USAGE = 2
+    NOT_THERE = 3
+    DAMAGE = 4
+    REFUSED = 5
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+EXIT_CODES: Final = (
+    "Exit codes: 0 done; 1 a bug; 2 wrong command line or settings; 3 no such directory, topic or "
+    "queue; 4 damage: all that is sound was printed; 5 refused by the system or the backend."
+)
+
+
+class CommandError(Exception):
+    """A command cannot go on, or could not do all of it: one line that says what to do."""
+
+    def __init__(self, text: str, code: ExitCode) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def outcome(error: Exception) -> tuple[str, ExitCode]:
+    """The one line and the code of an error."""
+    # Imported here: an error is rare, and help must be fast.
+    from tieredstore.local.local_reader import StoreNotFoundError
+    from tieredstore.model.errors import (
+        BackendError,
+        InvalidConfigError,
+        MetadataError,
+        SegmentError,
+    )
+
+    text = " ".join(str(error).split())
+    if isinstance(error, CommandError):
+        return text, error.code
+    if isinstance(error, InvalidConfigError):
+        return text, ExitCode.USAGE
+    if isinstance(error, StoreNotFoundError):
+        return text, ExitCode.NOT_THERE
+    if isinstance(error, SegmentError):
+        return text, ExitCode.DAMAGE
+    if isinstance(error, (BackendError, MetadataError, OSError)):
+        return text, ExitCode.REFUSED
+    return f"{type(error).__name__}: {text} (a bug: --debug shows where)", ExitCode.BUG

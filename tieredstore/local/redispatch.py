@@ -1,0 +1,170 @@
+"""Dispatching again what the log holds, when a store opens.
+
+What lives here: `Redispatch`. From where on is recovery's to say.
+
+A message whose record is damaged cannot be dispatched. Its place in the queue is kept by a unit
+that points at the damage: a read of that offset says what is wrong and where, every other message
+keeps its number, and no new message gets a number that consumers have passed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from tieredstore.local.commit_log import CommitLog
+from tieredstore.local.consume_queue import QueueEnd
+from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.delay_levels import DelayLevels
+from tieredstore.local.deleted_topics import DeletedTopics
+from tieredstore.local.dispatch import Dispatch, DispatchRun, run_of_scan
+from tieredstore.local.log_scan import LogScan
+from tieredstore.local.record_columns import RecordColumns
+from tieredstore.local.record_scan import Damage
+from tieredstore.model.errors import PositionMismatchError
+from tieredstore.model.values import QueueKey
+
+log = logging.getLogger(__name__)
+
+
+class _Row(NamedTuple):
+    queue_offset: int
+    log_offset: int
+    size: int
+    tags_code: int
+
+
+class Redispatch:
+    """Puts records into queues and index again; both pass over what they have.
+
+    Records of deleted topics are left out: see `deleted_topics`.
+    """
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        dispatch: Dispatch,
+        delays: DelayLevels,
+        deleted: DeletedTopics,
+    ) -> None:
+        self._log = commit_log
+        self._queues = queues
+        self._dispatch = dispatch
+        self._delays = delays
+        self._deleted = deleted
+        self.damages: list[Damage] = []
+
+    def replay(self, start: int) -> int:
+        """Everything from this log offset on; how many records that were."""
+        count = 0
+        scan = self._log.scan_from(start)
+        for columns in scan:
+            run = self._run_of(columns)
+            while True:
+                try:
+                    self._dispatch.put(run)
+                    break
+                except PositionMismatchError as hole:
+                    self._close(hole, run)
+            count += len(columns)
+        self.damages = scan.damages
+        return count
+
+    def keep_numbers(self, known: Mapping[QueueKey, QueueEnd], log_end: int) -> None:
+        """Let no queue end before it ended once, though its last records are damaged or gone."""
+        for key, end in known.items():
+            queue = self._queues.queue(*key)
+            held = 0 if queue is None else queue.max_offset
+            if end.last_log_end > log_end or end.end <= held or not end.last_log_end:
+                continue
+            if end.last_log_end <= self._deleted.end_of(key.topic):
+                continue
+            last = queue.last_log_end if queue is not None else 0
+            if last >= end.last_log_end:
+                continue
+            log.warning("queue %s: messages %d to %d are lost", key, held, end.end - 1)
+            if last:
+                self._fill(key, held, end.end, last, end.last_log_end)
+            else:
+                self._queues.put(*key, end.end - 1, [end.last_log_end - 1], [1], [0])
+
+    def _run_of(self, columns: RecordColumns) -> DispatchRun:
+        run = run_of_scan(columns, self._delays)
+        if any(topic in self._deleted for topic in set(run.topics)):
+            for row, topic in enumerate(run.topics):
+                if run.log_offsets[row] < self._deleted.end_of(topic):
+                    run.in_queue[row] = False
+                    run.unique_keys[row] = None
+                    run.keys[row] = None
+        return run
+
+    def _close(self, hole: PositionMismatchError, run: DispatchRun) -> None:
+        """Give a queue the messages before the one that does not fit its end.
+
+        They are looked for in the log behind the queue's last message; places whose message is
+        not found there are filled.
+        """
+        key, queue = self._queues.at(hole.path)
+        at = next(row.log_offset for row in _rows(run, key) if row.queue_offset == hole.expected)
+        log.warning("queue %s: messages are missing before %d", key, hole.expected)
+        last = queue.last_log_end
+        scan = self._scan_before(last, at)
+        rows = [
+            row
+            for columns in scan
+            for row in _rows(self._run_of(columns), key)
+            if last <= row.log_offset < at
+        ]
+        for row in rows:
+            self._fill(key, queue.max_offset, row.queue_offset, queue.last_log_end, row.log_offset)
+            self._queues.put(*key, row.queue_offset, [row.log_offset], [row.size], [row.tags_code])
+        self._fill(key, queue.max_offset, hole.expected, queue.last_log_end, at, scan.damages)
+
+    def _scan_before(self, start: int, end: int) -> LogScan:
+        files = [file for file in self._log.queue.files_from(start) if file.start_offset < end]
+        return LogScan(files, start_offset=max(start, self._log.min_offset or 0))
+
+    def _fill(
+        self,
+        key: QueueKey,
+        first: int,
+        end: int,
+        log_start: int,
+        log_end: int,
+        damages: list[Damage] | None = None,
+    ) -> None:
+        """Units for [first, end), whose records are damaged within [log_start, log_end)."""
+        if first >= end:
+            return
+        if damages is None:
+            scan = self._scan_before(log_start, log_end)
+            for _ in scan:
+                pass
+            damages = scan.damages
+        for damage in damages:
+            if log_start <= damage.log_offset < log_end:
+                log_start = damage.log_offset
+                log_end = min(log_end, damage.resumed_at or log_end)
+                break
+        else:
+            log_start += 1  # where no record starts: nothing of others is served in its place
+        file = self._log.queue.find(log_start)
+        if file is not None:
+            log_end = min(log_end, file.end_offset)
+        width = max(1, (log_end - log_start) // (end - first))
+        count = end - first
+        places = [log_start + number * width for number in range(count)]
+        self._queues.put(*key, first, places, [width] * count, [0] * count)
+
+
+def _rows(run: DispatchRun, key: QueueKey) -> Iterator[_Row]:
+    for row, topic in enumerate(run.topics):
+        if run.in_queue[row] and (topic, run.queue_ids[row]) == key:
+            yield _Row(
+                run.queue_offsets[row],
+                run.log_offsets[row],
+                run.sizes[row],
+                run.tags_codes[row],
+            )
