@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from itertools import pairwise
 from pathlib import Path
+
+import pytest
 
 from tieredstore.local.commit_log import AppendedRun
 from tieredstore.local.config import LocalConfig
@@ -10,6 +14,7 @@ from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.dispatch import Dispatch
 from tieredstore.local.mapping import MappedFiles
 from tieredstore.local.pending_record import RecordEncoder
+from tieredstore.model.errors import BackendRefusedError
 from tieredstore.testing.messages import a_message
 
 
@@ -48,3 +53,29 @@ def test_puts_that_dispatch_themselves_are_left_alone(tmp_path: Path) -> None:
         puts.put()
         puts.dispatch.step()
         assert puts.dispatch.behind_count == 1
+
+
+def test_a_look_that_fails_is_repeated_ever_later_and_not_for_ever_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puts = Puts(tmp_path)
+    puts.put()
+    tries: list[int] = []
+
+    taken = 0  # steps so far
+
+    def full(*_: object) -> int:
+        tries.append(taken)
+        raise BackendRefusedError("consumequeue", "create", "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ConsumeQueues, "put", full)
+        for taken in range(3_000):  # noqa: B007 - `full` notes it
+            with contextlib.suppress(BackendRefusedError):
+                puts.dispatch.step()
+    waits = [later - earlier - 1 for earlier, later in pairwise(tries)]
+    assert waits[:5] == [2, 4, 8, 16, 32]
+    assert max(waits) == 512
+    for _ in range(520):
+        puts.dispatch.step()
+    assert puts.dispatch.behind_count == 0

@@ -111,3 +111,18 @@ def test_an_end_without_dispatch_is_not_clean_and_the_next_load_repairs(
     assert not put(store, acks)
     store.shutdown()
     assert not (tmp_path / "abort").exists()
+
+
+def test_reads_go_on_while_dispatch_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(tmp_path)
+    store.put_message(a_message(0))
+    with monkeypatch.context() as patch:
+        FAILURES["queue unwritable"](patch)
+        with pytest.raises(BackendRefusedError):
+            store.put_message(a_message(1))
+        [first] = store.get_message(TOPIC, 0, 0).messages
+        assert decode_message(first.record).queue_offset == 0
+        assert store.max_offset(TOPIC, 0) == 1
+        assert len(store.query_message(TOPIC, "key-0").messages) == 1
+    assert store.max_offset(TOPIC, 0) == 2
+    store.shutdown()

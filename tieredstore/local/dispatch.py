@@ -27,6 +27,8 @@ from tieredstore.model.messages import DispatchRequest
 
 log = logging.getLogger(__name__)
 
+FAILURES_COUNTED_MAX = 9
+
 
 @dataclass(slots=True, kw_only=True)
 class DispatchRun:
@@ -181,7 +183,9 @@ class Dispatch:
         self._done = 0
         self._looked = -1
         self._turn = threading.Lock()
-        self._count_guard = threading.Lock()
+        self._waiting_guard = threading.Lock()
+        self._failures = 0
+        self._steps_to_skip = 0
         self.last_store_timestamp = 0
 
     def add_dispatcher(self, dispatcher: Dispatcher) -> None:
@@ -191,8 +195,8 @@ class Dispatch:
         self, records: list[PendingRecord], queue_offsets: list[int], appended: AppendedRun
     ) -> None:
         """One append, in log order: the caller holds the lock that orders puts."""
-        self._waiting.append((records, queue_offsets, appended))
-        with self._count_guard:
+        with self._waiting_guard:
+            self._waiting.append((records, queue_offsets, appended))
             self._waiting_count += len(records)
 
     @property
@@ -216,11 +220,22 @@ class Dispatch:
         """Drain unless others do: nothing was dispatched since the last look.
 
         A put that fills a batch drains it itself. A second thread that takes every other batch
-        away from it only makes both wait for each other (measured: a fifth of the puts).
+        away from it only makes both wait for each other (measured: a fifth of the puts). After
+        a failure it leaves out steps, twice as many each time: about a second in the end.
         """
+        if self._steps_to_skip:
+            self._steps_to_skip -= 1
+            return
         looked, self._looked = self._looked, self._done
-        if looked == self._done:
+        if looked != self._done:
+            return
+        try:
             self.drain()
+        except BaseException:
+            self._failures = min(self._failures + 1, FAILURES_COUNTED_MAX)
+            self._steps_to_skip = 1 << self._failures
+            raise
+        self._failures = 0
 
     def put(self, run: DispatchRun) -> None:
         """Into the queues, then into the index. Repeating it is harmless."""
@@ -239,8 +254,9 @@ class Dispatch:
         limit = self._limit()
         run = DispatchRun()
         taken = 0
-        # A copy, made in one step: puts go on meanwhile, and a deque that grows cannot be walked.
-        for records, queue_offsets, appended in list(islice(self._waiting, self._count_max)):
+        with self._waiting_guard:  # puts go on, and a deque that grows cannot be walked
+            waiting = list(islice(self._waiting, self._count_max))
+        for records, queue_offsets, appended in waiting:
             if appended.end_offset > limit or len(run) >= self._count_max:
                 break
             run.add_put(records, queue_offsets, appended)
@@ -249,11 +265,11 @@ class Dispatch:
         return run if taken else None
 
     def _told(self, run: DispatchRun) -> None:
-        for _ in range(self._taken):
-            self._waiting.popleft()
-        self._done += self._taken
-        with self._count_guard:
+        with self._waiting_guard:
+            for _ in range(self._taken):
+                self._waiting.popleft()
             self._waiting_count -= len(run)
+        self._done += self._taken
         if not self._dispatchers:
             return
         requests = run.requests()

@@ -5,6 +5,7 @@ What lives here: `StoreReads`, which finds the part that knows the answer.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from tieredstore.codec.record_fields import peek_queue_offset, peek_store_timestamp, peek_topic
@@ -12,9 +13,11 @@ from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.key_query import query_message
 from tieredstore.local.store_parts import StoreParts
-from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.errors import StoreClosedError, TieredStoreError
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
 from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
+
+log = logging.getLogger(__name__)
 
 
 class StoreReads:
@@ -152,9 +155,16 @@ class StoreReads:
         return self._up_to_date().queues.queues()
 
     def _up_to_date(self) -> StoreParts:
-        """The parts, after every put that returned before has been dispatched."""
+        """The parts, after every put that returned before has been dispatched.
+
+        Where that fails, a full disk say, reads go on with what was dispatched. Whoever puts next
+        is told, and the log has it from the service.
+        """
         parts = self._loaded()
-        parts.dispatch.drain()
+        try:
+            parts.dispatch.drain()
+        except (TieredStoreError, OSError) as error:
+            log.debug("reads go on, but nothing new is dispatched: %s", error)
         return parts
 
     def _loaded(self) -> StoreParts:
