@@ -16,8 +16,9 @@ from pathlib import Path
 from tieredstore.codec.end_marks import encode_blank
 from tieredstore.codec.names import local_file_name
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.config import GIB, LocalConfig
+from tieredstore.local.config import LocalConfig
 from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.model.config import GIB
 from tieredstore.model.messages import Message
 
 LOG_FILES = 100

@@ -28,6 +28,7 @@ from tieredstore.driver.provider import ListedSegment, SegmentProvider, refuse_e
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment, check_queue_path, check_range
 from tieredstore.model.errors import (
+    BackendError,
     BackendRefusedError,
     BackendUnavailableError,
     InvalidConfigError,
@@ -211,10 +212,7 @@ class PosixFileSegment(FileSegment):
                 raise
             raise SegmentNotFoundError(self.path) from error
         except OSError as error:
-            reason = error.strerror or str(error)
-            if error.errno in _TRANSIENT:
-                raise BackendUnavailableError(self.path, operation, reason) from error
-            raise BackendRefusedError(self.path, operation, reason) from error
+            raise _backend_error(self.path, operation, error) from error
 
 
 class PosixProvider(SegmentProvider):
@@ -292,5 +290,10 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
     except OSError as error:
         if error.errno == errno.ELOOP:
             return []  # a link to itself
-        kind = BackendUnavailableError if error.errno in _TRANSIENT else BackendRefusedError
-        raise kind(str(directory), "list", error.strerror or str(error)) from error
+        raise _backend_error(str(directory), "list", error) from error
+
+
+def _backend_error(path: str, operation: str, error: OSError) -> BackendError:
+    """Whether another try is worth it, is for the error number to say."""
+    kind = BackendUnavailableError if error.errno in _TRANSIENT else BackendRefusedError
+    return kind(path, operation, error.strerror or str(error))

@@ -50,7 +50,7 @@ TOPIC_BYTES_MAX: Final = 32767
 PROPERTY_BYTES_MAX: Final = 32767
 MESSAGE_BYTES_MIN: Final = 91
 
-_FIXED: Final = {
+FIXED_LAYOUTS: Final = {
     0: Struct(">iIiiiqqiq4siq4siiqi"),
     BORN_HOST_IPV6: Struct(">iIiiiqqiq16siq4siiqi"),
     STORE_HOST_IPV6: Struct(">iIiiiqqiq4siq16siiqi"),
@@ -164,7 +164,7 @@ def encode_message(
     total_bytes = fixed_bytes(sys_flag) + len(body) + version + len(topic_bytes)
     total_bytes += 2 + len(property_bytes)
     fixed = pack_fields(
-        *(_FIXED[sys_flag & HOSTS_IPV6], _FIELDS, total_bytes, _MAGICS[version], crc),
+        *(FIXED_LAYOUTS[sys_flag & HOSTS_IPV6], _FIELDS, total_bytes, _MAGICS[version], crc),
         *(queue_id, flag, queue_offset, log_offset, sys_flag, born_timestamp),
         *(born_host.address, born_host.port, store_timestamp),
         *(store_host.address, store_host.port, reconsume_times, prepared_transaction_offset),
@@ -230,7 +230,7 @@ def decode_message(
     whose body has the CRC it should have.
     """
     sys_flag, end = _check_frame(data, position, path)
-    fixed = _FIXED[sys_flag & HOSTS_IPV6]
+    fixed = FIXED_LAYOUTS[sys_flag & HOSTS_IPV6]
     (_, magic, crc, queue_id, flag, queue_offset, log_offset, _, born_timestamp, *rest) = (
         fixed.unpack_from(data, position)
     )

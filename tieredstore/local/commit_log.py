@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.codec.checksum import fill_property_crc
-from tieredstore.codec.end_marks import encode_blank
+from tieredstore.codec.end_marks import BLANK_BYTES, encode_blank
 from tieredstore.codec.record_fields import (
     LOG_OFFSET_POSITION,
     QUEUE_OFFSET_POSITION,
@@ -30,7 +30,7 @@ from tieredstore.codec.record_fields import (
     peek_message_bytes,
 )
 from tieredstore.driver.runtime import Runtime, Service
-from tieredstore.local.config import BLANK_BYTES, LocalConfig
+from tieredstore.local.config import LocalConfig
 from tieredstore.local.log_scan import LogScan
 from tieredstore.local.mapped_file import MappedFile
 from tieredstore.local.mapped_file_queue import MappedFileQueue

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar
 
+from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.model.config import GIB, KIB, MIB, default_store_path
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.setting import computed, setting
 from tieredstore.model.settings import Settings
 from tieredstore.model.values import INT32_MAX
-
-KIB: Final = 1024
-MIB: Final = 1024 * KIB
-GIB: Final = 1024 * MIB
-QUEUE_UNIT_BYTES: Final = 20
-BLANK_BYTES: Final = 8
-
-
-def _store_path() -> str:
-    return os.path.join(os.path.expanduser("~"), "store")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +21,7 @@ class LocalConfig(Settings):
     TABLE: ClassVar = "local"
     ENV_PREFIX: ClassVar = "TIEREDSTORE_LOCAL_"
 
-    store_path: str = computed(_store_path, "Directory of the store", "storePathRootDir")
+    store_path: str = computed(default_store_path, "Directory of the store", "storePathRootDir")
     # the sizes that no file carries
     commit_log_file_bytes: int = setting(
         GIB, "Size of a commit log file", "mappedFileSizeCommitLog", minimum=256, maximum=INT32_MAX
@@ -39,8 +30,8 @@ class LocalConfig(Settings):
         6_000_000,
         "Size of a consume queue file; rounded up to whole units of 20 bytes",
         "mappedFileSizeConsumeQueue",
-        minimum=QUEUE_UNIT_BYTES,
-        maximum=INT32_MAX - QUEUE_UNIT_BYTES,
+        minimum=UNIT_BYTES,
+        maximum=INT32_MAX - UNIT_BYTES,
     )
     index_slot_count: int = setting(
         5_000_000, "Hash slots of an index file", "maxHashSlotNum", minimum=1, maximum=500_000_000
@@ -120,8 +111,8 @@ class LocalConfig(Settings):
         self._check()
         if self.flush_disk_type not in ("ASYNC_FLUSH", "SYNC_FLUSH"):
             raise InvalidConfigError("flush_disk_type: want ASYNC_FLUSH or SYNC_FLUSH")
-        units = -(-self.queue_file_bytes // QUEUE_UNIT_BYTES)
-        object.__setattr__(self, "queue_file_bytes", units * QUEUE_UNIT_BYTES)
+        units = -(-self.queue_file_bytes // UNIT_BYTES)
+        object.__setattr__(self, "queue_file_bytes", units * UNIT_BYTES)
 
     @property
     def sync_flush(self) -> bool:

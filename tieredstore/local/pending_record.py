@@ -14,8 +14,14 @@ from typing import Final
 from zlib import crc32
 
 from tieredstore.codec.checksum import fill_property_crc, reserve_property_crc
+from tieredstore.codec.end_marks import BLANK_BYTES
 from tieredstore.codec.java import encode_utf8
-from tieredstore.codec.message import PROPERTY_BYTES_MAX, TOPIC_BYTES_MAX_V1, encode_message
+from tieredstore.codec.message import (
+    FIXED_LAYOUTS,
+    PROPERTY_BYTES_MAX,
+    TOPIC_BYTES_MAX_V1,
+    encode_message,
+)
 from tieredstore.codec.properties import (
     DELAY_LEVEL,
     INNER_COUNT,
@@ -42,7 +48,7 @@ from tieredstore.codec.record_fields import (
     STORE_HOST_IPV6,
     TRANSACTION_PREPARED,
 )
-from tieredstore.local.config import BLANK_BYTES, LocalConfig
+from tieredstore.local.config import LocalConfig
 from tieredstore.local.delay_levels import DelayLevels
 from tieredstore.model.errors import TieredStoreError
 from tieredstore.model.messages import Message
@@ -56,10 +62,10 @@ STORE_TIMESTAMP: Final = Struct(">q")
 _code_of_tags = lru_cache(maxsize=4096)(tags_code)
 # By the lengths of both addresses: host bits, fixed part of the record, place of the store time.
 _LAYOUTS: Final = {
-    (4, 4): (0, Struct(">iIiiiqqiq4siq4siiqi"), 56),
-    (16, 4): (BORN_HOST_IPV6, Struct(">iIiiiqqiq16siq4siiqi"), 68),
-    (4, 16): (STORE_HOST_IPV6, Struct(">iIiiiqqiq4siq16siiqi"), 56),
-    (16, 16): (HOSTS_IPV6, Struct(">iIiiiqqiq16siq16siiqi"), 68),
+    (4, 4): (0, FIXED_LAYOUTS[0], 56),
+    (16, 4): (BORN_HOST_IPV6, FIXED_LAYOUTS[BORN_HOST_IPV6], 68),
+    (4, 16): (STORE_HOST_IPV6, FIXED_LAYOUTS[STORE_HOST_IPV6], 56),
+    (16, 16): (HOSTS_IPV6, FIXED_LAYOUTS[HOSTS_IPV6], 68),
 }
 _length: Final = INT16.pack
 

@@ -16,7 +16,7 @@ from tieredstore.codec.record_fields import (
     peek_topic,
 )
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.checkpoint import StoreCheckpoint
+from tieredstore.local.checkpoint import CheckpointValues, StoreCheckpoint
 from tieredstore.local.commit_log import CommitLog
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queues import ConsumeQueues
@@ -89,7 +89,7 @@ class StoreParts:
             reader=QueueReader(config, log, queues),
             retention=Retention(config, runtime.clock, log, queues, index),
             delays=DelayLevels(config.message_delay_levels),
-            checkpoint=StoreCheckpoint.open(files.checkpoint),
+            checkpoint=StoreCheckpoint(files.checkpoint, CheckpointValues(), written=None),
             deleted=DeletedTopics(files.config / DELETED_FILE),
         )
 

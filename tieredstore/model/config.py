@@ -26,7 +26,7 @@ def _host_name() -> str:
     return socket.gethostname() or "DEFAULT_BROKER"
 
 
-def _store_path() -> str:
+def default_store_path() -> str:
     return os.path.join(os.path.expanduser("~"), "store")
 
 
@@ -50,7 +50,7 @@ class StoreConfig(Settings):
         StorageLevel.NOT_IN_DISK, "When a read is served by the tier", "tieredStorageLevel"
     )
     store_path: str = computed(
-        _store_path, "Local directory: catalogue and unsealed index", "storePathRootDir"
+        default_store_path, "Local directory: catalogue and unsealed index", "storePathRootDir"
     )
     provider: str = setting(
         "memory", "Where the bytes lie: a name or a dotted path", "tieredBackendServiceProvider"
