@@ -12,7 +12,6 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -20,10 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import _sparse_store
+from bench import _group_commit, _sparse_store
+from bench._messages import BATCH_MESSAGES, a_second, batches
 from bench._timing import save
 from tieredstore.codec.java import index_key, local_key_hash
 from tieredstore.driver.runtime import Runtime
+from tieredstore.local.batch_encoder import BatchEncoder
 from tieredstore.local.commit_log import CommitLog
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.flusher import Flusher
@@ -31,17 +32,11 @@ from tieredstore.local.index_chain import ItemColumns
 from tieredstore.local.index_file import IndexFile
 from tieredstore.local.local_message_store import LocalMessageStore
 from tieredstore.local.mapping import MappedFiles
-from tieredstore.local.pending_record import RecordEncoder
 from tieredstore.model.messages import Message
 from tieredstore.model.values import INT32_MAX, INT64_MAX
 
 TURNS = 7
-BATCH_MESSAGES = 256
 BATCHES = 400
-QUEUES = 4
-BODY = bytes(range(256)) + bytes(44)
-WRITERS = 16
-SYNCED_PUTS = 1_600
 SCANNED_BATCHES = 2_000
 INDEX_SLOTS, INDEX_ITEMS = 5_000_000, 20_000_000
 INDEX_PART = 1_000_000
@@ -74,37 +69,6 @@ def rate_row(what: str, plain: float, ours: float, promised: float | None = 1.0)
         ratio=ours / plain,
         promised=promised,
     )
-
-
-def batches(count: int, *, mixed: bool = False, unique: bool = False) -> list[list[Message]]:
-    """Batches of one queue each, as a producer sends them; mixed: each message to the next queue.
-
-    Two keys a message, and a third with `unique`.
-    """
-    return [
-        [
-            Message(
-                topic="TopicTest",
-                queue_id=(number if mixed else number // BATCH_MESSAGES) % QUEUES,
-                body=BODY,
-                properties=properties(number, unique=unique),
-                born_timestamp=1_700_000_000_000 + number,
-            )
-            for number in range(start, start + BATCH_MESSAGES)
-        ]
-        for start in range(0, count * BATCH_MESSAGES, BATCH_MESSAGES)
-    ]
-
-
-def properties(number: int, *, unique: bool) -> dict[str, str]:
-    found = {"KEYS": f"order-{number:08d} user-{number % 9_973:06d}", "TAGS": "TagA"}
-    return {"UNIQ_KEY": f"7F00000100002A139F5516E3{number:08X}", **found} if unique else found
-
-
-def a_second(work: Callable[[], object], count: int) -> float:
-    started = time.perf_counter()
-    work()
-    return count / (time.perf_counter() - started)
 
 
 def puts_a_second(messages: list[list[Message]]) -> float:
@@ -151,10 +115,12 @@ def a_log(config: LocalConfig, runtime: Runtime) -> CommitLog:
 
 
 def append_all(commit_log: CommitLog, config: LocalConfig, messages: list[list[Message]]) -> None:
-    encode = RecordEncoder(config).encode
+    encode = BatchEncoder(config).encode
     queue_offsets = list(range(BATCH_MESSAGES))
     for batch in messages:
-        commit_log.append([encode(message) for message in batch], queue_offsets)
+        records, _ = encode(batch)
+        assert records is not None
+        commit_log.append(records, queue_offsets)
 
 
 def put_rows() -> Iterator[Row]:
@@ -179,38 +145,19 @@ def put_rows() -> Iterator[Row]:
     yield rate_row("the same, UNIQ_KEY and 2 keys", appended, found["unique"], None)
 
 
-def synced_puts_a_second(writers: int) -> float:
-    messages = [
-        message for batch in batches(SYNCED_PUTS // BATCH_MESSAGES + 1) for message in batch
+def group_commit_rows() -> Iterator[Row]:
+    turns = [
+        (
+            _group_commit.syncs_a_second(),
+            _group_commit.puts_a_second(1),
+            _group_commit.puts_a_second(_group_commit.WRITERS),
+        )
+        for _ in range(TURNS)
     ]
-    with tempfile.TemporaryDirectory() as folder, Runtime.threads() as runtime:
-        config = LocalConfig(store_path=folder, flush_disk_type="SYNC_FLUSH")
-        store = LocalMessageStore(config, runtime)
-        store.load()
-        store.start()
-        store.put_message(messages[0])
-        share = SYNCED_PUTS // writers
-
-        def write(writer: int) -> None:
-            for message in messages[writer * share : (writer + 1) * share]:
-                assert store.put_message(message).stored
-
-        def work() -> None:
-            threads = [threading.Thread(target=write, args=(each,)) for each in range(writers)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-
-        speed = a_second(work, share * writers)
-        store.shutdown()
-        return speed
-
-
-def group_commit_row() -> Row:
-    pairs = [(synced_puts_a_second(1), synced_puts_a_second(WRITERS)) for _ in range(5)]
-    alone, together = (statistics.median(column) for column in zip(*pairs, strict=True))
-    return rate_row(f"synced puts of {WRITERS} writers (of one)", alone, together, 2.0)
+    plain, alone, together = (statistics.median(column) for column in zip(*turns, strict=True))
+    writers = _group_commit.WRITERS
+    yield rate_row(f"synced puts, {writers} writers (one, a sync each)", alone, together, 2.0)
+    yield rate_row(f"synced puts, {writers} writers (bare pwrite, sync)", plain, together, None)
 
 
 def scan_row() -> Row:
@@ -284,7 +231,7 @@ def memory_row() -> Row:
 
 
 def main() -> int:
-    rows = [*put_rows(), group_commit_row(), scan_row(), *query_rows(), memory_row()]
+    rows = [*put_rows(), *group_commit_rows(), scan_row(), *query_rows(), memory_row()]
     width = max(len(row.what) for row in rows)
     print(f"{'':{width}}  {'beside':>12}  {'ours':>12}  {'ratio':>8}  promised")
     for row in rows:

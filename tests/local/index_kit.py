@@ -39,15 +39,14 @@ class Row:
 
 
 def batch_of(rows: Iterable[Row]) -> IndexBatch:
-    batch = IndexBatch()
-    for row in rows:
-        batch.add(
-            log_offset=row.log_offset,
-            store_timestamp=row.store_timestamp,
-            sys_flag=row.sys_flag,
-            texts=list(row.texts),
-        )
-    return batch
+    rows = list(rows)
+    return IndexBatch(
+        log_offsets=[row.log_offset for row in rows],
+        store_timestamps=[row.store_timestamp for row in rows],
+        sys_flags=[row.sys_flag for row in rows],
+        key_counts=np.array([len(row.texts) for row in rows], np.int64),
+        key_hashes=local_key_hashes([text for row in rows for text in row.texts]),
+    )
 
 
 def put_all(service: IndexService, rows: list[Row], *, batch_size: int = 256) -> None:

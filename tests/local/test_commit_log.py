@@ -16,7 +16,8 @@ from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local.commit_log import CommitLog
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.mapping import MappedFiles
-from tieredstore.local.pending_record import PendingRecord, PutRefusedError, RecordEncoder
+from tieredstore.local.record_batch import RecordBatch
+from tieredstore.local.record_encoder import PutRefusedError, RecordEncoder
 from tieredstore.model.errors import BackendRefusedError
 from tieredstore.model.values import PutStatus
 from tieredstore.testing.messages import a_message
@@ -36,16 +37,20 @@ def a_log(folder: Path, runtime: Runtime | None = None, **more: int | bool) -> C
     return log
 
 
-def some_records(count: int, **more: int | bool) -> list[PendingRecord]:
+def some_records(count: int, **more: int | bool) -> list[RecordBatch]:
     encoder = RecordEncoder(a_config(Path("unused"), **more))
     return [encoder.encode(a_message(number)) for number in range(count)]
 
 
-def a_record_of(size: int) -> PendingRecord:
+def a_batch(count: int, **more: int | bool) -> RecordBatch:
+    return RecordBatch.joined(some_records(count, **more))
+
+
+def a_record_of(size: int) -> RecordBatch:
     record = RecordEncoder(LocalConfig()).encode(
         a_message(topic="t", body_bytes=size - 92, properties={})
     )
-    assert len(record) == size
+    assert list(record.sizes) == [size]
     return record
 
 
@@ -64,7 +69,7 @@ def test_an_empty_log_has_nothing(log: CommitLog) -> None:
     scan = log.scan_from(0)
     assert list(scan) == []
     assert (scan.end, scan.torn) == (0, None)
-    assert log.append([], []).log_offsets == []
+    assert log.append(a_batch(0), []).log_offsets == []
 
 
 @pytest.mark.parametrize("crc", [False, True])
@@ -73,10 +78,10 @@ def test_records_get_their_offsets_and_times_and_are_read_back(
     tmp_path: Path, count: int, crc: bool
 ) -> None:
     log = a_log(tmp_path, property_crc_enabled=crc)
-    records = some_records(count, property_crc_enabled=crc)
+    records = a_batch(count, property_crc_enabled=crc)
     run = log.append(records, list(range(7, 7 + count)))
     assert run.store_timestamp == NOW
-    assert run.sizes == [len(record) for record in records]
+    assert run.sizes == records.sizes
     for number, (offset, size) in enumerate(zip(run.log_offsets, run.sizes, strict=True)):
         raw = log.message_bytes(offset, size)
         assert raw == log.message_bytes(offset)
@@ -97,8 +102,8 @@ def test_one_by_one_and_in_a_batch_give_the_same_bytes(tmp_path: Path) -> None:
     records = some_records(150)
     one, many = a_log(tmp_path / "one"), a_log(tmp_path / "many")
     for number, record in enumerate(records):
-        one.append([record], [number])
-    many.append(records, range(150))
+        one.append(record, [number])
+    many.append(RecordBatch.joined(records), range(150))
     assert one.max_offset == many.max_offset
     one.close()
     many.close()
@@ -121,7 +126,7 @@ def test_prepared_and_rolled_back_messages_have_no_queue_offset(log: CommitLog) 
             )
             for flag in flags
         ]
-        run = log.append(records, [5] * len(records))
+        run = log.append(RecordBatch.joined(records), [5] * len(records))
         for flag, offset in zip(flags, run.log_offsets, strict=True):
             raw = log.message_bytes(offset)
             assert raw is not None
@@ -136,23 +141,24 @@ def test_a_record_and_eight_bytes_must_fit(
     filler = a_record_of(FILE_BYTES - left)
     record = a_record_of(93)
     if batch:
-        offset = log.append([filler, record], [0, 1]).log_offsets[1]
+        offset = log.append(RecordBatch.joined([filler, record]), [0, 1]).log_offsets[1]
     else:
-        log.append([filler], [0])
-        offset = log.append([record], [1]).log_offsets[0]
+        log.append(filler, [0])
+        offset = log.append(record, [1]).log_offsets[0]
     assert offset == (FILE_BYTES if rolls else FILE_BYTES - left)
     blank = log.read(FILE_BYTES - left, 100)
     if rolls:
         assert blank == bytes.fromhex("00000064cbd43194") + bytes(92)
         assert log.message_bytes(FILE_BYTES - 100) is None
-    next_offset = log.append([record], [2]).log_offsets[0]
+    next_offset = log.append(record, [2]).log_offsets[0]
     assert next_offset == FILE_BYTES + (93 if rolls else 0)
 
 
 def test_a_record_that_fits_no_file_is_refused_before_anything_is_written(log: CommitLog) -> None:
-    log.append([a_record_of(FILE_BYTES - 8)], [0])
+    log.append(a_record_of(FILE_BYTES - 8), [0])
+    too_large = RecordBatch.joined([a_record_of(100), a_record_of(FILE_BYTES - 7)])
     with pytest.raises(PutRefusedError) as caught:
-        log.append([a_record_of(100), a_record_of(FILE_BYTES - 7)], [1, 2])
+        log.append(too_large, [1, 2])
     assert caught.value.status is PutStatus.MESSAGE_ILLEGAL
     assert log.max_offset == FILE_BYTES - 8
 
@@ -160,10 +166,10 @@ def test_a_record_that_fits_no_file_is_refused_before_anything_is_written(log: C
 def test_an_append_is_whole_or_nothing_when_a_file_cannot_be_made(
     log: CommitLog, tmp_path: Path
 ) -> None:
-    log.append([a_record_of(1000)], [0])
+    log.append(a_record_of(1000), [0])
     blocker = tmp_path / "commitlog" / f"{2 * FILE_BYTES:020d}"
     blocker.mkdir()
-    batch = [a_record_of(1500)] * 6
+    batch = RecordBatch.joined([a_record_of(1500)] * 6)
     with pytest.raises(BackendRefusedError):
         log.append(batch, range(6))
     assert log.max_offset == 1000
@@ -178,9 +184,9 @@ def test_store_times_never_go_back(tmp_path: Path) -> None:
     log = a_log(tmp_path, runtime)
     (record,) = some_records(1)
     log.last_store_timestamp = NOW + 50  # as recovery found it
-    assert log.append([record], [0]).store_timestamp == NOW + 50
+    assert log.append(record, [0]).store_timestamp == NOW + 50
     clock.advance(70)
-    assert log.append([record], [1]).store_timestamp == NOW + 70
+    assert log.append(record, [1]).store_timestamp == NOW + 70
     log.close()
 
 
@@ -188,7 +194,7 @@ def test_a_file_is_made_ahead_while_the_log_runs_and_goes_when_it_closes(tmp_pat
     log = a_log(tmp_path)
     log.start()
     log.start()
-    log.append(some_records(30), range(30))
+    log.append(a_batch(30), range(30))
     names = sorted(int(path.name) for path in (tmp_path / "commitlog").iterdir())
     assert names[-1] == log.file_start_of(log.max_offset) + FILE_BYTES
     log.close()
@@ -209,7 +215,7 @@ def test_every_message_of_a_golden_store_is_read_by_its_offset(tmp_path: Path) -
 
 
 def test_old_files_go_and_offset_zero_is_not_found_then(log: CommitLog) -> None:
-    run = log.append(some_records(60), range(60))
+    run = log.append(a_batch(60), range(60))
     log.flush()
     log.delete_before(2 * FILE_BYTES)
     assert log.min_offset == 2 * FILE_BYTES
@@ -223,6 +229,6 @@ def test_old_files_go_and_offset_zero_is_not_found_then(log: CommitLog) -> None:
 
 def test_destroy_leaves_nothing(tmp_path: Path) -> None:
     log = a_log(tmp_path)
-    log.append(some_records(40), range(40))
+    log.append(a_batch(40), range(40))
     log.destroy()
     assert not (tmp_path / "commitlog").exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.codec.golden_files import GOLDEN
-from tests.local.test_commit_log import FILE_BYTES, a_config, a_log, some_records
+from tests.local.test_commit_log import FILE_BYTES, a_batch, a_config, a_log, some_records
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.commit_log import CommitLog
 from tieredstore.local.mapping import MappedFiles
@@ -25,7 +25,7 @@ def test_a_torn_golden_store_goes_on_where_java_went_on(tmp_path: Path) -> None:
     last = tmp_path / "commitlog" / f"{65536:020d}"
     assert last.read_bytes()[87575 - 65536 :] == bytes(98304 - 87575)
     assert max(path.name for path in last.parent.iterdir()) == last.name
-    assert log.append(some_records(1), [0]).log_offsets == [87575]
+    assert log.append(a_batch(1), [0]).log_offsets == [87575]
     log.close()
 
 
@@ -41,7 +41,7 @@ def recover(log: CommitLog) -> list[int]:
 
 def test_a_log_cut_at_any_byte_of_its_last_three_records_recovers(tmp_path: Path) -> None:
     log = a_log(tmp_path / "whole")
-    run = log.append(some_records(12), range(12))
+    run = log.append(a_batch(12), range(12))
     log.close()
     whole = (tmp_path / "whole" / "commitlog" / f"{0:020d}").read_bytes()
     assert run.end_offset < FILE_BYTES
@@ -55,13 +55,13 @@ def test_a_log_cut_at_any_byte_of_its_last_three_records_recovers(tmp_path: Path
         ends = [at + size for at, size in zip(run.log_offsets, run.sizes, strict=True)]
         kept = [at for at, end in zip(run.log_offsets, ends, strict=True) if end <= cut]
         assert recover(log) == kept
-        assert log.append([late], [99]).log_offsets == [ends[len(kept) - 1]]
+        assert log.append(late, [99]).log_offsets == [ends[len(kept) - 1]]
         log.close()
 
 
 def test_bytes_behind_a_torn_tail_never_come_back(tmp_path: Path) -> None:
     log = a_log(tmp_path)
-    run = log.append(some_records(8), range(8))
+    run = log.append(a_batch(8), range(8))
     log.close()
     path = tmp_path / "commitlog" / f"{0:020d}"
     log = a_log(tmp_path)
@@ -72,7 +72,7 @@ def test_bytes_behind_a_torn_tail_never_come_back(tmp_path: Path) -> None:
 
 def test_damage_in_the_middle_is_reported_and_not_served(tmp_path: Path) -> None:
     log = a_log(tmp_path)
-    run = log.append(some_records(30), range(30))
+    run = log.append(a_batch(30), range(30))
     bad = run.log_offsets[5]
     log.close()
     path = tmp_path / "commitlog" / f"{0:020d}"
@@ -99,7 +99,7 @@ def test_after_a_failed_sync_the_log_takes_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = a_log(tmp_path)
-    records = some_records(2)
+    records = a_batch(2)
     log.append(records, [0, 1])
 
     def fail(descriptor: int) -> None:
@@ -121,7 +121,7 @@ def test_appends_readers_and_syncs_run_side_by_side(tmp_path: Path) -> None:
     log = CommitLog(a_config(tmp_path), runtime, MappedFiles(open_max=2))
     log.load()
     log.start()
-    records = some_records(40)
+    records = a_batch(40)
     done = threading.Event()
     wrong: list[object] = []
     seen = [0]

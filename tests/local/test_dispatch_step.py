@@ -13,7 +13,7 @@ from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.dispatch import Dispatch
 from tieredstore.local.mapping import MappedFiles
-from tieredstore.local.pending_record import RecordEncoder
+from tieredstore.local.record_encoder import RecordEncoder
 from tieredstore.model.errors import BackendRefusedError
 from tieredstore.testing.messages import a_message
 
@@ -28,9 +28,9 @@ class Puts:
         self._count = 0
 
     def put(self) -> None:
-        size = len(self._record)
+        [size] = self._record.sizes
         appended = AppendedRun([size * self._count], [size], 1)
-        self.dispatch.submit([self._record], [self._count], appended)
+        self.dispatch.submit(self._record, [self._count], appended)
         self._count += 1
 
 

@@ -280,6 +280,6 @@ def test_a_cut_keeps_a_sparse_file_sparse(tmp_path: Path) -> None:
     cut = IndexCut(item_count=50, end_timestamp=1_700_000_000_000)
     again = cut_back(file.path, cut, **sizes)
     assert again.header.item_count == 50
-    assert file.path.stat().st_blocks * 512 < 10_000_000
+    assert file.path.stat().st_blocks * 512 < 22_000_000  # all slots, but few of the items
     with pytest.raises(SegmentCorruptError):
         cut_back(file.path, IndexCut(item_count=0, end_timestamp=0), **sizes)

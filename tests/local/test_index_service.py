@@ -20,7 +20,7 @@ from tests.local.index_kit import (
     service_at,
 )
 from tieredstore.codec.local_index import decode_header
-from tieredstore.local.index_batch import IndexBatch, key_texts
+from tieredstore.local.index_batch import key_texts
 from tieredstore.local.index_names import next_index_name
 from tieredstore.local.index_service import IndexService
 from tieredstore.model.errors import StoreClosedError
@@ -54,7 +54,7 @@ def test_an_empty_index_answers_anything_with_nothing(tmp_path: Path) -> None:
                 assert answer.last_update_timestamp == answer.last_update_log_offset == 0
                 assert list(service.candidates(topic, key, begin=5, end=1)) == []
         assert service.end_log_offset == -1
-        service.put(IndexBatch())
+        service.put(batch_of([]))
         service.flush()
     assert not (tmp_path / "index").exists()
 

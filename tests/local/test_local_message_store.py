@@ -203,3 +203,21 @@ def test_threads_put_and_read_at_once(root: Path, sync: str) -> None:
             assert bodies(store, 100, queue_id=queue_id) == [a_body(n) for n in range(100)]
         store.shutdown()
     assert not (root / "abort").exists()
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_a_topic_with_batch_queues_is_refused_before_anything_is_written(
+    root: Path, count: int
+) -> None:
+    (root / "batchconsumequeue" / "Batches" / "0").mkdir(parents=True)
+    store = opened(root)
+    sent = [Message(topic="Batches", queue_id=0, body=b"x") for _ in range(count)]
+    results = store.put_messages([*sent, a_message()])
+    assert [result.status for result in results] == [
+        *[PutStatus.MESSAGE_ILLEGAL] * count,
+        PutStatus.PUT_OK,
+    ]
+    assert "batch queues" in results[0].reason
+    assert store.put_message(sent[0]).status is PutStatus.MESSAGE_ILLEGAL
+    store.shutdown()
+    assert not (root / "consumequeue" / "Batches").exists()

@@ -135,9 +135,9 @@ def test_an_append_goes_into_as_many_files_as_it_takes(tmp_path: Path) -> None:
     assert queue.append(b"b" * 140) == 60
     assert names(tmp_path) == [0, 64, 128, 192]
     assert queue.max_offset == 200
-    assert queue.read_some(60, 100) == b"bbbb"
-    assert queue.read_some(64, 100) == b"b" * 64
-    assert queue.read_some(200, 10) == b""
+    assert queue.read(60, 4) == b"bbbb"
+    assert queue.read(64, 64) == b"b" * 64
+    assert queue.read(199, 2) is None
 
 
 def test_flush_covers_all_files(tmp_path: Path) -> None:

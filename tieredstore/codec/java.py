@@ -133,9 +133,52 @@ def local_key_hash(text: str) -> int:
 
 
 def local_key_hashes(texts: Sequence[str]) -> NDArray[np.int32]:
-    hashes = np.abs(string_hashes(texts))
+    return _local(string_hashes(texts))
+
+
+def _local(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
+    hashes = np.abs(hashes)
     hashes[hashes == INT32_MIN] = 0
     return hashes
+
+
+def joined_key_hashes(
+    joined: str, row_end: str, piece_end: str, topics: Sequence[str]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """`local_key_hash` of `index_key(topic, piece)` for each piece of each row of a text.
+
+    `joined` holds one row for each topic; both separators are ASCII. Empty pieces are passed over.
+    The second column is the number of each row's pieces. No text is made of a single piece: the
+    hash of its topic is multiplied by 31 for each of its units.
+    """
+    units: NDArray[np.uint8] | NDArray[np.uint16]
+    if joined.isascii():
+        units = np.frombuffer(joined.encode(), np.uint8)
+    else:
+        units = np.frombuffer(joined.encode(_UTF16, "surrogatepass"), np.uint16)
+    row_ends = units == ord(row_end)
+    ends = np.append(np.flatnonzero(row_ends | (units == ord(piece_end))), len(units))
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    rows = np.concatenate(([0], row_ends[ends[:-1]].cumsum()))
+    powers, inverses = _power_tables()
+    terms = np.zeros(len(units) + 1, np.uint32)
+    np.multiply(units, inverses[1 : len(units) + 1], out=terms[:-1])
+    terms[ends] = 0  # the separators
+    heads = {topic: string_hash(index_key(topic, "")) & _MASK for topic in set(topics)}
+    hashes = powers[ends - starts]
+    if len(heads) == 1:
+        hashes *= np.uint32(heads[topics[0]])
+    else:
+        hashes *= np.array([heads[topic] for topic in topics], np.uint32)[rows]
+    hashes += np.add.reduceat(terms, starts) * powers[ends]
+    held = ends > starts
+    if not held.all():
+        hashes, rows = hashes[held], rows[held]
+    return _local(hashes.view(np.int32)), np.bincount(rows, minlength=len(topics))
+
+
+KEY_CHARACTERS_MAX: Final = _GROUP_CHARACTERS
+"""The longest text that `joined_key_hashes` takes."""
 
 
 def tiered_key_hash(text: str) -> int:

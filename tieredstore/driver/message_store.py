@@ -28,7 +28,14 @@ RetentionGuard: TypeAlias = Callable[[], int | None]
 
 
 class MessageFilter(Protocol):
-    """Chooses messages: first cheaply by tags code, then by the record."""
+    """Chooses messages: first cheaply by tags code, then by the record.
+
+    One that goes by tags alone for its first choice may also have an attribute `tags_codes`, the
+    hashes of those tags. It says that `matches_tags_code` is True exactly for codes whose low 32
+    bits are those of one of them, and for codes that are no hash: below -2**31 lie addresses of
+    Java's extended queues. A store may then choose without asking, many messages at once. None is
+    the same as no such attribute.
+    """
 
     def matches_tags_code(self, tags_code: int) -> bool: ...
 

@@ -14,16 +14,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tieredstore.codec.checksum import fill_property_crc
 from tieredstore.codec.end_marks import BLANK_BYTES, encode_blank
 from tieredstore.codec.record_fields import (
-    LOG_OFFSET_POSITION,
-    QUEUE_OFFSET_POSITION,
     TOPIC_LENGTHS,
     peek_log_offset,
     peek_magic,
@@ -35,21 +29,21 @@ from tieredstore.local.log_scan import LogScan
 from tieredstore.local.mapped_file import MappedFile
 from tieredstore.local.mapped_file_queue import MappedFileQueue
 from tieredstore.local.mapping import MappedFiles
-from tieredstore.local.pending_record import PendingRecord, PutRefusedError
+from tieredstore.local.record_batch import RecordBatch
 from tieredstore.local.record_check import RecordState, check_record
+from tieredstore.local.record_encoder import PutRefusedError
 from tieredstore.model.errors import BackendError, BackendRefusedError, SegmentCorruptError
 from tieredstore.model.values import PutStatus
 
 FOLDER: Final = "commitlog"
 _ALLOCATE_INTERVAL_MS: Final = 1_000
-_VECTOR_RECORDS_MIN: Final = 12
 
 
 class AppendedRun(NamedTuple):
     """Where an append put its records, in the order they were given; all have one store time."""
 
     log_offsets: list[int]
-    sizes: list[int]
+    sizes: Sequence[int]
     store_timestamp: int
 
     @property
@@ -122,15 +116,15 @@ class CommitLog:
         """Where the file that holds this offset begins, whether it is there or not."""
         return offset - offset % self.queue.file_bytes
 
-    def append(self, records: Sequence[PendingRecord], queue_offsets: Sequence[int]) -> AppendedRun:
+    def append(self, batch: RecordBatch, queue_offsets: Sequence[int]) -> AppendedRun:
         """Put the records behind the last one, in one critical section.
 
         Raises PutRefusedError where one cannot fit any file, BackendRefusedError where a file
         cannot be made or a sync failed before: in both cases nothing was written.
         """
-        if len(records) != len(queue_offsets):
-            raise ValueError(f"{len(records)} records, but {len(queue_offsets)} queue offsets")
-        sizes = [len(record.data) for record in records]
+        sizes = batch.sizes
+        if len(sizes) != len(queue_offsets):
+            raise ValueError(f"{len(sizes)} records, but {len(queue_offsets)} queue offsets")
         if sizes and max(sizes) + BLANK_BYTES > self.queue.file_bytes:
             raise PutRefusedError(
                 PutStatus.MESSAGE_ILLEGAL, f"a record of {max(sizes)} bytes fits no file"
@@ -144,30 +138,28 @@ class CommitLog:
                 spans = self._spans(file, sizes)
                 if len(spans) > 1:
                     self.queue.reserve(len(spans) - 1)
-                for number, (first, last) in enumerate(spans):
+                for number, rows in enumerate(spans):
                     if number:
                         file = self._roll(file)
-                    if first < last:
-                        run = slice(first, last)
+                    if rows:
                         at = file.start_offset + file.wrote
-                        offsets = list(accumulate(sizes[first : last - 1], initial=at))
-                        data = _patched(records[run], queue_offsets[run], offsets, store_timestamp)
+                        data, offsets = batch.placed(rows, queue_offsets, at, store_timestamp)
                         file.append(data)
                         log_offsets += offsets
             self.last_store_timestamp = store_timestamp
         return AppendedRun(log_offsets, sizes, store_timestamp)
 
-    def _spans(self, file: MappedFile, sizes: list[int]) -> list[tuple[int, int]]:
+    def _spans(self, file: MappedFile, sizes: Sequence[int]) -> list[range]:
         """Which records go to this file, and which to each that follows."""
         room = file.size - file.wrote - BLANK_BYTES
         if len(sizes) == 1 and sizes[0] <= room:
-            return [(0, 1)]
+            return [range(1)]
         ends = list(accumulate(sizes))
         spans = []
         first = before = 0
         while first < len(sizes):
             last = bisect_right(ends, before + room)
-            spans.append((first, last))
+            spans.append(range(first, last))
             before = ends[last - 1] if last else 0
             first = last
             room = file.size - BLANK_BYTES
@@ -250,47 +242,3 @@ class CommitLog:
         file = self.queue.find(log_offset)
         path = file.path if file else self.queue.directory
         return SegmentCorruptError(path, reason, position=log_offset % self.queue.file_bytes)
-
-
-def _patched(
-    records: Sequence[PendingRecord],
-    queue_offsets: Sequence[int],
-    log_offsets: list[int],
-    store_timestamp: int,
-) -> bytearray:
-    """The records, complete and joined."""
-    if len(records) < _VECTOR_RECORDS_MIN:
-        return bytearray().join(
-            [
-                record.patched(
-                    queue_offset=queue_offset, log_offset=at, store_timestamp=store_timestamp
-                )
-                for record, queue_offset, at in zip(
-                    records, queue_offsets, log_offsets, strict=True
-                )
-            ]
-        )
-    data = bytearray().join([record.data for record in records])
-    at = np.array(log_offsets, np.int64)
-    starts = at - at[0]
-    times = np.array([record.store_timestamp_position for record in records], np.int64)
-    offsets = [
-        queue_offset if record.in_queue else 0
-        for record, queue_offset in zip(records, queue_offsets, strict=True)
-    ]
-    words = _every_word(data)
-    words[starts + QUEUE_OFFSET_POSITION] = offsets
-    words[starts + LOG_OFFSET_POSITION] = at
-    words[starts + times] = store_timestamp
-    del words
-    if any(record.has_property_crc for record in records):
-        view = memoryview(data)
-        for record, start in zip(records, starts.tolist(), strict=True):
-            if record.has_property_crc:
-                fill_property_crc(view[start : start + len(record.data)])
-    return data
-
-
-def _every_word(data: bytearray) -> NDArray[Any]:
-    """A 64-bit number for each byte, overlapping: numpy then writes words that are not aligned."""
-    return np.ndarray((len(data) - 7,), ">i8", data, strides=(1,))

@@ -12,15 +12,14 @@ are never touched.
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tieredstore.driver.durable import fsync_directory
 from tieredstore.local.consume_queue import ConsumeQueue, QueueEnd
 from tieredstore.local.mapping import MappedFiles
 from tieredstore.local.queue_append import Column
+from tieredstore.local.topic_files import remove_topic_directory
 from tieredstore.local.topic_names import is_topic, queue_directory, queue_number
 from tieredstore.model.errors import TieredStoreError
 from tieredstore.model.values import QueueKey
@@ -175,13 +174,9 @@ class ConsumeQueues:
         """Delete the files that name only what has gone from the log; how many."""
         return sum(queue.delete_before(min_log_offset) for queue in list(self._queues.values()))
 
-    def truncate(self, log_offset: int, *, except_prefix: str | None = None) -> int:
+    def truncate(self, log_offset: int) -> int:
         """Drop every message whose record starts at or behind `log_offset`; how many."""
-        return sum(
-            queue.truncate(log_offset)
-            for key, queue in list(self._queues.items())
-            if except_prefix is None or not key.topic.startswith(except_prefix)
-        )
+        return sum(queue.truncate(log_offset) for queue in list(self._queues.values()))
 
     def delete_topics(self, topics: Iterable[str]) -> list[QueueKey]:
         """Delete all queues of these topics and their directories, durably; which those were."""
@@ -194,10 +189,8 @@ class ConsumeQueues:
                     queue = self._queues.pop(key)
                 queue.destroy()
             gone.extend(keys)
-            directory = self.root / topic
-            if is_topic(topic) and directory.is_dir():
-                shutil.rmtree(directory)
-                fsync_directory(self.root)
+            if is_topic(topic):
+                remove_topic_directory(self.root / topic)
         return gone
 
     def remove(self, key: QueueKey) -> None:

@@ -19,9 +19,9 @@ from tieredstore.driver.message_store import Dispatcher
 from tieredstore.local.commit_log import AppendedRun
 from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.delay_levels import DelayLevels
-from tieredstore.local.index_batch import IndexBatch, texts_of_messages
+from tieredstore.local.index_batch import IndexBatch, hashes_of_messages
 from tieredstore.local.index_service import IndexService
-from tieredstore.local.pending_record import PendingRecord
+from tieredstore.local.record_batch import RecordBatch
 from tieredstore.local.record_columns import RecordColumns
 from tieredstore.model.messages import DispatchRequest
 
@@ -54,36 +54,30 @@ class DispatchRun:
         return len(self.log_offsets)
 
     def add_put(
-        self,
-        records: Sequence[PendingRecord],
-        queue_offsets: Sequence[int],
-        appended: AppendedRun,
+        self, batch: RecordBatch, queue_offsets: Sequence[int], appended: AppendedRun
     ) -> None:
         """What one append put into the log."""
         time = appended.store_timestamp
-        self.topics += [record.topic for record in records]
-        self.queue_ids += [record.queue_id for record in records]
+        self.topics += batch.topics
+        self.queue_ids += batch.queue_ids
         self.queue_offsets += queue_offsets
         self.log_offsets += appended.log_offsets
-        self.sizes += appended.sizes
-        self.tags_codes += [
-            record.tags_hash if record.delay_ms is None else record.tags_code(time)
-            for record in records
-        ]
-        self.store_timestamps += [time] * len(records)
-        self.sys_flags += [record.sys_flag for record in records]
-        self.unique_keys += [record.unique_key for record in records]
-        self.keys += [record.keys_text for record in records]
-        self.in_queue += [record.in_queue for record in records]
+        self.sizes += batch.sizes
+        self.tags_codes += batch.tags_codes(time)
+        self.store_timestamps += [time] * len(batch)
+        self.sys_flags += batch.sys_flags
+        self.unique_keys += batch.unique_keys
+        self.keys += batch.keys
+        self.in_queue += batch.in_queue
 
     def index_batch(self) -> IndexBatch:
-        texts, counts = texts_of_messages(self.topics, self.unique_keys, self.keys)
+        hashes, counts = hashes_of_messages(self.topics, self.unique_keys, self.keys)
         return IndexBatch(
             log_offsets=self.log_offsets,
             store_timestamps=self.store_timestamps,
             sys_flags=self.sys_flags,
             key_counts=counts,
-            texts=texts,
+            key_hashes=hashes,
         )
 
     def requests(self) -> list[DispatchRequest]:
@@ -177,7 +171,7 @@ class Dispatch:
         self._limit = limit
         self._count_max = count_max
         self._dispatchers: list[Dispatcher] = []
-        self._waiting: deque[tuple[list[PendingRecord], list[int], AppendedRun]] = deque()
+        self._waiting: deque[tuple[RecordBatch, list[int], AppendedRun]] = deque()
         self._waiting_count = 0
         self._taken = 0
         self._done = 0
@@ -191,13 +185,11 @@ class Dispatch:
     def add_dispatcher(self, dispatcher: Dispatcher) -> None:
         self._dispatchers.append(dispatcher)
 
-    def submit(
-        self, records: list[PendingRecord], queue_offsets: list[int], appended: AppendedRun
-    ) -> None:
+    def submit(self, batch: RecordBatch, queue_offsets: list[int], appended: AppendedRun) -> None:
         """One append, in log order: the caller holds the lock that orders puts."""
         with self._waiting_guard:
-            self._waiting.append((records, queue_offsets, appended))
-            self._waiting_count += len(records)
+            self._waiting.append((batch, queue_offsets, appended))
+            self._waiting_count += len(batch)
 
     @property
     def is_due(self) -> bool:
@@ -256,10 +248,10 @@ class Dispatch:
         taken = 0
         with self._waiting_guard:  # puts go on, and a deque that grows cannot be walked
             waiting = list(islice(self._waiting, self._count_max))
-        for records, queue_offsets, appended in waiting:
+        for batch, queue_offsets, appended in waiting:
             if appended.end_offset > limit or len(run) >= self._count_max:
                 break
-            run.add_put(records, queue_offsets, appended)
+            run.add_put(batch, queue_offsets, appended)
             taken += 1
         self._taken = taken
         return run if taken else None

@@ -12,12 +12,24 @@ from tieredstore.driver.runtime import Runtime, Service
 from tieredstore.model.errors import BackendError, BackendRefusedError
 
 
+class _Group:
+    """Those who share one sync; whoever gets the lock first leads it, the others find it ended."""
+
+    __slots__ = ("ended", "lock")
+
+    def __init__(self, *, must_wait: bool) -> None:
+        self.ended = False
+        self.lock = threading.Lock()
+        if must_wait:
+            self.lock.acquire()
+
+
 class Flusher:
     """Syncs a log for all who wait.
 
-    * Whoever waits first syncs, in its own thread; who comes meanwhile waits, and the next one of
-      them syncs for all of those. A lone waiter so never waits for another thread, and sixteen
-      share one sync.
+    * Whoever waits first syncs, in its own thread; who comes meanwhile forms the next group, one of
+      which syncs for all of it. A lone waiter so never waits for another thread, sixteen share
+      one sync, and each of them is woken once.
     * Nobody is told that an offset is on disk before a sync that covers it has returned.
     * After a sync has failed every wait fails, for ever.
     """
@@ -36,8 +48,7 @@ class Flusher:
         self._runtime = runtime
         self._interval_ms = interval_ms
         self._path = path
-        self._changed = threading.Condition()
-        self._syncing = False
+        self._coming = _Group(must_wait=False)  # a sync that begins from now on is theirs
         self._failure: BackendError | None = None
         self._service: Service | None = None
 
@@ -61,11 +72,12 @@ class Flusher:
 
     def flush(self) -> int:
         """Sync now what was appended before this call; the offset below which all is on disk."""
-        with self._changed:
-            while self._syncing:
-                self._changed.wait()
-            self._begin()
-        return self._sync()
+        group = self._coming
+        with group.lock:
+            if not group.ended:
+                self._lead(group)
+        self._refuse_after_failure()
+        return self._flushed_offset()
 
     def wait_until_flushed(self, offset: int, timeout_ms: int) -> bool:
         """Whether everything below the offset is on disk before the time is up.
@@ -74,39 +86,41 @@ class Flusher:
         """
         clock = self._runtime.clock
         deadline: float | None = None
-        while True:
-            with self._changed:
-                while True:
-                    if self._flushed_offset() >= offset:
-                        return True
-                    if not self._syncing:
-                        self._begin()
-                        break
-                    if deadline is None:
-                        deadline = clock.monotonic() + timeout_ms / 1000
-                    rest = deadline - clock.monotonic()
-                    if rest <= 0 or (not self._changed.wait(rest) and self._syncing):
-                        return self._flushed_offset() >= offset
-            self._sync()
+        while self._flushed_offset() < offset:
+            group = self._coming
+            if not group.lock.acquire(blocking=False):
+                if deadline is None:
+                    deadline = clock.monotonic() + timeout_ms / 1000
+                rest = deadline - clock.monotonic()
+                if rest <= 0 or not group.lock.acquire(timeout=rest):
+                    return self._flushed_offset() >= offset
+            try:
+                if not group.ended:
+                    self._lead(group)
+            finally:
+                group.lock.release()
+            if self._flushed_offset() < offset:
+                self._refuse_after_failure()
+        return True
 
-    def _begin(self) -> None:
-        """Take the turn to sync; the condition is held."""
+    def _lead(self, group: _Group) -> None:
+        """Sync for the group, whose lock is held. What its members appended is there by now."""
+        following = self._coming = _Group(must_wait=True)
+        try:
+            self._refuse_after_failure()
+            self._flush()
+        except BackendError as error:
+            self._failure = self._failure or error
+            raise
+        finally:
+            group.ended = True
+            following.lock.release()  # before the group's: the next sync begins at once
+
+    def _refuse_after_failure(self) -> None:
         if self._failure is not None:
             raise BackendRefusedError(
                 self._path, "flush", f"a sync failed before: {self._failure}"
             ) from self._failure
-        self._syncing = True
-
-    def _sync(self) -> int:
-        try:
-            return self._flush()
-        except BackendError as error:
-            self._failure = error
-            raise
-        finally:
-            with self._changed:
-                self._syncing = False
-                self._changed.notify_all()
 
     def _periodic(self) -> None:
         if self._failure is None:  # it was logged once; whoever puts is told each time

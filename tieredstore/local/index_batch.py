@@ -1,22 +1,26 @@
 """What the dispatch hands to the key index: the keys of a run of messages, as columns.
 
-What lives here: `IndexBatch`, the keys of one message, and which keys of a batch are new. Where
+What lives here: `IndexBatch`, the keys of messages hashed, and which keys of a batch are new. Where
 they go is `index_service`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.java import local_key_hashes
+from tieredstore.codec.java import KEY_CHARACTERS_MAX, joined_key_hashes, local_key_hashes
 from tieredstore.codec.properties import VALUE_END, split_keys
 from tieredstore.codec.record_fields import TRANSACTION_MASK, TRANSACTION_ROLLBACK
 from tieredstore.local.index_chain import ItemColumns
+
+_VECTOR_MESSAGES_MIN: Final = 8
+_KEYS_SEPARATOR: Final = " "
 
 
 def key_texts(topic: str, *, unique_key: str | None, keys: Iterable[str]) -> list[str]:
@@ -26,81 +30,62 @@ def key_texts(topic: str, *, unique_key: str | None, keys: Iterable[str]) -> lis
     return texts
 
 
-def texts_of_messages(
-    topics: Sequence[str], unique_keys: Sequence[str | None], keys_texts: Sequence[str | None]
-) -> tuple[list[str], list[int]]:
-    """`key_texts` of many messages one after another, and how many each has.
+def hashes_of_messages(
+    topics: Sequence[str], unique_keys: Sequence[str | None], keys: Sequence[str | None]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """The hashes of `key_texts` of many messages one after another, and how many each has.
 
     KEYS is given as it stands in the properties: the single keys with spaces between them.
     """
-    if topics and topics.count(topics[0]) == len(topics):
-        found = _texts_of_topic(topics[0], unique_keys, keys_texts)
-        if found is not None:
-            return found
-    texts: list[str] = []
-    counts: list[int] = []
-    for topic, unique_key, keys in zip(topics, unique_keys, keys_texts, strict=True):
-        more = key_texts(topic, unique_key=unique_key, keys=split_keys(keys))
-        texts += more
-        counts.append(len(more))
-    return texts, counts
-
-
-def _texts_of_topic(
-    topic: str, unique_keys: Sequence[str | None], keys_texts: Sequence[str | None]
-) -> tuple[list[str], list[int]] | None:
-    """The same by one replacement for all, if every message has keys, each of one letter or more.
-
-    VALUE_END can be in no key, since it ends a property, but it can be in a topic.
-    """
-    rows: list[str] = []
-    if all(keys_texts):
-        rows = cast("list[str]", keys_texts)
-    elif any(keys_texts):
-        return None
-    if all(unique_keys):
-        unique = cast("list[str]", unique_keys)
-        if " " in "".join(unique):
-            return None
-        rows = [f"{one} {keys}" for one, keys in zip(unique, rows, strict=True)] if rows else unique
-    elif unique_keys.count(None) != len(unique_keys):
-        return None
-    if not rows or VALUE_END in topic:
-        return None
-    prefix = f"{topic}#"
-    between = VALUE_END + prefix
-    texts = (prefix + " ".join(rows).replace(" ", between)).split(VALUE_END)
-    if prefix in texts:  # an empty piece is no key
-        return None
-    return texts, [row.count(" ") + 1 for row in rows]
+    count = len(topics)
+    if count >= _VECTOR_MESSAGES_MIN:
+        rows = [text or "" for text in keys]
+        all_topics = topics
+        unique = [text or "" for text in unique_keys] if any(unique_keys) else []
+        if unique:
+            rows = list(chain.from_iterable(zip(unique, rows, strict=True)))
+            all_topics = list(chain.from_iterable(zip(topics, topics, strict=True)))
+        joined = VALUE_END.join(rows)
+        if len(joined) > KEY_CHARACTERS_MAX:
+            half = count // 2
+            parts = [
+                hashes_of_messages(topics[part], unique_keys[part], keys[part])
+                for part in (slice(half), slice(half, None))
+            ]
+            return (
+                np.concatenate([hashes for hashes, _ in parts]),
+                np.concatenate([counts for _, counts in parts]),
+            )
+        # No value of a property holds its end; but a unique key may hold a space, which parts none.
+        if joined.count(VALUE_END) == len(rows) - 1 and not any(" " in text for text in unique):
+            hashes, counts = joined_key_hashes(joined, VALUE_END, _KEYS_SEPARATOR, all_topics)
+            return hashes, counts.reshape(count, -1).sum(axis=1)
+    texts = [
+        key_texts(topic, unique_key=unique_key, keys=split_keys(text))
+        for topic, unique_key, text in zip(topics, unique_keys, keys, strict=True)
+    ]
+    return (
+        local_key_hashes(list(chain.from_iterable(texts))),
+        np.fromiter(map(len, texts), np.int64, count),
+    )
 
 
 @dataclass(slots=True, kw_only=True)
 class IndexBatch:
-    """Messages in the order of the log: one entry a message, and all their keys one after another.
+    """Messages in the order of the log: one entry a message, and the hashes of all their keys.
 
-    `key_counts` says how many of `texts` belong to each message; 0 is fine, and needed: it tells
-    the index how far the log has been looked at.
+    `key_counts` says how many of `key_hashes` belong to each message; 0 is fine, and needed: it
+    tells the index how far the log has been looked at.
     """
 
-    log_offsets: list[int] = field(default_factory=list)
-    store_timestamps: list[int] = field(default_factory=list)
-    sys_flags: list[int] = field(default_factory=list)
-    key_counts: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    log_offsets: Sequence[int]
+    store_timestamps: Sequence[int]
+    sys_flags: Sequence[int]
+    key_counts: NDArray[np.int64]
+    key_hashes: NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.log_offsets)
-
-    def add(
-        self, *, log_offset: int, store_timestamp: int, sys_flag: int, texts: list[str]
-    ) -> None:
-        """One more message; `texts` as `key_texts` makes them."""
-        self.log_offsets.append(log_offset)
-        self.store_timestamps.append(store_timestamp)
-        self.sys_flags.append(sys_flag)
-        self.key_counts.append(len(texts))
-        self.texts += texts
 
 
 def new_items(batch: IndexBatch, *, end: int, count_at_end: Callable[[int], int]) -> ItemColumns:
@@ -111,20 +96,21 @@ def new_items(batch: IndexBatch, *, end: int, count_at_end: Callable[[int], int]
     """
     log_offsets = np.array(batch.log_offsets, np.int64)
     timestamps = np.array(batch.store_timestamps, np.int64)
-    key_counts = np.array(batch.key_counts, np.int64)
+    items = ItemColumns(
+        key_hashes=batch.key_hashes,
+        log_offsets=log_offsets.repeat(batch.key_counts),
+        store_timestamps=timestamps.repeat(batch.key_counts),
+    )
     all_kept = all(flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK for flag in set(batch.sys_flags))
-    items = np.repeat(np.arange(len(log_offsets)), key_counts)
-    texts = batch.texts
     in_order = log_offsets[0] > end and bool((log_offsets[1:] > log_offsets[:-1]).all())
-    if not in_order or not all_kept:
-        kept = (np.array(batch.sys_flags, np.int64) & TRANSACTION_MASK) != TRANSACTION_ROLLBACK
-        chosen = _chosen(log_offsets, key_counts, kept, end, count_at_end)
-        texts = [text for text, take in zip(texts, chosen.tolist(), strict=True) if take]
-        items = items[chosen]
+    if in_order and all_kept:
+        return items
+    kept = (np.array(batch.sys_flags, np.int64) & TRANSACTION_MASK) != TRANSACTION_ROLLBACK
+    chosen = _chosen(log_offsets, batch.key_counts, kept, end, count_at_end)
     return ItemColumns(
-        key_hashes=local_key_hashes(texts),
-        log_offsets=log_offsets[items],
-        store_timestamps=timestamps[items],
+        key_hashes=items.key_hashes[chosen],
+        log_offsets=items.log_offsets[chosen],
+        store_timestamps=items.store_timestamps[chosen],
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from dataclasses import dataclass
-from mmap import mmap
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Final
 
@@ -110,9 +110,9 @@ def _read_items(
 def _store_slots(descriptor: int, size: int, slots: NDArray[np.int32]) -> None:
     """Write only what differs, so that a sparse file stays sparse."""
     wanted = slots.tobytes()
-    with mmap(descriptor, size) as data:
+    with mmap(descriptor, size, access=ACCESS_READ) as data:
         for start in range(0, len(wanted), _BLOCK_BYTES):
             block = wanted[start : start + _BLOCK_BYTES]
-            where = slice(HEADER_BYTES + start, HEADER_BYTES + start + len(block))
-            if data[where] != block:
-                data[where] = block
+            at = HEADER_BYTES + start
+            if data[at : at + len(block)] != block:
+                write_all(descriptor, block, at)  # through the map a full disk would kill us

@@ -25,6 +25,7 @@ from tieredstore.codec.local_index import (
     item_timestamp,
 )
 from tieredstore.driver.durable import fsync_directory, write_all
+from tieredstore.local.blocks import IndexBlocks
 from tieredstore.local.index_chain import (
     CLOCK_SLACK_MS,
     ItemColumns,
@@ -63,6 +64,7 @@ class IndexFile:
         self.slot_count = slot_count
         self.item_capacity = item_capacity
         self._header = header
+        self._blocks = IndexBlocks(slot_count=slot_count, item_capacity=item_capacity)
         self._read_only = read_only
         self._descriptor = -1
         self._data: mmap | None = None
@@ -123,11 +125,7 @@ class IndexFile:
             raise SegmentCorruptError(str(path), reason, position=min(size, wanted))
         header = _decoded(path, head, slot_count=slot_count, item_capacity=item_capacity)
         return cls(
-            path,
-            header,
-            slot_count=slot_count,
-            item_capacity=item_capacity,
-            read_only=read_only,
+            path, header, slot_count=slot_count, item_capacity=item_capacity, read_only=read_only
         )
 
     @property
@@ -157,7 +155,9 @@ class IndexFile:
         data = self._mapped()
         linked = link_items(data, header, columns, slot_count=self.slot_count)
         start = item_position(header.next_item, slot_count=self.slot_count)
-        data[start : start + len(linked.items)] = linked.items
+        end = start + len(linked.items)
+        self._blocks.reserve(self._descriptor, start, end, str(self.path))
+        data[start:end] = linked.items
         store_header(data, linked.header)
         self._header = linked.header
         store_slots(data, linked, slot_count=self.slot_count)

@@ -7,6 +7,7 @@ What lives here: the life of a store and its puts. Reads are in `store_reads`, o
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterable, Sequence
 
@@ -16,10 +17,12 @@ from tieredstore.driver.message_store import (
     RetentionGuard,
 )
 from tieredstore.driver.runtime import Runtime, Service
+from tieredstore.local.batch_encoder import BatchEncoder
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.pending_record import PendingRecord, PutRefusedError, RecordEncoder
 from tieredstore.local.put_results import PutResults
+from tieredstore.local.record_batch import RecordBatch
 from tieredstore.local.recovery import RecoveryReport
+from tieredstore.local.store_files import StoreFiles
 from tieredstore.local.store_parts import StoreParts
 from tieredstore.local.store_reads import StoreReads
 from tieredstore.model.errors import BackendRefusedError, StoreClosedError
@@ -61,7 +64,7 @@ class LocalMessageStore(StoreReads):
     def __init__(self, config: LocalConfig, runtime: Runtime) -> None:
         super().__init__(config)
         self._runtime = runtime
-        self._encoder = RecordEncoder(config)
+        self._encoder = BatchEncoder(config)
         self._lock: FileLock | None = None
         self._next_offsets: dict[tuple[str, int], int] = {}  # by topic and number
         self._put_guard = threading.Lock()
@@ -88,11 +91,13 @@ class LocalMessageStore(StoreReads):
                 )
             try:
                 self.recovery = parts.load()
+                topics = _batch_topics(parts.files)
             except BaseException:
                 parts.close()
                 lock.release()
                 raise
             self._lock = lock
+            self._encoder = BatchEncoder(self._config, batch_topics=topics)
             self._next_offsets = dict(parts.queues.next_offsets().items())
             for dispatcher in self._dispatchers:
                 parts.dispatch.add_dispatcher(dispatcher)
@@ -185,18 +190,18 @@ class LocalMessageStore(StoreReads):
         if parts.retention.disk_is_full:
             full = f"the disk is more than {self._config.disk_full_percent} percent full"
             return self._all_refused(messages, PutStatus.SERVICE_NOT_AVAILABLE, full)
-        records, refused = self._encoded(messages)
-        if not records:
+        batch, refused = self._encoder.encode(messages)
+        if batch is None:
             return PutResults(messages, refused, (), None, PutStatus.PUT_OK)
         with self._put_guard:
             if self._parts is not parts:
                 raise StoreClosedError("the store is closed")
-            queue_offsets, taken = self._offsets(records)
-            appended = parts.log.append(records, queue_offsets)
+            queue_offsets, taken = self._offsets(batch)
+            appended = parts.log.append(batch, queue_offsets)
             self._next_offsets.update(taken)
-            parts.dispatch.submit(records, queue_offsets, appended)
+            parts.dispatch.submit(batch, queue_offsets, appended)
         status = PutStatus.PUT_OK
-        if self._config.sync_flush and any(record.waits_for_disk for record in records):
+        if self._config.sync_flush and batch.waits_for_disk:
             timeout_ms = self._config.sync_flush_timeout_ms
             if not parts.flusher.wait_until_flushed(appended.end_offset, timeout_ms):
                 status = PutStatus.FLUSH_DISK_TIMEOUT
@@ -204,36 +209,18 @@ class LocalMessageStore(StoreReads):
             parts.dispatch.drain()
         return PutResults(messages, refused, queue_offsets, appended, status)
 
-    def _encoded(
-        self, messages: Sequence[Message]
-    ) -> tuple[list[PendingRecord], dict[int, PutResult]]:
-        encode = self._encoder.encode
-        try:
-            return [encode(message) for message in messages], {}
-        except PutRefusedError:
-            pass  # some of them, then: find out which
-        records, refused = [], {}
-        for place, message in enumerate(messages):
-            try:
-                records.append(encode(message))
-            except PutRefusedError as error:
-                refused[place] = PutResult(status=error.status, reason=error.reason)
-        return records, refused
-
-    def _offsets(
-        self, records: list[PendingRecord]
-    ) -> tuple[list[int], dict[tuple[str, int], int]]:
+    def _offsets(self, batch: RecordBatch) -> tuple[list[int], dict[tuple[str, int], int]]:
         """The queue offsets of these records, and what comes next if they are stored."""
         known = self._next_offsets
+        if batch.is_of_one_queue:
+            key = batch.topics[0], batch.queue_ids[0]
+            first = known.get(key, 0)
+            end = first + len(batch)
+            return list(range(first, end)), {key: end}
         taken: dict[tuple[str, int], int] = {}
         queue_offsets = []
-        keys = [(record.topic, record.queue_id) for record in records]
-        counts = [record.in_queue for record in records]  # True adds one
-        if keys.count(keys[0]) == len(keys) and all(counts):
-            first = known.get(keys[0], 0)
-            end = first + len(keys)
-            return list(range(first, end)), {keys[0]: end}
-        for key, count in zip(keys, counts, strict=True):
+        keys = zip(batch.topics, batch.queue_ids, strict=True)
+        for key, count in zip(keys, batch.in_queue, strict=True):  # True adds one
             offset = taken[key] if key in taken else known.get(key, 0)
             queue_offsets.append(offset)
             taken[key] = offset + count
@@ -277,3 +264,11 @@ class LocalMessageStore(StoreReads):
         if not self._started:
             raise StoreClosedError("the store is not started")
         return parts
+
+
+def _batch_topics(files: StoreFiles) -> frozenset[str]:
+    """The topics whose queues are Java's batch queues: looked at once, not for each put."""
+    try:
+        return frozenset(os.listdir(files.batch_queues))
+    except (FileNotFoundError, NotADirectoryError):
+        return frozenset()

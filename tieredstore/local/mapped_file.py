@@ -16,6 +16,7 @@ from typing import Final
 from tieredstore.codec.bounds import Buffer
 from tieredstore.codec.names import local_file_name
 from tieredstore.driver.durable import fsync_directory, write_all
+from tieredstore.local.blocks import Blocks
 from tieredstore.local.mapping import MappedFiles, Mapping, data_extents
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -40,7 +41,7 @@ class MappedFile:
     """
 
     __slots__ = (
-        *("_closed", "_failure", "_files", "_gone", "_name_pending", "_rewritten"),
+        *("_blocks", "_closed", "_failure", "_files", "_gone", "_name_pending", "_rewritten"),
         *("directory", "flushed", "mapping", "size", "start_offset", "touched", "wrote"),
     )
 
@@ -55,6 +56,7 @@ class MappedFile:
         self.mapping: Mapping | None = None
         self.touched = False
         self._files = files
+        self._blocks = Blocks(size)
         self._failure: OSError | None = None
         self._rewritten = False
         self._name_pending = False
@@ -114,6 +116,8 @@ class MappedFile:
             self._refuse("append", end, position, self.size)
         mapping = self.mapping or self._open()
         if len(data) < _WRITE_BYTES_MIN:
+            if end > self._blocks.end:
+                self._blocks.reserve(mapping.descriptor, position, end, self.path)
             mapping.map[position:end] = data
         else:
             try:
@@ -197,6 +201,7 @@ class MappedFile:
                 if os.pread(mapping.descriptor, length, at) != zeros:
                     write_all(mapping.descriptor, zeros, at)
         self.wrote = position
+        self._blocks.forget()
         self.mark_unflushed()
         self.flush()
 

@@ -141,14 +141,6 @@ class MappedFileQueue:
         except SegmentNotFoundError:  # deleted between the two lines
             return None
 
-    def read_some(self, offset: int, length_max: int) -> bytes:
-        """As many bytes as the file has from there on, at most `length_max`."""
-        file = self.find(offset)
-        if file is None:
-            return b""
-        length = min(length_max, file.start_offset + file.wrote - offset)
-        return (self.read(offset, length) or b"") if length > 0 else b""
-
     def file_for_append(self, start_offset: int = 0) -> MappedFile:
         """The last file, or the next one if it is full; the first one holds `start_offset`."""
         files = self._files

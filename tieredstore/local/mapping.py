@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import resource
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,7 +19,17 @@ from tieredstore.model.errors import BackendRefusedError, SegmentError, SegmentN
 if TYPE_CHECKING:
     from tieredstore.local.mapped_file import MappedFile
 
-OPEN_MAX: Final = 256
+OPEN_MAX_LEAST: Final = 64
+OPEN_MAX_MOST: Final = 8192
+DESCRIPTORS_SHARE: Final = 4  # a file takes two, and the process has other uses for the rest
+
+
+def open_files_max() -> int:
+    """How many files may be open: by what the process is allowed; 256 where that is 1 024."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        return OPEN_MAX_MOST
+    return max(OPEN_MAX_LEAST, min(OPEN_MAX_MOST, allowed // DESCRIPTORS_SHARE))
 
 
 class Mapping:
@@ -69,8 +80,8 @@ class MappedFiles:
     It opens again when it is touched again. Each open file takes two descriptors.
     """
 
-    def __init__(self, *, open_max: int = OPEN_MAX, read_only: bool = False) -> None:
-        self.open_max = open_max
+    def __init__(self, *, open_max: int | None = None, read_only: bool = False) -> None:
+        self.open_max = open_files_max() if open_max is None else open_max
         self.read_only = read_only
         self._open: deque[MappedFile] = deque()
         self._guard = threading.Lock()

@@ -7,16 +7,19 @@ the same from both.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits
 from tieredstore.driver.message_store import MessageFilter
 from tieredstore.local.commit_log import CommitLog
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queue import ConsumeQueue
 from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.read_limits import ReadLimits
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.messages import GetResult, MessageRun, SelectedMessage
 from tieredstore.model.values import INT32_MAX, GetStatus
@@ -24,6 +27,7 @@ from tieredstore.model.values import INT32_MAX, GetStatus
 SCAN_COUNT_MIN = 800  # units looked at in one read, if the caller asks for no more messages
 PULL_BYTES_MIN, PULL_BYTES_MAX = 100, 128 * 1024 * 1024
 MEMORY_PERCENT = 40
+_ROWS_AT_ONCE = 64
 
 
 class QueueReader:
@@ -71,24 +75,27 @@ class QueueReader:
         bytes_max: int,
         message_filter: MessageFilter | None,
     ) -> tuple[GetStatus, int, list[SelectedMessage]]:
-        """Look at units up to the end of their file until the batch is full."""
+        """Look at units up to the end of their file until the batch is full.
+
+        A filter that names its tags codes is not asked for each: only units that match are looked
+        at. Where the batch ends is the same, so the units between count for that.
+        """
         units = queue.units(offset, min(max(SCAN_COUNT_MIN, count_max), self._file_rest(offset)))
-        pull_bytes = min(max(bytes_max, PULL_BYTES_MIN), PULL_BYTES_MAX)
+        limits = self._limits(count_max, bytes_max)
+        chosen = _chosen(queue, units, message_filter)
+        asked = message_filter if chosen is None else None
         found: list[SelectedMessage] = []
         status = GetStatus.NO_MATCHED_MESSAGE
-        size, row, removed_below = 0, 0, 0
-        columns = zip(
-            units.log_offsets.tolist(),
-            units.message_bytes.tolist(),
-            units.tags_codes.tolist(),
-            strict=True,
-        )
-        for row, (log_offset, length, code) in enumerate(columns):
-            if found and self._is_full(len(found), size, length, log_offset, count_max, pull_bytes):
-                return status, offset + row, found
+        size, looked, removed_below = 0, 0, 0
+        for row, log_offset, length, code in _rows(units, chosen):
+            if found:
+                full = limits.first_full(units, looked, row + 1, count=len(found), size=size)
+                if full is not None:
+                    return status, offset + full, found
+            looked = row + 1
             if log_offset < removed_below or length == INT32_MAX:
                 continue
-            if message_filter is not None and not message_filter.matches_tags_code(code):
+            if asked is not None and not asked.matches_tags_code(code):
                 continue
             try:
                 record = self._log.message_bytes(log_offset, length)
@@ -114,21 +121,22 @@ class QueueReader:
                     record=record,
                 )
             )
-        return status, offset + len(units), found
+        full = limits.first_full(units, looked, len(units), count=len(found), size=size)
+        return status, offset + (len(units) if full is None else full), found
 
     def _file_rest(self, offset: int) -> int:
         per_file = self._config.queue_file_bytes // UNIT_BYTES
         return per_file - offset % per_file
 
-    def _is_full(
-        self, count: int, size: int, more: int, log_offset: int, count_max: int, pull_bytes: int
-    ) -> bool:
-        if count >= count_max or size + more > pull_bytes:
-            return True
+    def _limits(self, count_max: int, bytes_max: int) -> ReadLimits:
         config = self._config
-        if self.is_in_memory(log_offset):
-            return size + more > config.memory_bytes_max or count >= config.memory_count_max
-        return size + more > config.memory_bytes_max // 4 or count >= config.memory_count_max // 4
+        return ReadLimits(
+            count_max=count_max,
+            bytes_max=min(max(bytes_max, PULL_BYTES_MIN), PULL_BYTES_MAX),
+            memory_count_max=config.memory_count_max,
+            memory_bytes_max=config.memory_bytes_max,
+            memory_from=self._log.max_offset - _page_cache_bytes(),
+        )
 
     def is_in_memory(self, log_offset: int) -> bool:
         """As RocketMQ guesses: what was written last fills the page cache."""
@@ -164,6 +172,33 @@ class QueueReader:
             if first:
                 raise
             return None
+
+
+def _chosen(
+    queue: ConsumeQueue, units: QueueUnits, message_filter: MessageFilter | None
+) -> NDArray[np.intp] | None:
+    """The rows that a filter wants, if it says by which codes; None where it has to be asked."""
+    codes = getattr(message_filter, "tags_codes", None)
+    return None if codes is None else np.flatnonzero(queue.matching(units, codes))
+
+
+def _rows(
+    units: QueueUnits, chosen: NDArray[np.intp] | None
+) -> Iterator[tuple[int, int, int, int]]:
+    """Row, log offset, size and tags code of the chosen units, or of all.
+
+    A few at a time: most reads are done after the first 32.
+    """
+    every = np.arange(len(units)) if chosen is None else chosen
+    for start in range(0, len(every), _ROWS_AT_ONCE):
+        rows = every[start : start + _ROWS_AT_ONCE]
+        yield from zip(
+            rows.tolist(),
+            units.log_offsets[rows].tolist(),
+            units.message_bytes[rows].tolist(),
+            units.tags_codes[rows].tolist(),
+            strict=True,
+        )
 
 
 def _run(

@@ -65,6 +65,15 @@ class RecordColumns:
         start = int(self.property_starts[row])
         return bytes(self.data[start : start + int(self.property_bytes[row])])
 
+    def rows_with(self, text: bytes) -> list[int]:
+        """The rows whose properties hold this text somewhere: cheaper than to decode them all."""
+        starts, ends = self.property_starts, self.property_starts + self.property_bytes
+        return [
+            row
+            for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True))
+            if text in bytes(self.data[start:end])
+        ]
+
     def properties(self, row: int) -> dict[str, str]:
         return decode_properties(self.raw_properties(row))
 

@@ -32,7 +32,6 @@ from tieredstore.model.values import QueueKey
 log = logging.getLogger(__name__)
 
 NEVER = 1 << 62
-_LMQ = "%LMQ%"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +55,7 @@ class Recovery:
       whole log; one that Java made has none, and there the rule is Java's: what came furthest
       tells for all.
     * After a crash the units behind what was surely on disk are made anew, not believed: of one
-      that lies across two pages half may be lost, and what is left can look sound. Queues that
-      are not made from the log alone stay as they are.
+      that lies across two pages half may be lost, and what is left can look sound.
     * `begin_repair` is called before anything is repaired that a second crash could leave half
       done, so that the next opening does not take the store for whole.
     """
@@ -160,7 +158,7 @@ class Recovery:
         if self.ends is None:
             return start
         durable = max(start, min(self.ends.log_end, end))
-        self.queues.truncate(durable, except_prefix=_LMQ)
+        self.queues.truncate(durable)
         return durable
 
     def _checked_from(self, replay_from: int) -> int:

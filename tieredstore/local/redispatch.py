@@ -13,12 +13,14 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from tieredstore.codec.message import MESSAGE_BYTES_MIN
 from tieredstore.local.commit_log import CommitLog
 from tieredstore.local.consume_queue import QueueEnd
 from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.delay_levels import DelayLevels
 from tieredstore.local.deleted_topics import DeletedTopics
 from tieredstore.local.dispatch import Dispatch, DispatchRun, run_of_scan
+from tieredstore.local.light_queues import add_light_queues
 from tieredstore.local.log_scan import LogScan
 from tieredstore.local.record_columns import RecordColumns
 from tieredstore.local.record_scan import Damage
@@ -38,7 +40,8 @@ class _Row(NamedTuple):
 class Redispatch:
     """Puts records into queues and index again; both pass over what they have.
 
-    Records of deleted topics are left out: see `deleted_topics`.
+    Records of deleted topics are left out: see `deleted_topics`. A light queue is a topic of its
+    own: what it has of a deleted topic stays in it, as it would have without a rebuild.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Redispatch:
 
     def _run_of(self, columns: RecordColumns) -> DispatchRun:
         run = run_of_scan(columns, self._delays)
+        add_light_queues(run, columns)
         if any(topic in self._deleted for topic in set(run.topics)):
             for row, topic in enumerate(run.topics):
                 if run.log_offsets[row] < self._deleted.end_of(topic):
@@ -108,8 +112,12 @@ class Redispatch:
         """
         key, queue = self._queues.at(hole.path)
         at = next(row.log_offset for row in _rows(run, key) if row.queue_offset == hole.expected)
-        log.warning("queue %s: messages are missing before %d", key, hole.expected)
         last = queue.last_log_end
+        if _is_no_number(hole.expected - queue.max_offset, at - last):
+            log.warning("queue %s: %d is no number of a message, left out", key, hole.expected)
+            _leave_out(run, key, hole.expected)
+            return
+        log.warning("queue %s: messages are missing before %d", key, hole.expected)
         scan = self._scan_before(last, at)
         rows = [
             row
@@ -118,6 +126,9 @@ class Redispatch:
             if last <= row.log_offset < at
         ]
         for row in rows:
+            missing = row.queue_offset - queue.max_offset
+            if _is_no_number(missing, row.log_offset - queue.last_log_end):
+                continue
             self._fill(key, queue.max_offset, row.queue_offset, queue.last_log_end, row.log_offset)
             self._queues.put(*key, row.queue_offset, [row.log_offset], [row.size], [row.tags_code])
         self._fill(key, queue.max_offset, hole.expected, queue.last_log_end, at, scan.damages)
@@ -168,3 +179,14 @@ def _rows(run: DispatchRun, key: QueueKey) -> Iterator[_Row]:
                 run.sizes[row],
                 run.tags_codes[row],
             )
+
+
+def _is_no_number(missing: int, log_bytes: int) -> bool:
+    """Whether more messages would be missing than the log has room for: nobody gave that number."""
+    return missing * MESSAGE_BYTES_MIN > log_bytes
+
+
+def _leave_out(run: DispatchRun, key: QueueKey, queue_offset: int) -> None:
+    for row, found in enumerate(run.queue_offsets):
+        if found == queue_offset and (run.topics[row], run.queue_ids[row]) == key:
+            run.in_queue[row] = False

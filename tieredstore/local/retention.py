@@ -36,7 +36,8 @@ class Retention:
     * A guard says from which log offset on a tier still needs the log: files that reach there
       stay, however old. A guard that fails may need all of it: nothing goes. Only where the disk
       is over `disk_full_percent` and the settings say `delete_before_offload` is none asked.
-    * While the disk is over `disk_full_percent`, `disk_is_full` is True and puts are refused.
+    * While the disk is over `disk_full_percent`, `disk_is_full` is True and puts are refused:
+      from the first `look` on, when the store opens.
     * Queues and index follow the log; what a failure or a crash kept them from is made up for.
     """
 
@@ -48,20 +49,27 @@ class Retention:
         queues: ConsumeQueues,
         index: IndexService | None,
         *,
-        used_percent: Callable[[str], int] = disk_used_percent,
+        used_percent: Callable[[str], int] | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._log = commit_log
         self._queues = queues
         self._index = index
-        self._used_percent = used_percent
+        self._used_percent = used_percent or disk_used_percent
         self._guards: list[RetentionGuard] = []
         self._followed_to = 0  # the start of the log when queues and index last followed it
         self.disk_is_full = False
 
     def add_guard(self, guard: RetentionGuard) -> None:
         self._guards.append(guard)
+
+    def look(self) -> None:
+        """See whether there is room for puts, and delete nothing: guards may come later."""
+        used = self._used_percent(self._config.store_path)
+        self.disk_is_full = used > self._config.disk_full_percent
+        if self.disk_is_full:
+            log.warning("%s: the disk is full to %d %%", self._config.store_path, used)
 
     def step(self) -> int:
         """One look; how many log files went."""

@@ -94,7 +94,10 @@ class StoreParts:
         )
 
     def load(self) -> RecoveryReport:
-        """Check the sizes, open everything, and make it agree. The lock is held."""
+        """Check the sizes, open everything, make it agree; see whether there is room for puts.
+
+        The lock is held.
+        """
         ours = self.files.sizes.exists()
         check_sizes(self.files, self.config)
         self.files.make()
@@ -118,6 +121,7 @@ class StoreParts:
         self.flush(final=True)
         if not abnormal and self.files.ended_abnormally:
             self.files.remove_abort()  # repaired
+        self.retention.look()
         return report
 
     def flush(self, *, final: bool = False) -> None:

@@ -1,0 +1,43 @@
+"""The messages that the benchmarks of the local store put, in batches as a producer sends them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tieredstore.model.messages import Message
+
+BATCH_MESSAGES = 256
+QUEUES = 4
+BODY = bytes(range(256)) + bytes(44)
+
+
+def batches(count: int, *, mixed: bool = False, unique: bool = False) -> list[list[Message]]:
+    """Batches of one queue each, as a producer sends them; mixed: each message to the next queue.
+
+    Two keys a message, and a third with `unique`.
+    """
+    return [
+        [
+            Message(
+                topic="TopicTest",
+                queue_id=(number if mixed else number // BATCH_MESSAGES) % QUEUES,
+                body=BODY,
+                properties=properties(number, unique=unique),
+                born_timestamp=1_700_000_000_000 + number,
+            )
+            for number in range(start, start + BATCH_MESSAGES)
+        ]
+        for start in range(0, count * BATCH_MESSAGES, BATCH_MESSAGES)
+    ]
+
+
+def properties(number: int, *, unique: bool) -> dict[str, str]:
+    found = {"KEYS": f"order-{number:08d} user-{number % 9_973:06d}", "TAGS": "TagA"}
+    return {"UNIQ_KEY": f"7F00000100002A139F5516E3{number:08X}", **found} if unique else found
+
+
+def a_second(work: Callable[[], object], count: int) -> float:
+    started = time.perf_counter()
+    work()
+    return count / (time.perf_counter() - started)
