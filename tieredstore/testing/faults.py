@@ -57,6 +57,17 @@ class Faults:
         self.crashed = False
         self._guard = threading.Lock()
 
+    def strike(self, fault: Fault, *, after: int = 0) -> None:
+        """Let a fault strike when `after` more steps have gone well."""
+        with self._guard:
+            self._at[self.steps + after] = fault
+
+    def forgive(self) -> None:
+        """No fault that was planned strikes any more."""
+        with self._guard:
+            self._at.clear()
+            self.always = None
+
     def next(self) -> Fault | None:
         with self._guard:
             if self.crashed:

@@ -1,0 +1,164 @@
+"""A tier of many queues for tests: reopened like a new process would, and made to fail anywhere.
+
+What lives here: `Tier`, whose backend and catalogue outlive the stores opened on it, and ways to
+put messages in and to read all of them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tests.flat.tiers import run_of
+from tieredstore.codec.record_fields import patch_log_offset, peek_log_offset
+from tieredstore.driver.metadata import Change, Put
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.runtime import ManualClock, Runtime
+from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.metadata.memory_reads import MemoryReads
+from tieredstore.metadata.tables import Tables
+from tieredstore.model.catalogue import SegmentRecord, TopicRecord
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import MetadataError
+from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.faults import Fault, Faults, FaultyProvider, SimulatedCrash
+from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
+
+KEY = QueueKey(TOPIC, 0)
+PATH = f"broker-a/{TOPIC}/0"
+LOG, QUEUE = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE
+
+
+class FaultyCatalogue(MemoryReads):
+    """One process's view of tables that outlive it; faults strike its changes."""
+
+    def __init__(self, tables: Tables, faults: Faults) -> None:
+        super().__init__(tables, name="catalogue")
+        self._faults = faults
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        wanted = list(changes)
+        if not wanted:
+            return
+        fault = self._faults.next()
+        if fault in (Fault.CRASH_BEFORE, Fault.CRASH_HALF):
+            raise SimulatedCrash
+        if fault is not None and fault is not Fault.CRASH_AFTER:
+            raise MetadataError("catalogue", fault.value)
+        self._tables.apply(wanted)
+        if fault is Fault.CRASH_AFTER:
+            raise SimulatedCrash
+
+    def add_topic(self, topic: str, *, reserve_hours: int | None = None) -> TopicRecord:
+        known = self.topic(topic)
+        if known is None:
+            number = self._tables.topic_serial + 1
+            known = TopicRecord(topic=topic, topic_id=number, reserve_hours=reserve_hours)
+            self.apply([Put(known)])
+        return known
+
+    def refresh(self) -> None:
+        """Nothing to do: the tables are the writer's own."""
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class Tier:
+    """The bytes and the catalogue of a tier; `open` is what a new process does."""
+
+    def __init__(
+        self,
+        *,
+        log_bytes: int = 1 << 20,
+        queue_units: int = 1 << 10,
+        provider: SegmentProvider | None = None,
+        **settings: Any,
+    ) -> None:
+        self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+        self.inner = provider or MemoryProvider(self.runtime)
+        self.tables = Tables()
+        self.config = StoreConfig(
+            broker_name="broker-a",
+            commit_log_segment_bytes=log_bytes,
+            consume_queue_segment_bytes=20 * queue_units,
+            **settings,
+        )
+
+    @property
+    def clock(self) -> ManualClock:
+        clock = self.runtime.clock
+        assert isinstance(clock, ManualClock)
+        return clock
+
+    def open(self, faults: Faults | None = None, *, read_only: bool = False) -> FlatFileStore:
+        faults = faults or Faults()
+        provider = FaultyProvider(self.inner, faults, self.runtime)
+        store = FlatFileStore(
+            self.config,
+            provider=provider,
+            metadata=FaultyCatalogue(self.tables, faults),
+            runtime=self.runtime,
+            read_only=read_only,
+        )
+        store.load()
+        return store
+
+    def file(self, faults: Faults | None = None, *, start: int = 0) -> FlatMessageFile:
+        """Queue 0, opened by a new process."""
+        file = self.open(faults).create(*KEY)
+        if file.problem is None:
+            file.start_at(start)
+        return file
+
+    def catalogue(self) -> FaultyCatalogue:
+        return FaultyCatalogue(self.tables, Faults())
+
+    def rows(self, type: SegmentType, path: str = PATH) -> Sequence[SegmentRecord]:
+        return self.catalogue().segments(path, type)
+
+    def held(self, type: SegmentType, path: str = PATH) -> dict[int, bytes]:
+        """What the backend has of one file, by base offset."""
+        found = {}
+        for each in self.inner.list(path):
+            if each.type is type:
+                with self.inner.open(path, type, each.base) as segment:
+                    found[each.base] = segment.read(0, each.size)
+        return dict(sorted(found.items()))
+
+    def damage(self, type: SegmentType, base: int, data: bytes, path: str = PATH) -> None:
+        """Replace the bytes of a segment, past everybody's back."""
+        with self.inner.open(path, type, base) as segment:
+            segment.delete()
+            segment.write(0, data)
+
+
+def append(file: FlatMessageFile, records: Sequence[bytes], *, at: int | None = None) -> None:
+    """Append and commit all of them, in as many segments as it takes."""
+    while records:
+        taken = file.append(run_of(file.append_offset if at is None else at, records)).count
+        assert file.commit()
+        records, at = records[taken:], None
+
+
+def unplaced(record: bytes) -> bytes:
+    """A record without its log offset, which every store gives anew."""
+    data = bytearray(record)
+    patch_log_offset(data, 0)
+    return bytes(data)
+
+
+def content(file: FlatMessageFile) -> dict[int, bytes]:
+    """Every message that can be read, by queue offset. Each record knows its own place."""
+    found = {}
+    offset = file.min_offset
+    while (offset := file.queue.first_unit_from(offset)) < file.commit_offset:
+        units = file.units(offset, file.queue.units_in_a_row(offset))
+        for log_offset, size in zip(units.log_offsets, units.message_bytes, strict=True):
+            record = file.log.read(int(log_offset), int(size))
+            assert peek_log_offset(record) == log_offset
+            found[offset] = unplaced(record)
+            offset += 1
+    return found

@@ -1,0 +1,292 @@
+"""A file of segments: appending, rolling, reading across borders, dropping the oldest."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.flat.store_kit import LOG, PATH, Tier
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.flat.append_file import FlatAppendFile
+from tieredstore.flat.doomed import KIND, finish
+from tieredstore.model.catalogue import SegmentRecord
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    OffsetOutOfRangeError,
+    SegmentCorruptError,
+)
+from tieredstore.model.values import AppendStatus
+from tieredstore.testing.faults import Fault, Faults, FaultyProvider
+
+
+def a_file(
+    tier: Tier, *, segment_bytes_max: int = 2000, provider: SegmentProvider | None = None
+) -> FlatAppendFile:
+    file = FlatAppendFile(
+        PATH,
+        LOG,
+        provider=provider or tier.inner,
+        metadata=tier.catalogue(),
+        clock=tier.clock,
+        segment_bytes_max=segment_bytes_max,
+    )
+    file.load()
+    return file
+
+
+def commit(file: FlatAppendFile, tier: Tier) -> None:
+    upload = file.prepare()
+    assert upload is not None
+    if upload.write is not None:
+        try:
+            upload.write.segment.write(upload.write.position, upload.write.data)
+        except BackendUnavailableError:
+            file.doubt()
+            raise
+    tier.catalogue().put(file.settle(upload))
+
+
+def put(file: FlatAppendFile, tier: Tier, data: bytes) -> None:
+    if file.append(data) is AppendStatus.FILE_FULL:
+        file.roll()
+        assert file.append(data) is AppendStatus.SUCCESS
+    commit(file, tier)
+
+
+def test_a_file_without_segments_has_nowhere_to_write() -> None:
+    file = a_file(Tier())
+    assert not file.is_started
+    assert (file.min_offset, file.commit_offset, file.append_offset) == (0, 0, 0)
+    assert file.waiting_bytes == 0
+    with pytest.raises(ValueError, match="has no first segment yet"):
+        file.append(b"x")
+
+
+def test_offsets_and_times_before_and_after_a_commit() -> None:
+    tier = Tier()
+    file = a_file(tier)
+    file.roll(500)
+    assert file.append(b"a" * 1000, begin=20, end=30) is AppendStatus.SUCCESS
+    assert (file.min_offset, file.commit_offset, file.append_offset) == (500, 500, 1500)
+    assert file.segments[0].record.begin_timestamp is None
+    commit(file, tier)
+    assert (file.min_offset, file.commit_offset, file.append_offset) == (500, 1500, 1500)
+    file.append(b"b" * 1000, begin=10, end=25)
+    commit(file, tier)
+    record = file.segments[0].record
+    assert (record.begin_timestamp, record.end_timestamp) == (10, 30)
+    assert file.append(b"c" * 1000) is AppendStatus.FILE_FULL
+    file.roll()
+    assert [each.base for each in file.segments] == [500, 2500]
+
+
+def test_a_reopened_file_finds_its_segments() -> None:
+    tier = Tier()
+    rows = [
+        SegmentRecord(path=PATH, type=LOG, base_offset=500, size=1000, create_timestamp=1),
+        SegmentRecord(path=PATH, type=LOG, base_offset=1500, size=200, create_timestamp=2),
+    ]
+    tier.catalogue().put(*rows)
+    file = a_file(tier)
+    assert [each.record for each in file.segments] == rows
+    assert (file.min_offset, file.commit_offset, file.append_offset) == (500, 1700, 1700)
+
+
+def test_reading_crosses_any_number_of_segments() -> None:
+    tier = Tier()
+    file = a_file(tier, segment_bytes_max=10)
+    file.roll(0)
+    expected = b"".join(b"%010d" % number for number in range(7))
+    for number in range(7):
+        put(file, tier, b"%010d" % number)
+    assert len(file.segments) == 7
+    assert file.read(0, 70) == expected
+    assert file.read(5, 60) == expected[5:65]
+    assert file.read(19, 2) == expected[19:21]
+    assert file.read(20, 10) == expected[20:30]
+
+
+def test_nothing_can_be_read_before_it_is_committed() -> None:
+    tier = Tier()
+    file = a_file(tier)
+    file.roll(0)
+    file.append(b"x" * 100)
+    with pytest.raises(OffsetOutOfRangeError):
+        file.read(0, 100)
+    commit(file, tier)
+    assert file.read(0, 100) == b"x" * 100
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"), [(499, 1), (499, 2), (0, 1), (600, 1), (599, 2), (500, -1), (500, 101)]
+)
+def test_a_range_that_is_not_wholly_there_is_an_error_that_says_what_is(
+    offset: int, length: int
+) -> None:
+    tier = Tier()
+    file = a_file(tier)
+    file.roll(500)
+    put(file, tier, b"x" * 100)
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        file.read(offset, length)
+    assert (caught.value.minimum, caught.value.maximum) == (500, 600)
+
+
+def test_reading_in_a_gap_is_an_error() -> None:
+    tier = Tier()
+    file = a_file(tier)
+    file.roll(0)
+    put(file, tier, b"x" * 100)
+    file.roll(300)
+    put(file, tier, b"y" * 100)
+    assert file.read(0, 100) + file.read(300, 100) == b"x" * 100 + b"y" * 100
+    for offset, length in ((100, 1), (99, 2), (299, 1), (0, 400)):
+        with pytest.raises(OffsetOutOfRangeError):
+            file.read(offset, length)
+
+
+def test_a_segment_never_begins_within_what_is_committed() -> None:
+    tier = Tier()
+    file = a_file(tier)
+    file.roll(0)
+    put(file, tier, b"x" * 100)
+    with pytest.raises(ValueError, match="would hide what is committed"):
+        file.roll(99)
+
+
+def test_rolling_while_something_waits_is_refused() -> None:
+    file = a_file(Tier())
+    file.roll(0)
+    file.append(b"x")
+    with pytest.raises(ValueError, match="roll while 1 bytes wait"):
+        file.roll()
+
+
+def test_an_empty_segment_does_not_roll_in_its_own_place() -> None:
+    tier = Tier()
+    file = a_file(tier)
+    file.roll(0)
+    only = file.segments
+    file.roll()
+    assert file.segments is only
+
+
+def test_an_empty_segment_makes_way_for_one_further_on() -> None:
+    tier = Tier()
+    file = a_file(tier)
+    file.roll(100)
+    file.roll(300)
+    assert [row.base_offset for row in tier.rows(LOG)] == [300]
+    put(file, tier, b"x")
+    assert file.read(300, 1) == b"x"
+
+
+def test_the_catalogue_names_a_segment_before_its_first_byte_is_there() -> None:
+    tier = Tier()
+    file = a_file(tier)
+    file.roll(0)
+    assert [row.base_offset for row in tier.rows(LOG)] == [0]
+    assert tier.held(LOG) == {}
+
+
+def test_a_roll_brings_the_row_of_the_full_segment_up_to_date() -> None:
+    tier = Tier()
+    file = a_file(tier)
+    file.roll(0)
+    file.append(b"x" * 100)
+    upload = file.prepare()
+    assert upload is not None
+    assert upload.write is not None
+    upload.write.segment.write(0, upload.write.data)
+    file.settle(upload)  # and its row did not get into the catalogue
+    file.roll()
+    assert [(row.base_offset, row.size) for row in tier.rows(LOG)] == [(0, 100), (100, 0)]
+
+
+def test_dropped_segments_leave_the_catalogue_and_then_the_backend() -> None:
+    tier = Tier()
+    file = a_file(tier, segment_bytes_max=10)
+    file.roll(0)
+    for _ in range(3):
+        put(file, tier, b"x" * 10)
+    assert file.drop(file.segments[:2]) == []
+    assert file.min_offset == 20
+    assert [row.base_offset for row in tier.rows(LOG)] == [20]
+    assert list(tier.held(LOG)) == [20]
+    assert tier.catalogue().notes(KIND) == {}
+
+
+def test_a_delete_that_fails_is_noted_and_finished_later() -> None:
+    tier = Tier()
+    provider = FaultyProvider(tier.inner, Faults({6: Fault.BEFORE}), tier.runtime)
+    file = a_file(tier, segment_bytes_max=10, provider=provider)
+    file.roll(0)
+    for _ in range(3):
+        put(file, tier, b"x" * 10)  # a size and a write each
+    doomed = file.segments[:2]
+    assert file.drop(doomed) == [doomed[0].segment.path]
+    assert file.min_offset == 20
+    assert list(tier.held(LOG)) == [0, 20]
+    assert list(tier.catalogue().notes(KIND)) == [f"{PATH}/COMMIT_LOG/0"]
+    assert finish(provider, tier.catalogue()) == 0
+    assert list(tier.held(LOG)) == [20]
+    assert tier.catalogue().notes(KIND) == {}
+
+
+def test_what_the_catalogue_names_again_is_not_deleted() -> None:
+    tier = Tier()
+    provider = FaultyProvider(tier.inner, Faults({2: Fault.BEFORE}), tier.runtime)
+    file = a_file(tier, provider=provider)
+    file.roll(0)
+    put(file, tier, b"old")
+    file.drop(file.segments)
+    tier.catalogue().put(SegmentRecord(path=PATH, type=LOG, base_offset=0))
+    assert finish(tier.inner, tier.catalogue()) == 0
+    assert tier.held(LOG) == {0: b"old"}
+    assert tier.catalogue().notes(KIND) == {}
+
+
+def test_the_file_goes_on_in_a_new_segment_in_front_of_somebody_elses_bytes() -> None:
+    tier = Tier()
+    file = a_file(tier)
+    file.roll(0)
+    put(file, tier, b"mine")
+    tier.damage(LOG, 0, b"mine|theirs")
+    reopened = a_file(tier)
+    reopened.append(b"next", begin=5, end=6)
+    commit(reopened, tier)
+    assert [each.base for each in reopened.segments] == [0, 4]
+    assert reopened.read(0, 8) == b"minenext"
+    assert tier.held(LOG) == {0: b"mine|theirs", 4: b"next"}
+    assert reopened.segments[1].record.begin_timestamp == 5
+
+
+def test_bytes_of_somebody_else_in_an_empty_segment_stop_the_file() -> None:
+    tier = Tier()
+    file = a_file(tier)
+    file.roll(0)
+    tier.damage(LOG, 0, b"theirs")
+    file.append(b"mine")
+    with pytest.raises(SegmentCorruptError, match="there are bytes that nobody committed"):
+        file.prepare()
+    assert tier.held(LOG) == {0: b"theirs"}
+
+
+def test_a_segment_that_cannot_be_sealed_is_full_all_the_same() -> None:
+    tier = Tier()
+    file = a_file(tier)
+    file.roll(0)
+    put(file, tier, b"x")
+    file.segments[0].segment.close()
+    file.roll()
+    assert [each.base for each in file.segments] == [0, 1]
+
+
+def test_offsets_are_found_by_segment() -> None:
+    tier = Tier()
+    file = a_file(tier, segment_bytes_max=10)
+    file.roll(30)
+    for _ in range(3):
+        put(file, tier, b"x" * 10)
+    found = [file.segment_at(offset) for offset in (29, 30, 39, 40, 59, 99)]
+    bases = [None if each is None else each.base for each in found]
+    assert bases == [None, 30, 30, 40, 50, 50]

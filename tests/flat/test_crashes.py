@@ -1,0 +1,207 @@
+"""The process dies at every step of the backend and of the catalogue, and comes back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.flat.store_kit import KEY, LOG, PATH, QUEUE, Tier, append, content, unplaced
+from tests.flat.tiers import run_of
+from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.model.errors import TieredStoreError
+from tieredstore.providers.posix import PosixProvider
+from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
+from tieredstore.testing.messages import a_record
+
+CRASHES = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF]
+FAILURES = [Fault.BEFORE, Fault.AFTER, Fault.HALF]
+RECORDS = [a_record(number, body_bytes=number * 13 % 90) for number in range(40)]
+MODEL = {number: unplaced(record) for number, record in enumerate(RECORDS)}
+FIRST = 5  # the queue offset of the first message that is tiered
+
+
+def a_tier() -> Tier:
+    return Tier(log_bytes=1500, queue_units=8, commit_log_rolling_min_bytes=1)
+
+
+def upload(store: FlatFileStore, acknowledged: list[int], *, upto: int = len(RECORDS)) -> None:
+    """What a dispatcher does: go on where the tier ends, in batches, rolling now and then."""
+    file = store.create(*KEY)
+    assert file.problem is None, file.problem
+    file.start_at(FIRST)
+    while file.append_offset < upto:
+        first = file.append_offset
+        batch = RECORDS[first : min(upto, first + 5)]
+        file.append(run_of(first, batch))
+        assert file.commit()
+        acknowledged.append(file.commit_offset)
+        if file.commit_offset % 3 == 0:
+            file.log.roll()
+
+
+def crash_and_return(tier: Tier, step: int, fault: Fault) -> bool:
+    """One crash, then a whole upload by a new process; False where the crash came too late."""
+    acknowledged = [FIRST]
+    faults = Faults({step: fault})
+    with suppress(SimulatedCrash):
+        upload(tier.open(faults), acknowledged)
+    check_reopened(tier, acknowledged[-1])
+    upload(tier.open(), acknowledged)
+    check_whole(tier)
+    return faults.crashed
+
+
+def check_reopened(tier: Tier, acknowledged: int) -> None:
+    """What a reader and then a writer find: all that was acknowledged, nothing that is not so."""
+    for read_only in (True, False):
+        file = tier.open(read_only=read_only).get(KEY)
+        if file is None or not file.is_started:
+            assert acknowledged == FIRST
+            continue
+        assert file.problem is None, file.problem
+        found = content(file)
+        assert file.commit_offset >= acknowledged
+        assert found == {n: MODEL[n] for n in range(FIRST, file.commit_offset)}
+    check_catalogue(tier)
+
+
+def check_catalogue(tier: Tier) -> None:
+    """It never claims more than there is, and segments follow each other."""
+    for kind in (LOG, QUEUE):
+        held = tier.held(kind)
+        rows = tier.rows(kind)
+        for row in rows:
+            assert row.size <= len(held.get(row.base_offset, b""))
+        for row, following in itertools.pairwise(rows):
+            assert row.end_offset == following.base_offset
+        assert set(held) <= {row.base_offset for row in rows}, "bytes that nobody names"
+
+
+def check_whole(tier: Tier) -> None:
+    file = tier.open(read_only=True).get(KEY)
+    assert file is not None
+    assert file.problem is None
+    assert content(file) == {n: MODEL[n] for n in range(FIRST, len(RECORDS))}
+    assert file.queue.commit_offset == 20 * len(RECORDS)
+    check_catalogue(tier)
+
+
+def steps_of_a_quiet_run() -> int:
+    faults = Faults()
+    tier = a_tier()
+    upload(tier.open(faults), [])
+    check_whole(tier)
+    assert len(tier.rows(LOG)) > 4
+    assert len(tier.rows(QUEUE)) > 4
+    return faults.steps
+
+
+@pytest.mark.parametrize("fault", CRASHES)
+def test_after_a_crash_at_any_step_nothing_acknowledged_is_lost(fault: Fault) -> None:
+    for step in range(steps_of_a_quiet_run()):
+        assert crash_and_return(a_tier(), step, fault), step
+
+
+@pytest.mark.parametrize("fault", [Fault.CRASH_AFTER, Fault.CRASH_HALF])
+def test_nor_after_a_second_crash_while_recovering(fault: Fault) -> None:
+    for step in range(0, steps_of_a_quiet_run(), 3):
+        for second in range(8):
+            tier = a_tier()
+            acknowledged = [FIRST]
+            for at in (step, second):
+                try:
+                    upload(tier.open(Faults({at: fault})), acknowledged)
+                except SimulatedCrash:
+                    check_reopened(tier, acknowledged[-1])
+            upload(tier.open(), acknowledged)
+            check_whole(tier)
+
+
+def test_nor_where_the_next_batch_after_the_crash_is_another() -> None:
+    """The messages that were on their way are gone from the local store: the tier goes on."""
+    for fault in CRASHES:
+        for step in range(steps_of_a_quiet_run()):
+            tier = a_tier()
+            acknowledged = [FIRST]
+            with suppress(SimulatedCrash):
+                upload(tier.open(Faults({step: fault})), acknowledged)
+            file = tier.file(start=FIRST)
+            kept = content(file)
+            begin = file.commit_offset + 2
+            file.skip_to(begin)
+            others = [a_record(n, body_bytes=500) for n in range(begin, begin + 4)]
+            append(file, others)
+            expected = {begin + n: unplaced(record) for n, record in enumerate(others)}
+            for again in (file, tier.file()):
+                assert again.problem is None
+                assert content(again) == kept | expected, (step, fault)
+            for row in (*tier.rows(LOG), *tier.rows(QUEUE)):
+                assert row.size <= len(tier.held(row.type).get(row.base_offset, b""))
+
+
+@pytest.mark.parametrize("fault", FAILURES)
+def test_a_failure_at_any_step_is_repaired_by_the_same_process(fault: Fault) -> None:
+    for step in range(steps_of_a_quiet_run()):
+        tier = a_tier()
+        store = tier.open(Faults({step: fault}))
+        file = persistently(store)
+        assert content(file) == {n: MODEL[n] for n in range(FIRST, len(RECORDS))}
+        check_whole(tier)
+
+
+def persistently(store: FlatFileStore) -> FlatMessageFile:
+    """Upload everything, trying once more after an error, as a dispatcher does."""
+    with suppress(TieredStoreError):
+        upload(store, [])
+    file = store.create(*KEY)
+    if file.waiting_bytes:
+        assert file.commit()
+    upload(store, [])
+    return file
+
+
+@pytest.fixture
+def posix_tier(tmp_path: Path) -> Iterator[Tier]:
+    runtime = Runtime.inline()
+    with PosixProvider(tmp_path, "cluster", runtime) as provider:
+        yield Tier(
+            log_bytes=1500,
+            queue_units=8,
+            provider=provider,
+            commit_log_rolling_min_bytes=1,
+        )
+
+
+@pytest.mark.parametrize("step", range(0, 60, 7))
+def test_files_survive_it_as_well(posix_tier: Tier, step: int) -> None:
+    assert crash_and_return(posix_tier, step, Fault.CRASH_HALF)
+
+
+def test_a_destroyed_queue_is_wholly_there_or_not_at_all_after_a_crash() -> None:
+    quiet = a_tier()
+    upload(quiet.open(), [])
+    faults = Faults()
+    quiet_store = quiet.open(faults)
+    before = faults.steps
+    quiet_store.destroy(KEY)
+    for fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER):
+        for step in range(before, faults.steps):
+            tier = a_tier()
+            upload(tier.open(), [])
+            with pytest.raises(SimulatedCrash):
+                tier.open(Faults({step: fault})).destroy(KEY)
+            store = tier.open()
+            if store.get(KEY) is not None:
+                check_whole(tier)
+            else:
+                assert not tier.rows(LOG)
+                assert not tier.rows(QUEUE)
+                assert not list(tier.inner.list(PATH)), (step, fault)
+                upload(store, [])
+                check_whole(tier)

@@ -1,0 +1,258 @@
+"""What expires, what stays, and that what stays can be read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.flat.crafted import crafted, laid_out
+from tests.flat.expiring import LOG, QUEUE, a_tier, check_sound, live, timed
+from tests.flat.tiers import PATH, CountingSource, OneQueue, fill, run_of
+from tieredstore.codec.end_marks import CODA_BYTES, encode_coda
+from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.driver.metadata import Put
+from tieredstore.flat.expiry import Expired, expire, kept_from
+from tieredstore.model.catalogue import TopicRecord
+from tieredstore.model.config import StoreConfig
+from tieredstore.testing.faults import Faults
+from tieredstore.testing.messages import STORE_TIMESTAMP
+
+HOUR_MS = 3_600_000
+
+
+def test_whole_segments_that_are_older_go_and_what_is_left_can_be_read() -> None:
+    tier = a_tier()
+    file = tier.open()
+    before = [segment.record for segment in file.log.segments]
+    result = expire(file, STORE_TIMESTAMP + 15)
+    assert 0 < file.min_offset <= 15
+    assert result.min_offset == file.min_offset
+    assert live(file) == list(range(file.min_offset, 30))
+    ends = [row.end_timestamp or 0 for row in before]
+    gone = [row for row in before if tier.metadata.segment(PATH, LOG, row.base_offset) is None]
+    assert [row.end_timestamp for row in gone] == [e for e in ends if e < STORE_TIMESTAMP + 15]
+    assert result.segment_count > len(gone)  # and segments of the queue
+    assert result.undeleted == ()
+    check_sound(tier)
+    assert live(tier.open()) == live(file)
+
+
+def test_nothing_goes_that_is_not_older_and_nothing_goes_twice() -> None:
+    tier = a_tier()
+    file = tier.open()
+    source = CountingSource()
+    same = expire(file, STORE_TIMESTAMP, source=source)
+    assert same == Expired(segment_count=0, dropped_bytes=0, min_offset=0)
+    assert source.reads == []
+    steps = Faults()
+    tier.fail(steps)
+    assert expire(file, STORE_TIMESTAMP).segment_count == 0
+    assert steps.steps == 0
+    assert expire(file, STORE_TIMESTAMP + 20).segment_count > 0
+    assert expire(file, STORE_TIMESTAMP + 20).segment_count == 0
+
+
+def test_a_segment_goes_only_when_its_newest_message_is_older() -> None:
+    """FlatAppendFileTest.testCleanExpiredFile."""
+    tier = OneQueue()
+    file = tier.open()
+    fill(file, timed(0, [STORE_TIMESTAMP + 1, STORE_TIMESTAMP + 2]))
+    file.log.roll()
+    fill(file, timed(2, [STORE_TIMESTAMP + 5]))
+    for keeps in (1, 2):
+        assert expire(file, STORE_TIMESTAMP + keeps).segment_count == 0
+    assert expire(file, STORE_TIMESTAMP + 3).segment_count == 1
+    assert file.min_offset == 2
+
+
+def test_the_first_message_is_known_before_and_after_the_first_segment_has_expired() -> None:
+    """FlatCommitLogFileTest.getMinOffsetFromFileAsyncTest."""
+    tier = OneQueue()
+    file = tier.open()
+    file.start_at(6)
+    file.append(run_of(6, timed(6, [STORE_TIMESTAMP + n for n in range(14)])))
+    assert file.log.first_queue_offset() is None
+    file.commit()
+    assert file.log.first_queue_offset() == 6
+    file.log.roll()
+    fill(file, timed(20, [STORE_TIMESTAMP + 50]))
+    expire(file, STORE_TIMESTAMP + 40)
+    assert file.log.first_queue_offset() == file.log.first_queue_offset() == 20
+    assert file.min_offset == 20
+
+
+def test_the_last_segment_goes_as_a_whole_and_the_queue_keeps_its_offsets() -> None:
+    tier = a_tier()
+    file = tier.open()
+    end = file.log.commit_offset
+    expire(file, STORE_TIMESTAMP + 1000)
+    for opened in (file, tier.open()):
+        assert opened.min_offset == opened.commit_offset == opened.append_offset == 30
+        assert opened.log.min_offset == opened.log.append_offset == end
+        assert [segment.record.size for segment in opened.log.segments] == [0]
+        assert [segment.record.size for segment in opened.queue.segments] == [0]
+    assert tier.provider.held == {}
+    check_sound(tier)
+    fill(file, timed(30, [STORE_TIMESTAMP + 2000]))
+    assert live(tier.open()) == [30]
+
+
+def test_empty_segments_at_the_end_stay() -> None:
+    tier = a_tier()
+    file = tier.open()
+    expire(file, STORE_TIMESTAMP + 1000)
+    rows = tier.metadata.segments()
+    for later in (2000, 10**12):
+        assert expire(file, STORE_TIMESTAMP + later).segment_count == 0
+    assert tier.metadata.segments() == rows
+
+    fresh = OneQueue()
+    started = fresh.open()
+    started.start_at(100)
+    assert expire(started, STORE_TIMESTAMP * 2).segment_count == 0
+    assert started.append_offset == 100
+    assert expire(OneQueue().open(), STORE_TIMESTAMP).segment_count == 0
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+def test_while_messages_wait_the_last_ones_that_are_committed_stay(rolled: bool) -> None:
+    tier = a_tier()
+    file = tier.open()
+    if rolled:
+        file.log.roll()
+    file.append(run_of(30, timed(30, [STORE_TIMESTAMP + 30])))
+    expire(file, STORE_TIMESTAMP + 1000)
+    assert 0 < file.min_offset < 30
+    assert live(file) == list(range(file.min_offset, 30))
+    file.commit()
+    assert live(file) == list(range(file.min_offset, 31))
+    expire(file, STORE_TIMESTAMP + 1000)
+    assert file.min_offset == 31
+    check_sound(tier)
+
+
+def test_a_queue_with_a_problem_loses_no_last_segment() -> None:
+    tier = a_tier()
+    file = tier.open()
+    file.problem = "for a test"
+    expire(file, STORE_TIMESTAMP + 1000)
+    assert live(file) == list(range(file.min_offset, 30)) != []
+
+
+@pytest.mark.parametrize("nonsense", [(None, None), (5, 720_619_920_815_974_155), (5, 6)])
+def test_times_that_never_were_are_not_believed(nonsense: tuple[int | None, int | None]) -> None:
+    tier = a_tier()
+    for row in tier.metadata.segments():
+        begin, end = nonsense
+        tier.metadata.apply([Put(replace(row, begin_timestamp=begin, end_timestamp=end))])
+    doubtful, sound = tier.open(), a_tier().open()
+    for before in range(0, 40, 3):
+        expire(doubtful, STORE_TIMESTAMP + before)
+        expire(sound, STORE_TIMESTAMP + before)
+        assert doubtful.min_offset == sound.min_offset
+    check_sound(tier)
+
+
+def test_a_message_behind_an_end_marker_stays_when_the_marker_goes() -> None:
+    tier = OneQueue()
+    file = tier.open()
+    fill(file, timed(0, [STORE_TIMESTAMP, STORE_TIMESTAMP + 1]))
+    last = file.log.segments[-1]
+    tier.provider.held[LOG, 0] += encode_coda(STORE_TIMESTAMP + 1)
+    last.widen(None, None, size=last.record.size + CODA_BYTES)
+    tier.metadata.put(last.record)
+    file.log.load()
+    file.log.roll()
+    fill(file, timed(2, [STORE_TIMESTAMP + 50, STORE_TIMESTAMP + 60]))
+    place = file.log.segments[-1].base - CODA_BYTES
+    tier.provider.held[QUEUE, 0][2 * UNIT_BYTES : 2 * UNIT_BYTES + 8] = place.to_bytes(8)
+    assert live(file) == [0, 1, 2, 3]
+    expire(file, STORE_TIMESTAMP + 20)
+    assert live(file) == live(tier.open()) == [2, 3]
+
+
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("append"), st.integers(1, 9)),
+            st.tuples(st.just("gap"), st.integers(1, 3)),
+            st.tuples(st.just("roll"), st.just(0)),
+            st.tuples(st.just("expire"), st.integers(-2, 30)),
+            st.tuples(st.just("reopen"), st.just(0)),
+        ),
+        max_size=20,
+    ),
+    log_bytes=st.sampled_from([300, 1000, 5000]),
+    queue_units=st.sampled_from([1, 4, 100]),
+)
+def test_beside_a_list_only_what_is_older_goes_and_the_rest_can_be_read(
+    steps: list[tuple[str, int]], log_bytes: int, queue_units: int
+) -> None:
+    tier = OneQueue(log_bytes=log_bytes, queue_units=queue_units)
+    file = tier.open()
+    file.start_at(3)
+    model: dict[int, int] = {}  # queue offset: store time
+    time = STORE_TIMESTAMP
+    for verb, number in steps:
+        if verb == "append":
+            first = file.append_offset
+            times = [time + n // 3 for n in range(number)]
+            time = times[-1] + 1
+            fill(file, timed(first, times))
+            model |= {first + n: each for n, each in enumerate(times)}
+        elif verb == "gap":
+            file.skip_to(file.append_offset + number)
+        elif verb == "roll":
+            file.log.roll()
+        elif verb == "reopen":
+            file = tier.open()
+        else:
+            end, before = file.append_offset, time - number
+            expire(file, before)
+            gone = {offset: each for offset, each in model.items() if offset < file.min_offset}
+            assert all(each < before for each in gone.values())
+            model = {offset: each for offset, each in model.items() if offset not in gone}
+            assert file.append_offset == end
+            if number < 0:
+                assert not model
+            check_sound(tier)
+        assert live(file) == sorted(model)
+
+
+def test_a_log_segment_stays_while_a_later_message_is_in_it() -> None:
+    """Units that do not go up: only somebody else's queue has such."""
+    records = timed(0, [STORE_TIMESTAMP + n for n in range(9)])
+    pieces = [b"".join(records[n] for n in row) for row in ([0, 1, 4], [2, 3, 5], [6, 7, 8])]
+    where = dict(zip([0, 1, 4, 2, 3, 5, 6, 7, 8], laid_out([records[0]] * 9), strict=True))
+    tier = crafted(pieces, [where[n] for n in range(9)])
+    file = tier.open()
+    expire(file, STORE_TIMESTAMP + 5)
+    assert live(file) == list(range(9))
+    expire(file, STORE_TIMESTAMP + 6)
+    assert live(file) == [6, 7, 8]
+    check_sound(tier)
+
+
+def test_a_log_segment_stays_while_the_next_begins_with_a_copy_that_no_unit_names() -> None:
+    records = timed(0, [STORE_TIMESTAMP + n for n in range(6)])
+    size = len(records[0])
+    pieces = [b"".join(records[:3]), b"".join([records[2], *records[3:]])]
+    places = [
+        *laid_out(records[:3]),
+        *((place + size * 4, size) for place, _ in laid_out(records[:3])),
+    ]
+    file = crafted(pieces, places).open()
+    expire(file, STORE_TIMESTAMP + 4)
+    assert live(file) == list(range(6))
+
+
+def test_messages_are_kept_as_long_as_their_topic_or_the_store_says() -> None:
+    config = StoreConfig(reserve_hours=10)
+    now = STORE_TIMESTAMP
+    for hours, kept in ((None, 10), (-1, 10), (0, 10), (2, 2)):
+        topic = TopicRecord(topic="t", topic_id=0, reserve_hours=hours)
+        assert kept_from(config, topic, now) == now - kept * HOUR_MS
+        assert kept_from(StoreConfig(expiry_enabled=False), topic, now) is None

@@ -1,0 +1,85 @@
+"""Crashes and failures in the middle of an expiry."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from tests.flat.expiring import a_tier, check_sound, live, timed
+from tests.flat.tiers import fill
+from tieredstore.flat import doomed
+from tieredstore.flat.expiry import expire
+from tieredstore.model.errors import MetadataError
+from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
+from tieredstore.testing.messages import STORE_TIMESTAMP
+
+
+def test_a_delete_that_fails_is_noted_and_not_tried_again_at_once() -> None:
+    tier = a_tier()
+    file = tier.open()
+    deletes = Faults()
+    tier.provider.faults = deletes
+    deletes.always = Fault.BEFORE
+    result = expire(file, STORE_TIMESTAMP + 15)
+    assert deletes.steps == len(result.undeleted) == result.segment_count > 0
+    assert live(file) == list(range(file.min_offset, 30))
+    assert len(tier.metadata.notes(doomed.KIND)) == result.segment_count
+    assert expire(file, STORE_TIMESTAMP + 15).segment_count == 0
+    assert deletes.steps == result.segment_count
+    assert doomed.finish(tier.provider, tier.metadata) == result.segment_count
+    deletes.always = None
+    assert doomed.finish(tier.provider, tier.metadata) == 0
+    check_sound(tier)
+
+
+@pytest.mark.parametrize("before", [15, 1000])
+@pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER])
+def test_a_crash_at_any_step_leaves_nothing_dangling_and_what_is_doomed_goes(
+    before: int, fault: Fault
+) -> None:
+    counted = a_tier()
+    counted.fail(faults := Faults())
+    expire(counted.open(), STORE_TIMESTAMP + before)
+    assert faults.steps > 10
+    expected = live(counted.open())
+    for step in range(faults.steps):
+        tier = a_tier()
+        file = tier.open()
+        tier.fail(Faults({step: fault}))
+        with pytest.raises(SimulatedCrash):
+            expire(file, STORE_TIMESTAMP + before)
+        tier.fail(Faults())
+        for row in tier.metadata.segments():
+            assert len(tier.provider.held.get((row.type, row.base_offset), b"")) == row.size
+        opened = tier.open()
+        assert live(opened) == list(range(opened.min_offset, 30))
+        assert opened.append_offset == 30
+        assert doomed.finish(tier.provider, tier.metadata) == 0
+        check_sound(tier)
+        expire(opened, STORE_TIMESTAMP + before)
+        assert live(opened) == expected
+        check_sound(tier)
+        fill(opened, timed(30, [STORE_TIMESTAMP + 2000]))
+        assert live(tier.open()) == [*expected, 30]
+
+
+@pytest.mark.parametrize("before", [15, 1000])
+def test_a_failure_at_any_step_leaves_a_queue_that_goes_on(before: int) -> None:
+    counted = a_tier()
+    counted.fail(faults := Faults())
+    expire(counted.open(), STORE_TIMESTAMP + before)
+    expected = live(counted.open())
+    for step in range(faults.steps):
+        tier = a_tier()
+        file = tier.open()
+        tier.fail(Faults({step: Fault.BEFORE}))
+        with suppress(MetadataError):  # the catalogue refused
+            expire(file, STORE_TIMESTAMP + before)
+        assert live(file) == list(range(file.min_offset, 30))
+        expire(file, STORE_TIMESTAMP + before)
+        assert doomed.finish(tier.provider, tier.metadata) == 0
+        assert live(file) == live(tier.open()) == expected
+        check_sound(tier)
+        fill(file, timed(30, [STORE_TIMESTAMP + 2000]))
+        assert live(tier.open()) == [*expected, 30]

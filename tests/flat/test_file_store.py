@@ -1,0 +1,229 @@
+"""The table of queues: loading, making, destroying, and one broken queue among many."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.flat.store_kit import KEY, LOG, PATH, QUEUE, Tier, append, content
+from tests.flat.tiers import numbered
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import FileSegment
+from tieredstore.driver.wrapper import ProviderWrapper
+from tieredstore.flat.doomed import KIND
+from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.metadata import JsonMetadataStore
+from tieredstore.model.catalogue import SegmentRecord
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    MetadataError,
+    StoreClosedError,
+)
+from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.faults import Fault, Faults
+
+
+def test_an_empty_catalogue_has_no_queues() -> None:
+    store = Tier().open()
+    assert store.files() == []
+    assert store.get(KEY) is None
+
+
+def test_queues_survive_a_new_start_and_destroyed_ones_do_not() -> None:
+    tier = Tier()
+    store = tier.open()
+    for queue_id in range(4):
+        file = store.create("TopicTest", queue_id)
+        file.start_at(0)
+        append(file, numbered(0, 2))
+    store = tier.open()
+    assert {file.key.queue_id for file in store.files()} == {0, 1, 2, 3}
+    for queue_id in (1, 3):
+        store.destroy(QueueKey("TopicTest", queue_id))
+    assert {file.key.queue_id for file in store.files()} == {0, 2}
+    assert {file.key.queue_id for file in tier.open().files()} == {0, 2}
+    for queue_id in (0, 2):
+        store.destroy(QueueKey("TopicTest", queue_id))
+    assert tier.open().files() == []
+    assert list(tier.inner.list()) == []
+    assert tier.catalogue().topic("TopicTest") is not None  # its number is never given again
+
+
+def test_destroying_a_queue_that_is_not_there_does_nothing() -> None:
+    Tier().open().destroy(KEY)
+
+
+def test_the_catalogue_has_the_queue_before_anything_is_written() -> None:
+    tier = Tier()
+    tier.open().create("TopicTest", 3)
+    (row,) = tier.catalogue().queues()
+    assert (row.broker_name, row.topic, row.queue_id) == ("broker-a", "TopicTest", 3)
+    assert (row.min_offset, row.max_offset) == (-1, -1)
+    topic = tier.catalogue().topic("TopicTest")
+    assert topic is not None
+    assert tier.open().create("TopicTest", 3).topic_id == topic.topic_id
+
+
+def test_topics_are_deleted_with_their_queues() -> None:
+    tier = Tier()
+    store = tier.open()
+    for topic in ("one", "two", "three"):
+        for queue_id in (0, 1):
+            file = store.create(topic, queue_id)
+            file.start_at(0)
+            append(file, numbered(0, 1))
+    assert store.delete_topics(["one", "three", "never heard of"]) == 2
+    assert {file.key.topic for file in store.files()} == {"two"}
+    assert [row.topic for row in tier.catalogue().topics()] == ["two"]
+    assert {each.path for each in tier.inner.list()} == {"broker-a/two/0", "broker-a/two/1"}
+
+
+def test_a_queue_made_again_after_it_was_destroyed_begins_afresh() -> None:
+    tier = Tier()
+    append(tier.file(), numbered(0, 3))
+    store = tier.open()
+    store.destroy(KEY)
+    file = store.create(*KEY)
+    file.start_at(50)
+    append(file, numbered(50, 1))
+    assert list(content(file)) == [50]
+    assert list(content(tier.file())) == [50]
+
+
+def test_bytes_that_cannot_be_deleted_are_deleted_before_the_queue_is_made_again() -> None:
+    tier = Tier()
+    append(tier.file(), numbered(0, 3))
+    faults = Faults()
+    store = tier.open(faults)
+    faults.always = Fault.BEFORE
+    with pytest.raises(MetadataError):
+        store.destroy(KEY)  # not even the catalogue takes it
+    assert store.get(KEY) is not None
+    faults.always = None
+    for after in (1, 2):
+        faults.strike(Fault.BEFORE, after=after)
+    store.destroy(KEY)
+    assert len(list(tier.inner.list())) == 2
+    assert len(tier.catalogue().notes(KIND)) == 2
+    faults.strike(Fault.BEFORE)
+    with pytest.raises((BackendUnavailableError, MetadataError)):
+        store.create(*KEY)
+    file = store.create(*KEY)
+    assert tier.catalogue().notes(KIND) == {}
+    file.start_at(0)
+    append(file, numbered(0, 1))
+    assert list(content(file)) == [0]
+
+
+def test_what_was_doomed_is_deleted_when_the_tier_is_opened() -> None:
+    tier = Tier()
+    append(tier.file(), numbered(0, 3))
+    faults = Faults()
+    store = tier.open(faults)
+    for after in (1, 2):
+        faults.strike(Fault.BEFORE, after=after)
+    store.destroy(KEY)
+    tier.open(read_only=True)
+    assert len(list(tier.inner.list())) == 2
+    tier.open()
+    assert list(tier.inner.list()) == []
+    assert tier.catalogue().notes(KIND) == {}
+
+
+def test_loading_fails_where_the_catalogue_takes_nothing() -> None:
+    tier = Tier()
+    append(tier.file(), numbered(0, 2))
+    row = tier.rows(QUEUE)[0]
+    tier.catalogue().put(SegmentRecord(path=PATH, type=QUEUE, base_offset=0))
+    assert row.size
+    faults = Faults()
+    tier.open(faults, read_only=True)
+    with pytest.raises(MetadataError):
+        tier.open(Faults({faults.steps: Fault.BEFORE}))
+
+
+def test_a_reader_sees_what_a_writer_has_done_since() -> None:
+    tier = Tier(queue_units=4)
+    file = tier.file()
+    append(file, numbered(0, 2))
+    reader = tier.open(read_only=True)
+    seen = reader.get(KEY)
+    assert seen is not None
+    assert list(content(seen)) == [0, 1]
+    append(file, numbered(2, 5))
+    assert list(content(seen)) == [0, 1]
+    reader.refresh()
+    assert reader.get(KEY) is seen
+    assert list(content(seen)) == list(range(7))
+    tier.open().create("other", 0)
+    tier.open().destroy(KEY)
+    reader.refresh()
+    assert [each.key.topic for each in reader.files()] == ["other"]
+
+
+def test_a_closed_store_says_so() -> None:
+    tier = Tier()
+    store = tier.open()
+    store.close()
+    store.close()
+    for call in (store.load, store.refresh, lambda: store.create(*KEY)):
+        with pytest.raises(StoreClosedError):
+            call()
+
+
+def test_many_queues_are_recovered_side_by_side_in_a_bounded_number_of_threads(
+    tmp_path: Path,
+) -> None:
+    tier = Tier()
+    store = tier.open()
+    for queue_id in range(50):
+        file = store.create("TopicTest", queue_id)
+        file.start_at(0)
+        append(file, numbered(0, 1))
+    used: set[int] = set()
+
+    class Watched(ProviderWrapper):
+        def open(self, path: str, type: SegmentType, base: int) -> FileSegment:
+            used.add(threading.get_ident())
+            return super().open(path, type, base)
+
+    with Runtime.threads(fetch_threads=4, dispatch_threads=1) as runtime:
+        loaded = FlatFileStore(
+            tier.config,
+            provider=Watched(tier.inner, runtime),
+            metadata=tier.catalogue(),
+            runtime=runtime,
+        )
+        loaded.load()
+        assert len(loaded.files()) == 50
+        assert all(file.commit_offset == 1 for file in loaded.files())
+        assert 1 <= len(used) <= 4
+
+
+def test_a_commit_writes_two_rows_however_many_segments_there_are(tmp_path: Path) -> None:
+    """RocketMQ writes its whole catalogue for each segment of each commit."""
+    runtime = Runtime.inline()
+    with JsonMetadataStore.open(tmp_path / "tieredStoreMetadata.json") as metadata:
+        rows = [
+            SegmentRecord(path="broker-a/other/0", type=LOG, base_offset=base)
+            for base in range(0, 2_000_000, 1000)
+        ]
+        metadata.put(*rows)
+        metadata.compact()
+        store = FlatFileStore(
+            StoreConfig(broker_name="broker-a"),
+            provider=MemoryProvider(runtime),
+            metadata=metadata,
+            runtime=runtime,
+        )
+        file = store.create(*KEY)
+        file.start_at(0)
+        before = sum(each.stat().st_size for each in tmp_path.iterdir())
+        for number in range(10):
+            append(file, numbered(number, 1))
+        grown = sum(each.stat().st_size for each in tmp_path.iterdir()) - before
+        assert 0 < grown < 10 * 1000

@@ -1,0 +1,253 @@
+"""What is between records, and what is wrong with them, when a run is read."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.flat.crafted import LOG, QUEUE, crafted, digests, laid_out, same_but_for_log_offset
+from tests.flat.tiers import CountingSource, OneQueue, fill, numbered, run_of
+from tieredstore.codec.end_marks import encode_coda
+from tieredstore.flat import record_rows
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.queue_read import read_run
+from tieredstore.flat.record_rows import FEW_ROWS_MAX, HOLE_BYTES_MAX
+from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.messages import MessageRun
+from tieredstore.testing.messages import a_record
+
+MANY = FEW_ROWS_MAX * 2
+
+
+def read(file: FlatMessageFile, offset: int = 0, count_max: int = 4096) -> MessageRun:
+    return read_run(file, offset, count_max=count_max, bytes_max=1 << 20)
+
+
+@pytest.mark.parametrize("count", [4, MANY])
+def test_bytes_that_no_unit_names_are_stepped_over(count: int) -> None:
+    records = numbered(0, count)
+    pieces, places, at = [], [], 0
+    for record in records:
+        hole = b"\xff" * 30
+        pieces.append(hole + record)
+        places.append((at + 30, len(record)))
+        at += 30 + len(record)
+    run = read(crafted([b"".join(pieces)], places).open())
+    assert digests(run) == [hashlib.sha256(record).hexdigest() for record in records]
+
+
+@pytest.mark.parametrize("count", [4, MANY])
+def test_a_large_hole_ends_the_run_before_it(count: int) -> None:
+    records = numbered(0, count)
+    data = records[0] + records[1] + bytes(HOLE_BYTES_MAX + 1) + b"".join(records[2:])
+    places = laid_out([records[0], records[1]])
+    behind = sum(len(record) for record in records[:2]) + HOLE_BYTES_MAX + 1
+    places += [(behind + at, size) for at, size in laid_out(records[2:])]
+    file = crafted([data], places).open()
+    assert read(file).end_offset == 2
+    assert read(file, 2).end_offset == count
+
+
+@pytest.mark.parametrize("count", [4, MANY])
+def test_an_inversion_ends_the_run_before_it(count: int) -> None:
+    records = numbered(0, count)
+    places = laid_out(records)
+    swapped = [records[0], records[1], *reversed(records[2:])]
+    where = dict(zip(swapped, laid_out(swapped), strict=True))
+    places = [where[record] for record in records]
+    file = crafted([b"".join(swapped)], places).open()
+    found, at = [], 0
+    while at < count:
+        run = read(file, at)
+        found += digests(run)
+        at = run.end_offset
+    assert read(file).end_offset == 3
+    assert found == [hashlib.sha256(record).hexdigest() for record in records]
+
+
+@pytest.mark.parametrize("count", [6, MANY])
+@pytest.mark.parametrize("units_name_the_coda", [False, True])
+def test_an_old_end_marker_is_stepped_over(count: int, units_name_the_coda: bool) -> None:
+    records = numbered(0, count)
+    cut = 3
+    head, tail = b"".join(records[:cut]), b"".join(records[cut:])
+    shift = 16
+    places = laid_out(records)
+    places = [*places[:cut], *((at + shift, size) for at, size in places[cut:])]
+    if units_name_the_coda:
+        at, size = places[cut]
+        places[cut] = at - shift, size
+    file = crafted([head + encode_coda(5), tail], places).open()
+    expected = [hashlib.sha256(record).hexdigest() for record in records]
+    assert digests(read(file)) == expected
+    for first in range(cut + 1):  # the last row of a run, and the first
+        run = read(file, first, cut + 1 - first)
+        assert digests(run) == expected[first : cut + 1]
+        assert int(run.log_offsets[-1]) == len(head) + shift
+
+
+def test_a_record_behind_an_end_marker_is_found_when_the_marker_is_gone() -> None:
+    records = numbered(0, 6)
+    head = b"".join(records[:3])
+    places = laid_out(records)
+    places = [*places[:3], *((at + 16, size) for at, size in places[3:])]
+    places[3] = len(head), places[3][1]
+    tier = crafted([head + encode_coda(5), b"".join(records[3:])], places)
+    file = tier.open()
+    file.log.drop(file.log.segments[:1])
+    assert file.min_offset == 3
+    assert digests(read(file, 3)) == [hashlib.sha256(record).hexdigest() for record in records[3:]]
+
+
+DAMAGES = {
+    "size": lambda data, at: data.__setitem__(slice(at, at + 4), b"\0\0\0\x7f"),
+    "magic": lambda data, at: data.__setitem__(slice(at + 4, at + 8), b"\0\0\0\0"),
+    "another message": lambda data, at: data.__setitem__(slice(at + 20, at + 28), bytes(8)),
+    "zeros": lambda data, at: data.__setitem__(slice(at, at + 91), bytes(91)),
+}
+
+
+@pytest.mark.parametrize("count", [6, MANY])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_rows_before_a_damaged_record_are_served_and_it_is_an_error(
+    count: int, damage: str
+) -> None:
+    tier = OneQueue()
+    file = tier.open()
+    records = numbered(0, count)
+    fill(file, records)
+    at = len(records[0]) * 4
+    DAMAGES[damage](tier.provider.held[LOG, 0], at)
+    assert same_but_for_log_offset(read(file), records[:4])
+    with pytest.raises(SegmentCorruptError) as caught:
+        read(file, 4)
+    assert caught.value.position == at
+    assert caught.value.path == file.log.segments[0].segment.path
+    assert same_but_for_log_offset(read(file, 5), records[5:])
+
+
+@pytest.mark.parametrize("count", [6, MANY])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        (-1, 150),
+        (-(2**63), 150),
+        (2**63 - 1, 150),
+        (2**40, 150),
+        (0, 0),
+        (0, -7),
+        (300, 90),
+        (0, 2**31 - 1),
+        (10, 150),
+    ],
+)
+def test_rows_before_a_unit_that_names_no_record_are_served_and_it_is_an_error(
+    count: int, unit: tuple[int, int]
+) -> None:
+    records = numbered(0, count)
+    places = laid_out(records)
+    places[4] = unit
+    file = crafted([b"".join(records)], places).open()
+    assert digests(read(file)) == digests(run_of(0, records[:4]))
+    with pytest.raises(SegmentCorruptError):
+        read(file, 4)
+
+
+def test_a_monstrous_size_is_not_read_before_the_record_claims_it_too() -> None:
+    record = a_record(0)
+    file = crafted([record + bytes(100_000)], [(0, 90_000)]).open()
+    source = CountingSource()
+    with pytest.raises(SegmentCorruptError):
+        read_run(file, 0, count_max=1, bytes_max=1000, source=source)
+    assert max(length for _, _, length in source.reads) < 100
+
+
+@pytest.mark.parametrize("lost", ["log", "queue"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_a_backend_has_lost_is_an_error_and_what_is_left_is_served(
+    lost: str, whole: bool
+) -> None:
+    tier = OneQueue()
+    file = tier.open()
+    records = numbered(0, 8)
+    fill(file, records)
+    file.log.roll()
+    file.queue.roll()
+    fill(file, numbered(8, 8))
+    segment = (file.log if lost == "log" else file.queue).segments[1]
+    kind = LOG if lost == "log" else QUEUE
+    if whole:
+        del tier.provider.held[kind, segment.base]
+    else:
+        del tier.provider.held[kind, segment.base][5:]
+    found = 0
+    while found < 8:
+        run = read(file, found)
+        assert same_but_for_log_offset(run, records[found : run.end_offset])
+        found = run.end_offset
+    with pytest.raises(SegmentCorruptError):
+        read(file, 8)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 300), min_size=1, max_size=30),
+    holes=st.lists(st.sampled_from([0, 0, 0, 5, 16, 70_000]), min_size=30, max_size=30),
+    codas=st.sets(st.integers(0, 29)),
+    flips=st.lists(st.tuples(st.integers(0, 29), st.integers(0, 60)), max_size=2),
+    bytes_max=st.integers(0, 5000),
+)
+def test_few_rows_and_many_are_handled_alike(
+    sizes: list[int],
+    holes: list[int],
+    codas: set[int],
+    flips: list[tuple[int, int]],
+    bytes_max: int,
+) -> None:
+    data, places = bytearray(), []
+    for number, size in enumerate(sizes):
+        record = a_record(number, body_bytes=size)
+        data += b"\xee" * holes[number]
+        places.append((len(data), len(record)))
+        if number in codas:
+            data += encode_coda(9)
+        data += record
+    for number, byte in flips:
+        if number < len(sizes):
+            data[places[number][0] + byte] ^= 0x40
+    file = crafted([bytes(data)], places).open()
+
+    def outcome(few_rows_max: int) -> list[object]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(record_rows, "FEW_ROWS_MAX", few_rows_max)
+            try:
+                run = read_run(file, 0, count_max=len(sizes), bytes_max=bytes_max)
+            except SegmentCorruptError as error:
+                return [str(error)]
+            columns = run.log_offsets, run.message_bytes, run.tags_codes, run.starts
+            assert [each.dtype for each in columns] == [np.int64, np.int32, np.int64, np.int64]
+            return [*(each.tolist() for each in columns), digests(run)]
+
+    assert outcome(10**6) == outcome(0)
+
+
+def test_a_lost_oldest_segment_is_damage_only_to_those_who_read_in_it() -> None:
+    tier = OneQueue(log_bytes=400)
+    file = tier.open()
+    file.start_at(0)
+    fill(file, numbered(0, 12))
+    assert len(file.log.segments) > 3
+    dropped, lost = file.log.segments[:2]
+    file.log.drop([dropped])
+    first = file.min_offset
+    del tier.provider.held[lost.record.type, lost.base]
+    again = tier.open()
+    assert again.min_offset == first > 0
+    with pytest.raises(SegmentCorruptError):
+        read(again, first)
+    behind = read(file, first + 3)
+    assert behind.first_offset == first + 3
+    assert behind.end_offset == 12

@@ -1,0 +1,284 @@
+"""What a queue finds when it is opened: the catalogue behind, the backend short, old habits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.flat.store_kit import KEY, LOG, PATH, QUEUE, Tier, append, content, unplaced
+from tests.flat.tiers import numbered, run_of
+from tieredstore.codec.end_marks import encode_coda
+from tieredstore.codec.record_fields import BORN_HOST_IPV6
+from tieredstore.driver.metadata import Put
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.model.catalogue import SegmentRecord
+from tieredstore.model.errors import BackendRefusedError
+from tieredstore.model.values import Host, SegmentType
+from tieredstore.testing.faults import Fault, Faults
+from tieredstore.testing.messages import STORE_TIMESTAMP, a_record
+
+
+def a_filled_tier(count: int = 6, **settings: int) -> Tier:
+    tier = Tier(**settings)  # type: ignore[arg-type]
+    append(tier.file(), numbered(0, count))
+    return tier
+
+
+def put_back(tier: Tier, type: SegmentType, index: int = -1, **fields: int | None) -> SegmentRecord:
+    """Change a row of the catalogue past everybody's back; the row as it was."""
+    row = tier.rows(type)[index]
+    tier.catalogue().put(replace(row, **fields))  # type: ignore[arg-type]
+    return row
+
+
+def last_bytes(tier: Tier, type: SegmentType) -> tuple[int, bytes]:
+    return list(tier.held(type).items())[-1]
+
+
+def expected(*numbers: int) -> dict[int, bytes]:
+    return {n: unplaced(a_record(n, body_bytes=20)) for n in numbers}
+
+
+def goes_on(tier: Tier, count: int) -> None:
+    """Uploading goes on, and all of it can be read, now and after another start."""
+    file = tier.file()
+    assert file.problem is None
+    append(file, numbered(file.append_offset, count - file.append_offset))
+    assert content(file) == expected(*range(count))
+    assert content(tier.file()) == expected(*range(count))
+
+
+def test_a_clean_queue_is_opened_with_one_question_a_file() -> None:
+    tier = a_filled_tier()
+    faults = Faults()
+    tier.open(faults)
+    assert faults.steps == 2
+
+
+def test_a_catalogue_that_is_behind_is_brought_up_to_date() -> None:
+    tier = a_filled_tier()
+    rows = [
+        put_back(tier, kind, size=0, begin_timestamp=None, end_timestamp=None)
+        for kind in (LOG, QUEUE)
+    ]
+    file = tier.file()
+    assert file.commit_offset == 6
+    assert content(file) == expected(*range(6))
+    assert [*tier.rows(LOG), *tier.rows(QUEUE)] == rows
+    goes_on(tier, 9)
+
+
+def test_times_of_messages_born_on_ipv6_are_true_after_a_recovery_too() -> None:
+    tier = Tier()
+    v6 = Host(bytes(range(16)), 1)
+    append(tier.file(), [a_record(n, born_host=v6, sys_flag=BORN_HOST_IPV6) for n in range(3)])
+    rows = [
+        put_back(tier, kind, size=0, begin_timestamp=None, end_timestamp=None)
+        for kind in (LOG, QUEUE)
+    ]
+    tier.file()
+    assert [*tier.rows(LOG), *tier.rows(QUEUE)] == rows
+    assert rows[0].end_timestamp == STORE_TIMESTAMP + 20
+
+
+def test_log_bytes_that_no_unit_names_are_not_committed_and_not_sent_again() -> None:
+    tier = a_filled_tier()
+    base, units = last_bytes(tier, QUEUE)
+    tier.damage(QUEUE, base, units[: 4 * 20])
+    for kind in (LOG, QUEUE):
+        put_back(tier, kind, size=0)
+    log = tier.held(LOG)
+    file = tier.file()
+    assert file.commit_offset == 4
+    assert file.log.append_offset == sum(map(len, numbered(0, 4)))
+    goes_on(tier, 6)
+    assert tier.held(LOG) == log
+
+
+def test_a_torn_unit_does_not_count_and_the_queue_goes_on() -> None:
+    tier = a_filled_tier()
+    base, units = last_bytes(tier, QUEUE)
+    tier.damage(QUEUE, base, units[: 4 * 20 + 7])
+    put_back(tier, QUEUE, size=0)
+    put_back(tier, LOG, size=0)
+    assert tier.file().commit_offset == 4
+    goes_on(tier, 6)
+    assert tier.held(QUEUE)[0] == units
+
+
+def test_a_torn_first_unit_is_not_in_the_way() -> None:
+    tier = a_filled_tier()
+    base, units = last_bytes(tier, QUEUE)
+    tier.damage(QUEUE, base, units[:13])
+    put_back(tier, QUEUE, size=0)
+    put_back(tier, LOG, size=0)
+    file = tier.file()
+    assert (file.problem, file.commit_offset) == (None, 0)
+    assert tier.held(QUEUE) == {}
+    goes_on(tier, 6)
+
+
+def test_a_first_batch_that_no_unit_names_stays_and_the_log_goes_on_behind_it() -> None:
+    tier = a_filled_tier(2)
+    length = len(tier.held(LOG)[0])
+    with tier.inner.open(PATH, QUEUE, 0) as segment:
+        segment.delete()
+    put_back(tier, QUEUE, size=0)
+    put_back(tier, LOG, size=0)
+    file = tier.file()
+    assert [(each.base, each.record.size) for each in file.log.segments] == [
+        (0, length),
+        (length, 0),
+    ]
+    assert file.commit_offset == 0
+    goes_on(tier, 5)
+
+
+@pytest.mark.parametrize("kind", [LOG, QUEUE])
+def test_a_backend_that_has_less_than_was_committed_stops_uploads(kind: SegmentType) -> None:
+    tier = a_filled_tier()
+    base, data = last_bytes(tier, kind)
+    tier.damage(kind, base, data[: len(data) // 2])
+    rows = tier.rows(LOG), tier.rows(QUEUE)
+    for _ in range(2):  # it is not forgotten
+        file = tier.file()
+        assert file.problem is not None
+        assert "bytes that were committed are gone" in file.problem
+        assert file.commit_offset == 3
+        assert content(file) == expected(0, 1, 2)
+        with pytest.raises(BackendRefusedError, match="are gone"):
+            file.append(run_of(3, numbered(3, 1)))
+        assert (tier.rows(LOG), tier.rows(QUEUE)) == rows
+        assert last_bytes(tier, kind)[1] == data[: len(data) // 2]
+
+
+@pytest.mark.parametrize("kind", [LOG, QUEUE])
+def test_a_last_segment_that_is_gone_stops_uploads_and_the_rest_is_read(kind: SegmentType) -> None:
+    tier = a_filled_tier(6, queue_units=4, log_bytes=len(numbered(0, 1)[0]) * 4)
+    base, _ = last_bytes(tier, kind)
+    with tier.inner.open(PATH, kind, base) as segment:
+        segment.delete()
+    file = tier.file()
+    assert file.problem is not None
+    assert content(file) == expected(0, 1, 2, 3)
+
+
+def test_units_that_name_bytes_the_log_never_had_stop_uploads() -> None:
+    tier = a_filled_tier()
+    base, data = last_bytes(tier, LOG)
+    tier.damage(LOG, base, data[:-1])
+    put_back(tier, LOG, size=0)
+    put_back(tier, QUEUE, size=0)
+    file = tier.file()
+    assert file.problem == "1 queue units name bytes that the log has not"
+    assert content(file) == expected(0, 1, 2, 3, 4)
+
+
+def test_a_last_unit_that_names_no_message_stops_uploads() -> None:
+    tier = a_filled_tier()
+    base, data = last_bytes(tier, LOG)
+    tier.damage(LOG, base, bytes(len(data)))
+    put_back(tier, LOG, size=0)
+    file = tier.file()
+    assert file.problem is not None
+    assert "names no message" in file.problem
+
+
+def test_a_last_unit_that_names_a_hole_in_the_log_stops_uploads() -> None:
+    tier = a_filled_tier()
+    base, data = last_bytes(tier, LOG)
+    put_back(tier, QUEUE, size=0)
+    tier.damage(LOG, base, data[:-50])
+    put_back(tier, LOG, size=len(data) - 50)
+    further = len(data) + 100
+    tier.catalogue().put(SegmentRecord(path=PATH, type=LOG, base_offset=further))
+    file = tier.file()
+    problem = file.problem
+    assert problem is not None
+    assert "names no message" in problem
+
+
+def test_a_row_that_is_behind_in_the_middle_is_asked_for() -> None:
+    tier = a_filled_tier(6, queue_units=2, log_bytes=len(numbered(0, 1)[0]) * 2)
+    rows = [put_back(tier, kind, 1, size=0) for kind in (LOG, QUEUE)]
+    file = tier.file()
+    assert content(file) == expected(*range(6))
+    assert [tier.rows(LOG)[1].size, tier.rows(QUEUE)[1].size] == [row.size for row in rows]
+
+
+def test_a_row_that_claims_the_next_segments_bytes_is_cut() -> None:
+    tier = a_filled_tier(6, queue_units=2, log_bytes=len(numbered(0, 1)[0]) * 2)
+    row = put_back(tier, LOG, 1, size=10_000)
+    file = tier.file()
+    assert content(file) == expected(*range(6))
+    assert tier.rows(LOG)[1].size == row.size
+
+
+def test_a_queue_segment_that_begins_within_a_unit_stops_uploads() -> None:
+    tier = a_filled_tier()
+    tier.catalogue().put(SegmentRecord(path=PATH, type=QUEUE, base_offset=127))
+    file = tier.open().get(KEY)
+    assert file is not None
+    assert file.problem == "a consume queue segment begins within a unit"
+
+
+def test_an_end_mark_counts_and_the_next_segment_begins_behind_it() -> None:
+    tier = a_filled_tier(3)
+    base, data = last_bytes(tier, LOG)
+    marked = data + encode_coda(STORE_TIMESTAMP)
+    tier.damage(LOG, base, marked)
+    put_back(tier, LOG, size=len(marked))
+    tier.catalogue().put(SegmentRecord(path=PATH, type=LOG, base_offset=len(marked)))
+    goes_on(tier, 6)
+    assert [each.base for each in tier.file().log.segments] == [0, len(marked)]
+
+
+def test_an_end_mark_nobody_counted_is_left_where_it_is() -> None:
+    tier = a_filled_tier(3)
+    base, data = last_bytes(tier, LOG)
+    tier.damage(LOG, base, data + encode_coda(STORE_TIMESTAMP))
+    goes_on(tier, 6)
+    assert tier.held(LOG)[0] == data + encode_coda(STORE_TIMESTAMP)
+    assert [each.base for each in tier.file().log.segments] == [0, len(data)]
+
+
+def test_copies_that_java_left_in_the_log_stay_part_of_it() -> None:
+    """RocketMQ counts all that the backend has, and may write a batch a second time."""
+    tier = a_filled_tier(3)
+    base, data = last_bytes(tier, LOG)
+    tier.damage(LOG, base, data + data)
+    put_back(tier, LOG, size=2 * len(data))
+    goes_on(tier, 6)
+    assert tier.held(LOG)[0][: 2 * len(data)] == data + data
+
+
+def test_a_reader_changes_nothing() -> None:
+    tier = a_filled_tier()
+    base, units = last_bytes(tier, QUEUE)
+    tier.damage(QUEUE, base, units[:-3])
+    for kind in (LOG, QUEUE):
+        put_back(tier, kind, size=0)
+    before = tier.rows(LOG), tier.rows(QUEUE), tier.held(LOG), tier.held(QUEUE)
+    file = tier.open(read_only=True).get(KEY)
+    assert file is not None
+    assert content(file) == expected(*range(5))
+    assert (tier.rows(LOG), tier.rows(QUEUE), tier.held(LOG), tier.held(QUEUE)) == before
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_a_recovery_that_fails_leaves_what_the_catalogue_knows(step: int) -> None:
+    tier = a_filled_tier()
+    for kind in (LOG, QUEUE):
+        put_back(tier, kind, size=len(last_bytes(tier, kind)[1]) // 2)
+    tier.catalogue().apply([Put(replace(tier.catalogue().queues()[0], queue_id=1))])
+    store = tier.open(Faults({step: Fault.BEFORE})) if step < 4 else tier.open()
+    file: FlatMessageFile | None = store.get(KEY)
+    assert file is not None
+    if file.problem is not None:
+        assert file.problem.startswith("not recovered: ")
+        assert file.commit_offset == 3
+        assert store.retry_recovery() == 0
+    assert (file.problem, file.commit_offset) == (None, 6)
+    append(file, numbered(6, 1))
+    assert content(file) == expected(*range(7))

@@ -1,0 +1,242 @@
+"""The queues of a tier: all that the catalogue names, opened and recovered.
+
+What lives here: `FlatFileStore`: the table of queues, making and destroying them. What becomes
+of one queue when it is opened is in `recovery`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+
+from tieredstore.codec.names import queue_path
+from tieredstore.driver.metadata import Change, DeleteQueue, DeleteTopic, MetadataStore
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.runtime import Runtime
+from tieredstore.flat import doomed
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.recovery import recover
+from tieredstore.model.catalogue import QueueRecord, TopicRecord
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    MetadataError,
+    StoreClosedError,
+    TieredStoreError,
+)
+from tieredstore.model.values import QueueKey
+
+log = logging.getLogger(__name__)
+
+
+class FlatFileStore:
+    """All queues of one broker in the tier.
+
+    * Queues lie under the broker's configured name, as RocketMQ has it.
+    * A queue that could not be recovered is in the table: what the catalogue knows of it can be
+      read, `problem` says why nothing is uploaded, and `retry_recovery` tries again.
+    * Read only, nothing is changed anywhere, and `refresh` shows what a writer has done since.
+    * Any thread may call `files` and `get`. The rest is for the one who writes the queues.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        provider: SegmentProvider,
+        metadata: MetadataStore,
+        runtime: Runtime,
+        read_only: bool = False,
+    ) -> None:
+        self._config = config
+        self._provider = provider
+        self._metadata = metadata
+        self._runtime = runtime
+        self._read_only = read_only
+        self._files: dict[QueueKey, FlatMessageFile] = {}
+        self._unrecovered: dict[QueueKey, TieredStoreError] = {}
+        self._guard = threading.Lock()  # of both tables; never held while bytes travel
+        self._closed = False
+
+    def load(self) -> None:
+        """Open every queue of the catalogue, many at a time.
+
+        Raises MetadataError, and BackendUnavailableError where not one queue could be reached.
+        """
+        self._check_open()
+        if not self._read_only:
+            doomed.finish(self._provider, self._metadata)
+        rows = self._metadata.queues()
+        self._warn_of_other_brokers(rows)
+        self._open([self._made(record) for record in rows])
+        lost = [each for each in self._unrecovered.values() if _is_transient(each)]
+        if lost and len(lost) == len(self._files):
+            raise lost[0]
+
+    def retry_recovery(self) -> int:
+        """Once more for the queues that could not be recovered; how many still cannot."""
+        with self._guard:
+            again = [self._files[key] for key in self._unrecovered]
+        failures = self._recover_all(again)
+        with self._guard:  # some may have been destroyed meanwhile
+            for file in again:
+                if file.key not in failures:
+                    self._unrecovered.pop(file.key, None)
+            return len(self._unrecovered)
+
+    def refresh(self) -> None:
+        """Show what a writer has done since; for a store that is read only."""
+        self._check_open()
+        self._metadata.refresh()
+        rows = {record.key: record for record in self._metadata.queues()}
+        with self._guard:
+            gone = self._taken_out(self._files.keys() - rows.keys())
+            known = dict(self._files)
+        for file in gone:
+            file.close()
+        self._open([known.get(key) or self._made(row) for key, row in rows.items()])
+
+    def files(self) -> list[FlatMessageFile]:
+        """All queues there are now."""
+        with self._guard:
+            return list(self._files.values())
+
+    def get(self, key: QueueKey) -> FlatMessageFile | None:
+        return self._files.get(key)
+
+    def create(self, topic: str, queue_id: int) -> FlatMessageFile:
+        """The queue, made if there is none yet. Raises what the backend and the catalogue raise."""
+        self._check_open()
+        key = QueueKey(topic, queue_id)
+        file = self.get(key)
+        if file is not None:
+            return file
+        record = self._metadata.queue(topic, queue_id)
+        self._metadata.add_topic(topic)
+        if record is None:
+            record = QueueRecord(
+                broker_name=self._config.broker_name,
+                topic=topic,
+                queue_id=queue_id,
+                update_timestamp=self._runtime.clock.now_ms(),
+            )
+            self._metadata.put(record)
+        file = self._made(record)
+        # Bytes of a destroyed queue of this name would be in the way of the new one's.
+        if doomed.finish(self._provider, self._metadata, file.path):
+            raise BackendUnavailableError(file.path, "create", "an older queue is still there")
+        recover(file, self._metadata, self._runtime.clock)
+        with self._guard:
+            return self._files.setdefault(key, file)
+
+    def destroy(self, key: QueueKey) -> None:
+        """Remove a queue, from the catalogue first. Bytes that cannot be deleted stay noted."""
+        self._check_open()
+        self._destroy([key])
+
+    def delete_topics(self, topics: Iterable[str]) -> int:
+        """Remove topics with all their queues; how many of them there were."""
+        self._check_open()
+        count = 0
+        for topic in topics:
+            if self._metadata.topic(topic) is not None:
+                keys = [record.key for record in self._metadata.queues(topic)]
+                self._destroy(keys, DeleteTopic(topic))
+                count += 1
+        return count
+
+    def close(self) -> None:
+        """Release the handles of all queues; idempotent."""
+        self._closed = True
+        for file in self.files():
+            file.close()
+
+    def _destroy(self, keys: list[QueueKey], *also: Change) -> None:
+        changes = list(also)
+        paths = [self._path(key) for key in keys]
+        for key, path in zip(keys, paths, strict=True):
+            changes.append(DeleteQueue(key.topic, key.queue_id))
+            changes += doomed.doom(self._metadata.segments(path))
+        self._metadata.apply(changes)
+        with self._guard:
+            closing = self._taken_out(keys)
+        for file in closing:
+            file.close()
+        for path in paths:
+            doomed.finish(self._provider, self._metadata, path)
+
+    def _taken_out(self, keys: Collection[QueueKey]) -> list[FlatMessageFile]:
+        """Out of the table; under the guard."""
+        for key in keys:
+            self._unrecovered.pop(key, None)
+        return [self._files.pop(key) for key in keys if key in self._files]
+
+    def _open(self, files: Sequence[FlatMessageFile]) -> None:
+        """Recover queues side by side; each is in the table afterwards, whatever came of it."""
+        failures = self._recover_all(files)
+        with self._guard:
+            for file in files:
+                self._files[file.key] = file
+                self._unrecovered.pop(file.key, None)
+            self._unrecovered.update(failures)
+
+    def _recover_all(self, files: Sequence[FlatMessageFile]) -> dict[QueueKey, TieredStoreError]:
+        """Those that failed, and why."""
+        futures = [self._runtime.fetch.submit(self._recovered, file) for file in files]
+        outcomes = [
+            (file.key, future.result()) for file, future in zip(files, futures, strict=True)
+        ]
+        return {key: failure for key, failure in outcomes if failure is not None}
+
+    def _recovered(self, file: FlatMessageFile) -> TieredStoreError | None:
+        try:
+            recover(file, self._metadata, self._runtime.clock, read_only=self._read_only)
+        except MetadataError:
+            raise
+        except TieredStoreError as error:
+            log.warning("%s could not be recovered: %s", file.path, error)
+            file.problem = f"not recovered: {error}"
+            if not file.is_started:
+                with suppress(TieredStoreError):  # a row that names no segment
+                    file.log.load()
+                    file.queue.load()
+            return error
+        return None
+
+    def _warn_of_other_brokers(self, rows: Sequence[QueueRecord]) -> None:
+        """The broker was renamed, it seems: what it tiered before lies where nobody looks."""
+        name = self._config.broker_name
+        others = {record.broker_name for record in rows} - {name}
+        if others:
+            log.warning("the catalogue has queues of %s; looked for below %s", others, name)
+
+    def _made(self, record: QueueRecord) -> FlatMessageFile:
+        topic = self._metadata.topic(record.topic)
+        if topic is None:  # lost from the catalogue; a queue without its topic has no number
+            topic = (
+                TopicRecord(topic=record.topic, topic_id=-1)
+                if self._read_only
+                else self._metadata.add_topic(record.topic)
+            )
+        return FlatMessageFile(
+            record,
+            topic,
+            self._config,
+            path=self._path(record.key),
+            provider=self._provider,
+            metadata=self._metadata,
+            clock=self._runtime.clock,
+        )
+
+    def _path(self, key: QueueKey) -> str:
+        return queue_path(self._config.broker_name, key.topic, key.queue_id)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("the store of flat files is closed")
+
+
+def _is_transient(error: TieredStoreError) -> bool:
+    return isinstance(error, BackendUnavailableError)
