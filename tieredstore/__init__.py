@@ -1,32 +1,41 @@
 """tieredstore: the second tier of RocketMQ's message store, for Python brokers.
 
-What lives here: the names that a user needs, and nothing else.
+What lives here: the names that a user needs, and nothing else. Each is imported when it is first
+asked for: `tieredstore --help` needs none of them.
 """
 
-from tieredstore.driver.message_store import MessageStore
-from tieredstore.driver.metadata import MetadataStore
-from tieredstore.driver.provider import SegmentProvider
-from tieredstore.driver.runtime import Runtime
-from tieredstore.driver.segment import FileSegment
-from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
-from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import (
-    BackendError,
-    BackendRefusedError,
-    BackendUnavailableError,
-    InvalidConfigError,
-    MetadataError,
-    OffsetOutOfRangeError,
-    PositionMismatchError,
-    SegmentCorruptError,
-    SegmentError,
-    SegmentNotFoundError,
-    SegmentSealedError,
-    StoreClosedError,
-    TieredStoreError,
-)
-from tieredstore.model.messages import GetResult, Message, MessageRun, PutResult, QueryResult
-from tieredstore.model.values import Boundary, GetStatus, PutStatus, SegmentType, StorageLevel
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tieredstore.access.health import TierHealth
+    from tieredstore.access.reader import TieredReader
+    from tieredstore.access.tiered_store import TieredMessageStore
+    from tieredstore.access.wiring import load_plugins
+    from tieredstore.driver.message_store import MessageStore
+    from tieredstore.driver.metadata import MetadataStore
+    from tieredstore.driver.provider import SegmentProvider
+    from tieredstore.driver.runtime import Runtime
+    from tieredstore.driver.segment import FileSegment
+    from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
+    from tieredstore.model.config import StoreConfig
+    from tieredstore.model.errors import (
+        BackendError,
+        BackendRefusedError,
+        BackendUnavailableError,
+        InvalidConfigError,
+        MetadataError,
+        OffsetOutOfRangeError,
+        PositionMismatchError,
+        SegmentCorruptError,
+        SegmentError,
+        SegmentNotFoundError,
+        SegmentSealedError,
+        StoreClosedError,
+        TieredStoreError,
+    )
+    from tieredstore.model.messages import GetResult, Message, MessageRun, PutResult, QueryResult
+    from tieredstore.model.values import Boundary, GetStatus, PutStatus, SegmentType, StorageLevel
 
 __version__ = "0.1.0"
 
@@ -61,7 +70,46 @@ __all__ = [
     "StorageLevel",
     "StoreClosedError",
     "StoreConfig",
+    "TierHealth",
+    "TieredMessageStore",
+    "TieredReader",
     "TieredStoreError",
     "TopicRecord",
     "__version__",
+    "load_plugins",
 ]
+
+_NAMES = {
+    "access.health": "TierHealth",
+    "access.reader": "TieredReader",
+    "access.tiered_store": "TieredMessageStore",
+    "access.wiring": "load_plugins",
+    "driver.message_store": "MessageStore",
+    "driver.metadata": "MetadataStore",
+    "driver.provider": "SegmentProvider",
+    "driver.runtime": "Runtime",
+    "driver.segment": "FileSegment",
+    "model.catalogue": "QueueRecord SegmentRecord TopicRecord",
+    "model.config": "StoreConfig",
+    "model.errors": (
+        "BackendError BackendRefusedError BackendUnavailableError InvalidConfigError "
+        "MetadataError OffsetOutOfRangeError PositionMismatchError SegmentCorruptError "
+        "SegmentError SegmentNotFoundError SegmentSealedError StoreClosedError "
+        "TieredStoreError"
+    ),
+    "model.messages": "GetResult Message MessageRun PutResult QueryResult",
+    "model.values": "Boundary GetStatus PutStatus SegmentType StorageLevel",
+}
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

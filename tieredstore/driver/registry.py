@@ -19,6 +19,7 @@ from tieredstore.model.errors import InvalidConfigError
 
 PROVIDERS: Final = "tieredstore.providers"
 METADATA_STORES: Final = "tieredstore.metadata"
+MESSAGE_STORES: Final = "tieredstore.message_stores"
 
 _BUILT_IN: Final[Mapping[str, Mapping[str, str]]] = {
     PROVIDERS: {
@@ -27,6 +28,9 @@ _BUILT_IN: Final[Mapping[str, Mapping[str, str]]] = {
     },
     METADATA_STORES: {
         "json": "tieredstore.metadata.json_store:JsonMetadataStore",
+    },
+    MESSAGE_STORES: {
+        "tiered": "tieredstore.access.tiered_store:TieredMessageStore",
     },
 }
 

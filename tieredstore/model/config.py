@@ -20,6 +20,7 @@ KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 QUEUE_UNIT_BYTES: Final = 20
+INITIAL_OFFSETS: Final = ("earliest", "recent")
 
 
 def _host_name() -> str:
@@ -73,6 +74,36 @@ class StoreConfig(Settings):
     secret_key: str = setting(
         "", "Secret for the object store", "objectStoreSecretKey", secret=True
     )
+    session_token: str = setting("", "Token beside short-lived keys", secret=True)
+    region: str = setting("", "Region of the object store; empty: as the usual AWS chain says")
+    prefix: str = setting("", "Folder of the bucket that holds the tier")
+    url: str = setting("", "Root of the fsspec provider, such as gs://bucket/tier")
+    addressing: str = setting(
+        "auto", "Bucket in the 'path' or in the host's name ('virtual'); auto: virtual with AWS"
+    )
+    storage_class: str = setting("", "Storage class of new objects; empty: the bucket's own")
+    encryption: str = setting("", "Encryption by the store: AES256 or aws:kms; empty: its default")
+    encryption_key: str = setting("", "Id of the key for aws:kms")
+    conditional_put: bool = setting(
+        True, "The object store honours conditions; without them only one writer is safe"
+    )
+    etag_quoting: bool = setting(True, "Conditions quote the ETag; Ceph wants False")
+    checksum: str = setting(
+        "", "Checksum sent along for the store to check: crc32, crc32c, sha256 or crc64nvme"
+    )
+    object_client: str = setting(
+        "auto", "Client for S3: s3fs or obstore; auto: obstore where it is installed"
+    )
+    connect_timeout_ms: int = setting(5_000, "Longest wait for a connection", minimum=1)
+    request_timeout_ms: int = setting(
+        60_000, "Longest silence of an object store in a request", minimum=1
+    )
+    connections_max: int = setting(
+        64, "Connections of one process to the object store", minimum=1, maximum=10_000
+    )
+    request_prices: tuple[str, ...] = setting(
+        (), "Dollars for 1 000 requests, such as put=0.005, where they are not S3's list prices"
+    )
     # segments
     commit_log_segment_bytes: int = setting(
         GIB, "Largest commit log segment", "tieredStoreCommitLogMaxSize", minimum=1
@@ -105,6 +136,12 @@ class StoreConfig(Settings):
         minimum=2,
         maximum=INT32_MAX // 32,
     )
+    index_rolling_hours: int = setting(
+        24, "Age at which an index file that is not full is uploaded", minimum=1
+    )
+    index_footer_cache_bytes: int = setting(
+        GIB, "Local copies of what tells where keys are in uploaded index files", minimum=0
+    )
     # retention
     expiry_enabled: bool = setting(True, "Delete expired segments", "tieredStoreDeleteFileEnable")
     reserve_hours: int = setting(
@@ -114,6 +151,12 @@ class StoreConfig(Settings):
         3_600_000, "Time between two expiry runs", "tieredStoreDeleteFileInterval", minimum=1
     )
     # dispatch
+    initial_offset: str = setting(
+        "earliest",
+        "Where the upload of a queue begins: at its oldest message, or 'recent': two minutes ago,"
+        " as RocketMQ does",
+    )
+    dispatch_interval_ms: int = setting(20_000, "Time between two looks at all queues", minimum=1)
     group_commit_enabled: bool = setting(
         True, "Hold messages back until a batch is due", "tieredStoreGroupCommit"
     )
@@ -169,6 +212,10 @@ class StoreConfig(Settings):
             value = getattr(self, name)
             if value in ("", ".", "..") or "/" in value:
                 raise InvalidConfigError(f"{name}: {value!r} cannot be a directory's name")
+        if self.initial_offset not in INITIAL_OFFSETS:
+            raise InvalidConfigError(
+                f"initial_offset: {self.initial_offset!r} is none of {', '.join(INITIAL_OFFSETS)}"
+            )
         index_bytes = 28 + 8 * self.index_slot_count + 32 * self.index_item_count
         if index_bytes > INT32_MAX:
             raise InvalidConfigError(

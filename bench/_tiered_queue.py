@@ -1,0 +1,156 @@
+"""One queue of 1 KB messages in files, and ways to read all of it.
+
+What lives here: `Bench`. What is measured and promised is in `fetch`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from tieredstore.access.fetcher import Fetcher
+from tieredstore.access.index_protocol import NoIndex
+from tieredstore.codec.message import encode_message
+from tieredstore.codec.names import segment_name
+from tieredstore.codec.record_fields import QUEUE_OFFSET_POSITION
+from tieredstore.driver.metrics import NoMetrics
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import FileSegment
+from tieredstore.driver.wrapper import ProviderWrapper, SegmentWrapper
+from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.metadata.json_store import JsonMetadataStore
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.messages import MessageRun
+from tieredstore.model.values import Host
+from tieredstore.providers.posix import PosixProvider
+
+TOPIC, CLUSTER, BROKER = "TopicTest", "bench", "broker-a"
+HOST = Host(b"\x7f\x00\x00\x01", 10911)
+MESSAGES, BATCH = 65_536, 4_096
+ALL_BYTES = 1 << 30
+
+
+class CountedSegment(SegmentWrapper):
+    def __init__(self, inner: FileSegment, reads: list[tuple[FileSegment, int, int]]) -> None:
+        super().__init__(inner)
+        self._reads = reads
+
+    def read(self, position: int, length: int) -> bytes:
+        self._reads.append((self.inner, position, length))
+        return super().read(position, length)
+
+
+class CountedProvider(ProviderWrapper):
+    """Remembers what was read of which segment."""
+
+    def __init__(self, inner: PosixProvider, runtime: Runtime) -> None:
+        super().__init__(inner, runtime)
+        self.reads: list[tuple[FileSegment, int, int]] = []
+
+    def wrap(self, segment: FileSegment) -> CountedSegment:
+        return CountedSegment(segment, self.reads)
+
+
+class Bench:
+    """One queue of 1 KB messages in files."""
+
+    def __init__(self, folder: Path, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.root = folder / "tiered"
+        self.config = StoreConfig(broker_name=BROKER, cluster_name=CLUSTER)
+        self.provider = CountedProvider(PosixProvider(self.root, CLUSTER, runtime), runtime)
+        metadata = JsonMetadataStore.open(folder / "catalogue.json")
+        self.store = FlatFileStore(
+            self.config, provider=self.provider, metadata=metadata, runtime=runtime
+        )
+        self.store.load()
+        self.file = self.store.create(TOPIC, 0)
+        self.file.start_at(0)
+        for first in range(0, MESSAGES, BATCH):
+            assert self.file.append(a_run(first)).count == BATCH
+            assert self.file.commit()
+        self.bytes = self.file.log.commit_offset + self.file.queue.commit_offset
+
+    @contextmanager
+    def fetcher(self) -> Iterator[Fetcher]:
+        """One with nothing in its cache."""
+        fetcher = Fetcher(self.store, NoIndex(), self.config, self.runtime, NoMetrics())
+        self.provider.reads.clear()
+        yield fetcher
+        fetcher.close()
+
+    def cold_columns(self, count_max: int) -> tuple[float, int]:
+        """Seconds for the whole queue as columns, and how many reads it took."""
+        with self.fetcher() as fetcher:
+            started = time.perf_counter()
+            at = 0
+            while at < MESSAGES:
+                run = fetcher.read_range(TOPIC, 0, at, count_max=count_max, bytes_max=ALL_BYTES)
+                assert len(run)
+                at = run.end_offset
+            return time.perf_counter() - started, len(self.provider.reads)
+
+    def cold_messages(self, count_max: int) -> tuple[float, int]:
+        """The same, each message an object with bytes of its own."""
+        with self.fetcher() as fetcher:
+            started = time.perf_counter()
+            at = 0
+            while at < MESSAGES:
+                result = fetcher.get_message(TOPIC, 0, at, count_max=count_max, bytes_max=ALL_BYTES)
+                assert result.next_offset > at
+                at = result.next_offset
+            return time.perf_counter() - started, len(self.provider.reads)
+
+    def bare(self) -> float:
+        """Seconds for the ranges that were read last, with nothing but pread.
+
+        The bytes are kept, as whoever reads a queue for others must.
+        """
+        files: dict[str, int] = {}
+        ranges = []
+        for segment, position, length in self.provider.reads:
+            name = f"{segment.queue_path}/{segment.type.name}/{segment_name(segment.base)}"
+            if name not in files:
+                (path,) = self.root.glob(f"*/{name}")
+                files[name] = os.open(path, os.O_RDONLY)
+            ranges.append((files[name], length, position))
+        started = time.perf_counter()
+        kept = [os.pread(*each) for each in ranges]
+        spent = time.perf_counter() - started
+        assert [len(data) for data in kept] == [length for _, length, _ in ranges]
+        for handle in files.values():
+            os.close(handle)
+        return spent
+
+
+def a_run(first: int) -> MessageRun:
+    record = encode_message(
+        topic=TOPIC,
+        queue_id=0,
+        queue_offset=0,
+        log_offset=0,
+        born_timestamp=1_700_000_000_000,
+        born_host=HOST,
+        store_timestamp=1_700_000_000_000,
+        store_host=HOST,
+        body=bytes(range(250)) * 3 + bytes(140),
+        property_bytes=b"KEYS\x01order-00000001\x02TAGS\x01TagA\x02",
+    )
+    starts = np.arange(BATCH, dtype=np.int64) * len(record)
+    data = bytearray(record * BATCH)
+    for row in range(BATCH):
+        at = row * len(record) + QUEUE_OFFSET_POSITION
+        data[at : at + 8] = (first + row).to_bytes(8, "big")
+    return MessageRun(
+        first_offset=first,
+        log_offsets=starts,
+        message_bytes=np.full(BATCH, len(record), np.int32),
+        tags_codes=np.zeros(BATCH, np.int64),
+        starts=starts,
+        records=bytes(data),
+    )

@@ -1,0 +1,251 @@
+"""How fast messages go to a tier on POSIX, beside a bare loop that writes the same bytes.
+
+Append and commit of prepared runs, the whole dispatcher from a filled local store, and two thousand
+queues at once: their memory, and a look at all of them. Prints one table. Exits with 1 where a
+promise is missed:
+
+    python -m bench.dispatch
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from bench._timing import save
+from bench.local import Row, rate_row
+from tieredstore.access.dispatcher import Dispatcher
+from tieredstore.access.index_protocol import NoIndex
+from tieredstore.codec.queue_unit import encode_units
+from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.commit_log import placed_records
+from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.metadata.json_store import JsonMetadataStore
+from tieredstore.model.config import MIB, StoreConfig
+from tieredstore.model.messages import Message, MessageRun
+from tieredstore.providers.posix import PosixProvider
+from tieredstore.testing.messages import a_record
+
+TURNS: Final = 5
+BATCH, BATCHES = 4_096, 12
+BODY_BYTES: Final = 900  # 1 KB with what a record adds
+JAVA_A_SECOND: Final = 518_000
+QUEUES, TRICKLE, TRICKLE_BODY = 2_000, 16, 900
+BUFFER_BYTES: Final = 16 * MIB
+SCAN_SECONDS: Final = 1.0
+
+
+class Tier:
+    """A tier on POSIX with a dispatcher before it."""
+
+    def __init__(self, root: Path, runtime: Runtime, local: LocalMessageStore, **settings: int):
+        config = StoreConfig.from_mapping(
+            {"broker_name": "broker-a", "store_path": str(root), **settings}
+        )
+        provider = PosixProvider(root / "tier", config.cluster_name, runtime)
+        self.metadata = JsonMetadataStore.open(root / "catalogue.json")
+        self.files = FlatFileStore(
+            config, provider=provider, metadata=self.metadata, runtime=runtime
+        )
+        self.files.load()
+        self.dispatcher = Dispatcher(
+            local, self.files, provider, self.metadata, NoIndex(), config, runtime
+        )
+
+    def close(self) -> None:
+        self.files.close()
+        self.metadata.close()
+
+
+def prepared_run() -> MessageRun:
+    """What a local store reads for one batch."""
+    records = [a_record(number, body_bytes=BODY_BYTES) for number in range(BATCH)]
+    sizes = np.array([len(record) for record in records], np.int32)
+    starts = np.cumsum(sizes, dtype=np.int64) - sizes
+    return MessageRun(
+        first_offset=0,
+        log_offsets=starts,
+        message_bytes=sizes,
+        tags_codes=np.zeros(BATCH, np.int64),
+        starts=starts,
+        records=b"".join(records),
+    )
+
+
+def bare_seconds(run: MessageRun, root: Path) -> float:
+    """The same bytes with nothing around them: two files, two syncs a batch."""
+    data, log_offsets = placed_records(run, BATCH, 0)
+    units = encode_units(
+        log_offsets=log_offsets, message_bytes=run.message_bytes, tags_codes=run.tags_codes
+    )
+    flags = os.O_WRONLY | os.O_CREAT
+    files: list[tuple[int, bytes | bytearray]] = [
+        (os.open(root / "log", flags), data),
+        (os.open(root / "queue", flags), units),
+    ]
+    started = 0.0
+    for batch in range(BATCHES + 1):
+        for descriptor, content in files:
+            os.pwrite(descriptor, content, batch * len(content))
+            os.fdatasync(descriptor)
+        started = started or time.perf_counter()  # the first one made the files
+    spent = time.perf_counter() - started
+    for descriptor, _ in files:
+        os.close(descriptor)
+    return spent
+
+
+def flat_seconds(run: MessageRun, root: Path) -> float:
+    """Each batch has its own bytes, as a local store hands them over: reading is not counted."""
+    with Runtime.inline() as runtime:
+        config = StoreConfig(broker_name="broker-a", store_path=str(root))
+        provider = PosixProvider(root / "tier", "c", runtime)
+        with JsonMetadataStore.open(root / "catalogue.json") as metadata:
+            files = FlatFileStore(config, provider=provider, metadata=metadata, runtime=runtime)
+            files.load()
+            file = files.create("TopicTest", 0)
+            file.start_at(0)
+            spent = 0.0
+            for batch in range(BATCHES + 1):
+                own = replace(run, first_offset=batch * BATCH, records=bytearray(run.records))
+                started = time.perf_counter()
+                appended = file.append(own)
+                assert appended.count == BATCH
+                assert file.commit()
+                if batch:  # the first one made the files
+                    spent += time.perf_counter() - started
+            files.close()
+    return spent
+
+
+def filled_store(root: Path, runtime: Runtime) -> LocalMessageStore:
+    store = LocalMessageStore(LocalConfig(store_path=str(root), index_enabled=False), runtime)
+    store.load()
+    store.start()
+    return store
+
+
+def fill(store: LocalMessageStore, count: int, queue_id: int, body: bytes) -> None:
+    for start in range(0, count, 256):
+        messages = [
+            Message(topic="TopicTest", queue_id=queue_id, body=body)
+            for _ in range(min(256, count - start))
+        ]
+        store.put_messages(messages)
+
+
+def dispatch_seconds(store: LocalMessageStore, root: Path, runtime: Runtime) -> float:
+    tier = Tier(root, runtime, store)
+    started = time.perf_counter()
+    assert tier.dispatcher.flush()
+    spent = time.perf_counter() - started
+    assert tier.dispatcher.committed_offset("TopicTest", 0) == BATCH * BATCHES
+    tier.close()
+    return spent
+
+
+def upload_rows() -> Iterator[Row]:
+    """All ways in turns, so that what slows the machine down slows each of them."""
+    run, count = prepared_run(), BATCH * BATCHES
+    spent: dict[str, list[float]] = {"bare": [], "flat": [], "dispatcher": []}
+    with tempfile.TemporaryDirectory() as folder, Runtime.threads() as runtime:
+        store = filled_store(Path(folder, "local"), runtime)
+        fill(store, count, 0, bytes(BODY_BYTES))
+        store.flush()
+        ways: dict[str, Callable[[Path], float]] = {
+            "bare": lambda root: bare_seconds(run, root),
+            "flat": lambda root: flat_seconds(run, root),
+            "dispatcher": lambda root: dispatch_seconds(store, root, runtime),
+        }
+        for _ in range(TURNS):
+            for name, measure in ways.items():
+                root = Path(folder, name)
+                root.mkdir()
+                spent[name].append(measure(root))
+                shutil.rmtree(root)
+        store.shutdown()
+    rate = {name: count / statistics.median(values) for name, values in spent.items()}
+    bare, flat, whole = rate["bare"], rate["flat"], rate["dispatcher"]
+    yield rate_row("append + commit of 4096 x 1 KB (bare pwrite + fdatasync)", bare, flat, 0.5)
+    yield rate_row("append + commit of 4096 x 1 KB (Java)", JAVA_A_SECOND, flat, None)
+    yield rate_row("the whole dispatcher from a local store (bare)", bare, whole, None)
+    yield rate_row(
+        "the whole dispatcher from a local store (Java's commit)", JAVA_A_SECOND, whole, None
+    )
+
+
+def trickle(store: LocalMessageStore) -> None:
+    for queue_id in range(QUEUES):
+        fill(store, TRICKLE, queue_id, bytes(TRICKLE_BODY))
+    store.flush()
+
+
+def queue_rows() -> Iterator[Row]:
+    """Many queues with little each: the memory of an upload, and the time of a look at all."""
+    with tempfile.TemporaryDirectory() as folder, Runtime.threads() as runtime:
+        root = Path(folder)
+        store = filled_store(root / "local", runtime)
+        tier = Tier(root, runtime, store, dispatch_buffer_bytes=BUFFER_BYTES)
+        trickle(store)
+        assert tier.dispatcher.flush()
+        scans = []
+        for queue_id in range(QUEUES):
+            fill(store, 1, queue_id, bytes(TRICKLE_BODY))
+        for _ in range(TURNS):
+            started = time.perf_counter()
+            assert tier.dispatcher.dispatch_once()
+            scans.append(time.perf_counter() - started)
+        trickle(store)
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        assert tier.dispatcher.flush()
+        peak = tracemalloc.get_traced_memory()[1] - before
+        tracemalloc.stop()
+        tier.close()
+        store.shutdown()
+    allowed = BUFFER_BYTES * 1.25
+    yield Row(
+        what=f"memory of an upload of {QUEUES} queues (buffer + 25 %)",
+        plain=f"{allowed / MIB:.0f} MiB",
+        ours=f"{peak / MIB:.1f} MiB",
+        ratio=allowed / peak,
+        promised=1.0,
+    )
+    spent = statistics.median(scans)
+    yield Row(
+        what=f"a look at {QUEUES} queues of which none is due (what is promised)",
+        plain=f"{SCAN_SECONDS:.0f} s",
+        ours=f"{spent * 1e3:.0f} ms",
+        ratio=SCAN_SECONDS / spent,
+        promised=1.0,
+    )
+
+
+def main() -> int:
+    rows = [*upload_rows(), *queue_rows()]
+    width = max(len(row.what) for row in rows)
+    print(f"{'':{width}}  {'beside':>12}  {'ours':>12}  {'ratio':>8}  promised")
+    for row in rows:
+        promised = "" if row.promised is None else f">= {row.promised:g}"
+        verdict = "" if row.is_kept else "  MISSED"
+        line = f"{row.what:{width}}  {row.plain:>12}  {row.ours:>12}  {row.ratio:7.2f}x  "
+        print((line + promised + verdict).rstrip())
+    save("dispatch", [{**asdict(row), "kept": row.is_kept} for row in rows])
+    return 0 if all(row.is_kept for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""What is bounded stays bounded: bytes in memory, uploads under way and threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from tests.access.dispatch_kit import LossyStore, RecordingIndex, Tier
+from tieredstore.access.upload_budget import UploadBudget
+from tieredstore.driver.provider import WritePair
+from tieredstore.driver.runtime import Runtime
+from tieredstore.model.values import QueueKey
+from tieredstore.providers.memory import MemoryProvider
+
+WAIT = 30.0
+
+
+class CountingBudget:
+    """Watches a budget: the most that was ever used."""
+
+    def __init__(self, budget: UploadBudget) -> None:
+        self.peak_bytes = self.peak_uploads = 0
+        take, start = budget.take, budget.start_upload
+
+        def watched_take(count: int, *, instead_of: int = 0) -> bool:
+            taken = take(count, instead_of=instead_of)
+            self.peak_bytes = max(self.peak_bytes, budget.used_bytes)
+            return taken
+
+        def watched_start() -> bool:
+            started = start()
+            self.peak_uploads = max(self.peak_uploads, budget.uploads)
+            return started
+
+        budget.take = watched_take  # type: ignore[method-assign]
+        budget.start_upload = watched_start  # type: ignore[method-assign]
+
+
+class HeldProvider(MemoryProvider):
+    """Pairs are written only when a test lets them."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self.waiting: list[tuple[WritePair, Future[None]]] = []
+        self.sent_bytes = 0
+        self.most_waiting = self.most_bytes = 0
+        self._guard = threading.Lock()
+        self.arrived = threading.Event()
+
+    def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
+        futures: list[Future[None]] = [Future() for _ in pairs]
+        with self._guard:
+            self.waiting += zip(pairs, futures, strict=True)
+            self.most_waiting = max(self.most_waiting, len(self.waiting))
+            held = sum(len(pair.log.data) for pair, _ in self.waiting if pair.log is not None)
+            self.most_bytes = max(self.most_bytes, held)
+        self.arrived.set()
+        return futures
+
+    def let_go(self) -> int:
+        with self._guard:
+            going, self.waiting = self.waiting, []
+            self.arrived.clear()
+        for pair, future in going:
+            for each in (pair.log, pair.queue):
+                if each is not None:
+                    each.segment.write(each.position, each.data)
+            future.set_result(None)
+        return len(going)
+
+
+@pytest.fixture
+def runtime() -> Iterator[Runtime]:
+    with Runtime.threads(dispatch_threads=3, fetch_threads=2) as runtime:
+        yield runtime
+
+
+def drained(tier: Tier, provider: HeldProvider) -> None:
+    """A flush in a thread of its own while uploads are let go, all that wait at a time."""
+    done: list[bool] = []
+    flushing = threading.Thread(
+        target=lambda: done.append(tier.dispatcher.flush(timeout=WAIT)), daemon=True
+    )
+    flushing.start()
+    while flushing.is_alive():
+        if provider.arrived.wait(0.02):
+            provider.let_go()
+    assert done == [True]
+
+
+def test_with_a_slow_backend_no_bound_is_ever_exceeded(tmp_path: Path, runtime: Runtime) -> None:
+    provider, store, index = HeldProvider(runtime), LossyStore(runtime), RecordingIndex()
+    keys = [QueueKey("T", number) for number in range(40)]
+    for key in keys:
+        store.fill(20, key=key, body_bytes=400)
+    tier = Tier(
+        tmp_path,
+        store,
+        runtime=runtime,
+        provider=provider,
+        index=index,
+        dispatch_buffer_bytes=40_000,
+        group_commit_bytes=4_000,
+        pending_count_max=20,
+    )
+    watched = CountingBudget(tier.dispatcher.budget)
+    drained(tier, provider)
+    assert 0 < watched.peak_bytes <= 40_000
+    assert 0 < provider.most_bytes <= 40_000
+    assert 0 < watched.peak_uploads <= 5
+    assert 0 < provider.most_waiting <= 5
+    assert (tier.dispatcher.budget.used_bytes, tier.dispatcher.budget.uploads) == (0, 0)
+    for key in keys:
+        assert index.offsets(key) == list(range(20))
+    tier.check()
+    tier.close()
+
+
+def test_one_batch_larger_than_everything_allowed_goes_alone(
+    tmp_path: Path, runtime: Runtime
+) -> None:
+    provider, store = HeldProvider(runtime), LossyStore(runtime)
+    keys = [QueueKey("T", number) for number in range(5)]
+    for key in keys:
+        store.fill(2, key=key)
+        store.fill(1, key=key, body_bytes=9_000)
+    tier = Tier(tmp_path, store, runtime=runtime, provider=provider, dispatch_buffer_bytes=4_000)
+    drained(tier, provider)
+    assert provider.most_bytes < 18_000
+    assert all(tier.span(key) == (0, 3) for key in keys)
+    tier.check()
+    tier.close()
+
+
+def test_a_thousand_queues_are_uploaded_in_few_rounds_by_few_threads(
+    tmp_path: Path, runtime: Runtime
+) -> None:
+    store, index = LossyStore(runtime), RecordingIndex()
+    keys = [QueueKey(f"T{number % 50}", number // 50) for number in range(1_000)]
+    for key in keys:
+        store.fill(1, key=key)
+    rounds: list[int] = []
+
+    class Counting(MemoryProvider):
+        def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
+            rounds.append(len(pairs))
+            return super().write_many(pairs)
+
+    provider = Counting(runtime)
+    tier = Tier(tmp_path, store, runtime=runtime, provider=provider, index=index)
+    before = threading.active_count()
+    assert tier.dispatcher.flush(timeout=WAIT)
+    assert threading.active_count() - before <= 5
+    assert len(index.puts) == 1_000
+    rounds.clear()
+    for key in keys:
+        store.fill(1, key=key)
+    assert tier.dispatcher.flush(timeout=WAIT)
+    assert len(index.puts) == 2_000
+    assert len(rounds) < 20
+    tier.close()
+
+
+def test_a_queue_whose_upload_hangs_delays_nobody_else(tmp_path: Path, runtime: Runtime) -> None:
+    hung, good = QueueKey("Hung", 0), QueueKey("Good", 0)
+
+    class Hanging(HeldProvider):
+        def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
+            futures: list[Future[None]] = []
+            for pair in pairs:
+                is_hung = pair.log is not None and "Hung" in pair.log.segment.queue_path
+                futures += (super().write_many if is_hung else self.at_once)([pair])
+            return futures
+
+        def at_once(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
+            return MemoryProvider.write_many(self, pairs)
+
+    provider, store = Hanging(runtime), LossyStore(runtime)
+    tier = Tier(tmp_path, store, runtime=runtime, provider=provider)
+    for key in (hung, good):
+        store.fill(3, key=key)
+    assert not tier.dispatcher.flush(timeout=0.2)
+    store.fill(3, key=good)
+    assert not tier.dispatcher.flush(timeout=0.2)
+    assert tier.span(good) == (0, 6)
+    assert tier.span(hung) == (0, 0)
+    assert provider.let_go() == 1
+    assert tier.dispatcher.flush(timeout=WAIT)
+    assert tier.span(hung) == (0, 3)
+    tier.close()
+
+
+def test_the_budget_refuses_what_is_too_much_and_changes_nothing_then() -> None:
+    budget = UploadBudget(bytes_max=100, uploads_max=1)
+    assert budget.take(60)
+    assert not budget.take(41)
+    assert budget.take(40)
+    assert budget.used_bytes == 100
+    assert not budget.take(90, instead_of=40)
+    budget.give(60)
+    assert budget.take(500, instead_of=40)
+    assert not budget.take(1)
+    budget.give(500)
+    assert budget.used_bytes == 0
+    assert budget.start_upload()
+    assert not budget.start_upload()
+    budget.end_upload()
+    assert budget.start_upload()

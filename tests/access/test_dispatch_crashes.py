@@ -1,0 +1,93 @@
+"""The process dies after each step of an upload: the next one goes on, and nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.access.dispatch_kit import LossyStore, RecordingIndex, Tier
+from tieredstore.driver.runtime import Runtime
+from tieredstore.model.values import QueueKey
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.faults import Fault, Faults, FaultyProvider, SimulatedCrash
+
+KEYS = [QueueKey("A", 0), QueueKey("B", 0), QueueKey("B", 1)]
+SETTINGS: dict[str, object] = {
+    "commit_log_segment_bytes": 3_000,
+    "consume_queue_segment_bytes": 240,
+    "group_commit_count": 5,
+}
+
+
+def upload(store: LossyStore, tier: Tier) -> None:
+    """Grow three queues and upload them, over segments' ends and a few rounds."""
+    for turn in range(6):
+        for number, key in enumerate(KEYS):
+            missing = (turn + 1) * (3 + number) - (store.max_offset(*key) or 0)
+            store.fill(max(0, missing), key=key)
+        tier.dispatch(force=True)
+
+
+def lives(root: Path, faults: Faults) -> None:
+    """A first life that the faults end, and a second one that has none."""
+    runtime = Runtime.inline()
+    store, index = LossyStore(runtime), RecordingIndex()
+    backend = MemoryProvider(runtime)
+    faulty = FaultyProvider(backend, faults, runtime)
+    tier = Tier(root, store, runtime=runtime, provider=faulty, index=index, **SETTINGS)  # type: ignore[arg-type]
+    try:
+        upload(store, tier)
+    except SimulatedCrash:
+        pass
+    tier = tier.reopened(provider=backend)
+    upload(store, tier)
+    assert tier.dispatch(force=True)
+    assert tier.dispatcher.health().is_good
+    for key in KEYS:
+        end = store.max_offset(*key)
+        assert end is not None
+        assert tier.span(key) == (0, end)
+        assert index.offsets(key)[:1] == [0]
+        assert set(index.offsets(key)) == set(range(end))
+        assert_indexed_where_it_lies(tier, index, key)
+    tier.check(*KEYS)
+    tier.close()
+
+
+def assert_indexed_where_it_lies(tier: Tier, index: RecordingIndex, key: QueueKey) -> None:
+    units = [tier.file(key).units(at, 1) for at in range(tier.span(key)[1])]
+    places = [int(unit.log_offsets[0]) for unit in units]
+    assert {(at, place) for found, at, place in index.puts if found == key} == set(
+        enumerate(places)
+    )
+
+
+def steps(root: Path) -> int:
+    faults = Faults()
+    lives(root, faults)
+    return faults.steps
+
+
+def test_without_a_crash_there_are_as_many_steps_as_are_tried(tmp_path: Path) -> None:
+    assert 45 < steps(tmp_path) < 72
+
+
+@pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF])
+@pytest.mark.parametrize("part", range(8))
+def test_after_a_crash_at_any_step_the_tier_is_whole(
+    tmp_path: Path, fault: Fault, part: int
+) -> None:
+    for step in range(part * 9, part * 9 + 9):
+        root = tmp_path / str(step)
+        root.mkdir()
+        lives(root, Faults({step: fault}))
+
+
+@pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER, Fault.HALF])
+@pytest.mark.parametrize("part", range(4))
+def test_after_a_failure_at_any_step_too(tmp_path: Path, fault: Fault, part: int) -> None:
+    for step in range(part * 18, part * 18 + 18):
+        root = tmp_path / str(step)
+        root.mkdir()
+        lives(root, Faults({step: fault}))

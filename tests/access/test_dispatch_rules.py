@@ -1,0 +1,262 @@
+"""The rules of dispatch, in their order: what is uploaded when, and what is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.access.dispatch_kit import KEY, LossyStore, RecordingIndex, Tier, a_tier
+from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.queue_read import read_run
+from tieredstore.model.messages import MessageRun
+from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.testing.messages import TOPIC, a_message
+
+OTHER = QueueKey("Other", 3)
+
+
+def test_a_queue_begins_at_its_oldest_local_message_and_is_uploaded_whole(tmp_path: Path) -> None:
+    store, tier, index = a_tier(tmp_path)
+    store.fill(200)
+    store.starts[KEY] = 100
+    assert tier.dispatch(force=True)
+    assert tier.span() == (100, 200)
+    assert tier.file().append_offset == 200
+    assert index.offsets() == list(range(100, 200))
+    tier.check()
+
+
+def test_begun_recently_it_starts_with_the_messages_of_the_last_two_minutes(tmp_path: Path) -> None:
+    store, tier, _ = a_tier(tmp_path, initial_offset="recent")
+    store.fill(50)
+    tier.later(121_000)
+    store.fill(50)
+    assert tier.dispatch(force=True)
+    assert tier.span() == (50, 100)
+
+
+def test_begun_recently_where_all_is_old_it_starts_at_the_end(tmp_path: Path) -> None:
+    store, tier, _ = a_tier(tmp_path, initial_offset="recent")
+    store.fill(5)
+    tier.later(121_000)
+    tier.dispatch(force=True)
+    assert tier.file().commit_offset == tier.file().min_offset == 5
+    store.fill(2)
+    tier.dispatch(force=True)
+    assert tier.span() == (5, 7)
+
+
+def test_begun_recently_it_never_starts_below_the_oldest_local_message(tmp_path: Path) -> None:
+    store, tier, _ = a_tier(tmp_path, initial_offset="recent")
+    store.fill(50)
+    store.starts[KEY] = 20
+    tier.dispatch(force=True)
+    assert tier.span() == (20, 50)
+
+
+def test_an_empty_queue_makes_no_rows(tmp_path: Path) -> None:
+    store, tier, _ = a_tier(tmp_path)
+    store.fill(3)
+    store.starts[KEY] = 3
+    assert tier.dispatch(force=True)
+    assert not tier.files.files()
+    assert not tier.metadata.queues()
+
+
+def test_what_is_young_and_little_is_held(tmp_path: Path) -> None:
+    store, tier, _ = a_tier(tmp_path, group_commit_count=10)
+    store.fill(9)
+    tier.later(30_000)
+    assert tier.dispatch()
+    assert tier.file().commit_offset == 0
+    tier.later(1)
+    tier.dispatch()
+    assert tier.file().commit_offset == 9
+
+
+def test_a_full_batch_is_due_at_once_and_what_is_left_is_held(tmp_path: Path) -> None:
+    store, tier, _ = a_tier(tmp_path, group_commit_count=10)
+    store.fill(25)
+    tier.dispatch()
+    assert tier.file().commit_offset == 20
+
+
+def test_bytes_that_the_store_told_of_make_a_batch_due(tmp_path: Path) -> None:
+    store, tier, _ = a_tier(tmp_path, group_commit_bytes=2_000)
+    tier.dispatcher.start()
+    store.fill(1, body_bytes=500)
+    tier.dispatch()
+    assert tier.file().commit_offset == 0
+    store.fill(3, body_bytes=500)
+    tier.dispatch()
+    assert tier.file().commit_offset >= 3
+
+
+def test_without_group_commit_everything_is_due(tmp_path: Path) -> None:
+    store, tier, _ = a_tier(tmp_path, group_commit_enabled=False)
+    store.fill(1)
+    tier.dispatch()
+    assert tier.file().commit_offset == 1
+
+
+def test_a_queue_that_is_far_behind_is_repeated_until_it_is_not(tmp_path: Path) -> None:
+    store, tier, index = a_tier(tmp_path, group_commit_count=7, group_commit_bytes=1_500)
+    store.fill(100)
+    tier.later()
+    tier.dispatch()
+    assert tier.span() == (0, 100)
+    assert index.offsets() == list(range(100))
+    tier.check()
+
+
+def test_a_message_larger_than_a_batch_goes_alone(tmp_path: Path) -> None:
+    store, tier, _ = a_tier(tmp_path, group_commit_bytes=1_000)
+    store.fill(2)
+    store.fill(1, body_bytes=5_000)
+    store.fill(2)
+    assert tier.dispatch(force=True)
+    assert tier.span() == (0, 5)
+    tier.check()
+
+
+def test_a_message_larger_than_a_segment_has_one_of_its_own(tmp_path: Path) -> None:
+    store, tier, index = a_tier(tmp_path, commit_log_segment_bytes=2_000)
+    store.fill(3)
+    store.fill(1, body_bytes=5_000)
+    store.fill(3)
+    assert tier.dispatch(force=True)
+    assert tier.span() == (0, 7)
+    assert len(tier.file().log.segments) == 3
+    assert index.offsets() == list(range(7))
+    tier.check()
+
+
+def test_a_message_without_properties_is_like_any_other(tmp_path: Path) -> None:
+    store, tier, index = a_tier(tmp_path)
+    store.fill(1)
+    store.put_message(a_message(1, properties={}))
+    store.fill(1)
+    assert tier.dispatch(force=True)
+    assert tier.span() == (0, 3)
+    assert index.offsets() == [0, 1, 2]
+    tier.check()
+
+
+def test_nothing_is_uploaded_that_the_local_store_may_still_lose(tmp_path: Path) -> None:
+    store, tier, _ = a_tier(tmp_path)
+    store.fill(10)
+    run = store.read_range(*KEY, 0, count_max=10, bytes_max=1 << 20)
+    store.confirmed = int(run.log_offsets[6]) + 1  # within message 6
+    assert tier.dispatch(force=True)
+    assert tier.file().commit_offset == 6
+    store.confirmed = int(run.log_offsets[7])  # right behind it
+    tier.dispatch(force=True)
+    assert tier.file().commit_offset == 7
+    store.confirmed = None
+    tier.dispatch(force=True)
+    assert tier.file().commit_offset == 10
+
+
+def test_messages_lost_before_their_upload_leave_a_gap_and_no_more(tmp_path: Path) -> None:
+    store, tier, index = a_tier(tmp_path)
+    store.fill(10)
+    tier.dispatch(force=True)
+    store.fill(20)
+    store.starts[KEY] = 25
+    tier.dispatch(force=True)
+    assert tier.span() == (0, 30)
+    assert tier.dispatcher.health().lost == {KEY: 15}
+    assert index.offsets() == [*range(10), *range(25, 30)]
+    run = read_run(tier.file(), 0, count_max=64, bytes_max=1 << 20)
+    assert run.end_offset == 10
+    assert tier.reopened().dispatcher.health().lost == {KEY: 15}
+
+
+def test_messages_lost_before_the_first_upload_are_counted_too(tmp_path: Path) -> None:
+    store, tier, _ = a_tier(tmp_path)
+    store.fill(10)
+    tier.dispatch()  # it begins at 0, and nothing is due
+    store.starts[KEY] = 4
+    tier.dispatch(force=True)
+    assert tier.span() == (4, 10)
+    assert tier.dispatcher.health().lost == {KEY: 4}
+
+
+def test_a_log_segment_that_is_old_and_large_rolls_before_the_next_batch(tmp_path: Path) -> None:
+    store, tier, _ = a_tier(
+        tmp_path, commit_log_rolling_hours=1, commit_log_rolling_min_bytes=1_000
+    )
+    store.fill(10)
+    tier.dispatch(force=True)
+    tier.later(3_600_001)
+    store.fill(1)
+    tier.dispatch(force=True)
+    bases = [each.base for each in tier.file().log.segments]
+    assert len(bases) == 2
+    assert tier.span() == (0, 11)
+    tier.check()
+
+
+def test_the_tiers_queue_of_a_rejected_topic_is_destroyed(tmp_path: Path) -> None:
+    store, tier, _ = a_tier(tmp_path)
+    store.fill(3)
+    store.fill(3, key=OTHER)
+    tier.dispatch(force=True)
+    tier.dispatcher.topic_filter.reject(TOPIC)
+    store.fill(3)
+    tier.dispatch(force=True)
+    assert [file.key for file in tier.files.files()] == [OTHER]
+    assert [row.topic for row in tier.metadata.queues()] == ["Other"]
+    assert not tier.metadata.segments(f"broker-a/{TOPIC}/0")
+    assert not list(tier.provider.list(f"broker-a/{TOPIC}"))
+
+
+@pytest.mark.parametrize("topic", ["rmq_sys_X", "TBW102", "%LMQ%a", "broker-a", "DefaultCluster"])
+def test_a_topic_that_stays_out_leaves_no_trace(tmp_path: Path, topic: str) -> None:
+    store, tier, _ = a_tier(tmp_path)
+    store.fill(3, key=QueueKey(topic, 0))
+    assert tier.dispatch(force=True)
+    assert not tier.metadata.topics()
+    assert not list(tier.provider.list())
+
+
+def test_queues_go_their_own_ways_in_one_round(tmp_path: Path) -> None:
+    store, tier, index = a_tier(tmp_path)
+    keys = [QueueKey(f"T{number % 5}", number // 5) for number in range(20)]
+    for number, key in enumerate(keys):
+        store.fill(number + 1, key=key)
+    assert tier.dispatch(force=True)
+    for number, key in enumerate(keys):
+        assert tier.span(key) == (0, number + 1)
+        assert index.offsets(key) == list(range(number + 1))
+    tier.check()
+
+
+def test_what_was_committed_is_in_the_catalogue(tmp_path: Path) -> None:
+    store, tier, _ = a_tier(tmp_path)
+    store.fill(5)
+    tier.dispatch(force=True)
+    for kind in (SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE):
+        (row,) = tier.metadata.segments(f"broker-a/{TOPIC}/0", kind)
+        listed = {each.type: each.size for each in tier.provider.list()}
+        assert row.size == listed[kind] > 0
+        assert row.begin_timestamp == row.end_timestamp == tier.runtime.clock.now_ms()
+
+
+def test_a_pass_ends_where_the_queue_ended_when_it_began(tmp_path: Path) -> None:
+    class Growing(LossyStore):
+        def read_range(
+            self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+        ) -> MessageRun:
+            self.fill(3)
+            return super().read_range(
+                topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max
+            )
+
+    runtime = Runtime.inline()
+    store = Growing(runtime)
+    store.fill(10)
+    tier = Tier(tmp_path, store, runtime=runtime, index=RecordingIndex(), group_commit_count=4)
+    assert tier.dispatch(force=True)
+    assert 10 <= tier.file().commit_offset < 20

@@ -1,0 +1,270 @@
+"""Reads and key queries of the tiers that the Java broker wrote, held against its own answers."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.access.fetch_kit import ByNamedCode
+from tests.flat.golden_tiers import GOLDEN, NOW_MS, differences, expectation
+from tieredstore.access.fetcher import Fetcher
+from tieredstore.access.index_protocol import NoIndex
+from tieredstore.codec.message import StoredMessage, decode_message
+from tieredstore.codec.properties import tags_code
+from tieredstore.codec.record_fields import peek_queue_id
+from tieredstore.driver.metrics import NoMetrics
+from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.index.index_store import IndexStore
+from tieredstore.metadata.json_store import JsonMetadataStore
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.messages import QueryResult, SelectedMessage
+from tieredstore.model.values import Boundary, QueueKey
+from tieredstore.providers.posix import PosixProvider
+
+SLOTS = 64
+KEY_QUERIES = "tier-posix.expect-key-queries.json"
+QUEUE_QUERIES = "tier-posix.expect-queue-queries.json"
+
+
+@contextmanager
+def opened(name: str, **settings: Any) -> Iterator[Fetcher]:
+    """A fetcher on a golden tier, read where it lies; nothing is changed."""
+    runtime = Runtime.inline(now_ms=NOW_MS)
+    config = StoreConfig(broker_name="broker-gold-a", cluster_name="GoldenCluster", **settings)
+    catalogue = GOLDEN / name / "store" / "config" / "tieredStoreMetadata.json"
+    with (
+        PosixProvider(GOLDEN / name / "tiered", "GoldenCluster", runtime) as provider,
+        JsonMetadataStore.open(catalogue, read_only=True) as metadata,
+    ):
+        store = FlatFileStore(
+            config, provider=provider, metadata=metadata, runtime=runtime, read_only=True
+        )
+        store.load()
+        yield Fetcher(store, NoIndex(), config, runtime, NoMetrics())
+        store.close()
+
+
+@contextmanager
+def with_index(folder: Path) -> Iterator[Fetcher]:
+    """A fetcher on a copy of the golden tier, with the index that RocketMQ left there."""
+    home = folder / "tier-posix"
+    shutil.copytree(GOLDEN / "tier-posix", home)
+    runtime = Runtime.inline(now_ms=NOW_MS)
+    config = StoreConfig(
+        broker_name="broker-gold-a",
+        cluster_name="GoldenCluster",
+        store_path=str(home / "store"),
+        index_slot_count=SLOTS,
+        index_item_count=300,
+    )
+    with (
+        PosixProvider(home / "tiered", "GoldenCluster", runtime) as provider,
+        JsonMetadataStore.open(config.catalogue_path) as metadata,
+    ):
+        store = FlatFileStore(
+            config, provider=provider, metadata=metadata, runtime=runtime, read_only=True
+        )
+        store.load()
+        index = IndexStore(config, provider=provider, metadata=metadata, runtime=runtime)
+        index.load()
+        yield Fetcher(store, index, config, runtime, NoMetrics())
+        index.shutdown()
+        store.close()
+
+
+@cache
+def rows_of(name: str) -> list[dict[str, Any]]:
+    if name == "legacy":
+        rows: list[dict[str, Any]] = expectation("legacy.expect.json")["messages"]
+        return [{**row, "tieredCommitLogOffset": row["physicalOffset"]} for row in rows]
+    found: list[dict[str, Any]] = expectation("tier-posix.expect-messages.json")
+    return found
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize("name", ["tier-posix", "legacy"])
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("count_max", [1, 32, 4096])
+def test_every_message_is_as_java_says(name: str, cached: bool, count_max: int) -> None:
+    with opened(name, read_ahead_enabled=cached, crc_check_enabled=True) as fetcher:
+        found = []
+        for topic, queue_id in sorted({(row["topic"], row["queueId"]) for row in rows_of(name)}):
+            at = fetcher.min_offset(topic, queue_id)
+            assert at is not None
+            while at != fetcher.commit_offset(topic, queue_id):
+                result = fetcher.get_message(topic, queue_id, at, count_max=count_max)
+                assert result.messages
+                for one in result.messages:
+                    place = topic, queue_id, one.queue_offset, one.log_offset, one.tags_code
+                    time = fetcher.store_time(topic, queue_id, one.queue_offset)
+                    found.append((*place, time, sha256(one.record)))
+                at = result.next_offset
+    names = ("topic", "queueId", "queueOffset", "tieredCommitLogOffset", "tagsCode")
+    wanted = [
+        (*(row[each] for each in names), row["storeTimestamp"], row["sha256"])
+        for row in rows_of(name)
+    ]
+    assert found == sorted(wanted)
+
+
+def page(fetcher: Fetcher, query: dict[str, Any]) -> dict[str, Any]:
+    """Our answer in the form of Java's."""
+    result = fetcher.get_message(
+        query["topic"],
+        query["queueId"],
+        query["offset"],
+        count_max=query["maxMsgNums"],
+        message_filter=(
+            ByNamedCode(*(tags_code(tag) for tag in query["tags"])) if "tags" in query else None
+        ),
+    )
+    records = [one.record for one in result.messages]
+    answer = {
+        "status": result.status.name,
+        "nextBeginOffset": result.next_offset,
+        "minOffset": result.min_offset,
+        "maxOffset": result.max_offset,
+        "count": len(records),
+        "totalSize": sum(map(len, records)),
+        "queueOffsets": [one.queue_offset for one in result.messages],
+        "physicalOffsets": [one.log_offset for one in result.messages],
+    }
+    return {**answer, "sha256": sha256(b"".join(records))} if records else answer
+
+
+def test_pages_are_javas_but_for_the_listed_rows() -> None:
+    listed = differences(QUEUE_QUERIES)
+    for cached in (True, False):
+        with opened("tier-posix", read_ahead_enabled=cached) as fetcher:
+            for number, row in enumerate(expectation(QUEUE_QUERIES)):
+                query, javas = row["query"], row["result"]
+                if query["op"] != "getMessage" or query.get("cache", cached) is not cached:
+                    continue
+                ours = page(fetcher, query)
+                if number in listed:
+                    assert ours == listed[number]["ours"] != javas, row
+                else:
+                    assert {name: ours[name] for name in javas if name in ours} == {
+                        name: javas[name] for name in javas if name in ours
+                    }, (number, row)
+
+
+def test_times_are_javas_but_for_the_listed_rows() -> None:
+    listed = differences(QUEUE_QUERIES)
+    with opened("tier-posix") as fetcher:
+        for number, row in enumerate(expectation(QUEUE_QUERIES)):
+            query = row["query"]
+            place = query["topic"], query["queueId"]
+            if query["op"] == "offsetByTime":
+                boundary = Boundary[query["boundary"]]
+                answer = fetcher.offset_by_time(*place, query["timestamp"], boundary)
+                ours = {"offset": -1 if answer is None else answer}
+            elif query["op"] == "storeTimestamp":
+                answer = fetcher.store_time(*place, query["offset"])
+                ours = {"timestamp": -1 if answer is None else answer}
+            elif query["op"] == "earliestTime":
+                answer = fetcher.earliest_time(*place)
+                ours = {"timestamp": -1 if answer is None else answer}
+            else:
+                continue
+            assert ours == (listed[number]["ours"] if number in listed else row["result"]), row
+
+
+@cache
+def decoded() -> list[tuple[dict[str, Any], StoredMessage]]:
+    """Every message of the tier with its row."""
+    found = []
+    with opened("tier-posix") as fetcher:
+        for row in rows_of("tier-posix"):
+            key = QueueKey(row["topic"], row["queueId"])
+            (one,) = fetcher.get_message(*key, row["queueOffset"], count_max=1).messages
+            found.append((row, decode_message(one.record)))
+    return found
+
+
+def by_linear_scan(topic: str, key: str, begin: int, end: int) -> list[dict[str, Any]]:
+    return [
+        row
+        for row, message in decoded()
+        if row["topic"] == topic
+        and key in (message.unique_key, *message.keys)
+        and begin <= message.store_timestamp <= end
+    ]
+
+
+def check(result: QueryResult, scanned: list[dict[str, Any]], count_max: int) -> None:
+    """The newest of what a scan finds, newest first; of equal times any."""
+    assert result.complete
+    found = [decode_message(one.record) for one in result.messages]
+    times = [message.store_timestamp for message in found]
+    wanted = sorted((row["storeTimestamp"] for row in scanned), reverse=True)
+    assert times == wanted[: max(0, count_max)]
+    ours = [(message.queue_id, message.queue_offset) for message in found]
+    assert len(set(ours)) == len(ours)
+    assert set(ours) <= set(map(place_of, scanned))
+
+
+def test_keys_are_found_as_by_a_linear_scan_for_every_query_that_java_was_asked(
+    tmp_path: Path,
+) -> None:
+    asked = {
+        (query["topic"], query["key"], query["begin"], query["end"], count)
+        for query in (row["query"] for row in expectation(KEY_QUERIES)["answers"])
+        for count in (query.get("maxCount", query.get("maxNum")), 1, 3)
+    }
+    assert len(asked) > 500
+    with with_index(tmp_path) as fetcher:
+        for topic, key, begin, end, count_max in sorted(asked):
+            result = fetcher.query_message(topic, key, count_max=count_max, begin=begin, end=end)
+            check(result, by_linear_scan(topic, key, begin, end), count_max)
+
+
+def test_messages_by_key_are_javas_but_for_the_listed_rows(tmp_path: Path) -> None:
+    listed = differences(KEY_QUERIES)
+    seen = 0
+    with with_index(tmp_path) as fetcher:
+        for number, row in enumerate(expectation(KEY_QUERIES)["answers"]):
+            query, javas = row["query"], row["result"]
+            if query["op"] != "queryMessage":
+                continue
+            seen += 1
+            result = fetcher.query_message(
+                query["topic"],
+                query["key"],
+                count_max=query["maxNum"],
+                begin=query["begin"],
+                end=query["end"],
+            )
+            ours = sorted(map(facts, result.messages), key=place_of)
+            if number in listed:
+                assert {"count": len(ours), "messages": ours} == listed[number]["ours"], row
+                assert ours != sorted(javas["messages"], key=place_of), row
+            else:
+                assert ours == sorted(javas["messages"], key=place_of), (number, row)
+    assert seen == 34
+
+
+def facts(message: SelectedMessage) -> dict[str, Any]:
+    """A message in the form of Java's answers."""
+    return {
+        "queueId": peek_queue_id(message.record),
+        "queueOffset": message.queue_offset,
+        "physicalOffset": message.log_offset,
+        "size": len(message.record),
+        "sha256": sha256(message.record),
+    }
+
+
+def place_of(row: dict[str, Any]) -> tuple[int, int]:
+    return row["queueId"], row["queueOffset"]

@@ -1,0 +1,204 @@
+"""The process dies after every step of backend and catalogue: the next one finds a whole tier.
+
+The scenario: queues that roll by size and by age, a topic that is deleted and comes again, messages
+that expire in the tier and in the local store, which deletes what the tier has.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.access.tier_lives import Lives
+from tests.metadata.crash_disk import Crash, Disk
+from tieredstore.driver.runtime import Runtime
+from tieredstore.metadata import JsonMetadataStore
+from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.providers.posix import PosixProvider
+from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
+
+CRASHES = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF]
+SIZED, AGED, GONE = QueueKey("Sized", 0), QueueKey("Aged", 3), QueueKey("Gone", 1)
+MINUTE_MS = 60_000
+ROUNDS = 8
+
+Step = Callable[[], object]
+
+
+def steps_of(lives: Lives) -> Iterator[Step]:
+    """What happens, one thing after the other; each may be done again after a crash."""
+    for turn in range(ROUNDS):
+        for _ in range(7):
+            yield partial(lives.put, *SIZED, body_bytes=60)
+        for key in (AGED, GONE, QueueKey("Gone", 0)):
+            yield partial(lives.put, *key)
+            yield partial(lives.put, *key)
+        yield lambda: lives.store.flush()
+        yield lives.promises
+        if turn == 2:
+            yield partial(lives.delete_topic, "Gone")
+        yield partial(lives.clock.advance, 40 * MINUTE_MS)
+        yield lives.expire
+        yield lambda: lives.local.trim(lives.local.end - 2_500)
+    yield lives.check_whole
+
+
+def live(lives: Lives, steps: list[Step], faults: Faults | None = None) -> bool:
+    """One life: open, audit, and go on with what is left to do; whether it came to the end."""
+    try:
+        lives.open(faults)
+        if faults is None:
+            lives.check_reopened()
+            lives.check_whole()
+        while steps:
+            steps[0]()
+            steps.pop(0)
+    except SimulatedCrash:
+        return False
+    return True
+
+
+def crash(lives: Lives, *faults: Faults) -> None:
+    """A life for each, ended by it where it strikes, and one more without."""
+    steps = list(steps_of(lives))
+    for fault in faults:
+        if live(lives, steps, fault):
+            break
+        lives.check()
+    assert live(lives, steps)
+    lives.check_whole()
+
+
+def steps_of_a_quiet_life(folder: Path) -> int:
+    faults = Faults()
+    lives = Lives(folder)
+    assert live(lives, list(steps_of(lives)), faults)
+    return faults.steps
+
+
+def test_the_scenario_rolls_expires_and_deletes(tmp_path: Path) -> None:
+    lives = Lives(tmp_path)
+    assert live(lives, list(steps_of(lives)))
+    for key in (SIZED, AGED):
+        path = f"broker-a/{key.topic}/{key.queue_id}"
+        for kind in SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE:
+            rows = lives.metadata.segments(path, kind)
+            assert len(rows) > 1, (key, kind)
+            assert rows[0].base_offset > 0, (key, kind)
+    assert max(lives.ledger.tiered[GONE]) + 1 == 2 * (ROUNDS - 3)  # it began anew
+    assert lives.local.trimmed_to > 0
+    assert lives.local.min_offset(*SIZED) not in (None, 0)
+
+
+
+PARTS, STEPS_MAX = 12, 480
+
+
+def test_there_are_as_many_steps_as_are_tried(tmp_path: Path) -> None:
+    assert 400 < steps_of_a_quiet_life(tmp_path) < STEPS_MAX
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", CRASHES)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_after_a_crash_at_any_step_the_tier_is_whole(
+    tmp_path: Path, fault: Fault, part: int
+) -> None:
+    for step in range(part, STEPS_MAX, PARTS):
+        crash(Lives(tmp_path), Faults({step: fault}))
+
+
+@pytest.mark.parametrize("first", [Fault.CRASH_AFTER, Fault.CRASH_HALF])
+@pytest.mark.parametrize("second", [Fault.CRASH_BEFORE, Fault.CRASH_HALF])
+def test_nor_does_a_second_crash_in_the_next_life_hurt(
+    tmp_path: Path, first: Fault, second: Fault
+) -> None:
+    for step in range(0, STEPS_MAX, 37):
+        for again in (0, 2, 5, 9, 23):
+            crash(Lives(tmp_path), Faults({step: first}), Faults({again: second}))
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("first", CRASHES)
+@pytest.mark.parametrize("second", CRASHES)
+def test_nor_do_two_crashes_at_any_steps(tmp_path: Path, first: Fault, second: Fault) -> None:
+    for step in range(0, STEPS_MAX, 3):
+        for again in range(0, 60, 4):
+            crash(Lives(tmp_path), Faults({step: first}), Faults({again: second}))
+
+
+class Disks:
+    """A tier in files, with a catalogue that finds its files as a dead process left them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lives = Lives(folder, inner=self._provider, catalogues=self._next_catalogue)
+        self._opened: list[JsonMetadataStore] = []
+        self._number = 0
+
+    def _provider(self, runtime: Runtime) -> PosixProvider:
+        return PosixProvider(self.folder / "tier", "cluster", runtime)
+
+    def _next_catalogue(self, faults: Faults) -> JsonMetadataStore:
+        """Its lock goes with the process, so the next one gets a copy of what was written."""
+        mine = self.folder / f"life-{self._number}"
+        before = self.folder / f"life-{self._number - 1}"
+        if self._number:
+            shutil.copytree(before, mine, ignore=shutil.ignore_patterns("*.lock"))
+        else:
+            mine.mkdir()
+        self._number += 1
+        opened = JsonMetadataStore.open(
+            mine / "catalogue.json",
+            clock_ms=self.lives.clock.now_ms,
+            journal_bytes_max=4_000,
+        )
+        self._opened.append(opened)
+        return opened
+
+    def close(self) -> None:
+        for each in self._opened:
+            each.close()
+
+
+def crash_on_disk(folder: Path, stop_at: int) -> bool:
+    """The process stops at one of its steps on the disk, and comes back."""
+    folder.mkdir()
+    disks = Disks(folder)
+    lives = disks.lives
+    steps = list(steps_of(lives))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):  # a process that dies leaves its pages behind
+            patch.setattr(os, name, lambda descriptor: None)
+        watched = folder / "watched"
+        watched.mkdir()
+        disk = Disk(watched, stop_at=stop_at)
+        with pytest.MonkeyPatch.context() as stopping:
+            disk.patch(stopping)
+            try:
+                live(lives, steps, Faults())
+                died = False
+            except Crash:
+                died = True
+        disk.close()
+        assert live(lives, steps)
+        disks.close()
+    return died
+
+
+@pytest.mark.parametrize("stop_at", range(1, 900, 23))
+def test_nor_does_a_crash_at_a_step_on_the_disk(tmp_path: Path, stop_at: int) -> None:
+    assert crash_on_disk(tmp_path / "disk", stop_at)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("part", range(20))
+def test_nor_at_any_step_on_the_disk(tmp_path: Path, part: int) -> None:
+    for stop_at in range(1 + part, 2_000, 20):
+        if not crash_on_disk(tmp_path / str(stop_at), stop_at):
+            break

@@ -1,0 +1,184 @@
+"""How a tiered store looks after its tier: health, retention, what it hands on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.access.tiered_kit import Broker, ShortStore, numbers
+from tieredstore.driver.message_store import RetentionGuard
+from tieredstore.model.messages import DispatchRequest
+from tieredstore.model.values import QueueKey, StorageLevel
+from tieredstore.testing.messages import TOPIC
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    broker = Broker(tmp_path)
+    yield broker
+    broker.faults.always = None
+    broker.store.shutdown()
+
+
+def test_a_tier_that_is_well_says_so_in_json(broker: Broker) -> None:
+    broker.open()
+    broker.fill(5)
+    broker.put(2, first=5)
+    health = broker.store.health()
+    assert health.ok
+    told = json.loads(json.dumps(health.as_json()))
+    assert told["level"] == "NOT_IN_DISK"
+    assert told["behind_count"] == 2
+    (queue,) = told["queues"]
+    assert (queue["topic"], queue["queue_id"], queue["commit_offset"]) == (TOPIC, 0, 5)
+    assert set(told["cache"]) == {"held_bytes", "extent_count", "access_count", "hit_count"}
+
+
+def test_health_names_the_queue_that_fails_and_why(broker: Broker) -> None:
+    broker.open()
+    broker.fill(2)
+    broker.put(2, first=2)
+    broker.cut()
+    assert not broker.store.flush()
+    health = broker.store.health()
+    assert not health.ok
+    assert [bool(queue.last_error) for queue in health.queues] == [True]
+    assert "before it has an effect" in str(health.queues[0].last_error)
+    broker.faults.always = None
+    assert broker.store.flush()
+    assert broker.store.health().ok
+
+
+def test_health_names_a_gap(broker: Broker) -> None:
+    broker.open()
+    broker.fill(3)
+    broker.put(4, first=3)
+    broker.local.kept_from = 5
+    assert broker.store.flush()
+    assert broker.store.health().lost_count == 2
+    assert not broker.store.health().ok
+    assert numbers(broker.store.get_message(TOPIC, 0, 5)) == [5, 6]
+
+
+def test_health_names_a_queue_that_is_ahead_and_stopped(broker: Broker) -> None:
+    """The power was cut after an upload and before the local flush."""
+    broker.open()
+    broker.fill(5)
+    broker.store.shutdown()
+    broker.local = ShortStore(broker.runtime)
+    broker.store = broker.wrap(broker.local)
+    broker.open()
+    broker.put(2)
+    assert not broker.store.flush()
+    (queue,) = broker.store.health().queues
+    assert queue.problem is not None
+    assert not broker.store.health().ok
+    assert broker.store.committed_offset(TOPIC, 0) == 5
+
+
+def test_expired_segments_go_by_the_reserve_hours_of_their_topic(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, reserve_hours=2, commit_log_segment_bytes=1000)
+    broker.open()
+    broker.fill(20)
+    broker.put(20, topic="Kept")
+    assert broker.store.flush()
+    tier = broker.store._loaded()
+    kept = tier.parts.metadata.topic("Kept")
+    assert kept is not None
+    tier.parts.metadata.delete_topic("Kept")
+    tier.parts.metadata.add_topic("Kept", reserve_hours=5)
+    broker.local.kept_from = 20
+    broker.runtime.clock.sleep(3 * 3600)
+    (expiring,) = broker.store._services
+    expiring.wake()
+    assert broker.store.min_offset(TOPIC, 0) == 20
+    assert broker.store.min_offset("Kept", 0) == 0
+    assert broker.store.committed_offset(TOPIC, 0) == 20
+    broker.runtime.clock.sleep(3 * 3600)
+    expiring.wake()
+    assert broker.store.min_offset("Kept", 0) == 20
+    broker.store.shutdown()
+
+
+def test_nothing_expires_where_that_is_switched_off(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, reserve_hours=2, expiry_enabled=False)
+    broker.open()
+    broker.fill(5, kept_from=5)
+    broker.runtime.clock.sleep(1000 * 3600)
+    assert broker.store._services == []
+    broker.store._loaded().retention.step()
+    assert numbers(broker.store.get_message(TOPIC, 0, 0)) == [0, 1, 2, 3, 4]
+    broker.store.shutdown()
+
+
+def test_an_expiry_that_fails_is_named_and_comes_again(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, reserve_hours=2)
+    broker.open()
+    broker.fill(5, kept_from=5)
+    broker.runtime.clock.sleep(3 * 3600)
+    retention = broker.store._loaded().retention
+    broker.cut()
+    retention.step()
+    assert broker.store.min_offset(TOPIC, 0) == 5
+    assert len(list(broker.provider.inner.list())) == 2
+    broker.faults.always = None
+    retention.step()
+    assert list(broker.provider.inner.list()) == []
+    broker.store.shutdown()
+
+
+def test_a_disabled_tier_is_not_asked_but_still_filled(broker: Broker) -> None:
+    broker.open()
+    broker.store.level = StorageLevel.DISABLE
+    broker.fill(5, kept_from=3)
+    assert broker.store.committed_offset(TOPIC, 0) == 5
+    assert broker.store.min_offset(TOPIC, 0) == 3
+    assert not broker.store.contains(TOPIC, 0, 1)
+    assert broker.store.query_message(TOPIC, "key-1").messages == []
+
+
+def test_a_queue_that_is_being_uploaded_expires_in_a_later_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tieredstore.access.retention.BUSY_SECONDS_MAX", 0.0)
+    broker = Broker(tmp_path, reserve_hours=2)
+    broker.open()
+    broker.fill(5, kept_from=5)
+    broker.runtime.clock.sleep(3 * 3600)
+    tier = broker.store._loaded()
+    with tier.dispatcher.alone_with(QueueKey(TOPIC, 0)):
+        tier.retention.step()
+        assert broker.store.min_offset(TOPIC, 0) == 0
+    tier.retention.step()
+    assert broker.store.min_offset(TOPIC, 0) == 5
+    broker.store.shutdown()
+
+
+def test_dispatchers_and_guards_are_handed_to_the_next_store(broker: Broker) -> None:
+    guards: list[RetentionGuard] = []
+    broker.local.add_retention_guard = guards.append  # type: ignore[method-assign, assignment]
+    seen: list[DispatchRequest] = []
+    broker.store.add_dispatcher(seen.extend)
+    broker.store.add_retention_guard(lambda: 7)
+    broker.open()
+    broker.put(3)
+    assert [request.queue_offset for request in seen] == [0, 1, 2]
+    assert guards[0]() == 7
+    # Its own guard: nothing may go that is not in the tier.
+    assert guards[1]() == 0
+    assert broker.store.flush()
+    assert guards[1]() is None
+
+
+def test_guards_of_an_earlier_life_hold_nothing_back(broker: Broker) -> None:
+    guards: list[RetentionGuard] = []
+    broker.local.add_retention_guard = guards.append  # type: ignore[method-assign, assignment]
+    broker.open()
+    broker.put(3)
+    broker.store.shutdown(drain=False)
+    broker.open()
+    assert broker.store.flush()
+    assert [guard() for guard in guards] == [None, None]

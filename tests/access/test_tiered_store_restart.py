@@ -1,0 +1,198 @@
+"""The whole of it on a real disk: put, upload, lose the local files, read everything back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.access.tiered_kit import a_config
+from tieredstore.access.reader import TieredReader
+from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.codec.message import decode_message
+from tieredstore.codec.record_fields import rewrite_log_offset
+from tieredstore.driver.runtime import Runtime
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.model.messages import SelectedMessage
+from tieredstore.model.values import GetStatus, QueueKey
+from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_message
+
+COUNT = 600
+
+
+@dataclass
+class Machine:
+    """A broker's disk: a local store and a tier, opened anew each time."""
+
+    folder: Path
+
+    def open(self, **settings: Any) -> tuple[TieredMessageStore, LocalMessageStore]:
+        runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+        local = LocalMessageStore(self.local_config(), runtime)
+        store = TieredMessageStore(local, self.config(**settings), runtime=runtime)
+        store.load()
+        store.start()
+        return store, local
+
+    def config(self, **settings: Any) -> Any:
+        return a_config(
+            self.folder,
+            provider="posix",
+            path=str(self.folder / "tier"),
+            commit_log_segment_bytes=40_000,
+            consume_queue_segment_bytes=4_000,
+            **settings,
+        )
+
+    def local_config(self) -> LocalConfig:
+        return LocalConfig(
+            store_path=str(self.folder / "local"),
+            commit_log_file_bytes=1 << 16,
+            queue_file_bytes=2_000,
+            index_slot_count=100,
+            index_item_count=400,
+            dispatch_interval_ms=0,
+            flush_disk_type="SYNC_FLUSH",
+            reserve_hours=24,
+        )
+
+
+def put_many(
+    store: TieredMessageStore, count: int = COUNT, first: int = 0
+) -> dict[QueueKey, list[str]]:
+    """The hash of every record by queue, as it is in the tier: without its log offset."""
+    hashes: dict[QueueKey, list[str]] = {}
+    for number in range(first, first + count):
+        message = a_message(number, queue_id=number % 3, body_bytes=50 + number % 400)
+        put = store.put_message(message)
+        selected = store.message_at(put.log_offset)
+        assert selected is not None
+        hashes.setdefault(QueueKey(TOPIC, message.queue_id), []).append(hash_of(selected))
+    return hashes
+
+
+def hash_of(message: SelectedMessage) -> str:
+    return sha256(rewrite_log_offset(message.record, 0)).hexdigest()
+
+
+def read_all(store: TieredMessageStore | TieredReader, key: QueueKey) -> list[str]:
+    found: list[str] = []
+    offset = store.min_offset(*key) or 0
+    while True:
+        result = store.get_message(*key, offset)
+        if result.status is not GetStatus.FOUND:
+            assert result.status is GetStatus.OFFSET_OVERFLOW_ONE
+            return found
+        assert [one.queue_offset for one in result.messages] == list(
+            range(offset, offset + len(result.messages))
+        )
+        found += map(hash_of, result.messages)
+        offset = result.next_offset
+
+
+def expire_local(local: LocalMessageStore) -> None:
+    """The local log is old, and its retention runs until it has nothing more to do."""
+    for file in (Path(local._config.store_path) / "commitlog").iterdir():
+        os.utime(file, (0, 0))
+    for service in local._services:
+        service.wake()
+        service.wake()
+
+
+def queues_of(hashes: Iterable[QueueKey]) -> Sequence[QueueKey]:
+    return sorted(hashes)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_everything_is_read_back_after_the_local_store_lost_it(
+    tmp_path: Path, restart: bool
+) -> None:
+    machine = Machine(tmp_path)
+    store, local = machine.open()
+    hashes = put_many(store)
+    assert store.flush()
+    expire_local(local)
+    oldest = local.min_offset(TOPIC, 0)
+    assert oldest is not None
+    assert oldest > 50
+    if restart:
+        store.shutdown()
+        store, local = machine.open()
+    for key in queues_of(hashes):
+        assert store.min_offset(*key) == 0
+        assert read_all(store, key) == hashes[key]
+    store.shutdown()
+
+
+def test_messages_go_on_after_a_restart_and_all_are_there_once(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    store, _ = machine.open()
+    hashes = put_many(store)
+    store.shutdown()
+    store, local = machine.open()
+    for key, more in put_many(store, first=COUNT).items():
+        hashes[key] += more
+    assert store.flush()
+    expire_local(local)
+    for key in queues_of(hashes):
+        assert read_all(store, key) == hashes[key]
+    assert store.health().ok
+    store.shutdown()
+
+
+def test_local_retention_waits_for_the_upload(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    store, local = machine.open()
+    hashes = put_many(store)
+    expire_local(local)
+    assert local.min_offset(TOPIC, 0) == 0
+    assert store.flush()
+    expire_local(local)
+    assert (local.min_offset(TOPIC, 0) or 0) > 0
+    for key in queues_of(hashes):
+        assert read_all(store, key) == hashes[key]
+    store.shutdown()
+
+
+def test_a_disabled_tier_reads_only_what_is_local(tmp_path: Path) -> None:
+    store, local = Machine(tmp_path).open(storage_level="DISABLE")
+    put_many(store)
+    assert store.flush()
+    expire_local(local)
+    assert store.min_offset(TOPIC, 0) == local.min_offset(TOPIC, 0)
+    assert store.get_message(TOPIC, 0, 0).status is not GetStatus.FOUND
+    store.shutdown()
+
+
+def test_a_tier_is_read_without_its_broker(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    store, _ = machine.open()
+    hashes = put_many(store)
+    store.shutdown()
+    with TieredReader(machine.config(), runtime=Runtime.inline()) as reader:
+        assert reader.queues() == queues_of(hashes)
+        for key in reader.queues():
+            assert read_all(reader, key) == hashes[key]
+            assert [hash_of(one) for one in reader.messages(*key)] == hashes[key]
+
+
+def test_with_threads_it_is_the_same(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    runtime = Runtime.threads(dispatch_threads=2, fetch_threads=2)
+    local = LocalMessageStore(machine.local_config(), runtime)
+    store = TieredMessageStore(local, machine.config(storage_level="FORCE"), runtime=runtime)
+    with store:
+        hashes = put_many(store)
+        assert store.flush(timeout=60)
+        for key in queues_of(hashes):
+            assert read_all(store, key) == hashes[key]
+            found = store.get_message_future(*key, 5, count_max=3).result(60)
+            assert [hash_of(one) for one in found.messages] == hashes[key][5:8]
+            assert decode_message(found.messages[0].record).topic == TOPIC
+    runtime.close()

@@ -1,0 +1,249 @@
+"""A broker's store with a tier, for tests: one thread, its own time, and a disk to lose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.testing.list_store import ListMessageStore
+from tieredstore.access.index_protocol import CommittedRun, IndexAnswer, IndexHit, NoIndex
+from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.codec.message import decode_message
+from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
+from tieredstore.driver.metrics import Metric, NoMetrics
+from tieredstore.driver.runtime import ManualClock, Runtime
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
+from tieredstore.model.values import INT64_MAX, Boundary, GetStatus
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.faults import Fault, Faults, FaultyProvider
+from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_body, a_message
+
+STEP_MS = 1000  # between two messages
+
+
+class ShortStore(ListMessageStore):
+    """A store that has lost the messages below `kept_from`, of every queue, and holds those from
+    `cached_from` on in memory."""
+
+    kept_from = 0
+    cached_from = 0
+    calls: list[str]
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self.calls = []
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> GetResult:
+        self.calls.append("get_message")
+        queue = self._queue(topic, queue_id)
+        if queue and offset < self.kept_from:
+            minimum = min(self.kept_from, len(queue))
+            return GetResult(
+                status=GetStatus.OFFSET_TOO_SMALL,
+                next_offset=minimum,
+                min_offset=minimum,
+                max_offset=len(queue),
+            )
+        return super().get_message(
+            topic,
+            queue_id,
+            offset,
+            count_max=count_max,
+            bytes_max=bytes_max,
+            message_filter=message_filter,
+            group=group,
+        )
+
+    def min_offset(self, topic: str, queue_id: int) -> int | None:
+        queue = self._queue(topic, queue_id)
+        return min(self.kept_from, len(queue)) if queue else None
+
+    def contains(self, topic: str, queue_id: int, offset: int) -> bool:
+        return offset >= self.kept_from and super().contains(topic, queue_id, offset)
+
+    def in_memory(self, topic: str, queue_id: int, offset: int, count: int = 1) -> bool:
+        return offset >= self.cached_from and self.contains(topic, queue_id, offset)
+
+    def min_log_offset(self) -> int | None:
+        return self._kept[0].log_offset if self._kept else None
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        self.calls.append("store_time")
+        return None if offset < self.kept_from else super().store_time(topic, queue_id, offset)
+
+    def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
+        messages = self._kept if topic is None else self._queue(topic, queue_id)[self.kept_from :]
+        return decode_message(messages[0].record).store_timestamp if messages else None
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
+    ) -> int | None:
+        self.calls.append(f"offset_by_time {boundary.value}")
+        found = super().offset_by_time(topic, queue_id, timestamp, boundary)
+        return None if found is None else max(found, self.min_offset(topic, queue_id) or 0)
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = COUNT_MAX,
+        begin: int = 0,
+        end: int = INT64_MAX,
+    ) -> QueryResult:
+        self.calls.append("query_message")
+        found = super().query_message(topic, key, count_max=INT64_MAX, begin=begin, end=end)
+        kept = [one for one in found.messages if one.queue_offset >= self.kept_from]
+        return QueryResult(messages=kept[:count_max])
+
+    def read_range(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+    ) -> MessageRun:
+        count_max = count_max if offset >= self.kept_from else 0
+        return super().read_range(topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max)
+
+    @property
+    def _kept(self) -> list[SelectedMessage]:
+        kept = [one for queue in self._queues.values() for one in queue[self.kept_from :]]
+        return sorted(kept, key=lambda one: one.log_offset)
+
+
+class ListIndex(NoIndex):
+    """Finds keys in a list; it can be told to fail or to be incomplete."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, str, IndexHit]] = []
+        self.complete = True
+        self.failure: Exception | None = None
+        self.life: list[str] = []
+
+    def load(self) -> None:
+        self.life.append("load")
+
+    def shutdown(self) -> None:
+        self.life.append("shutdown")
+
+    def destroy(self) -> None:
+        self.life.append("destroy")
+        self.entries.clear()
+
+    def put(self, topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> None:
+        for row, log_offset in enumerate(run.log_offsets.tolist()):
+            record = bytes(run.run.record(row))
+            message = decode_message(record)
+            hit = IndexHit(topic_id, queue_id, log_offset, len(record), message.store_timestamp)
+            keys = {message.unique_key or "", *message.keys} - {""}
+            self.entries += [(topic, key, hit) for key in keys]
+
+    def query(
+        self, topic: str, topic_id: int, key: str, *, count_max: int, begin: int, end: int
+    ) -> IndexAnswer:
+        if self.failure is not None:
+            raise self.failure
+        hits = [
+            hit
+            for its_topic, its_key, hit in self.entries
+            if (its_topic, its_key) == (topic, key) and begin <= hit.store_timestamp <= end
+        ]
+        hits.sort(key=lambda hit: -hit.store_timestamp)
+        return IndexAnswer(hits=hits[:count_max], complete=self.complete)
+
+
+class Counts(NoMetrics):
+    """Counts what is counted, and how often anything is measured."""
+
+    def __init__(self) -> None:
+        self.counted: dict[str, int] = {}
+        self.labels: list[tuple[str, dict[str, str]]] = []
+
+    def add(self, metric: Metric, amount: int, labels: Any) -> None:
+        self.counted[metric.name] = self.counted.get(metric.name, 0) + amount
+        self.labels.append((metric.name, dict(labels)))
+
+    def record(self, metric: Metric, value: float, labels: Any) -> None:
+        self.labels.append((metric.name, dict(labels)))
+
+    def of(self, metric: Metric) -> int:
+        return self.counted.get(metric.name, 0)
+
+
+class Broker:
+    """A tiered store around a ShortStore, in one thread; the bytes stay when it is shut down."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+        self.faults = Faults()
+        self.provider = FaultyProvider(MemoryProvider(self.runtime), self.faults, self.runtime)
+        self.index = ListIndex()
+        self.metrics = Counts()
+        self.local = ShortStore(self.runtime)
+        self.config = a_config(folder, **settings)
+        self.store = self.wrap(self.local)
+
+    def wrap(self, local: ListMessageStore) -> TieredMessageStore:
+        return TieredMessageStore(
+            local,
+            self.config,
+            runtime=self.runtime,
+            provider=self.provider,
+            index=self.index,
+            metrics=self.metrics,
+        )
+
+    def open(self) -> TieredMessageStore:
+        self.store.load()
+        self.store.start()
+        return self.store
+
+    def put(self, count: int, *, topic: str = TOPIC, queue_id: int = 0, first: int = 0) -> None:
+        """Messages a step of time apart; the first one is stored now."""
+        clock = self.runtime.clock
+        assert isinstance(clock, ManualClock)
+        for number in range(first, first + count):
+            self.store.put_message(a_message(number, topic=topic, queue_id=queue_id))
+            clock.advance(STEP_MS)
+
+    def fill(self, count: int = 10, *, kept_from: int = 0, topic: str = TOPIC) -> None:
+        """So many messages, all of them in the tier, and below `kept_from` nowhere else."""
+        self.put(count, topic=topic)
+        assert self.store.flush()
+        self.local.kept_from = self.local.cached_from = kept_from
+        self.local.calls.clear()
+
+    def cut(self) -> None:
+        """The backend cannot be reached from now on."""
+        self.faults.always = Fault.BEFORE
+
+
+def a_config(folder: Path, **settings: Any) -> StoreConfig:
+    given = {
+        "broker_name": "broker-a",
+        "cluster_name": "cluster-a",
+        "store_path": str(folder / "store"),
+        "read_ahead_enabled": False,
+        **settings,
+    }
+    return StoreConfig(**given)
+
+
+def numbers(result: GetResult | QueryResult) -> list[int]:
+    """The queue offsets of an answer, after a look at the bodies."""
+    for one in result.messages:
+        assert decode_message(one.record).body == a_body(one.queue_offset)
+    return [one.queue_offset for one in result.messages]
+
+
+def time_of(number: int) -> int:
+    """When `put` stored its message of this number."""
+    return STORE_TIMESTAMP + number * STEP_MS

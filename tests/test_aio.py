@@ -1,0 +1,237 @@
+"""The asyncio face: it never blocks the loop, and gives what the store itself gives."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.access.tiered_kit import ShortStore, a_config, numbers
+from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.aio import AsyncTieredStore
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import FileSegment
+from tieredstore.driver.wrapper import ProviderWrapper, SegmentWrapper
+from tieredstore.model.errors import BackendUnavailableError, StoreClosedError
+from tieredstore.model.values import QueueKey
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.messages import TOPIC, a_message
+
+WAIT = 20.0  # for what has to come; nobody waits that long
+
+
+class Gate(ProviderWrapper):
+    """Reads wait while it is closed; it knows in which threads they came."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(MemoryProvider(runtime), runtime)
+        self.is_open = threading.Event()
+        self.is_open.set()
+        self.reached = threading.Event()
+        self.threads: list[str] = []
+        self.failure: Exception | None = None
+
+    def wrap(self, segment: FileSegment) -> SegmentWrapper:
+        return GatedSegment(segment, self)
+
+
+class GatedSegment(SegmentWrapper):
+    def __init__(self, inner: FileSegment, gate: Gate) -> None:
+        super().__init__(inner)
+        self._gate = gate
+
+    def read(self, position: int, length: int) -> bytes:
+        self._gate.threads.append(threading.current_thread().name)
+        self._gate.reached.set()
+        assert self._gate.is_open.wait(WAIT)
+        if self._gate.failure is not None:
+            raise self._gate.failure
+        return super().read(position, length)
+
+
+class Tier:
+    def __init__(self, folder: Path) -> None:
+        self.runtime = Runtime.threads(dispatch_threads=1, fetch_threads=2)
+        self.gate = Gate(self.runtime)
+        self.local = ShortStore(self.runtime)
+        self.store = TieredMessageStore(
+            self.local,
+            a_config(folder, read_ahead_enabled=True),
+            runtime=self.runtime,
+            provider=self.gate,
+        )
+        self.face = AsyncTieredStore(self.store)
+
+    async def fill(self, count: int = 10, *, kept_from: int = 0) -> None:
+        for number in range(count):
+            await self.face.put_message(a_message(number))
+        assert await self.face.flush(WAIT)
+        self.local.kept_from = self.local.cached_from = kept_from
+        self.gate.threads.clear()
+        self.gate.reached.clear()
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[Tier]:
+    tier = Tier(tmp_path)
+    yield tier
+    tier.gate.is_open.set()
+    tier.store.shutdown(drain=False)
+    tier.runtime.close()
+
+
+def test_what_is_put_is_got_whoever_has_it(tier: Tier) -> None:
+    async def scene() -> None:
+        async with tier.face as face:
+            await tier.fill(10, kept_from=6)
+            assert numbers(await face.get_message(TOPIC, 0, 0)) == list(range(10))
+            assert numbers(await face.get_message(TOPIC, 0, 7)) == [7, 8, 9]
+            assert await face.min_offset(TOPIC, 0) == 0
+            assert await face.max_offset(TOPIC, 0) == 10
+            assert await face.committed_offset(TOPIC, 0) == 10
+            assert await face.contains(TOPIC, 0, 3)
+            assert set(await face.queues()) == {QueueKey(TOPIC, 0)}
+            time = await face.store_time(TOPIC, 0, 0)
+            assert time is not None
+            assert await face.earliest_time(TOPIC, 0) == time
+            assert await face.offset_by_time(TOPIC, 0, time - 1) == 0
+            assert numbers(await face.query_message(TOPIC, "key-8")) == [8]
+            first = await face.message_at(0)
+            assert first is not None
+            assert (await face.health()).ok
+            assert await face.clean_unused_topics([TOPIC]) == 0
+            assert await face.delete_topics([TOPIC]) == 1
+        with pytest.raises(StoreClosedError):
+            await face.max_offset(TOPIC, 0)
+
+    asyncio.run(scene())
+
+
+def test_the_loop_goes_on_while_a_read_waits_for_the_backend(tier: Tier) -> None:
+    async def scene() -> None:
+        async with tier.face as face:
+            await tier.fill(10, kept_from=10)
+            tier.gate.is_open.clear()
+            cold = asyncio.create_task(face.get_message(TOPIC, 0, 0))
+            assert await asyncio.to_thread(tier.gate.reached.wait, WAIT)
+            at_end = await face.get_message(TOPIC, 0, 10)  # others are answered meanwhile
+            assert at_end.next_offset == 10
+            assert not cold.done()
+            tier.gate.is_open.set()
+            assert numbers(await cold) == list(range(10))
+
+    asyncio.run(scene())
+    assert all(name.startswith("tieredstore-fetch") for name in tier.gate.threads)
+
+
+def test_a_hot_read_takes_no_other_thread_and_no_turn_of_the_loop(tier: Tier) -> None:
+    async def scene() -> None:
+        async with tier.face as face:
+            await tier.fill(10, kept_from=6)
+            await face.get_message(TOPIC, 0, 0)  # now it is cached
+            turns: list[int] = []
+            for offset in (1, 7, 10, -1):  # cached, in the next store's memory, at the end, below
+                asyncio.get_running_loop().call_soon(turns.append, offset)
+                await face.get_message(TOPIC, 0, offset, count_max=2)
+                assert turns == []
+                await asyncio.wait_for(asyncio.to_thread(int), WAIT)
+                turns.clear()
+
+    asyncio.run(scene())
+
+
+def test_a_cancelled_read_harms_nothing(tier: Tier) -> None:
+    async def scene() -> None:
+        async with tier.face as face:
+            await tier.fill(10, kept_from=10)
+            tier.gate.is_open.clear()
+            reads = [asyncio.create_task(face.get_message(TOPIC, 0, n)) for n in range(8)]
+            assert await asyncio.to_thread(tier.gate.reached.wait, WAIT)
+            for read in reads:
+                read.cancel()
+            outcomes = await asyncio.gather(*reads, return_exceptions=True)
+            assert all(isinstance(one, asyncio.CancelledError) for one in outcomes)
+            tier.gate.is_open.set()
+            assert numbers(await face.get_message(TOPIC, 0, 2)) == list(range(2, 10))
+
+    asyncio.run(scene())
+
+
+def test_errors_are_those_of_the_store(tier: Tier) -> None:
+    async def scene() -> None:
+        async with tier.face as face:
+            await tier.fill(10, kept_from=5)
+            tier.gate.failure = BackendUnavailableError("tier", "read", "planned")
+            with pytest.raises(BackendUnavailableError):
+                await face.get_message(TOPIC, 0, 2)
+            tier.store.level = tier.store.level.FORCE
+            assert numbers(await face.get_message(TOPIC, 0, 6)) == [6, 7, 8, 9]
+            tier.gate.failure = None
+
+    asyncio.run(scene())
+
+
+def test_opening_that_fails_or_is_cancelled_leaves_nothing_open(tier: Tier) -> None:
+    async def failing() -> None:
+        def refuse() -> None:
+            raise BackendUnavailableError("next", "start", "planned")
+
+        tier.local.start = refuse  # type: ignore[method-assign]
+        with pytest.raises(BackendUnavailableError):
+            async with tier.face:
+                pass
+        with pytest.raises(StoreClosedError):
+            tier.local.max_offset(TOPIC, 0)
+        del tier.local.start
+
+    async def cancelled() -> None:
+        reached, go_on = threading.Event(), threading.Event()
+        start = tier.local.start
+
+        def slow() -> None:
+            reached.set()
+            assert go_on.wait(WAIT)
+            start()
+
+        tier.local.start = slow  # type: ignore[method-assign]
+        opening = asyncio.create_task(tier.face.__aenter__())
+        assert await asyncio.to_thread(reached.wait, WAIT)
+        opening.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        with pytest.raises(StoreClosedError):
+            tier.local.max_offset(TOPIC, 0)
+
+    asyncio.run(failing())
+    asyncio.run(cancelled())
+
+
+def test_life_goes_step_by_step_too(tier: Tier) -> None:
+    async def scene() -> None:
+        face = tier.face
+        await face.load()
+        await face.start()
+        await tier.fill(3)
+        await face.shutdown(drain=True, timeout=WAIT)
+        await face.shutdown()
+        await face.destroy()
+        assert not list(tier.gate.list())
+
+    asyncio.run(scene())
+
+
+def test_two_loops_may_share_a_store(tier: Tier) -> None:
+    async def scene() -> list[int]:
+        return numbers(await tier.face.get_message(TOPIC, 0, 0))
+
+    async def opening() -> None:
+        await tier.face.load()
+        await tier.face.start()
+        await tier.fill(5, kept_from=5)
+
+    asyncio.run(opening())
+    assert asyncio.run(scene()) == asyncio.run(scene()) == [0, 1, 2, 3, 4]

@@ -1,0 +1,64 @@
+"""Do the tier and the broker's store hold the same queue? Asked before the first upload.
+
+What lives here: comparing the tier's last message with the local one of the same number, and the
+note that keeps a queue stopped where they differ. After a power cut the local store may have lost
+messages that the tier has, and have given their numbers to others since.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tieredstore.codec.record_fields import LOG_OFFSET_POSITION
+from tieredstore.driver.message_store import MessageStore
+from tieredstore.driver.metadata import DeleteNote, MetadataStore, PutNote
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.queue_read import read_run
+
+STOPPED_QUEUE: Final = "stopped-queue"
+_BEHIND_LOG_OFFSET: Final = LOG_OFFSET_POSITION + 8
+
+
+def disagreement(store: MessageStore, file: FlatMessageFile) -> str | None:
+    """Why the local queue is not the one that was tiered; None where nothing speaks against it.
+
+    Reads one message on either side. Says nothing where one of them no longer has it.
+    """
+    topic, queue_id = file.key
+    last = file.commit_offset - 1
+    if last < (store.min_offset(topic, queue_id) or 0) or not file.queue.units_in_a_row(last):
+        return None
+    local = store.read_range(topic, queue_id, last, count_max=1, bytes_max=1)
+    tiered = read_run(file, last, count_max=1, bytes_max=1)
+    if not len(local) or not len(tiered):
+        return None
+    if _without_log_offset(local.record(0)) == _without_log_offset(tiered.record(0)):
+        return None
+    return f"message {last} is another one in the local store than in the tier"
+
+
+def is_ahead(file: FlatMessageFile, local_max: int) -> str:
+    return f"the tier has messages up to {file.append_offset}, the local store up to {local_max}"
+
+
+def stop_queue(file: FlatMessageFile, reason: str, metadata: MetadataStore) -> None:
+    """Upload nothing more to this queue, also after a restart."""
+    file.problem = file.problem or reason
+    metadata.apply([PutNote(STOPPED_QUEUE, file.path, {"reason": reason})])
+
+
+def stopped_before(file: FlatMessageFile, metadata: MetadataStore) -> str | None:
+    """Why the queue was stopped, in this life or in an earlier one."""
+    note = metadata.note(STOPPED_QUEUE, file.path)
+    if isinstance(note, dict):
+        return str(note.get("reason", "stopped"))
+    return None
+
+
+def forget_stop(file: FlatMessageFile, metadata: MetadataStore) -> None:
+    if metadata.note(STOPPED_QUEUE, file.path) is not None:
+        metadata.apply([DeleteNote(STOPPED_QUEUE, file.path)])
+
+
+def _without_log_offset(record: memoryview) -> tuple[bytes, bytes]:
+    return bytes(record[:LOG_OFFSET_POSITION]), bytes(record[_BEHIND_LOG_OFFSET:])

@@ -1,0 +1,179 @@
+"""Answers that two stores give together: where queues begin and end, times, keys.
+
+What lives here: `MergedReads`. Reading messages by offset is in `message_reads`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from tieredstore.access.fetcher import Fetcher
+from tieredstore.access.read_decision import ReadDecision
+from tieredstore.codec.record_fields import peek_queue_id, peek_store_timestamp
+from tieredstore.driver.message_store import MessageStore
+from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, Metrics
+from tieredstore.driver.runtime import Clock
+from tieredstore.model.errors import BackendUnavailableError
+from tieredstore.model.messages import QueryResult, SelectedMessage
+from tieredstore.model.values import Boundary
+
+T = TypeVar("T")
+
+
+class MergedReads:
+    """Merges what the next store and the tier say.
+
+    * What a store does not know never wins over what the other one knows.
+    * An answer that leaves out what the tier has is never given as the whole one: where the tier
+      cannot be reached and the next store alone does not know, the error comes through, and a
+      query by key says that it is not complete.
+    """
+
+    def __init__(
+        self,
+        next_store: MessageStore,
+        fetcher: Fetcher,
+        decision: ReadDecision,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._next = next_store
+        self._fetcher = fetcher
+        self._decision = decision
+        self._clock = clock
+        self._metrics = metrics
+
+    def min_offset(self, topic: str, queue_id: int) -> int | None:
+        """The smaller one; a tier without a message of the queue has no say beside the other."""
+        near = self._next.min_offset(topic, queue_id)
+        if not self._decision.may_read_tier(topic):
+            return near
+        far = self._fetcher.min_offset(topic, queue_id)
+        if near is None or far is None:
+            return far if near is None else near
+        end = self._fetcher.commit_offset(topic, queue_id)
+        return min(near, far) if end is not None and far < end else near
+
+    def max_offset(self, topic: str, queue_id: int) -> int | None:
+        """The next store's: the tier only follows it. The tier's where that has no such queue."""
+        near = self._next.max_offset(topic, queue_id)
+        if near is not None or not self._decision.may_read_tier(topic):
+            return near
+        return self._fetcher.commit_offset(topic, queue_id)
+
+    def contains(self, topic: str, queue_id: int, offset: int) -> bool:
+        if self._next.contains(topic, queue_id, offset):
+            return True
+        if not self._decision.may_read_tier(topic):
+            return False
+        return self._fetcher.contains(topic, queue_id, offset)
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """From the store that a read of this one message would go to."""
+        if not self._decision.reads_tier(self._fetcher, topic, queue_id, offset):
+            return self._next.store_time(topic, queue_id, offset)
+        try:
+            time = self._timed(
+                "get_time_by_offset",
+                topic,
+                lambda: self._fetcher.store_time(topic, queue_id, offset),
+            )
+        except BackendUnavailableError:
+            if not self._next.contains(topic, queue_id, offset):
+                raise
+            labels = {"operation": "get_time_by_offset", "topic": topic, "group": ""}
+            self._metrics.add(GET_MESSAGE_FALLBACK, 1, labels)
+            time = None
+        return self._next.store_time(topic, queue_id, offset) if time is None else time
+
+    def earliest_time(self, topic: str | None, queue_id: int) -> int | None:
+        """Of a queue the smaller one. Of the whole store the next store's, as RocketMQ has it."""
+        if topic is None:
+            return self._next.earliest_time()
+        near = self._next.earliest_time(topic, queue_id)
+        if not self._decision.may_read_tier(topic):
+            return near
+        return _smaller(near, self._fetcher.earliest_time(topic, queue_id))
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary
+    ) -> int | None:
+        """The tier's where something as old may lie there only.
+
+        What the next store has is all stored at `timestamp` or later then, so its oldest message
+        is the answer where the tier has none that comes before it.
+        """
+        if not self._decision.may_read_tier(topic):
+            return self._next.offset_by_time(topic, queue_id, timestamp, boundary)
+        forced = self._decision.is_forced
+        earliest = self._next.earliest_time()
+        if not forced and earliest is not None and timestamp >= earliest:
+            near = self._next.offset_by_time(topic, queue_id, timestamp, boundary)
+            if near is not None:
+                return near
+        far = self._timed(
+            "get_offset_by_time",
+            topic,
+            lambda: self._fetcher.offset_by_time(topic, queue_id, timestamp, boundary),
+        )
+        if forced:
+            return far
+        if far is None:
+            return self._next.offset_by_time(topic, queue_id, timestamp, boundary)
+        return _smaller(far, self._next.min_offset(topic, queue_id))
+
+    def query_message(
+        self, topic: str, key: str, *, count_max: int, begin: int, end: int
+    ) -> QueryResult:
+        """Newest first, each message once: what the next store no longer has from the tier."""
+        near = QueryResult()
+        if count_max <= 0:
+            return near
+        if not self._decision.may_read_tier(topic):
+            return self._next.query_message(topic, key, count_max=count_max, begin=begin, end=end)
+        forced = self._decision.is_forced
+        earliest = self._next.earliest_time()
+        if not forced and earliest is not None and end >= earliest:
+            near = self._next.query_message(topic, key, count_max=count_max, begin=begin, end=end)
+            if len(near.messages) >= count_max or begin > earliest:
+                return near
+        # What was stored in that very millisecond may be in the one or in the other.
+        oldest_end = end if forced or earliest is None else min(end, earliest)
+        try:
+            far = self._timed(
+                "query_message",
+                topic,
+                lambda: self._fetcher.query_message(
+                    topic, key, count_max=count_max, begin=begin, end=oldest_end
+                ),
+            )
+        except BackendUnavailableError:
+            far = QueryResult(complete=False)
+        return QueryResult(
+            messages=_newest_first([*near.messages, *far.messages])[:count_max],
+            complete=near.complete and far.complete,
+        )
+
+    def _timed(self, operation: str, topic: str, call: Callable[[], T]) -> T:
+        started = self._clock.monotonic()
+        try:
+            return call()
+        finally:
+            spent_ms = (self._clock.monotonic() - started) * 1000
+            labels = {"operation": operation, "topic": topic, "group": ""}
+            self._metrics.record(API_LATENCY, spent_ms, labels)
+
+
+def _smaller(near: int | None, far: int | None) -> int | None:
+    known = [value for value in (near, far) if value is not None]
+    return min(known, default=None)
+
+
+def _newest_first(messages: Sequence[SelectedMessage]) -> list[SelectedMessage]:
+    """Each queue and queue offset once; of equal times those that come first stay first."""
+    once: dict[tuple[int, int], SelectedMessage] = {}
+    for message in messages:
+        once.setdefault((peek_queue_id(message.record), message.queue_offset), message)
+    return sorted(once.values(), key=lambda one: -peek_store_timestamp(one.record))

@@ -1,0 +1,249 @@
+"""Which messages one read answers with: a page of a queue, filtered, within counts and bytes.
+
+What lives here: `Page` and `select`. Statuses are in `fetcher`; reading runs is in
+`flat.queue_read`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from itertools import repeat
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tieredstore.codec.checksum import body_crc
+from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units
+from tieredstore.codec.record_fields import INT32, fixed_bytes, peek_sys_flag
+from tieredstore.driver.message_store import MessageFilter
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.queue_read import ByteSource, read_run
+from tieredstore.model.errors import (
+    OffsetOutOfRangeError,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+)
+from tieredstore.model.messages import MessageRun, SelectedMessage
+
+SCAN_STEP_MIN: Final = 128  # units of the first look; each further one is four times as long
+NEAR_BYTES: Final = 16 * 1024  # what lies between two messages and is read with them at most
+_EXTENSION_ADDRESS_MAX: Final = -(2**31) - 1  # addresses in Java's extended queues lie below
+_CRC_POSITION: Final = 8
+_SETTERS: Final[Mapping[str, Any]] = vars(SelectedMessage)
+_SET_QUEUE_OFFSET: Final = _SETTERS["queue_offset"].__set__
+_SET_LOG_OFFSET: Final = _SETTERS["log_offset"].__set__
+_SET_TAGS_CODE: Final = _SETTERS["tags_code"].__set__
+_SET_RECORD: Final = _SETTERS["record"].__set__
+
+
+class Limits(NamedTuple):
+    """How much one read looks at and answers with."""
+
+    count_max: int  # messages, at least one
+    bytes_max: int  # of records, but for a single message that has more
+    scan_count: int  # units that a filter is asked about
+    read_bytes: int  # of the log that are read at once
+    checks_crc: bool = False
+
+
+class Page(NamedTuple):
+    """Messages, and where to go on behind what was looked at; nothing was looked at where that is
+    the beginning."""
+
+    messages: Sequence[SelectedMessage]
+    next_offset: int
+
+
+def select(
+    file: FlatMessageFile,
+    offset: int,
+    limits: Limits,
+    message_filter: MessageFilter | None,
+    source: ByteSource,
+) -> Page:
+    """Messages from this queue offset on, in order, and none between them left out that matches.
+
+    A page ends before a gap, and before damage if there is a message to give. Damage right at the
+    beginning raises SegmentCorruptError.
+    """
+    if message_filter is not None:
+        return _Scan(file, offset, limits, message_filter, source).page()
+    run = read_run(
+        file,
+        offset,
+        count_max=min(limits.count_max, limits.scan_count),
+        bytes_max=limits.bytes_max,
+        source=source,
+    )
+    messages = _messages_of(run)
+    if limits.checks_crc:
+        messages = _sound(file, messages)
+    return Page(messages, offset + len(messages))
+
+
+def matching_rows(units: QueueUnits, message_filter: MessageFilter) -> list[int]:
+    """The units whose tags code the filter takes."""
+    codes: Collection[int] | None = getattr(message_filter, "tags_codes", None)
+    tags_codes = units.tags_codes
+    if codes is None:
+        matches = message_filter.matches_tags_code
+        return [row for row, code in enumerate(tags_codes.tolist()) if matches(code)]
+    wanted = np.array([code & 0xFFFFFFFF for code in codes], np.uint64).astype(np.uint32)
+    chosen = np.isin(tags_codes.astype(np.uint32), wanted)
+    chosen |= tags_codes <= _EXTENSION_ADDRESS_MAX
+    rows: list[int] = np.flatnonzero(chosen).tolist()
+    return rows
+
+
+class _Scan:
+    """One look through a queue for what a filter takes.
+
+    Units come first, and records are read only where a tags code matches.
+    """
+
+    def __init__(
+        self,
+        file: FlatMessageFile,
+        offset: int,
+        limits: Limits,
+        message_filter: MessageFilter,
+        source: ByteSource,
+    ) -> None:
+        self._file = file
+        self._offset = offset
+        self._limits = limits
+        self._filter = message_filter
+        self._source = source
+        self._messages: list[SelectedMessage] = []
+        self._bytes = 0
+        self._at = offset  # what is being read
+
+    def page(self) -> Page:
+        at = self._offset
+        end = at + min(self._limits.scan_count, self._file.queue.units_in_a_row(at))
+        step = max(SCAN_STEP_MIN, 4 * self._limits.count_max)
+        try:
+            while at < end:
+                units = self._units(at, min(step, end - at))
+                stop = self._take(at, units)
+                if stop is not None:
+                    return Page(self._messages, stop)
+                at += len(units)
+                step *= 4
+        except SegmentCorruptError:
+            at = max(at, self._at)
+            if at == self._offset:
+                raise  # else the next read, from there, tells of it
+        return Page(self._messages, at)
+
+    def _units(self, at: int, count: int) -> QueueUnits:
+        """Those that can be read, one at least or an error: damage further on hides none."""
+        queue = self._file.queue
+        while True:
+            try:
+                data = self._source.read(queue, at * UNIT_BYTES, count * UNIT_BYTES)
+                return decode_units(data, path=self._file.path)
+            except (OffsetOutOfRangeError, SegmentNotFoundError) as error:
+                if count == 1:
+                    reason = f"the unit of message {at} is not there"
+                    raise SegmentCorruptError(
+                        self._file.path, reason, position=at * UNIT_BYTES
+                    ) from error
+                count //= 2
+
+    def _take(self, first: int, units: QueueUnits) -> int | None:
+        """Take what matches among these units; where the page ends, if it does."""
+        rows = matching_rows(units, self._filter)
+        places: list[int] = units.log_offsets.tolist()
+        sizes: list[int] = units.message_bytes.tolist()
+        done = 0
+        while done < len(rows):
+            last = done
+            most = min(len(rows), done + self._limits.count_max - len(self._messages)) - 1
+            while last < most:
+                row, following = rows[last], rows[last + 1]
+                if places[following] - places[row] - sizes[row] > NEAR_BYTES:
+                    break
+                last += 1
+            self._at = first + rows[done]
+            run = read_run(
+                self._file,
+                self._at,
+                count_max=rows[last] - rows[done] + 1,
+                bytes_max=self._limits.read_bytes,
+                source=self._source,
+            )
+            if not len(run):  # it expired meanwhile
+                return self._at
+            while done < len(rows) and first + rows[done] < run.end_offset:
+                stop = self._take_one(run, first + rows[done] - run.first_offset)
+                if stop is not None:
+                    return stop
+                done += 1
+        return None
+
+    def _take_one(self, run: MessageRun, row: int) -> int | None:
+        """Take a message of a run if it matches; where the page ends, if it does."""
+        limits, self._at = self._limits, run.first_offset + row
+        record = bytes(run.record(row))
+        if not self._filter.matches_record(record):
+            return None
+        if self._messages and self._bytes + len(record) > limits.bytes_max:
+            return self._at
+        message = SelectedMessage(
+            queue_offset=self._at,
+            log_offset=int(run.log_offsets[row]),
+            tags_code=int(run.tags_codes[row]),
+            record=record,
+        )
+        if limits.checks_crc:
+            check_body(self._file, message)
+        self._messages.append(message)
+        self._bytes += len(record)
+        return self._at + 1 if len(self._messages) >= limits.count_max else None
+
+
+def check_body(file: FlatMessageFile, message: SelectedMessage) -> None:
+    """Raises SegmentCorruptError unless the body has the checksum that its record names."""
+    record = message.record
+    begin = fixed_bytes(peek_sys_flag(record))
+    found = file.log.segment_at(message.log_offset)
+    base, path = (0, file.path) if found is None else (found.base, found.segment.path)
+    if begin <= len(record):
+        size = INT32.unpack_from(record, begin - 4)[0]
+        body = record[begin : begin + max(0, size)]
+        if len(body) == size and body_crc(body) == INT32.unpack_from(record, _CRC_POSITION)[0]:
+            return
+    reason = f"the body of message {message.queue_offset} has another checksum than it should"
+    raise SegmentCorruptError(path, reason, position=message.log_offset - base)
+
+
+def _sound(file: FlatMessageFile, messages: list[SelectedMessage]) -> list[SelectedMessage]:
+    """Those before the first damaged one; where that is the very first one it is an error."""
+    for row, message in enumerate(messages):
+        try:
+            check_body(file, message)
+        except SegmentCorruptError:
+            if not row:
+                raise
+            return messages[:row]
+    return messages
+
+
+def _messages_of(run: MessageRun) -> list[SelectedMessage]:
+    """All messages of a run. The loops run in C, column by column: a call of the constructor for
+    each one takes longer than everything else in a read of many."""
+    records = bytes(run.records)  # no copy where they are bytes
+    ends = run.starts + run.message_bytes
+    spans = zip(run.starts.tolist(), ends.tolist(), strict=True)
+    messages: list[SelectedMessage] = list(map(object.__new__, repeat(SelectedMessage, len(run))))
+    columns = (
+        (_SET_QUEUE_OFFSET, range(run.first_offset, run.end_offset)),
+        (_SET_LOG_OFFSET, run.log_offsets.tolist()),
+        (_SET_TAGS_CODE, run.tags_codes.tolist()),
+        (_SET_RECORD, [records[start:end] for start, end in spans]),
+    )
+    for set_field, values in columns:
+        deque(map(set_field, messages, values), maxlen=0)
+    return messages

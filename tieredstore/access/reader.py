@@ -1,0 +1,268 @@
+"""`TieredReader`: a tier read with no broker beside it.
+
+What lives here: opening a tier read only, what is in it, and messages in bounded memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from tieredstore.access.index_protocol import Index
+from tieredstore.access.wiring import GivenParts, TierParts, open_tier
+from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
+from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metrics import Metrics
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.queue_read import read_run
+from tieredstore.model.catalogue import SegmentRecord, TopicRecord
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
+from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
+from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSummary:
+    """What the tier has of one queue; times as the catalogue has them, None while it is empty."""
+
+    key: QueueKey
+    path: str
+    min_offset: int
+    max_offset: int
+    log_bytes: int
+    begin_timestamp: int | None
+    end_timestamp: int | None
+    problem: str | None
+
+
+class TieredReader:
+    """Reads a tier and its catalogue, and changes not one byte of either.
+
+    * It may run beside a writer, in the same process or another: it sees what the catalogue named
+      when it was opened, and `refresh` shows what has come since.
+    * What is not given is made from the settings and released by `close`; what is given stays the
+      caller's. Absence is None, a status or an empty answer, as everywhere.
+    * Any thread may call anything. Before `load` and after `close` everything raises
+      StoreClosedError.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        runtime: Runtime | None = None,
+        provider: SegmentProvider | None = None,
+        metadata: MetadataStore | None = None,
+        index: Index | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.config = config
+        self._given = GivenParts(
+            runtime=runtime, provider=provider, metadata=metadata, index=index, metrics=metrics
+        )
+        self._parts: TierParts | None = None
+        self._life_guard = threading.RLock()
+
+    @classmethod
+    def open(cls, config: StoreConfig) -> Self:
+        """A reader of the tier that these settings name, open."""
+        reader = cls(config)
+        reader.load()
+        return reader
+
+    def load(self) -> None:
+        """Open the catalogue and its queues; idempotent. After an error nothing is open."""
+        with self._life_guard:
+            if self._parts is not None:
+                return
+            parts = open_tier(self.config, self._given, read_only=True)
+            try:
+                parts.load()
+            except BaseException:
+                parts.close()
+                raise
+            self._parts = parts
+
+    def refresh(self) -> None:
+        """Show what a writer has done since."""
+        with self._life_guard:
+            self._loaded().files.refresh()
+
+    def close(self) -> None:
+        """Release what was opened; idempotent."""
+        with self._life_guard:
+            parts, self._parts = self._parts, None
+            if parts is not None:
+                parts.close()
+
+    def __enter__(self) -> Self:
+        self.load()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- what there is ------------------------------------------------------------------------
+
+    def topics(self) -> Sequence[TopicRecord]:
+        return sorted(self._loaded().metadata.topics(), key=lambda record: record.topic)
+
+    def queues(self, topic: str | None = None) -> list[QueueKey]:
+        """By topic and queue id."""
+        return [file.key for file in self._files(topic)]
+
+    def summary(self, topic: str, queue_id: int) -> QueueSummary | None:
+        """What the tier has of one queue. May take one small read."""
+        file = self._loaded().files.get(QueueKey(topic, queue_id))
+        if file is None:
+            return None
+        records = [each.record for each in file.log.segments if each.record.size]
+        begins = [each.begin_timestamp for each in records if each.begin_timestamp is not None]
+        ends = [each.end_timestamp for each in records if each.end_timestamp is not None]
+        return QueueSummary(
+            key=file.key,
+            path=file.path,
+            min_offset=file.min_offset,
+            max_offset=file.commit_offset,
+            log_bytes=sum(each.size for each in records),
+            begin_timestamp=min(begins, default=None),
+            end_timestamp=max(ends, default=None),
+            problem=file.problem,
+        )
+
+    def segments(
+        self, topic: str | None = None, queue_id: int | None = None
+    ) -> list[SegmentRecord]:
+        """The catalogue's rows of these queues, by queue, type and base; sizes as they are."""
+        found: list[SegmentRecord] = []
+        for file in self._files(topic, queue_id):
+            found += [each.record for each in (*file.log.segments, *file.queue.segments)]
+        return found
+
+    # -- as a store answers -------------------------------------------------------------------
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> GetResult:
+        return self._loaded().fetcher.get_message(
+            topic,
+            queue_id,
+            offset,
+            count_max=count_max,
+            bytes_max=bytes_max,
+            message_filter=message_filter,
+            group=group,
+        )
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = COUNT_MAX,
+        begin: int = 0,
+        end: int = INT64_MAX,
+    ) -> QueryResult:
+        return self._loaded().fetcher.query_message(
+            topic, key, count_max=count_max, begin=begin, end=end
+        )
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
+    ) -> int | None:
+        return self._loaded().fetcher.offset_by_time(topic, queue_id, timestamp, boundary)
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        return self._loaded().fetcher.store_time(topic, queue_id, offset)
+
+    def earliest_time(self, topic: str, queue_id: int) -> int | None:
+        return self._loaded().fetcher.earliest_time(topic, queue_id)
+
+    def min_offset(self, topic: str, queue_id: int) -> int | None:
+        return self._loaded().fetcher.min_offset(topic, queue_id)
+
+    def max_offset(self, topic: str, queue_id: int) -> int | None:
+        """One more than the newest queue offset that can be read."""
+        return self._loaded().fetcher.commit_offset(topic, queue_id)
+
+    # -- all of it ----------------------------------------------------------------------------
+
+    def runs(
+        self, topic: str | None = None, queue_id: int | None = None, *, start: int = 0
+    ) -> Iterator[tuple[QueueKey, MessageRun]]:
+        """Messages from queue offset `start` on, queue after queue, as runs.
+
+        One run is in memory at a time, of `read_ahead_bytes` at most or a single message. Ends
+        where each queue ended when its turn came; gaps are stepped over. Damage raises
+        SegmentCorruptError when all before it has been given.
+        """
+        files = self._files(topic, queue_id)
+        return ((file.key, run) for file in files for run in self._runs_of(file, start))
+
+    def messages(
+        self, topic: str | None = None, queue_id: int | None = None, *, start: int = 0
+    ) -> Iterator[SelectedMessage]:
+        """The same, one by one."""
+        runs = self.runs(topic, queue_id, start=start)
+        return (message for _, run in runs for message in _messages_of(run))
+
+    def _runs_of(self, file: FlatMessageFile, start: int) -> Iterator[MessageRun]:
+        end = file.commit_offset
+        offset = max(start, file.min_offset) if end else 0
+        while offset < end:
+            self._loaded()
+            offset = file.queue.first_unit_from(offset)
+            if offset >= end:
+                return
+            run = read_run(
+                file,
+                offset,
+                count_max=min(self.config.read_ahead_count, end - offset),
+                bytes_max=self.config.read_ahead_bytes,
+            )
+            if not len(run):
+                if offset < file.min_offset:  # it expired while we were reading
+                    offset = file.min_offset
+                    continue
+                raise SegmentCorruptError(file.path, f"message {offset} cannot be read", position=0)
+            yield run
+            offset = run.end_offset
+
+    def _files(
+        self, topic: str | None = None, queue_id: int | None = None
+    ) -> list[FlatMessageFile]:
+        files = sorted(self._loaded().files.files(), key=lambda file: file.key)
+        return [
+            file
+            for file in files
+            if topic in (None, file.key.topic) and queue_id in (None, file.key.queue_id)
+        ]
+
+    def _loaded(self) -> TierParts:
+        parts = self._parts
+        if parts is None:
+            raise StoreClosedError("the reader is not open")
+        return parts
+
+
+def _messages_of(run: MessageRun) -> Iterator[SelectedMessage]:
+    for row in range(len(run)):
+        yield SelectedMessage(
+            queue_offset=run.first_offset + row,
+            log_offset=int(run.log_offsets[row]),
+            tags_code=int(run.tags_codes[row]),
+            record=bytes(run.record(row)),
+        )

@@ -1,0 +1,298 @@
+"""`TieredMessageStore`: a broker's message store with a second tier below it.
+
+What lives here: the life of the store, and what changes topics. Reads are in `tiered_reads`, and
+who answers them in `message_reads` and `merged_reads`; which parts there are is up to `wiring`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Self
+
+from tieredstore.access.dispatcher import Dispatcher
+from tieredstore.access.health import TierHealth
+from tieredstore.access.index_protocol import Index
+from tieredstore.access.merged_reads import MergedReads
+from tieredstore.access.message_reads import MessageReads
+from tieredstore.access.read_decision import ReadDecision
+from tieredstore.access.retention import Retention
+from tieredstore.access.tier_health import health_of
+from tieredstore.access.tiered_reads import OpenTier, TieredReads
+from tieredstore.access.topic_filter import TopicFilter, is_system_topic
+from tieredstore.access.wiring import GivenParts, TierParts, open_tier
+from tieredstore.driver import message_store
+from tieredstore.driver.message_store import MessageStore, RetentionGuard
+from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metrics import Metrics, NoMetrics
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.runtime import Runtime, Service
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import BackendUnavailableError, StoreClosedError
+from tieredstore.model.messages import Message, PutResult
+from tieredstore.model.values import StorageLevel
+
+log = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 60.0
+LIGHT_QUEUE_PREFIX = "%LMQ%"
+
+
+class TieredMessageStore(TieredReads):
+    """Wraps a message store; what that has is copied to the tier, and read there when it is gone.
+
+    * Puts, and all that is about the log, go to the next store. Its life is part of this one's:
+      loaded first, shut down last.
+    * What is not given is made from the settings by `load` and released by `shutdown`. What is
+      given stays the caller's and is not closed.
+    * A `load` that fails leaves nothing open and may be tried again; so may a store that was shut
+      down.
+    """
+
+    def __init__(
+        self,
+        next_store: MessageStore,
+        config: StoreConfig,
+        *,
+        runtime: Runtime | None = None,
+        provider: SegmentProvider | None = None,
+        metadata: MetadataStore | None = None,
+        index: Index | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        super().__init__(next_store)
+        self.config = config
+        self.metrics = metrics or NoMetrics()
+        self._given = GivenParts(
+            runtime=runtime,
+            provider=provider,
+            metadata=metadata,
+            index=index,
+            metrics=self.metrics,
+        )
+        self._decision = ReadDecision(next_store, TopicFilter(config), config.storage_level)
+        self._life_guard = threading.RLock()
+        self._services: list[Service] = []
+        self._started = False
+
+    @property
+    def topic_filter(self) -> TopicFilter:
+        """Which topics stay out of the tier; more can be rejected while the store is loaded."""
+        return self._decision.topic_filter
+
+    @property
+    def level(self) -> StorageLevel:
+        """When a read is served by the tier; may be set at any time."""
+        return self._decision.level
+
+    @level.setter
+    def level(self, level: StorageLevel) -> None:
+        self._decision.level = StorageLevel(level)
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Open the next store and the tier. Raises what either raises when it cannot be opened."""
+        with self._life_guard:
+            if self._tier is not None:
+                return
+            with ExitStack() as undo:
+                undo.callback(self._next.shutdown)
+                self._next.load()
+                parts = open_tier(self.config, self._given)
+                undo.callback(parts.close)
+                parts.load()
+                self._tier = self._opened(parts)
+                undo.pop_all()
+
+    def _opened(self, parts: TierParts) -> OpenTier:
+        config, runtime, metrics = self.config, parts.runtime, parts.metrics
+        dispatcher = Dispatcher(
+            self._next,
+            parts.files,
+            parts.provider,
+            parts.metadata,
+            parts.index,
+            config,
+            runtime,
+            metrics,
+        )
+        self._decision.topic_filter = dispatcher.topic_filter
+        return OpenTier(
+            parts=parts,
+            dispatcher=dispatcher,
+            retention=Retention(
+                parts.files,
+                dispatcher,
+                forget=parts.fetcher.forget,
+                provider=parts.provider,
+                metadata=parts.metadata,
+                config=config,
+                clock=runtime.clock,
+            ),
+            messages=MessageReads(
+                self._next,
+                parts.fetcher,
+                self._decision,
+                runtime=runtime,
+                metrics=metrics,
+                logs_outcomes=config.record_get_message_result,
+            ),
+            merged=MergedReads(
+                self._next, parts.fetcher, self._decision, clock=runtime.clock, metrics=metrics
+            ),
+        )
+
+    def start(self) -> None:
+        """Take puts, upload, and drop what is too old from now on."""
+        with self._life_guard:
+            tier = self._loaded()
+            if self._started:
+                return
+            self._next.start()
+            tier.parts.index.start()
+            tier.dispatcher.start()
+            if self.config.expiry_enabled:
+                expiring = tier.parts.runtime.service(
+                    "tier-expiry",
+                    tier.retention.step,
+                    interval_ms=self.config.expiry_interval_ms,
+                )
+                self._services.append(expiring)
+            self._started = True
+
+    def shutdown(self, *, drain: bool = True, timeout: float | None = FLUSH_SECONDS) -> None:
+        """End it all; with `drain` what is confirmed is uploaded first, for so many seconds.
+
+        Every part is ended, whatever becomes of the others; then the first failure is raised.
+        """
+        with self._life_guard:
+            tier = self._tier
+            if tier is None:
+                return
+            self._tier = None  # who calls now is told that the store is closed
+            services, self._services = self._services, []
+            started, self._started = self._started, False
+            with ExitStack() as ending:  # last in, first out
+                ending.callback(self._next.shutdown)
+                ending.callback(tier.parts.close)
+                ending.callback(self._end_uploads, tier, drain=drain and started, timeout=timeout)
+                for service in services:
+                    ending.callback(service.stop)
+                ending.callback(tier.retention.stop)
+
+    @staticmethod
+    def _end_uploads(tier: OpenTier, *, drain: bool, timeout: float | None) -> None:
+        if not tier.dispatcher.shutdown(drain=drain, timeout=timeout):
+            log.warning(
+                "not all that was to be uploaded is in the tier: it follows after a restart"
+            )
+
+    def destroy(self) -> None:
+        """Delete the data of both tiers; a store that is open is shut down first, undrained."""
+        with self._life_guard:
+            self.shutdown(drain=False)
+            parts = open_tier(self.config, self._given)
+            try:
+                parts.index.destroy()
+                parts.files.delete_topics([record.topic for record in parts.metadata.topics()])
+            finally:
+                parts.close()
+            self._next.destroy()
+
+    def __enter__(self) -> Self:
+        self.load()
+        try:
+            self.start()
+        except BaseException:
+            self.shutdown(drain=False)
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def put_message(self, message: Message) -> PutResult:
+        self._loaded()
+        return self._next.put_message(message)
+
+    def flush(self, timeout: float | None = FLUSH_SECONDS, *, seal: bool = False) -> bool:
+        """Upload everything below `confirmed_offset`, now; whether all of it is in the tier.
+
+        A queue that fails is tried once. Queues that have a problem stay behind, and `health`
+        names them. With `seal` the key index is uploaded too, as far as it goes, so that readers
+        elsewhere find the keys; raises what the backend raises then.
+        """
+        tier = self._running()
+        dispatcher = tier.dispatcher
+        confirmed = self._next.confirmed_offset()
+        if not dispatcher.dispatch_once(force=True, timeout=timeout):
+            return False
+        if seal:
+            tier.parts.index.seal()
+        needed = dispatcher.needed_from()
+        return (needed is None or needed >= confirmed) and not dispatcher.health().stopped
+
+    def health(self) -> TierHealth:
+        """How the tier is doing, without asking the backend."""
+        tier = self._loaded()
+        return health_of(tier, self._next, self.level)
+
+    # -- topics -------------------------------------------------------------------------------
+
+    def delete_topics(self, topics: Iterable[str]) -> int:
+        """Delete topics from both tiers; how many of them there were in either.
+
+        The tier first: a crash in between leaves a topic that is uploaded again, not one whose
+        tier is ahead. Nothing is uploaded meanwhile, but to queues that come just now; so the
+        tier is emptied again at the end.
+        """
+        tier = self._loaded()
+        wanted = set(topics)
+        files = tier.parts.files
+        keys = {*self._next.queues(), *(file.key for file in files.files())}
+        known = {key.topic for key in keys} | self._tiered_topics(tier)
+        with ExitStack() as alone:
+            for key in sorted(key for key in keys if key.topic in wanted):
+                if not alone.enter_context(tier.dispatcher.alone_with(key, timeout=FLUSH_SECONDS)):
+                    raise BackendUnavailableError(
+                        f"{key.topic}/{key.queue_id}", "delete", "its upload does not end"
+                    )
+            files.delete_topics(wanted)
+            self._next.delete_topics(wanted)
+            files.delete_topics(wanted)
+        return len(wanted & known)
+
+    def clean_unused_topics(self, retained: Iterable[str]) -> int:
+        """Delete every topic but the retained, the system's and light queues."""
+        tier = self._loaded()
+        kept = set(retained)
+        unused = {
+            topic
+            for topic in self._tiered_topics(tier) - kept
+            if not is_system_topic(topic) and not topic.startswith(LIGHT_QUEUE_PREFIX)
+        }
+        self.delete_topics(unused)
+        return len(unused) + self._next.clean_unused_topics(kept)
+
+    @staticmethod
+    def _tiered_topics(tier: OpenTier) -> set[str]:
+        return {record.topic for record in tier.parts.metadata.topics()}
+
+    # -- others -------------------------------------------------------------------------------
+
+    def add_dispatcher(self, dispatcher: message_store.Dispatcher) -> None:
+        self._next.add_dispatcher(dispatcher)
+
+    def add_retention_guard(self, guard: RetentionGuard) -> None:
+        self._next.add_retention_guard(guard)
+
+    def _running(self) -> OpenTier:
+        tier = self._loaded()
+        if not self._started:
+            raise StoreClosedError("the store is not started")
+        return tier

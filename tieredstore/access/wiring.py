@@ -1,0 +1,187 @@
+"""Names to parts: what a tier is made of, and the chain of message stores around a broker's own.
+
+What lives here: the only place of the core that chooses parts. What a part does is not known
+here, only in which order parts are built and released.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from tieredstore.access.fetcher import Fetcher
+from tieredstore.access.index_protocol import Index, NoIndex
+from tieredstore.driver.message_store import MessageStore
+from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metrics import MeasuredProvider, Metrics, NoMetrics
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.registry import MESSAGE_STORES, METADATA_STORES, PROVIDERS, resolve
+from tieredstore.driver.retry import RetryingProvider, RetryPolicy
+from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.index.index_store import IndexStore
+from tieredstore.index.uploaded_index import UploadedIndex
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.config_sources import JAVA_CLASSES
+from tieredstore.model.errors import InvalidConfigError, TieredStoreError
+
+log = logging.getLogger(__name__)
+
+_JAVA_PACKAGE = "org.apache.rocketmq."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenParts:
+    """What the caller brings. It is used as it is and stays the caller's: never closed here."""
+
+    runtime: Runtime | None = None
+    provider: SegmentProvider | None = None
+    metadata: MetadataStore | None = None
+    index: Index | None = None
+    metrics: Metrics | None = None
+
+
+class TierParts:
+    """The parts of an open tier.
+
+    `close` releases what was built here, in the order index, files, catalogue, provider, runtime;
+    one that fails keeps no other from being released. Idempotent.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        runtime: Runtime,
+        provider: SegmentProvider,
+        metadata: MetadataStore,
+        index: Index,
+        metrics: Metrics,
+        read_only: bool,
+    ) -> None:
+        self.runtime = runtime
+        self.provider = provider
+        self.metadata = metadata
+        self.index = index
+        self.metrics = metrics
+        self.files = FlatFileStore(
+            config, provider=provider, metadata=metadata, runtime=runtime, read_only=read_only
+        )
+        self.fetcher = Fetcher(self.files, index, config, runtime, metrics)
+        self._owned = ExitStack()
+
+    def own(self, opened: ExitStack) -> None:
+        """Take over what was opened for these parts, to be released after them."""
+        opened.callback(self.files.close)
+        opened.callback(self.fetcher.close)
+        opened.callback(self.index.shutdown)
+        self._owned = opened.pop_all()
+
+    def load(self) -> None:
+        """Open every queue of the catalogue, and the index."""
+        self.files.load()
+        self.index.load()
+        self.fetcher.start()
+
+    def close(self) -> None:
+        self._owned.close()
+
+
+def open_tier(config: StoreConfig, given: GivenParts, *, read_only: bool = False) -> TierParts:
+    """The parts that a tier needs: those that are given, and for the rest those of the settings.
+
+    The catalogue is opened, the queues are not yet: call `load`. After an error nothing is open.
+    """
+    metrics = given.metrics or NoMetrics()
+    with ExitStack() as opened:
+        runtime = given.runtime
+        if runtime is None:
+            runtime = Runtime.threads()
+            opened.callback(runtime.close)
+        provider = given.provider
+        if provider is None:
+            provider = provider_of(config, runtime, metrics)
+            opened.callback(provider.close)
+        metadata = given.metadata
+        if metadata is None:
+            metadata = catalogue_of(config, runtime, read_only=read_only)
+            opened.callback(metadata.close)
+        parts = TierParts(
+            config,
+            runtime=runtime,
+            provider=provider,
+            metadata=metadata,
+            index=given.index or index_of(config, runtime, provider, metadata, read_only=read_only),
+            metrics=metrics,
+            read_only=read_only,
+        )
+        parts.own(opened)
+        return parts
+
+
+def provider_of(config: StoreConfig, runtime: Runtime, metrics: Metrics) -> SegmentProvider:
+    """The provider of the settings, each of its requests measured, and tried again if need be."""
+    found: type[SegmentProvider] = resolve(PROVIDERS, config.provider, SegmentProvider)
+    provider = found.from_config(config, runtime)
+    return RetryingProvider(MeasuredProvider(provider, metrics, runtime), RetryPolicy(), runtime)
+
+
+def catalogue_of(config: StoreConfig, runtime: Runtime, *, read_only: bool) -> MetadataStore:
+    """The catalogue of the settings, open. Its class has `open(path, *, read_only, clock_ms)`."""
+    found: Any = resolve(METADATA_STORES, config.metadata, MetadataStore)
+    opening = getattr(found, "open", None)
+    if opening is None:
+        raise InvalidConfigError(f"{config.metadata} cannot be opened: it has no method `open`")
+    catalogue: MetadataStore = opening(
+        config.catalogue_path, read_only=read_only, clock_ms=runtime.clock.now_ms
+    )
+    return catalogue
+
+
+def index_of(
+    config: StoreConfig,
+    runtime: Runtime,
+    provider: SegmentProvider,
+    metadata: MetadataStore,
+    *,
+    read_only: bool,
+) -> Index:
+    """The key index of the settings; not opened."""
+    if not config.index_enabled:
+        return NoIndex()
+    kind = UploadedIndex if read_only else IndexStore
+    return kind(config, provider=provider, metadata=metadata, runtime=runtime)
+
+
+def load_plugins(base_store: MessageStore, config: StoreConfig) -> MessageStore:
+    """The broker's own store within the message stores of `plugins`, the first one outermost.
+
+    Each is a class, named or as a dotted path, called with the store that it wraps and the
+    settings. Raises InvalidConfigError for what cannot be imported or built; nothing is opened.
+    """
+    store = base_store
+    classes = [(name, _message_store(name)) for name in config.plugins]
+    for name, found in reversed(classes):
+        try:
+            store = found(store, config)
+        except TieredStoreError:
+            raise
+        except Exception as error:
+            raise InvalidConfigError(
+                f"plugins: {name} cannot be built from a store and settings: {error}"
+            ) from error
+    return store
+
+
+def _message_store(name: str) -> Any:
+    if name.startswith(_JAVA_PACKAGE):
+        ours = JAVA_CLASSES.get(name.rpartition(".")[2])
+        if ours is None:
+            raise InvalidConfigError(f"plugins: there is nothing here for the Java class {name}")
+        name = ours
+    try:
+        return resolve(MESSAGE_STORES, name, MessageStore)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"plugins: {error}") from error

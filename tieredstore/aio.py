@@ -1,0 +1,161 @@
+"""The store for brokers that speak asyncio.
+
+What lives here: `AsyncTieredStore`, the only part that knows asyncio. It asks the same store, and
+gives the same statuses and raises the same errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import ParamSpec, Self, TypeVar
+
+from tieredstore.access.health import TierHealth
+from tieredstore.access.tiered_store import FLUSH_SECONDS, TieredMessageStore
+from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
+from tieredstore.model.messages import GetResult, Message, PutResult, QueryResult, SelectedMessage
+from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncTieredStore:
+    """A TieredMessageStore whose calls can be awaited.
+
+    * The event loop is never blocked: a call that may wait runs in a thread. A read that is hot
+      is answered at once, in the loop's own thread.
+    * A cancelled call leaves the store as it is; what it had begun goes on and its outcome is
+      dropped. `async with` that is cancelled while it opens closes what it opened.
+    * The store may be used from threads and from several loops at the same time.
+    """
+
+    def __init__(self, store: TieredMessageStore) -> None:
+        self.store = store
+
+    # -- life ---------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        await _in_thread(self.store.load)
+
+    async def start(self) -> None:
+        await _in_thread(self.store.start)
+
+    async def shutdown(self, *, drain: bool = True, timeout: float | None = FLUSH_SECONDS) -> None:  # noqa: ASYNC109 - it bounds the upload, not the call
+        await _in_thread(self.store.shutdown, drain=drain, timeout=timeout)
+
+    async def destroy(self) -> None:
+        await _in_thread(self.store.destroy)
+
+    async def __aenter__(self) -> Self:
+        opening = asyncio.ensure_future(_in_thread(self.store.__enter__))
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            await asyncio.wait([opening])
+            if not opening.cancelled() and opening.exception() is None:
+                await self.shutdown(drain=False)
+            raise
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.shutdown()
+
+    # -- messages -----------------------------------------------------------------------------
+
+    async def put_message(self, message: Message) -> PutResult:
+        return await _in_thread(self.store.put_message, message)
+
+    async def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> GetResult:
+        future = self.store.get_message_future(
+            topic,
+            queue_id,
+            offset,
+            count_max=count_max,
+            bytes_max=bytes_max,
+            message_filter=message_filter,
+            group=group,
+        )
+        return await _outcome(future)
+
+    async def query_message(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = COUNT_MAX,
+        begin: int = 0,
+        end: int = INT64_MAX,
+    ) -> QueryResult:
+        return await _in_thread(
+            self.store.query_message, topic, key, count_max=count_max, begin=begin, end=end
+        )
+
+    async def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
+        return await _in_thread(self.store.message_at, log_offset, size)
+
+    # -- where queues begin and end -----------------------------------------------------------
+
+    async def min_offset(self, topic: str, queue_id: int) -> int | None:
+        return await _in_thread(self.store.min_offset, topic, queue_id)
+
+    async def max_offset(self, topic: str, queue_id: int) -> int | None:
+        return await _in_thread(self.store.max_offset, topic, queue_id)
+
+    async def committed_offset(self, topic: str, queue_id: int) -> int | None:
+        return await _in_thread(self.store.committed_offset, topic, queue_id)
+
+    async def contains(self, topic: str, queue_id: int, offset: int) -> bool:
+        return await _in_thread(self.store.contains, topic, queue_id, offset)
+
+    async def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
+    ) -> int | None:
+        return await _in_thread(self.store.offset_by_time, topic, queue_id, timestamp, boundary)
+
+    async def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        return await _in_thread(self.store.store_time, topic, queue_id, offset)
+
+    async def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
+        return await _in_thread(self.store.earliest_time, topic, queue_id)
+
+    async def queues(self) -> Iterable[QueueKey]:
+        return await _in_thread(self.store.queues)
+
+    # -- looking after it ---------------------------------------------------------------------
+
+    async def flush(self, timeout: float | None = FLUSH_SECONDS) -> bool:  # noqa: ASYNC109 - it bounds the upload, not the call
+        return await _in_thread(self.store.flush, timeout)
+
+    async def health(self) -> TierHealth:
+        return await _in_thread(self.store.health)
+
+    async def delete_topics(self, topics: Iterable[str]) -> int:
+        return await _in_thread(self.store.delete_topics, list(topics))
+
+    async def clean_unused_topics(self, retained: Iterable[str]) -> int:
+        return await _in_thread(self.store.clean_unused_topics, list(retained))
+
+
+async def _outcome(future: Future[T]) -> T:
+    """What is known already is not waited for: no hop, and no turn of the loop."""
+    if future.done():
+        return future.result()
+    return await asyncio.wrap_future(future)
+
+
+async def _in_thread(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Not in the store's own pools: calls in there may not wait for others in there, and a
+    shutdown could not end the pool that it runs in."""
+    return await asyncio.to_thread(call, *args, **kwargs)
