@@ -1,4 +1,4 @@
-"""Running commands in this process, and a picture of a directory.
+"""Running commands, in this process or another, and a picture of a directory.
 
 What lives here: no tests.
 """
@@ -6,6 +6,9 @@ What lives here: no tests.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +18,8 @@ from tests.codec.golden_files import expected
 from tieredstore.cli.main import main
 
 Row = dict[str, Any]
+ROOT = Path(__file__).parents[2]
+_RUN = "import sys; from tieredstore.cli.main import main; sys.exit(main())"
 SIZES = {
     "commit_log_file_bytes": 32768,
     "queue_file_bytes": 400,
@@ -53,6 +58,17 @@ class Command:
     def golden(self, *words: object) -> Ran:
         verb, *rest = words
         return self.run("local", verb, *SIZE_OPTIONS, *rest)
+
+
+def started(*words: object, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    """`tieredstore` in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _RUN, *map(str, words)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+    )
 
 
 def picture(directory: Path) -> dict[str, tuple[object, ...]]:

@@ -7,7 +7,7 @@ What lives here: the codes, the errors of the command line itself, and which err
     |    0 | done                                                                        |
     |    1 | a bug: --debug shows where                                                  |
     |    2 | the command line or a setting is wrong                                      |
-    |    3 | there is no such directory, topic or queue                                  |
+    |    3 | there is no such file, directory, topic or queue                            |
     |    4 | damage: everything sound was printed, and something is missing              |
     |    5 | the system or the backend refused (permissions, no such bucket, full disk)  |
     |  130 | interrupted                                                                 |
@@ -34,8 +34,9 @@ class ExitCode(IntEnum):
 
 
 EXIT_CODES: Final = (
-    "Exit codes: 0 done; 1 a bug; 2 wrong command line or settings; 3 no such directory, topic or "
-    "queue; 4 damage: all that is sound was printed; 5 refused by the system or the backend."
+    "Exit codes: 0 done; 1 a bug; 2 wrong command line or settings; 3 no such file, directory, "
+    "topic or queue; 4 damage: all that is sound was printed; 5 refused by the system or the "
+    "backend."
 )
 
 
@@ -66,7 +67,9 @@ def outcome(error: Exception) -> tuple[str, ExitCode]:
     if isinstance(error, StoreNotFoundError):
         return text, ExitCode.NOT_THERE
     if isinstance(error, SegmentError):
-        return text, ExitCode.DAMAGE
+        return f"{text}; restore it from a copy", ExitCode.DAMAGE
+    if isinstance(error, MetadataError) and not isinstance(error.__cause__, OSError):
+        return f"{text}; restore the catalogue, or name another with --metadata", ExitCode.DAMAGE
     if isinstance(error, (BackendError, MetadataError, OSError)):
         return text, ExitCode.REFUSED
     return f"{type(error).__name__}: {text} (a bug: --debug shows where)", ExitCode.BUG

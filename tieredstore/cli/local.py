@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tieredstore.cli.choice import chosen
 from tieredstore.cli.failures import CommandError, ExitCode
-from tieredstore.cli.output import Columns, note, printable, write_json, write_line
-from tieredstore.cli.times import parse_time
+from tieredstore.cli.output import note, write_json, write_line
+from tieredstore.cli.times import TIME_HELP, time_option
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.cli.damage import DamageCount
     from tieredstore.local.local_reader import LocalReader
-    from tieredstore.model.messages import SelectedMessage
     from tieredstore.model.values import QueueKey
 
 _COUNT_DEFAULT = 64
@@ -33,15 +33,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-
-def _time(text: str) -> int:
-    try:
-        return parse_time(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-_TIME_HELP = "epoch milliseconds or ISO 8601 (UTC unless it says otherwise)"
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The store: it holds commitlog/.")]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
@@ -75,13 +66,14 @@ def cat(
 ) -> None:
     """Print what the consume queues name, in the order of the commit log."""
     from tieredstore.cli.damage import DamageCount
+    from tieredstore.cli.messages import MessagePrinter
     from tieredstore.cli.walk import walk
 
     sizes = commit_log_file_bytes, queue_file_bytes, index_slots, index_items
     with _opened(directory, *sizes) as reader:
         keys = _chosen(reader, topic, queue)
         damage = DamageCount(reader)
-        printer = _Printer(json=json, body=body)
+        printer = MessagePrinter(json=json, body=body)
         found = walk(reader, keys, begin=begin, on_damage=damage.add)
         for key, message in islice(found, count):
             printer.write(key, message)
@@ -94,10 +86,11 @@ def query(
     topic: Topic,
     key: Annotated[str, typer.Argument(metavar="KEY", help="A key or the unique key.")],
     begin: Annotated[
-        int | None, typer.Option("--begin", parser=_time, metavar="TIME", help=_TIME_HELP)
+        int | None, typer.Option("--begin", parser=time_option, metavar="TIME", help=TIME_HELP)
     ] = None,
     end: Annotated[
-        int | None, typer.Option("--end", parser=_time, metavar="TIME", help="the last to count")
+        int | None,
+        typer.Option("--end", parser=time_option, metavar="TIME", help="the last to count"),
     ] = None,
     count_max: Annotated[int, typer.Option("--max", min=1, help="At most so many.")] = (
         _COUNT_DEFAULT
@@ -110,6 +103,7 @@ def query(
     json: Json = False,
 ) -> None:
     """Find messages by key, newest first. The messages decide, not the hashes of the index."""
+    from tieredstore.cli.messages import MessagePrinter
     from tieredstore.model.values import INT64_MAX
 
     sizes = commit_log_file_bytes, queue_file_bytes, index_slots, index_items
@@ -123,7 +117,7 @@ def query(
         )
         if not found.messages:
             _chosen(reader, topic, None)
-        printer = _Printer(json=json, body=body)
+        printer = MessagePrinter(json=json, body=body)
         for message in found.messages[:count_max]:
             printer.write(None, message)
         if len(found.messages) > count_max:
@@ -140,7 +134,7 @@ def offset(
     directory: Directory,
     topic: Topic,
     queue: Annotated[int, typer.Argument(metavar="QUEUE", min=0)],
-    time: Annotated[int, typer.Argument(parser=_time, metavar="TIME", help=_TIME_HELP)],
+    time: Annotated[int, typer.Argument(parser=time_option, metavar="TIME", help=TIME_HELP)],
     upper: Annotated[
         bool, typer.Option("--upper", help="The last message at or before TIME.")
     ] = False,
@@ -216,45 +210,7 @@ def _opened(
 
 
 def _chosen(reader: LocalReader, topic: str | None, queue_id: int | None) -> list[QueueKey]:
-    """The queues that are meant; naming one that is not there is an error."""
-    everything = list(reader.queues())
-    keys = [key for key in everything if topic in (None, key.topic)]
-    if topic is not None and not keys:
-        names = sorted({key.topic for key in everything})
-        known = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        raise CommandError(
-            f"no topic {printable(topic)!r} is in this store; there are: {known or 'none'}",
-            ExitCode.NOT_THERE,
-        )
-    chosen = [key for key in keys if queue_id in (None, key.queue_id)]
-    if queue_id is not None and not chosen:
-        numbers = sorted({key.queue_id for key in keys})
-        known = ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
-        raise CommandError(
-            f"no queue {queue_id} is there; there are: {known or 'none'}", ExitCode.NOT_THERE
-        )
-    return chosen
-
-
-class _Printer:
-    """Messages one after the other."""
-
-    def __init__(self, *, json: bool, body: bool) -> None:
-        from tieredstore.cli import messages
-
-        self._messages = messages
-        self._json = json
-        self._body = body
-        self._columns = Columns(messages.COLUMNS, messages.WIDTHS)
-
-    def write(self, key: QueueKey | None, message: SelectedMessage) -> None:
-        row = self._messages.message_row(message, key=key, body=self._body)
-        if self._json:
-            write_json(row)
-            return
-        self._columns.write(self._messages.message_cells(row))
-        if self._body:
-            write_line("    " + printable(self._messages.body_text(row)))
+    return chosen(list(reader.queues()), topic, queue_id)
 
 
 def _tell_damage(damage: DamageCount) -> None:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import typer
 
-from tieredstore.cli import local
+from tieredstore.cli import local, look, read
 from tieredstore.cli.failures import EXIT_CODES, ExitCode, outcome
 from tieredstore.cli.output import finish_output, silence_output
 
-_EXAMPLE = "Example: tieredstore local info /data/store --json"
+_EXAMPLE = "Example: tieredstore topics --config broker.conf"
 
 app = typer.Typer(
     name="tieredstore",
@@ -26,6 +26,8 @@ app = typer.Typer(
     rich_markup_mode=None,  # boxes cost 0.15 s, and a pager or a log shows them badly
     pretty_exceptions_enable=False,
 )
+for verbs in (look.app, read.app):
+    app.add_typer(verbs)
 app.add_typer(local.app, name="local")
 
 

@@ -1,6 +1,6 @@
 """How a stored message is shown: as an object for JSON, as a line for people.
 
-What lives here: the fields and their order, which other tools rely on.
+What lives here: the fields and their order, which other tools rely on, and `MessagePrinter`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import base64
 import hashlib
 from typing import Any
 
+from tieredstore.cli.output import Columns, printable, write_json, write_line
 from tieredstore.cli.times import shown_time
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.properties import KEYS
@@ -66,3 +67,21 @@ def message_cells(row: Row) -> tuple[str, ...]:
 def body_text(row: Row) -> str:
     """The body for people; what is no UTF-8 is shown by number."""
     return base64.b64decode(row["body"]).decode("utf-8", "backslashreplace")
+
+
+class MessagePrinter:
+    """Messages one after the other."""
+
+    def __init__(self, *, json: bool, body: bool) -> None:
+        self._json = json
+        self._body = body
+        self._columns = Columns(COLUMNS, WIDTHS)
+
+    def write(self, key: QueueKey | None, message: SelectedMessage) -> None:
+        row = message_row(message, key=key, body=self._body)
+        if self._json:
+            write_json(row)
+            return
+        self._columns.write(message_cells(row))
+        if self._body:
+            write_line("    " + printable(body_text(row)))

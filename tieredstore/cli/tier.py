@@ -1,0 +1,181 @@
+"""Opening the tier that was named, for looking at it only.
+
+What lives here: `opened_tier`, `opened_backend`, and what is said when the name was a wrong one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tieredstore.access.reader import TieredReader
+from tieredstore.access.wiring import catalogue_of, provider_of
+from tieredstore.cli.choice import known_names
+from tieredstore.cli.failures import CommandError, ExitCode
+from tieredstore.cli.output import note, printable
+from tieredstore.cli.tier_options import TierOptions, config_of
+from tieredstore.codec.names import cluster_directory
+from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metrics import NoMetrics
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.runtime import Runtime
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import MetadataError
+
+_CATALOGUE_SUFFIXES = ("", ".bak", ".journal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedTier:
+    """A tier and its catalogue, both read only."""
+
+    config: StoreConfig
+    provider: SegmentProvider
+    metadata: MetadataStore
+    reader: TieredReader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedBackend:
+    """Where the bytes lie, and the catalogue or what is wrong with it."""
+
+    config: StoreConfig
+    runtime: Runtime
+    provider: SegmentProvider
+    metadata: MetadataStore | None
+    failure: CommandError | MetadataError | None
+
+
+@contextmanager
+def opened_tier(options: TierOptions) -> Iterator[OpenedTier]:
+    """The tier, checked to be the one that was meant."""
+    with opened_backend(options) as backend:
+        if backend.metadata is None:
+            raise backend.failure or CommandError("there is no catalogue", ExitCode.NOT_THERE)
+        _check_broker(backend.config, backend.metadata)
+        with TieredReader(
+            # Each thing is read once, and who walks checks what it shows.
+            replace(backend.config, read_ahead_enabled=False, crc_check_enabled=False),
+            runtime=backend.runtime,
+            provider=backend.provider,
+            metadata=backend.metadata,
+        ) as reader:
+            yield OpenedTier(
+                config=backend.config,
+                provider=backend.provider,
+                metadata=backend.metadata,
+                reader=reader,
+            )
+
+
+@contextmanager
+def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
+    """The backend, also where the catalogue is missing or damaged."""
+    config = config_of(options)
+    with ExitStack() as opened:
+        opened.enter_context(_notes_of_the_library())
+        runtime = opened.enter_context(Runtime.threads())
+        provider = provider_of(config, runtime, NoMetrics())
+        opened.callback(provider.close)
+        _check_root(config)
+        metadata: MetadataStore | None = None
+        failure: CommandError | MetadataError | None = None
+        try:
+            _check_catalogue(config)
+            metadata = catalogue_of(config, runtime, read_only=True)
+            opened.callback(metadata.close)
+        except (CommandError, MetadataError) as error:
+            failure = error
+        if metadata is not None:
+            _check_cluster(config, metadata)
+        yield OpenedBackend(
+            config=config, runtime=runtime, provider=provider, metadata=metadata, failure=failure
+        )
+
+
+def _check_root(config: StoreConfig) -> None:
+    if config.provider != "posix" or Path(config.path).is_dir():
+        return
+    raise CommandError(
+        f"{config.path}: there is no such directory; --path is the root of the tier, the "
+        "directory that holds those of the clusters",
+        ExitCode.NOT_THERE,
+    )
+
+
+def _check_catalogue(config: StoreConfig) -> None:
+    """A catalogue that is not there would be opened as an empty one."""
+    path = config.catalogue_path
+    if config.metadata != "json" or any(Path(path + end).exists() for end in _CATALOGUE_SUFFIXES):
+        return
+    raise CommandError(
+        f"{path}: there is no such file; name the catalogue with --metadata, or with "
+        "--store-path the directory whose config/ has it",
+        ExitCode.NOT_THERE,
+    )
+
+
+def _check_cluster(config: StoreConfig, metadata: MetadataStore) -> None:
+    """Without its cluster's directory every committed byte would be told of as lost."""
+    if config.provider != "posix":
+        return
+    root = Path(config.path)
+    wanted = cluster_directory(config.cluster_name)
+    if (root / wanted).is_dir() or not any(row.size for row in metadata.segments()):
+        return
+    names = [path.name.partition("_")[2] for path in sorted(root.iterdir()) if path.is_dir()]
+    clusters = [name for name in names if (root / cluster_directory(name)).is_dir() and name]
+    if not clusters:
+        raise CommandError(
+            f"{config.path}: no cluster lies here; --path is the directory that holds {wanted}",
+            ExitCode.NOT_THERE,
+        )
+    raise CommandError(
+        f"no cluster {printable(config.cluster_name)!r} is in this tier; there are: "
+        f"{known_names(clusters)}; name one with --cluster",
+        ExitCode.USAGE,
+    )
+
+
+def _check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
+    brokers = {row.path.partition("/")[0] for row in metadata.segments()}
+    brokers |= {row.broker_name for row in metadata.queues()}
+    if not brokers:
+        return
+    others = known_names(sorted(brokers - {config.broker_name}))
+    if config.broker_name not in brokers:
+        raise CommandError(
+            f"no broker {printable(config.broker_name)!r} is in this catalogue; there are: "
+            f"{others}; name one with --broker",
+            ExitCode.USAGE,
+        )
+    if len(brokers) > 1:
+        note(f"the catalogue has other brokers too: {others}; --broker shows them")
+
+
+@contextmanager
+def _notes_of_the_library() -> Iterator[None]:
+    """What the library warns of: what the catalogue had to deal with is told as a note.
+
+    All else is told by the verbs, as damage, in one line.
+    """
+    everything = logging.getLogger("tieredstore")
+    catalogue = logging.getLogger("tieredstore.metadata.open_report")
+    silent, told = logging.NullHandler(), _Notes(logging.WARNING)
+    everything.addHandler(silent)
+    catalogue.addHandler(told)
+    try:
+        yield
+    finally:
+        catalogue.removeHandler(told)
+        everything.removeHandler(silent)
+
+
+class _Notes(logging.Handler):
+    """Log records as notes on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(printable(record.getMessage()))
