@@ -57,6 +57,12 @@ def opened(root: Path, **settings: object) -> LocalMessageStore:
     return store
 
 
+def takes_what_java_writes(store: LocalMessageStore) -> LocalMessageStore:
+    """The same store; its puts take properties that no producer may send."""
+    store._encoder._one.never_sent = {}
+    return store
+
+
 def parts_of(store: LocalMessageStore) -> StoreParts:
     parts = store._parts
     assert parts is not None

@@ -59,13 +59,6 @@ def test_the_minimum_is_three_seconds_below_the_older_of_log_and_queues() -> Non
     assert CheckpointValues().min_timestamp == 0
 
 
-def test_the_minimum_with_the_index_is_no_newer_than_the_index() -> None:
-    values = CheckpointValues(log_timestamp=9000, queue_timestamp=9000, index_timestamp=1234)
-    assert values.min_timestamp_index == 1234
-    values = CheckpointValues(log_timestamp=9000, queue_timestamp=9000, index_timestamp=8999)
-    assert values.min_timestamp_index == 6000
-
-
 def test_values_survive_a_reopening(path: Path) -> None:
     checkpoint = StoreCheckpoint.open(path)
     checkpoint.advance(log_timestamp=1_700_000_000_000, queue_timestamp=1_700_000_000_005)
@@ -73,7 +66,6 @@ def test_values_survive_a_reopening(path: Path) -> None:
     again = StoreCheckpoint.open(path)
     assert again.values == checkpoint.values
     assert again.min_timestamp == checkpoint.min_timestamp == 1_700_000_000_000 - 3000
-    assert again.min_timestamp_index == 0
 
 
 def test_opening_writes_nothing_and_only_changes_are_written(path: Path) -> None:
@@ -132,7 +124,7 @@ def test_whatever_the_bytes_are_no_value_is_negative(data: bytes) -> None:
     values = decode_checkpoint(data)
     assert min(values.log_timestamp, values.queue_timestamp, values.index_timestamp) >= 0
     assert min(values.master_flushed_offset, values.confirmed_offset) >= 0
-    assert values.min_timestamp >= values.min_timestamp_index >= 0
+    assert values.min_timestamp >= 0
 
 
 def test_the_rest_of_the_file_is_left_as_it_was(path: Path) -> None:

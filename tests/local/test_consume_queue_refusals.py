@@ -14,6 +14,7 @@ from tests.local.queue_fixtures import (
     reopen,
     whole,
 )
+from tieredstore.local.queue_scan import matching_tags
 from tieredstore.model.errors import OffsetOutOfRangeError
 
 __all__ = ["directory", "reopen"]  # fixtures
@@ -113,9 +114,9 @@ def test_extension_addresses_are_kept_and_match_every_tag(reopen: Opener) -> Non
     queue.put(0, range(0, 600, 100), [100] * 6, tags)
     units = reopen().units(0, 6)
     assert units.tags_codes.tolist() == tags
-    assert queue.matching(units, [7]).tolist() == [True, True, False, True, True, False]
-    assert queue.matching(units, [-(2**31)]).tolist() == [True, True, True, False, False, False]
-    assert queue.matching(units, [2**31]).tolist() == [True, True, True, False, False, False]
-    assert queue.matching(units, []).tolist() == [True, True, False, False, False, False]
+    assert matching_tags(units, [7]).tolist() == [True, True, False, True, True, False]
+    assert matching_tags(units, [-(2**31)]).tolist() == [True, True, True, False, False, False]
+    assert matching_tags(units, [2**31]).tolist() == [True, True, True, False, False, False]
+    assert matching_tags(units, []).tolist() == [True, True, False, False, False, False]
     many = [7, *range(1000, 1020)]
-    assert queue.matching(units, many).tolist() == queue.matching(units, [7]).tolist()
+    assert matching_tags(units, many).tolist() == matching_tags(units, [7]).tolist()

@@ -19,7 +19,6 @@ from tests.local.index_kit import (
 )
 from tieredstore.local.index_file import IndexFile
 from tieredstore.local.index_state import IndexState
-from tieredstore.model.errors import SegmentCorruptError
 
 T0 = 1_700_000_000_000
 
@@ -69,7 +68,10 @@ def test_a_newest_file_that_is_gone_is_made_again(tmp_path: Path) -> None:
         assert list(index_bytes(tmp_path).values()) == list(before.values())
 
 
-def test_a_short_file_is_an_error_in_peace_and_made_again_after_a_crash(tmp_path: Path) -> None:
+@pytest.mark.parametrize("abnormal", [False, True], ids=["peace", "crash"])
+def test_a_short_file_goes_with_what_follows_it_and_is_made_again(
+    tmp_path: Path, abnormal: bool
+) -> None:
     rows = made_up_rows(40)
     with loaded(tmp_path) as service:
         put_all(service, rows)
@@ -77,12 +79,20 @@ def test_a_short_file_is_an_error_in_peace_and_made_again_after_a_crash(tmp_path
     whole = list(index_bytes(tmp_path).values())
     with (tmp_path / "index" / first).open("r+b") as file:
         file.truncate(50)
-    with pytest.raises(SegmentCorruptError, match="50 bytes"):
-        service_at(tmp_path).load(abnormal=False)
     with service_at(tmp_path) as service:
-        assert service.load(abnormal=True) == 0
+        assert service.load(abnormal=abnormal) == 0
+        assert service.has_lost
         put_all(service, rows)
     assert list(index_bytes(tmp_path).values()) == whole
+
+
+def test_damaged_files_do_not_keep_an_index_from_being_destroyed(tmp_path: Path) -> None:
+    with loaded(tmp_path) as service:
+        put_all(service, made_up_rows(40))
+        first = service.names[0]
+    (tmp_path / "index" / first).write_bytes(b"no index")
+    service_at(tmp_path).destroy()
+    assert list((tmp_path / "index").iterdir()) == []
 
 
 @pytest.mark.parametrize(

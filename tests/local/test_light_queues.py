@@ -10,7 +10,7 @@ from struct import Struct
 
 import pytest
 
-from tests.local.store_audit import crash, opened, parts_of
+from tests.local.store_audit import crash, opened, parts_of, takes_what_java_writes
 from tieredstore.codec.properties import tags_code
 from tieredstore.local.light_queues import light_places
 from tieredstore.local.local_message_store import LocalMessageStore
@@ -29,6 +29,7 @@ def light(names: str, offsets: str) -> dict[str, str]:
 def put(store: LocalMessageStore, number: int, more: dict[str, str], topic: str = TOPIC) -> bytes:
     """The unit that Java gives this message in every queue."""
     properties = {"UNIQ_KEY": f"U{number}", "TAGS": f"tag-{number % 3}", **more}
+    takes_what_java_writes(store)
     result = store.put_message(a_message(number, topic=topic, properties=properties))
     return UNIT.pack(result.log_offset, result.size, tags_code(properties["TAGS"]))
 

@@ -50,6 +50,7 @@ class Shop:
         )
         parts.retention = self.retention  # what puts ask whether the disk is full
         self.store.put_messages([a_message(number, body_bytes=200) for number in range(250)])
+        self.store.flush()
         self.files_before = len(self.log.queue.files)
         assert self.files_before > 8
         self.touch(self.files_before, hours_ago=0)
@@ -284,6 +285,7 @@ def test_a_queue_all_of_whose_messages_went_keeps_its_numbers(shop: Opener) -> N
     quiet = one.store.put_message(a_message(0, topic="Quiet"))
     messages = [a_message(number, body_bytes=200) for number in range(100)]
     one.store.put_messages(messages)
+    one.store.flush()
     one.touch(len(one.log.queue.files), hours_ago=100)
     one.retention.step()
     one.retention.step()

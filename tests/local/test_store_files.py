@@ -43,7 +43,6 @@ def test_the_names_are_those_of_java(tmp_path: Path) -> None:
     names = {
         files.commit_log: "commitlog",
         files.consume_queues: "consumequeue",
-        files.queue_extensions: "consumequeue_ext",
         files.batch_queues: "batchconsumequeue",
         files.index: "index",
         files.checkpoint: "checkpoint",

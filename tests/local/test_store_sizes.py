@@ -140,7 +140,7 @@ def test_empty_files_tell_nothing(java_files: StoreFiles) -> None:
 
 
 def test_directories_that_are_not_ours_to_judge_are_left_alone(java_files: StoreFiles) -> None:
-    for folder in (java_files.batch_queues, java_files.queue_extensions):
+    for folder in (java_files.batch_queues, java_files.root / "consumequeue_ext"):
         (folder / "T" / "0").mkdir(parents=True)
         (folder / "T" / "0" / f"{0:020d}").write_bytes(b"x" * 46)
     check_sizes(java_files, config_with())

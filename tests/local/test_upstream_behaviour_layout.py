@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.local.store_audit import takes_what_java_writes
 from tests.local.test_upstream_behaviour import opened
 from tieredstore.codec.message import decode_message
 from tieredstore.local.local_message_store import LocalMessageStore
@@ -98,7 +99,7 @@ LMQ = {"INNER_MULTI_DISPATCH": "%LMQ%x,%LMQ%y", "INNER_MULTI_QUEUE_OFFSET": "{0}
 
 def a_store_with_light_queues(root: Path) -> LocalMessageStore:
     """As Java leaves it: a unit for each message in its own queue and in two light ones."""
-    store = opened(root)
+    store = takes_what_java_writes(opened(root))
     units = b""
     for number in range(12):
         properties = {name: text.format(number) for name, text in LMQ.items()}

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from tieredstore.codec.message import PROPERTY_BYTES_MAX
 from tieredstore.codec.properties import (
-    DELAY_LEVEL,
-    INNER_COUNT,
     KEYS,
     NAME_END,
     TAGS,
@@ -42,6 +40,7 @@ from tieredstore.local.config import LocalConfig
 from tieredstore.local.record_batch import RecordBatch, every_word
 from tieredstore.local.record_encoder import (
     LAYOUTS,
+    UNUSUAL,
     PutRefusedError,
     RecordEncoder,
     code_of_tags,
@@ -141,6 +140,7 @@ class BatchEncoder:
         batch.data = bytearray().join(pieces)
         batch.sizes = sizes.tolist()
         ends = sizes.cumsum()
+        _require(len(batch.data) == ends[-1])  # else the length of a body counts no bytes
         starts = ends - sizes
         words = {code: every_word(batch.data, layout) for code, layout in _LAYOUTS.items()}
         words["i"][starts] = sizes
@@ -193,8 +193,8 @@ def _property_strings(properties: Sequence[Mapping[str, str]]) -> tuple[list[byt
     texts[1::2] = chain.from_iterable([each.values() for each in properties])
     text = NAME_END.join(texts)
     _require(text.count(NAME_END) == 2 * len(names) and VALUE_END not in text)
-    unusual = {"", DELAY_LEVEL, INNER_COUNT}
-    _require(unusual.isdisjoint(names))
+    known = set(names)
+    _require("" not in known and UNUSUAL.isdisjoint(known))
     # Behind each text stands the end of a name: every other one shall be the end of a value.
     data = bytearray(text.encode())
     units: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
@@ -203,7 +203,7 @@ def _property_strings(properties: Sequence[Mapping[str, str]]) -> tuple[list[byt
     starts = np.concatenate(([0], text_ends + 1))[::2]
     ends = starts[_lengths(properties).cumsum()].tolist()
     raw = bytes(data)
-    return [raw[start:end] for start, end in zip([0, *ends], ends, strict=False)], set(names)
+    return [raw[start:end] for start, end in zip([0, *ends], ends, strict=False)], known
 
 
 def _lengths(column: Sequence[Sized]) -> NDArray[np.int64]:

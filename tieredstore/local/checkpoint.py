@@ -49,11 +49,6 @@ class CheckpointValues:
         """
         return max(0, min(self.log_timestamp, self.queue_timestamp) - MARGIN_MS)
 
-    @property
-    def min_timestamp_index(self) -> int:
-        """And before this they are in the key index too."""
-        return min(self.min_timestamp, self.index_timestamp)
-
 
 _NAMES: Final = tuple(CheckpointValues.__dataclass_fields__)
 
@@ -108,10 +103,6 @@ class StoreCheckpoint:
     @property
     def min_timestamp(self) -> int:
         return self._values.min_timestamp
-
-    @property
-    def min_timestamp_index(self) -> int:
-        return self._values.min_timestamp_index
 
     def advance(
         self,

@@ -9,6 +9,8 @@ begin with a blank record, and the next file begins with the record.
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tieredstore.codec.end_marks import BLANK_BYTES, encode_blank
+from tieredstore.codec.message import MESSAGE_BYTES_MIN
+from tieredstore.codec.names import local_file_name
 from tieredstore.codec.record_fields import (
     TOPIC_LENGTHS,
     peek_log_offset,
@@ -32,8 +36,11 @@ from tieredstore.local.mapping import MappedFiles
 from tieredstore.local.record_batch import RecordBatch
 from tieredstore.local.record_check import RecordState, check_record
 from tieredstore.local.record_encoder import PutRefusedError
+from tieredstore.local.record_scan import DAY_MS
 from tieredstore.model.errors import BackendError, BackendRefusedError, SegmentCorruptError
-from tieredstore.model.values import PutStatus
+from tieredstore.model.values import INT64_MAX, PutStatus
+
+log = logging.getLogger(__name__)
 
 FOLDER: Final = "commitlog"
 _ALLOCATE_INTERVAL_MS: Final = 1_000
@@ -120,7 +127,8 @@ class CommitLog:
         """Put the records behind the last one, in one critical section.
 
         Raises PutRefusedError where one cannot fit any file, BackendRefusedError where a file
-        cannot be made or a sync failed before: in both cases nothing was written.
+        cannot be made or written, or a sync failed before. Nothing of it stays in the log; where
+        that cannot be brought about, nothing more is taken.
         """
         sizes = batch.sizes
         if len(sizes) != len(queue_offsets):
@@ -138,16 +146,41 @@ class CommitLog:
                 spans = self._spans(file, sizes)
                 if len(spans) > 1:
                     self.queue.reserve(len(spans) - 1)
-                for number, rows in enumerate(spans):
-                    if number:
-                        file = self._roll(file)
-                    if rows:
-                        at = file.start_offset + file.wrote
-                        data, offsets = batch.placed(rows, queue_offsets, at, store_timestamp)
-                        file.append(data)
-                        log_offsets += offsets
+                end = file.start_offset + file.wrote
+                try:
+                    for number, rows in enumerate(spans):
+                        if number:
+                            file = self._roll(file)
+                        if rows:
+                            at = file.start_offset + file.wrote
+                            data, offsets = batch.placed(rows, queue_offsets, at, store_timestamp)
+                            file.append(data)
+                            log_offsets += offsets
+                except BaseException:
+                    self._take_back(end)
+                    raise
             self.last_store_timestamp = store_timestamp
         return AppendedRun(log_offsets, sizes, store_timestamp)
+
+    def _take_back(self, end: int) -> None:
+        """Let the log end where it ended before an append that failed half way.
+
+        What is not taken back would meet the messages that come next: both would have the same
+        queue offsets, and queues that are made anew could believe the wrong ones. The sync comes
+        first: `truncate_dirty` counts all files before the last one as synced.
+        """
+        failure = BackendRefusedError(
+            self.queue.directory, "append", f"the log may hold more than was put, from {end} on"
+        )
+        self._failure = self._failure or failure
+        try:
+            self.queue.flush()
+            self.queue.truncate_dirty(end)
+        except Exception:
+            log.exception("%s: %s", self.queue.directory, failure)
+            return
+        if self._failure is failure:
+            self._failure = None
 
     def _spans(self, file: MappedFile, sizes: Sequence[int]) -> list[range]:
         """Which records go to this file, and which to each that follows."""
@@ -183,33 +216,55 @@ class CommitLog:
         """The record at this offset; None where none starts there or it is deleted.
 
         With `size`, as a queue has it, there must be one: anything else, and a record that is
-        damaged, is a SegmentCorruptError.
+        damaged, is a SegmentCorruptError. So is any offset of a file that is missing between
+        others. None is what begins below the log.
         """
-        if size is None:
+        if size is not None and size < MESSAGE_BYTES_MIN:
+            record = None
+        elif size is None:
             head = self.queue.read(log_offset, 36)
-            if head is None or peek_magic(head) not in TOPIC_LENGTHS:
+            if head is None:
+                self._check_present(log_offset)
                 return None
-            if peek_log_offset(head) != log_offset:
+            if peek_magic(head) not in TOPIC_LENGTHS or peek_log_offset(head) != log_offset:
                 return None
             record = self.queue.read(log_offset, max(36, peek_message_bytes(head)))
         else:
             record = self.queue.read(log_offset, size)
         if record is None:
-            if size is None:
-                raise self._corrupt(log_offset, "the record does not fit its file")
-            return None
+            self.look_again()
+            if log_offset < (self.min_offset or 0):  # looked at now: it may have gone just so
+                return None
+            raise self._corrupt(log_offset, "no record of this size is there")
         check = check_record(record, log_offset=log_offset)
         if check.state is not RecordState.MESSAGE or check.size != len(record):
             raise self._corrupt(log_offset, check.reason or "not the record that was looked for")
         return record
 
-    def scan_from(self, offset: int, *, check_crc: bool = True) -> LogScan:
-        """Every record from this offset, where one starts, on."""
+    def look_again(self) -> None:
+        """Find the files anew if another process has deleted all that were there."""
+        if self.queue.read_only and not self.queue.files:
+            self.queue.load()
+
+    def _check_present(self, log_offset: int) -> None:
+        self.look_again()
+        is_inside = (self.min_offset or 0) <= log_offset < self.max_offset
+        if is_inside and self.queue.find(log_offset) is None:
+            raise self._corrupt(log_offset, "the file is missing")
+
+    def scan_from(
+        self, offset: int, *, check_crc: bool = True, doubt_times: bool = False
+    ) -> LogScan:
+        """Every record from this offset, where one starts, on.
+
+        With `doubt_times` a store time far ahead of the clock is damage and not the last one.
+        """
         return LogScan(
             self.queue.files_from(offset),
             start_offset=max(offset, self.min_offset or 0),
             check_crc=check_crc,
             check_property_crc=check_crc and self._check_property_crc,
+            time_max=self._clock.now_ms() + DAY_MS if doubt_times else INT64_MAX,
         )
 
     def flush(self) -> int:
@@ -240,5 +295,6 @@ class CommitLog:
 
     def _corrupt(self, log_offset: int, reason: str) -> SegmentCorruptError:
         file = self.queue.find(log_offset)
-        path = file.path if file else self.queue.directory
+        name = local_file_name(max(0, self.file_start_of(log_offset)))
+        path = file.path if file else os.path.join(self.queue.directory, name)
         return SegmentCorruptError(path, reason, position=log_offset % self.queue.file_bytes)

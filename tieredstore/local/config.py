@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.local.delay_levels import DelayLevels
 from tieredstore.model.config import GIB, KIB, MIB, default_store_path
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.setting import computed, setting
@@ -78,7 +79,12 @@ class LocalConfig(Settings):
     # dispatch
     dispatch_count_max: int = setting(256, "Messages of one dispatch batch", minimum=1)
     dispatch_interval_ms: int = setting(
-        2, "Time until a message is dispatched; 0: before its put returns"
+        2, "Time until a message is dispatched; 0: before its put returns", minimum=0
+    )
+    dispatch_behind_max: int = setting(
+        100_000,
+        "While dispatch fails and so many messages wait for it, puts are refused",
+        minimum=1,
     )
     # retention
     reserve_hours: int = setting(72, "How long files are kept", "fileReservedTime")
@@ -89,7 +95,10 @@ class LocalConfig(Settings):
         10, "Commit log files deleted in one look", "deleteFileBatchMax", minimum=1
     )
     disk_full_percent: int = setting(
-        90, "Above this use of the disk puts are refused", minimum=1, maximum=100
+        90,
+        "Above this use of the disk puts are refused, unless delete_before_offload",
+        minimum=1,
+        maximum=100,
     )
     disk_clean_percent: int = setting(
         75,
@@ -99,7 +108,7 @@ class LocalConfig(Settings):
         maximum=100,
     )
     delete_before_offload: bool = setting(
-        False, "When the disk is full, delete what a tier still needs"
+        False, "When the disk is full, delete what a tier still needs and go on taking puts"
     )
     message_delay_levels: str = setting(
         "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
@@ -111,6 +120,7 @@ class LocalConfig(Settings):
         self._check()
         if self.flush_disk_type not in ("ASYNC_FLUSH", "SYNC_FLUSH"):
             raise InvalidConfigError("flush_disk_type: want ASYNC_FLUSH or SYNC_FLUSH")
+        DelayLevels(self.message_delay_levels)  # which says what is wrong with them
         units = -(-self.queue_file_bytes // UNIT_BYTES)
         object.__setattr__(self, "queue_file_bytes", units * UNIT_BYTES)
 

@@ -18,11 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Collection
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from tieredstore.codec.queue_unit import (
     PREFILL_BYTES,
@@ -35,7 +31,7 @@ from tieredstore.codec.queue_unit import (
 from tieredstore.local.mapped_file_queue import MappedFileQueue
 from tieredstore.local.mapping import MappedFiles
 from tieredstore.local.queue_append import Column, encode_new_units
-from tieredstore.local.queue_scan import Found, first_where, matching_tags, scan
+from tieredstore.local.queue_scan import Found, first_where, scan
 from tieredstore.local.queue_search import StoreTime, offset_by_time
 from tieredstore.model.errors import (
     OffsetOutOfRangeError,
@@ -191,10 +187,6 @@ class ConsumeQueue:
             position += length
         return decode_units(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
-    def matching(self, units: QueueUnits, codes: Collection[int]) -> NDArray[np.bool_]:
-        """Which of the units may hold a message with one of these 32-bit tag hashes."""
-        return matching_tags(units, codes)
-
     def offset_by_time(
         self,
         timestamp: int,
@@ -219,7 +211,7 @@ class ConsumeQueue:
         with self._guard:
             if self._last_log_end <= min_log_offset and self._last_log_end:
                 self._min = self._max
-            else:
+            elif not self._is_from(self._min, min_log_offset):  # else it is right: the usual case
                 self._min = first_where(
                     self._min, self._max, lambda offset: self._is_from(offset, min_log_offset)
                 )
@@ -275,8 +267,11 @@ class ConsumeQueue:
             )
 
     def _found(self, offset: int, data: bytes | None) -> bytes:
-        if data is None:
-            self._check(offset, self._max)  # it may have been deleted just now
+        if data is None:  # it may have been deleted just now, perhaps by another process
+            kept = self._files.min_offset
+            with self._guard:
+                self._min = max(self._min, self._max if kept is None else kept // UNIT_BYTES)
+            self._check(offset, self._max - 1)
             raise SegmentCorruptError(
                 self._files.directory, "no file holds the unit", position=offset * UNIT_BYTES
             )

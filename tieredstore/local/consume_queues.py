@@ -40,6 +40,7 @@ class ConsumeQueues:
         self._open_files = files
         self._queues: dict[QueueKey, ConsumeQueue] = {}
         self._dirty: set[QueueKey] = set()
+        self._grown: set[QueueKey] = set()  # since the minima were corrected
         self._guard = threading.Lock()
 
     def load(self) -> None:
@@ -147,6 +148,7 @@ class ConsumeQueues:
         finally:
             with self._guard:
                 self._dirty.add(key)
+                self._grown.add(key)
 
     def flush(self) -> int:
         """Make durable what was put before; how many queues that were."""
@@ -169,6 +171,15 @@ class ConsumeQueues:
         """Leave out the messages whose records have gone from the log."""
         for queue in list(self._queues.values()):
             queue.correct_min_offset(min_log_offset)
+
+    def correct_grown(self, min_log_offset: int) -> None:
+        """The same for the queues that were put to since: what came late may have gone by now."""
+        with self._guard:
+            grown, self._grown = self._grown, set()
+        for key in grown:
+            queue = self._queues.get(key)
+            if queue is not None:
+                queue.correct_min_offset(min_log_offset)
 
     def delete_before(self, min_log_offset: int) -> int:
         """Delete the files that name only what has gone from the log; how many."""

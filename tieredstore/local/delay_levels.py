@@ -9,7 +9,9 @@ from tieredstore.codec.properties import DELAY_LEVEL, TAGS, tags_code
 from tieredstore.model.errors import InvalidConfigError
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+DELAY_MS_MAX: Final = 100 * 365 * 86_400_000  # a delivery time has to fit its 8 bytes
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DIGITS_MAX: Final = 18
 
 
 class DelayLevels:
@@ -22,6 +24,10 @@ class DelayLevels:
             number, unit = word[:-1], word[-1:]
             if unit not in _UNITS_MS or not (number.isascii() and number.isdigit()):
                 raise InvalidConfigError(f"message_delay_levels: {word!r} is no delay such as 10s")
+            if len(number) > _DIGITS_MAX or int(number) * _UNITS_MS[unit] > DELAY_MS_MAX:
+                raise InvalidConfigError(
+                    f"message_delay_levels: {word!r:.40} is more than a hundred years"
+                )
             self._delays_ms.append(int(number) * _UNITS_MS[unit])
 
     def delay_ms(self, topic: str, properties: Mapping[str, str]) -> int | None:

@@ -1,7 +1,7 @@
 """From the log into queues and index, in order: what Java calls reput.
 
-What lives here: `DispatchRun`, `run_of_scan` and `Dispatch`. A put knows all that is needed of its
-messages, so nothing is read back from the log; recovery makes the same runs from a scan.
+What lives here: `DispatchRun` and `Dispatch`. A put knows all that is needed of its messages, so
+nothing is read back from the log; recovery makes the same runs from a scan (`scanned_run`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from tieredstore.codec.properties import KEYS, UNIQUE_KEY, split_keys
-from tieredstore.codec.record_fields import INNER_BATCH, TRANSACTION_MASK, TRANSACTION_PREPARED
-from tieredstore.driver.message_store import Dispatcher
+from tieredstore.codec.properties import split_keys
 from tieredstore.local.commit_log import AppendedRun
 from tieredstore.local.consume_queues import ConsumeQueues
-from tieredstore.local.delay_levels import DelayLevels
 from tieredstore.local.index_batch import IndexBatch, hashes_of_messages
 from tieredstore.local.index_service import IndexService
 from tieredstore.local.record_batch import RecordBatch
-from tieredstore.local.record_columns import RecordColumns
+from tieredstore.local.telling import Telling
 from tieredstore.model.messages import DispatchRequest
 
 log = logging.getLogger(__name__)
@@ -122,30 +119,6 @@ class DispatchRun:
         return [[column[row] for row in rows] for column in columns]  # type: ignore[misc]
 
 
-def run_of_scan(columns: RecordColumns, delays: DelayLevels) -> DispatchRun:
-    """The same for records that a scan of the log found."""
-    run = DispatchRun(
-        topics=columns.topics(),
-        queue_ids=columns.queue_ids.tolist(),
-        queue_offsets=columns.queue_offsets.tolist(),
-        log_offsets=columns.log_offsets.tolist(),
-        sizes=columns.sizes.tolist(),
-        store_timestamps=columns.store_timestamps.tolist(),
-        sys_flags=columns.sys_flags.tolist(),
-    )
-    for row, flag in enumerate(run.sys_flags):
-        properties = columns.properties(row)
-        code = delays.tags_code(run.topics[row], properties, run.store_timestamps[row])
-        run.tags_codes.append(code)
-        run.unique_keys.append(properties.get(UNIQUE_KEY))
-        run.keys.append(properties.get(KEYS))
-        # Both transaction states without a unit, prepared and rolled back, have this bit.
-        run.in_queue.append(
-            not flag & TRANSACTION_MASK & TRANSACTION_PREPARED and not flag & INNER_BATCH
-        )
-    return run
-
-
 class Dispatch:
     """Brings what was put into queues and index, in log order, a batch at a time.
 
@@ -154,8 +127,9 @@ class Dispatch:
     * Nothing beyond `limit()` is dispatched: with sync flush a message is invisible until it is
       on disk.
     * A batch whose queues or index fail stays and is tried again, and blocks what is behind it:
-      repeating it is harmless, leaving it out is not. The put that comes next is told.
-    * A dispatcher of somebody else that fails is logged and stops nothing.
+      repeating it is harmless, leaving it out is not. No put fails for it: its messages are in
+      the log. But while that goes on and `behind_max` messages wait, `is_stuck`.
+    * Dispatchers of others are told afterwards, and under no lock: see `telling`.
     """
 
     def __init__(
@@ -165,12 +139,15 @@ class Dispatch:
         *,
         limit: Callable[[], int],
         count_max: int,
+        behind_max: int = 100_000,
     ) -> None:
         self._queues = queues
         self._index = index
         self._limit = limit
         self._count_max = count_max
-        self._dispatchers: list[Dispatcher] = []
+        self._behind_max = behind_max
+        self.telling = Telling()
+        self.failure = ""  # why the last try failed; empty if it did not
         self._waiting: deque[tuple[RecordBatch, list[int], AppendedRun]] = deque()
         self._waiting_count = 0
         self._taken = 0
@@ -182,11 +159,9 @@ class Dispatch:
         self._steps_to_skip = 0
         self.last_store_timestamp = 0
 
-    def add_dispatcher(self, dispatcher: Dispatcher) -> None:
-        self._dispatchers.append(dispatcher)
-
     def submit(self, batch: RecordBatch, queue_offsets: list[int], appended: AppendedRun) -> None:
         """One append, in log order: the caller holds the lock that orders puts."""
+        batch.data = bytearray()  # the log has the bytes: what waits long shall not keep them
         with self._waiting_guard:
             self._waiting.append((batch, queue_offsets, appended))
             self._waiting_count += len(batch)
@@ -199,14 +174,48 @@ class Dispatch:
     def behind_count(self) -> int:
         return self._waiting_count
 
-    def drain(self) -> None:
-        """Dispatch all that waits and may be seen. What another thread has begun is waited for."""
-        if not self._waiting:
-            return
+    @property
+    def is_stuck(self) -> bool:
+        return bool(self.failure) and self._waiting_count >= self._behind_max
+
+    @property
+    def undispatched_from(self) -> int | None:
+        """Where the oldest append that waits begins in the log; None if none does."""
+        with self._waiting_guard:
+            return self._waiting[0][2].log_offsets[0] if self._waiting else None
+
+    def drain(self, *, tell: bool = True) -> None:
+        """Dispatch all that waits and may be seen. What another thread has begun is waited for.
+
+        Who holds a lock does not `tell`, but lets `telling` do so afterwards.
+        """
+        try:
+            if self._waiting:
+                self._drain()
+        finally:
+            if tell:
+                self.telling.tell()
+
+    def try_drain(self) -> bool:
+        """The same for a put, whose messages are stored whatever comes of it: whether it worked."""
+        try:
+            self.drain()
+        except Exception:  # noqa: BLE001 - it is logged, and tried again
+            return False
+        return True
+
+    def _drain(self) -> None:
         with self._turn:
-            while run := self._next_run():
-                self.put(run)
-                self._told(run)
+            try:
+                while run := self._next_run():
+                    self.put(run)
+                    self._done_with(run)
+            except BaseException as error:
+                if not self.failure:  # else it was said before
+                    log.warning("what was put cannot be dispatched yet", exc_info=True)
+                self.failure = str(error) or type(error).__name__
+                raise
+            self.failure = ""
 
     def step(self) -> None:
         """Drain unless others do: nothing was dispatched since the last look.
@@ -256,17 +265,10 @@ class Dispatch:
         self._taken = taken
         return run if taken else None
 
-    def _told(self, run: DispatchRun) -> None:
+    def _done_with(self, run: DispatchRun) -> None:
         with self._waiting_guard:
             for _ in range(self._taken):
                 self._waiting.popleft()
             self._waiting_count -= len(run)
         self._done += self._taken
-        if not self._dispatchers:
-            return
-        requests = run.requests()
-        for dispatcher in self._dispatchers:
-            try:
-                dispatcher(requests)
-            except Exception:
-                log.exception("a dispatcher failed; the others go on")
+        self.telling.add(run.requests)

@@ -92,13 +92,19 @@ class IndexReader(IndexService):
 
         Whole blocks are searched for the bytes of the key: most of them have none of it.
         """
-        found: list[int] = []
         if not key:
-            return found
+            return []
         wanted = re.compile(re.escape(encode_utf8(key)))
-        for columns in self._log.scan_from(start, check_crc=False):
-            found += _rows_with(columns, wanted)
-        return found
+        while True:
+            found: list[int] = []
+            try:
+                for columns in self._log.scan_from(start, check_crc=False):
+                    found += _rows_with(columns, wanted)
+                return found
+            except SegmentNotFoundError:
+                if not self._log.queue.forget_gone():
+                    raise
+                self._log.look_again()
 
     def close(self) -> None:
         self._closed = True

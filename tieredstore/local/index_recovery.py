@@ -41,8 +41,20 @@ class IndexDirectory:
 
 
 def all_files(directory: IndexDirectory, state: IndexState | None) -> list[IndexFile]:
-    """Every file as it is, the oldest first: what an orderly shutdown left is durable."""
-    return [directory.open(name) for name in _without_hole(directory, state)]
+    """Every file as it is, the oldest first: what an orderly shutdown left is durable.
+
+    One that is damaged goes, with what follows it: the log has what they held.
+    """
+    names = _without_hole(directory, state)
+    kept: list[IndexFile] = []
+    for name in names:
+        try:
+            kept.append(directory.open(name))
+        except SegmentCorruptError as error:
+            log.warning("an index file is made again from the log: %s", error)
+            break
+    remove_files(directory, names[len(kept) :])
+    return kept
 
 
 def _without_hole(directory: IndexDirectory, state: IndexState | None) -> list[str]:
@@ -58,9 +70,7 @@ def _without_hole(directory: IndexDirectory, state: IndexState | None) -> list[s
     if first is None:
         return names
     log.warning("index file %s is missing: it and what follows are made again", first)
-    for name in reversed([name for name in names if name > first]):
-        (directory.path / name).unlink()
-    fsync_directory(directory.path)
+    remove_files(directory, [name for name in names if name > first])
     return [name for name in names if name < first]
 
 
@@ -80,13 +90,17 @@ def durable_files(
         if file is None:
             break
         kept.append(file)
-    dropped = names[len(kept) :]
-    for name in reversed(dropped):
-        (directory.path / name).unlink(missing_ok=True)
-    if dropped:
-        log.info("%d index files are made again from the log", len(dropped))
-        fsync_directory(directory.path)
+    remove_files(directory, names[len(kept) :])
     return kept
+
+
+def remove_files(directory: IndexDirectory, names: Sequence[str]) -> None:
+    """The newest first: what a crash leaves has no hole."""
+    for name in reversed(names):
+        (directory.path / name).unlink(missing_ok=True)
+    if names:
+        log.info("%s: %d index files deleted", directory.path, len(names))
+        fsync_directory(directory.path)
 
 
 def _durable(

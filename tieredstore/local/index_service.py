@@ -16,7 +16,7 @@ from tieredstore.driver.runtime import Clock
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.index_batch import IndexBatch, new_items
 from tieredstore.local.index_file import IndexFile
-from tieredstore.local.index_names import next_index_name
+from tieredstore.local.index_names import index_names, next_index_name
 from tieredstore.local.index_query import (
     NOTHING_INDEXED,
     IndexAnswer,
@@ -28,10 +28,11 @@ from tieredstore.local.index_recovery import (
     all_files,
     cut_before,
     durable_files,
+    remove_files,
     replay_start,
 )
 from tieredstore.local.index_state import STATE_FILE, IndexState
-from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.errors import BackendRefusedError, StoreClosedError
 
 
 class IndexService:
@@ -62,8 +63,7 @@ class IndexService:
     what lies at or behind the end of the recovered log; otherwise new messages at these offsets
     would pass for known ones.
 
-    One thread puts at a time; any thread may query, flush or expire meanwhile. Files are created
-    with the first key, not before: a store without keys has none.
+    One thread puts at a time, any may query, flush or expire. Files come with the first key.
     """
 
     def __init__(self, config: LocalConfig, *, clock: Clock, utc_offset_ms: int = 0) -> None:
@@ -82,6 +82,7 @@ class IndexService:
         self._saved: IndexState | None = None
         self._saves = 0
         self._closed = False
+        self.has_lost = False  # files, when it was loaded
         self._putting = threading.RLock()  # files and items; before _saving where both are held
         self._saving = threading.Lock()  # the file of what is durable
 
@@ -94,19 +95,19 @@ class IndexService:
         """
         with self._putting:
             self._saved = IndexState.load(self._state_path)
+            count = len(index_names(self._directory.path))
             if abnormal:
                 files = durable_files(
                     self._directory, self._saved, durable_timestamp=durable_timestamp
                 )
             else:
                 files = all_files(self._directory, self._saved)
+            self.has_lost = len(files) < count
             self._files = tuple(files)
             self._min_log_offset = min_log_offset
-            known = {file.name for file in files}
-            stale = self._saved is not None and not known.issuperset(self._saved.files)
             self._indexed_to = replay_start(files, self._saved, min_log_offset=min_log_offset)
-            if stale:  # a file to come may get the name of one that is gone
-                self._saved = None
+            if self._saved is not None and not set(self._saved.files).issubset(self.names):
+                self._saved = None  # a file to come may get the name of one that is gone
             return self._indexed_to
 
     @property
@@ -119,9 +120,8 @@ class IndexService:
         """The log offset of the last indexed message, -1 if there is none."""
         files = self._files
         end = files[-1].header.end_log_offset if files else 0
-        if end > 0 or any(file.header.item_count for file in files):
-            return end
-        return NOTHING_INDEXED
+        known = end > 0 or any(file.header.item_count for file in files)
+        return end if known else NOTHING_INDEXED
 
     @property
     def sealed_timestamp(self) -> int:
@@ -219,8 +219,8 @@ class IndexService:
         with the same hash and times just outside come along: the message itself decides.
         """
         self._check_open()
-        key_hash = local_key_hash(index_key(topic, key))
-        return all_candidates(self._files, key_hash, begin=begin, end=end)
+        hashed = local_key_hash(index_key(topic, key))
+        return all_candidates(self._files, hashed, begin=begin, end=end)
 
     def flush(self) -> None:
         """Make every key put so far durable, and known to be. Puts go on meanwhile."""
@@ -240,7 +240,10 @@ class IndexService:
         with self._saving:
             if unless_since is not None and unless_since != self._saves:
                 return  # another one was entered meanwhile, and files may have gone with it
-            moment.save(self._state_path)
+            try:
+                moment.save(self._state_path)
+            except OSError as error:
+                raise BackendRefusedError(str(self._state_path), "write", str(error)) from error
             self._saves += 1
             self._saved = moment
 
@@ -265,24 +268,22 @@ class IndexService:
             fsync_directory(self._directory.path)
 
     def close(self) -> None:
-        """Flush and let go of the files. Idempotent."""
+        """Let go of the files; nothing is written. Idempotent."""
         with self._putting:
-            if self._closed:
-                return
-            self.flush()
             self._closed = True
             for file in self._files:
                 file.close()
 
     def destroy(self) -> None:
-        """Close and remove every file of the index. Idempotent."""
+        """Close and remove every file of the index, damaged ones too. Idempotent."""
         with self._putting:
             self._closed = True
-            files, self._files = self._files, ()
+            self._remove(self._files)
+            self._files = ()
             with self._saving:
                 self._saves += 1
                 self._state_path.unlink(missing_ok=True)
-            self._remove(files)
+            remove_files(self._directory, index_names(self._directory.path))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -291,5 +292,9 @@ class IndexService:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.close()

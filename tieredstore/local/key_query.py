@@ -33,7 +33,7 @@ def query_message(
 ) -> QueryResult:
     """Newest first, each once, none below `log_offset_min`; `tags_code` is what its queue holds.
 
-    A damaged message hides no other; the answer is then incomplete.
+    A damaged or missing message hides no other; the answer is then incomplete.
     """
     found: list[SelectedMessage] = []
     complete = True
@@ -48,6 +48,9 @@ def query_message(
             log.warning("a message that may have the key %r is passed over: %s", key, error)
             complete = False
             continue
+        if record is None and log_offset >= (commit_log.min_offset or 0):
+            log.warning("a message that may have the key %r is not at %d", key, log_offset)
+            complete = False
         if record is None or not begin <= peek_store_timestamp(record) <= end:
             continue
         if peek_topic(record) != topic:

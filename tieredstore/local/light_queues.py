@@ -1,13 +1,13 @@
 """Light message queues: which further queues a record belongs to, and where in them.
 
-What lives here: reading that from a record's properties. A put of ours gives no message to such a
-queue; what Java gave is built anew from the log like any other queue.
+What lives here: reading that from a record's properties. A put of ours refuses a message with
+either of them; what Java gave is built anew from the log like any other queue.
 
     INNER_MULTI_DISPATCH      %LMQ%a,%LMQ%b     the further queues; each has the number 0
     INNER_MULTI_QUEUE_OFFSET  7,0               the record's place in each, in the same order
 
-Java writes the second of them when it puts the message. A client can send any text under both
-names, so nothing here raises: what cannot be meant is passed over.
+Java writes the second of them when it puts the message. A client of it can send any text under
+both names, so nothing here raises: what cannot be meant is passed over.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from dataclasses import fields
 from typing import Final
 
 from tieredstore.codec.message import MESSAGE_BYTES_MIN
+from tieredstore.codec.properties import LIGHT_OFFSETS, LIGHT_QUEUES
 from tieredstore.local.dispatch import DispatchRun
 from tieredstore.local.record_columns import RecordColumns
 from tieredstore.local.topic_names import is_topic
 
 LIGHT_PREFIX: Final = "%LMQ%"
 LIGHT_QUEUE_ID: Final = 0
-QUEUES: Final = "INNER_MULTI_DISPATCH"
-OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
 
 _NEVER_LIGHT: Final = ("%RETRY%", "rmq_sys_")
 _DELAYED: Final = "SCHEDULE_TOPIC_XXXX"
@@ -39,8 +38,8 @@ def light_places(
     A queue that is named twice has the record once, as in Java. No queue can have had more
     messages than the log has room for below this one: a greater offset is none.
     """
-    names = properties.get(QUEUES, "").split(",")
-    offsets = properties.get(OFFSETS, "").split(",")
+    names = properties.get(LIGHT_QUEUES, "").split(",")
+    offsets = properties.get(LIGHT_OFFSETS, "").split(",")
     if len(names) != len(offsets) or topic.startswith(_NEVER_LIGHT) or topic == _DELAYED:
         return []
     places: dict[str, int] = {}
@@ -60,7 +59,7 @@ def add_light_queues(run: DispatchRun, columns: RecordColumns) -> None:
     topic, too.
     """
     places: dict[int, list[tuple[str, int]]] = {}
-    for row in columns.rows_with(QUEUES.encode("ascii")):
+    for row in columns.rows_with(LIGHT_QUEUES.encode("ascii")):
         if run.in_queue[row]:
             at = run.log_offsets[row]
             places[row] = light_places(run.topics[row], columns.properties(row), log_offset=at)

@@ -55,7 +55,7 @@ class LocalMessageStore(StoreReads):
 
     * What `put_message` acknowledged is in the log: with SYNC_FLUSH on disk, else at the latest
       after `flush_interval_ms`. Queues and index follow by themselves; a read sees every put that
-      returned before it.
+      returned before it, unless queues or index cannot be written: then they follow when they can.
     * One process at a time, kept by the lock that Java honours too.
     * A clean `shutdown` removes the abort file. If anything could not be written it stays, and the
       next `load` recovers.
@@ -93,14 +93,13 @@ class LocalMessageStore(StoreReads):
                 self.recovery = parts.load()
                 topics = _batch_topics(parts.files)
             except BaseException:
-                parts.close()
-                lock.release()
+                self._let_go(parts, lock)
                 raise
             self._lock = lock
             self._encoder = BatchEncoder(self._config, batch_topics=topics)
             self._next_offsets = dict(parts.queues.next_offsets().items())
             for dispatcher in self._dispatchers:
-                parts.dispatch.add_dispatcher(dispatcher)
+                parts.dispatch.telling.add_dispatcher(dispatcher)
             for guard in self._guards:
                 parts.retention.add_guard(guard)
             self._parts = parts
@@ -127,35 +126,43 @@ class LocalMessageStore(StoreReads):
             self._started = True
 
     def shutdown(self) -> None:
+        """End the store. What cannot be written now, the next load makes good: nothing is raised
+        for it, everything closes, and the lock is free."""
         with self._life_guard:
             parts = self._parts
             if parts is None:
                 return
             with self._put_guard:  # who puts now is told that the store is closed
                 self._parts = None
-            for service in self._services:
-                service.stop()
-            self._services = []
-            parts.flusher.stop()
+            was_started, self._started = self._started, False
+            lock, self._lock = self._lock, None
+            services, self._services = self._services, []
             try:
-                if self._started:
+                for service in services:
+                    service.stop()
+                parts.flusher.stop()
+                if was_started:
                     self._end(parts)
             finally:
-                self._started = False
-                parts.close()
-                if self._lock is not None:
-                    self._lock.release()
-                    self._lock = None
+                self._let_go(parts, lock)
 
     def _end(self, parts: StoreParts) -> None:
         try:
-            parts.dispatch.drain()
             parts.flush(final=True)
+            parts.dispatch.telling.finish()
+            if parts.dispatch.behind_count == 0:
+                parts.files.remove_abort()
         except Exception:
             log.exception("%s: not ended cleanly, the next load recovers", self._config.store_path)
-            return
-        if parts.dispatch.behind_count == 0:
-            parts.files.remove_abort()
+
+    def _let_go(self, parts: StoreParts, lock: FileLock | None) -> None:
+        try:
+            parts.close()
+        except Exception:
+            log.exception("%s: not everything could be closed", self._config.store_path)
+        finally:
+            if lock is not None:
+                lock.release()
 
     def destroy(self) -> None:
         """Delete the store's data; it must not be loaded."""
@@ -179,7 +186,7 @@ class LocalMessageStore(StoreReads):
     # -- puts ---------------------------------------------------------------------------------
 
     def put_message(self, message: Message) -> PutResult:
-        return self.put_messages([message])[0]
+        return self.put_messages((message,))[0]
 
     def put_messages(self, messages: Sequence[Message]) -> PutResults:
         """Store messages in this order; each is stored or refused by itself.
@@ -187,9 +194,11 @@ class LocalMessageStore(StoreReads):
         Cheaper by far than one at a time: they share one place in the log, one sync, one dispatch.
         """
         parts = self._running()
-        if parts.retention.disk_is_full:
-            full = f"the disk is more than {self._config.disk_full_percent} percent full"
-            return self._all_refused(messages, PutStatus.SERVICE_NOT_AVAILABLE, full)
+        messages = tuple(messages)  # the list is the caller's, who may go on with it
+        if parts.retention.disk_is_full or parts.dispatch.failure:
+            reason = self._why_not_now(parts)
+            if reason:
+                return self._all_refused(messages, PutStatus.SERVICE_NOT_AVAILABLE, reason)
         batch, refused = self._encoder.encode(messages)
         if batch is None:
             return PutResults(messages, refused, (), None, PutStatus.PUT_OK)
@@ -206,8 +215,22 @@ class LocalMessageStore(StoreReads):
             if not parts.flusher.wait_until_flushed(appended.end_offset, timeout_ms):
                 status = PutStatus.FLUSH_DISK_TIMEOUT
         if parts.dispatch.is_due or not self._config.dispatch_interval_ms:
-            parts.dispatch.drain()
+            parts.dispatch.try_drain()
+            parts.dispatch.telling.keep_pace()
         return PutResults(messages, refused, queue_offsets, appended, status)
+
+    def _why_not_now(self, parts: StoreParts) -> str:
+        """What keeps the store from taking any put; empty if nothing does."""
+        config = self._config
+        if parts.retention.disk_is_full and not config.delete_before_offload:
+            return (
+                f"the disk is more than {config.disk_full_percent} percent full "
+                "(disk_full_percent, delete_before_offload)"
+            )
+        dispatch = parts.dispatch
+        if dispatch.is_stuck and not dispatch.try_drain():
+            return f"{dispatch.behind_count} messages wait for their queues: {dispatch.failure}"
+        return ""
 
     def _offsets(self, batch: RecordBatch) -> tuple[list[int], dict[tuple[str, int], int]]:
         """The queue offsets of these records, and what comes next if they are stored."""
@@ -227,7 +250,7 @@ class LocalMessageStore(StoreReads):
         return queue_offsets, taken
 
     def _all_refused(
-        self, messages: Sequence[Message], status: PutStatus, reason: str
+        self, messages: tuple[Message, ...], status: PutStatus, reason: str
     ) -> PutResults:
         refusal = PutResult(status=status, reason=reason)
         return PutResults(messages, dict.fromkeys(range(len(messages)), refusal), (), None, status)
@@ -237,7 +260,7 @@ class LocalMessageStore(StoreReads):
     def add_dispatcher(self, dispatcher: Dispatcher) -> None:
         self._dispatchers.append(dispatcher)
         if self._parts is not None:
-            self._parts.dispatch.add_dispatcher(dispatcher)
+            self._parts.dispatch.telling.add_dispatcher(dispatcher)
 
     def add_retention_guard(self, guard: RetentionGuard) -> None:
         self._guards.append(guard)
@@ -247,10 +270,13 @@ class LocalMessageStore(StoreReads):
     def delete_topics(self, topics: Iterable[str]) -> int:
         """Their queues go at once; their records go with the log's files."""
         parts = self._loaded()
-        with self._put_guard:
-            gone = parts.delete_topics(topics)
-            for key in gone:
-                self._next_offsets.pop(key, None)
+        try:
+            with self._put_guard:
+                gone = parts.delete_topics(topics)
+                for key in gone:
+                    self._next_offsets.pop(key, None)
+        finally:
+            parts.dispatch.telling.tell()
         return len({key.topic for key in gone})
 
     def clean_unused_topics(self, retained: Iterable[str]) -> int:

@@ -21,7 +21,7 @@ from tieredstore.local.index_reader import IndexReader
 from tieredstore.local.mapping import MappedFiles
 from tieredstore.local.queue_reader import QueueReader
 from tieredstore.local.record_check import RecordState, check_record
-from tieredstore.local.recovery import RecoveryReport
+from tieredstore.local.recovery import RecoveryReport, missing_files
 from tieredstore.local.store_files import StoreFiles
 from tieredstore.local.store_parts import StoreParts
 from tieredstore.local.store_reads import StoreReads
@@ -95,7 +95,9 @@ class LocalReader(StoreReads):
         return StoreFiles(self._config.root)
 
     def load(self) -> None:
-        """Find the files. A writer may create and delete some meanwhile: then look again."""
+        """Find the files, once. A writer may create and delete some meanwhile: then look again."""
+        if self._parts is not None:
+            return
         for attempt in range(1, _OPEN_TRIES + 1):
             try:
                 self._parts = self._opened()
@@ -185,20 +187,28 @@ class LocalReader(StoreReads):
 
         Of what lies before `checked_from` nothing is said.
         """
-        if self._facts is None:
-            start = self._check_start()
-            scan = self.log.scan_from(start)
-            for _ in scan:
-                pass
-            self._facts = RecoveryReport(
-                abnormal=self.files.ended_abnormally,
-                checked_from=start,
-                log_end=scan.end,
-                redispatched_count=0,
-                damages=tuple(scan.damages),
-                torn=scan.torn,
-            )
+        while self._facts is None:
+            try:
+                self._facts = self._read_facts()
+            except SegmentNotFoundError:
+                if not self.log.queue.forget_gone():
+                    raise
+                self.log.look_again()
         return self._facts
+
+    def _read_facts(self) -> RecoveryReport:
+        start = self._check_start()
+        scan = self.log.scan_from(start)
+        for _ in scan:
+            pass
+        return RecoveryReport(
+            abnormal=self.files.ended_abnormally,
+            checked_from=start,
+            log_end=scan.end,
+            redispatched_count=0,
+            damages=(*missing_files(self.log), *scan.damages),
+            torn=scan.torn,
+        )
 
     def _check_start(self) -> int:
         """The last file that begins with a sound record, at or before the end of the queues."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from tieredstore.local.mapped_file import MappedFile
 from tieredstore.local.record_columns import RecordColumns
 from tieredstore.local.record_scan import Damage, RecordScan
+from tieredstore.model.values import INT64_MAX
 
 
 class LogScan:
@@ -28,6 +29,7 @@ class LogScan:
         start_offset: int,
         check_crc: bool = True,
         check_property_crc: bool = False,
+        time_max: int = INT64_MAX,
     ) -> None:
         self.end = start_offset
         self.damages: list[Damage] = []
@@ -37,6 +39,7 @@ class LogScan:
         self._start_offset = start_offset
         self._check_crc = check_crc
         self._check_property_crc = check_property_crc
+        self._time_max = time_max
 
     def __iter__(self) -> Iterator[RecordColumns]:
         open_end: Damage | None = None  # where the last file broke off: the end, or only damage
@@ -50,6 +53,7 @@ class LogScan:
                 check_crc=self._check_crc,
                 check_property_crc=self._check_property_crc,
                 last_store_timestamp=self.last_store_timestamp,
+                time_max=self._time_max,
                 data_end=file.data_end,
             )
             for columns in scan:

@@ -17,8 +17,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from tieredstore.codec.bounds import Buffer
-from tieredstore.codec.names import parse_local_file_name
 from tieredstore.driver.durable import fsync_directory, make_directories
+from tieredstore.local.file_names import files_in
 from tieredstore.local.mapped_file import MappedFile
 from tieredstore.local.mapping import MappedFiles
 from tieredstore.model.errors import SegmentError, SegmentNotFoundError
@@ -70,6 +70,10 @@ class MappedFileQueue:
         return self._files
 
     @property
+    def read_only(self) -> bool:
+        return self._open_files.read_only
+
+    @property
     def min_offset(self) -> int | None:
         files = self._files
         return files[0].start_offset if files else None
@@ -88,7 +92,7 @@ class MappedFileQueue:
     def load(self) -> None:
         """Find the files. All count as full and synced until recovery says where the end is."""
         starts: list[int] = []
-        for path, start, size in sorted(self._listed()):
+        for path, start, size in sorted(files_in(self.directory)):
             if size not in (0, self.file_bytes):
                 raise SegmentError(
                     path, f"the file has {size} bytes, the setting says {self.file_bytes}"
@@ -139,7 +143,22 @@ class MappedFileQueue:
         try:
             return file.read(offset - file.start_offset, length)
         except SegmentNotFoundError:  # deleted between the two lines
+            self.forget_gone()
             return None
+
+    def forget_gone(self) -> bool:
+        """Leave out the oldest files if another process has deleted them; whether it has.
+
+        A store that may write deletes its files itself: there one that is missing is damage.
+        """
+        files = self._files
+        count = 0
+        while count < len(files) and not os.path.exists(files[count].path):
+            count += 1
+        if not count or not self.read_only:
+            return False
+        self._files = files[count:]
+        return True
 
     def file_for_append(self, start_offset: int = 0) -> MappedFile:
         """The last file, or the next one if it is full; the first one holds `start_offset`."""
@@ -187,7 +206,12 @@ class MappedFileQueue:
         """Put on disk what was appended before; the new `flushed_offset`."""
         with self._flush_guard:
             for file in self.files_from(self._flushed):
-                file.flush()
+                try:
+                    file.flush()
+                except SegmentNotFoundError:
+                    if file in self._files:
+                        raise
+                    continue  # deleted meanwhile: nothing of it is needed
                 self._flushed = file.start_offset + file.flushed
                 if file.flushed < file.size:
                     break
@@ -202,11 +226,12 @@ class MappedFileQueue:
 
     def truncate_dirty(self, offset: int) -> None:
         """Let everything end at this offset: zeros behind it, files that start behind it go."""
-        self._drop_spares()
         with self._flush_guard:
-            kept = tuple(file for file in self._files if file.start_offset <= offset)
-            self._destroy(self._files[len(kept) :])
-            self._files = kept
+            with self._grow_guard:  # others may reserve files and delete old ones meanwhile
+                kept = tuple(file for file in self._files if file.start_offset <= offset)
+                gone = (*self._files[len(kept) :], *self._spares)
+                self._files, self._spares = kept, []
+                self._destroy(gone)
             if kept and offset < kept[-1].end_offset:
                 kept[-1].truncate_to(offset - kept[-1].start_offset)
             self._flushed = self.max_offset
@@ -239,24 +264,6 @@ class MappedFileQueue:
             os.rmdir(self.directory)
             fsync_directory(os.path.dirname(self.directory))
 
-    def _listed(self) -> list[tuple[str, int, int]]:
-        """Path, start offset and size of every file; folders are not ours."""
-        found: list[tuple[str, int, int]] = []
-        if not os.path.isdir(self.directory):
-            return found
-        with os.scandir(self.directory) as entries:
-            for entry in entries:
-                if entry.is_dir():
-                    continue
-                try:
-                    start = parse_local_file_name(entry.name)
-                except ValueError:
-                    raise SegmentError(
-                        entry.path, "the name is no offset in 20 digits: move the file elsewhere"
-                    ) from None
-                found.append((entry.path, start, entry.stat().st_size))
-        return found
-
     def _file(self, start: int) -> MappedFile:
         return MappedFile(
             self.directory,
@@ -267,7 +274,7 @@ class MappedFileQueue:
         )
 
     def _remove_empty(self, start: int) -> None:
-        if not self._open_files.read_only:
+        if not self.read_only:
             self._file(start).destroy()
 
     def _create(self, start: int) -> MappedFile:

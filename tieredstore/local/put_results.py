@@ -18,12 +18,12 @@ class PutResults(Sequence[PutResult]):
     """One result for each message, in the order they were given.
 
     `refused` holds the results of those that were not stored, by their place; the others follow
-    each other in `appended`.
+    each other in `appended`. The messages are a tuple: a list would be the caller's.
     """
 
     def __init__(
         self,
-        messages: Sequence[Message],
+        messages: tuple[Message, ...],
         refused: Mapping[int, PutResult],
         queue_offsets: Sequence[int],
         appended: AppendedRun | None,

@@ -13,20 +13,23 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits
+from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units
 from tieredstore.driver.message_store import MessageFilter
 from tieredstore.local.commit_log import CommitLog
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queue import ConsumeQueue
 from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.queue_scan import matching_tags
 from tieredstore.local.read_limits import ReadLimits
-from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.local.record_run import read_records
+from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError
 from tieredstore.model.messages import GetResult, MessageRun, SelectedMessage
 from tieredstore.model.values import INT32_MAX, GetStatus
 
 SCAN_COUNT_MIN = 800  # units looked at in one read, if the caller asks for no more messages
 PULL_BYTES_MIN, PULL_BYTES_MAX = 100, 128 * 1024 * 1024
 MEMORY_PERCENT = 40
+FEW_ROWS_MAX = 32  # read one by one: columns are quicker from here on
 _ROWS_AT_ONCE = 64
 
 
@@ -48,7 +51,23 @@ class QueueReader:
         bytes_max: int,
         message_filter: MessageFilter | None,
     ) -> GetResult:
-        queue = self._queues.queue(topic, queue_id)
+        while True:
+            queue = self._queues.queue(topic, queue_id)
+            try:
+                return self._get(queue, offset, count_max, bytes_max, message_filter)
+            except OffsetOutOfRangeError:
+                # Files or the queue went meanwhile, then the next look says so.
+                if queue is self._queues.queue(topic, queue_id) and _holds(queue, offset):
+                    raise
+
+    def _get(
+        self,
+        queue: ConsumeQueue | None,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        message_filter: MessageFilter | None,
+    ) -> GetResult:
         if queue is None or queue.max_offset == 0:
             return _nothing(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
         minimum, maximum = queue.min_offset, queue.max_offset
@@ -81,8 +100,12 @@ class QueueReader:
         at. Where the batch ends is the same, so the units between count for that.
         """
         units = queue.units(offset, min(max(SCAN_COUNT_MIN, count_max), self._file_rest(offset)))
+        if not len(units):  # the queue was emptied just now
+            raise OffsetOutOfRangeError(
+                queue.directory, offset=offset, minimum=queue.min_offset, maximum=queue.max_offset
+            )
         limits = self._limits(count_max, bytes_max)
-        chosen = _chosen(queue, units, message_filter)
+        chosen = _chosen(units, message_filter)
         asked = message_filter if chosen is None else None
         found: list[SelectedMessage] = []
         status = GetStatus.NO_MATCHED_MESSAGE
@@ -147,39 +170,48 @@ class QueueReader:
     ) -> MessageRun:
         """Consecutive messages as columns; it ends before the first that is gone or damaged."""
         queue = self._queues.queue(topic, queue_id)
-        if queue is None or not queue.min_offset <= offset < queue.max_offset or count_max <= 0:
-            return _run(offset, [], [], [], [])
-        units = queue.units(offset, count_max)
-        sizes = units.message_bytes
-        count = int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), bytes_max, side="right"))
-        count = max(1, min(count, len(units)))
-        offsets = units.log_offsets[:count].tolist()
-        lengths = sizes[:count].tolist()
+        if queue is None or not _holds(queue, offset) or count_max <= 0:
+            return _run(offset, decode_units(b""), 0, bytearray())
+        try:
+            units = queue.units(offset, count_max)
+        except OffsetOutOfRangeError:  # it went just now
+            return _run(offset, decode_units(b""), 0, bytearray())
+        sizes = units.message_bytes.astype(np.int64)
+        count = max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
+        found, records = self._records(units.log_offsets[:count], sizes[:count])
+        return _run(offset, units, found, records)
+
+    def _records(
+        self, log_offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> tuple[int, bytearray]:
+        """How many are there and sound, up to the first that is not, and these one behind the
+        other. A first one that is damaged is an error."""
+        if len(sizes) > FEW_ROWS_MAX:
+            count, together = read_records(self._log.queue, log_offsets, sizes)
+            if count:
+                return count, together
         records: list[bytes] = []
-        for log_offset, length in zip(offsets, lengths, strict=True):
-            record = self._run_record(log_offset, length, first=not records)
+        for log_offset, size in zip(log_offsets.tolist(), sizes.tolist(), strict=True):
+            try:
+                record = self._log.message_bytes(log_offset, size)
+            except SegmentCorruptError:
+                if not records:
+                    raise
+                break
             if record is None:
                 break
             records.append(record)
-        count = len(records)
-        codes = units.tags_codes[:count].tolist()
-        return _run(offset, offsets[:count], lengths[:count], codes, records)
-
-    def _run_record(self, log_offset: int, length: int, *, first: bool) -> bytes | None:
-        try:
-            return self._log.message_bytes(log_offset, length)
-        except SegmentCorruptError:
-            if first:
-                raise
-            return None
+        return len(records), bytearray().join(records)
 
 
-def _chosen(
-    queue: ConsumeQueue, units: QueueUnits, message_filter: MessageFilter | None
-) -> NDArray[np.intp] | None:
+def _holds(queue: ConsumeQueue | None, offset: int) -> bool:
+    return queue is not None and queue.min_offset <= offset < queue.max_offset
+
+
+def _chosen(units: QueueUnits, message_filter: MessageFilter | None) -> NDArray[np.intp] | None:
     """The rows that a filter wants, if it says by which codes; None where it has to be asked."""
     codes = getattr(message_filter, "tags_codes", None)
-    return None if codes is None else np.flatnonzero(queue.matching(units, codes))
+    return None if codes is None else np.flatnonzero(matching_tags(units, codes))
 
 
 def _rows(
@@ -201,21 +233,15 @@ def _rows(
         )
 
 
-def _run(
-    first_offset: int,
-    log_offsets: list[int],
-    lengths: list[int],
-    codes: list[int],
-    records: list[bytes],
-) -> MessageRun:
-    message_bytes = np.array(lengths, np.int32)
+def _run(first_offset: int, units: QueueUnits, count: int, records: bytearray) -> MessageRun:
+    message_bytes = units.message_bytes[:count]
     return MessageRun(
         first_offset=first_offset,
-        log_offsets=np.array(log_offsets, np.int64),
+        log_offsets=units.log_offsets[:count],
         message_bytes=message_bytes,
-        tags_codes=np.array(codes, np.int64),
+        tags_codes=units.tags_codes[:count],
         starts=np.cumsum(message_bytes, dtype=np.int64) - message_bytes,
-        records=b"".join(records),
+        records=records,
     )
 
 

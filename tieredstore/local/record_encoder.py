@@ -26,6 +26,8 @@ from tieredstore.codec.properties import (
     DELAY_LEVEL,
     INNER_COUNT,
     KEYS,
+    LIGHT_OFFSETS,
+    LIGHT_QUEUES,
     NAME_END,
     TAGS,
     UNIQUE_KEY,
@@ -64,6 +66,13 @@ LAYOUTS: Final = {
     (4, 16): (STORE_HOST_IPV6, FIXED_LAYOUTS[STORE_HOST_IPV6]),
     (16, 16): (HOSTS_IPV6, FIXED_LAYOUTS[HOSTS_IPV6]),
 }
+# What no producer may send: the store would have to write it, and rebuilding queues believes it.
+NEVER_SENT: Final = {
+    INNER_COUNT: "inner batches are not stored here",
+    LIGHT_QUEUES: "light queues are not written here",
+    LIGHT_OFFSETS: "only a store can give it",
+}
+UNUSUAL: Final = frozenset({DELAY_LEVEL, *NEVER_SENT})
 _NO_DELAYS: Final[Mapping[int, int]] = {}
 _length: Final = INT16.pack
 
@@ -88,6 +97,7 @@ class RecordEncoder:
             config.message_bytes_max + RECORD_EXTRA_BYTES,
             config.commit_log_file_bytes - BLANK_BYTES,
         )
+        self.never_sent: Mapping[str, str] = NEVER_SENT
         self._property_crc = config.property_crc_enabled
         self._delays = DelayLevels(config.message_delay_levels)
 
@@ -125,15 +135,18 @@ class RecordEncoder:
         batch.waits_for_disk = waits_for_disk(find(WAIT_STORE_OK))
         batch.has_property_crc = self._property_crc
         batch.delays_ms = _NO_DELAYS
-        if DELAY_LEVEL in properties:
+        if not UNUSUAL.isdisjoint(properties):
             batch.delays_ms = self._delays_of(message.topic, properties)
-        if INNER_COUNT in properties:
-            raise _illegal("property INNER_NUM: inner batches are not stored here")
+            for name, reason in self.never_sent.items():
+                if name in properties:
+                    raise _illegal(f"property {name}: {reason}")
         return batch
 
     def _record(self, message: Message, property_bytes: bytes) -> tuple[bytearray, int]:
         """The bytes, and the flag in them; the layout wants its values in a row."""
         body = message.body
+        if type(body) is not bytes:
+            body = _bytes_of(body)
         body_bytes = len(body)
         if body_bytes > self.body_bytes_max:
             raise _illegal(f"body: {body_bytes} bytes are more than {self.body_bytes_max}")
@@ -215,6 +228,14 @@ def _strict(topic: str) -> bytes:
 
 def _illegal(reason: str) -> PutRefusedError:
     return PutRefusedError(PutStatus.MESSAGE_ILLEGAL, reason)
+
+
+def _bytes_of(body: object) -> bytes:
+    """What a view or an array holds: its length may count other things than bytes."""
+    try:
+        return memoryview(body).tobytes()  # type: ignore[arg-type]
+    except TypeError as reason:
+        raise _illegal(f"body: {reason}") from reason
 
 
 def _explained(message: Message) -> PutRefusedError:

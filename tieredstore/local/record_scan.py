@@ -1,7 +1,7 @@
 """The records of one file, many at a time, and what is found where none is.
 
-What lives here: `RecordScan` over the bytes of one file. One place alone is `record_check`, going
-from file to file is `log_scan`.
+What lives here: `RecordScan` over the bytes of one file. One place alone is `record_check`, what a
+sound record is `sound_columns`, going from file to file is `log_scan`.
 
 Three things are stricter than RocketMQ, which ends a log at the first bytes that are no record. A
 record must say that it lies where it lies (its log offset). No CRC covers topic and properties, so
@@ -14,30 +14,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from itertools import pairwise, starmap
 from typing import Final, NamedTuple
-from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tieredstore.codec.bounds import Buffer
-from tieredstore.codec.checksum import matches_property_crc
 from tieredstore.codec.message import MESSAGE_BYTES_MIN
-from tieredstore.codec.record_fields import (
-    BORN_HOST_IPV6,
-    INT32,
-    MESSAGE_MAGIC_V1,
-    MESSAGE_MAGIC_V2,
-    STORE_HOST_IPV6,
-    peek_store_timestamp,
-)
+from tieredstore.codec.record_fields import INT32, peek_store_timestamp
 from tieredstore.local.record_check import RecordCheck, RecordState, check_record
-from tieredstore.local.record_columns import RecordColumns, Words
+from tieredstore.local.record_columns import RecordColumns
+from tieredstore.local.sound_columns import sound_columns
 from tieredstore.model.errors import SegmentCorruptError
-from tieredstore.model.values import INT32_MAX
+from tieredstore.model.values import INT64_MAX
 
 BLOCK_RECORDS: Final = 4096
+DAY_MS: Final = 86_400_000
 _MAGICS: Final = re.compile(rb"\xda\xa3\x20[\xa7\xab]|\xcb\xd4\x31\x94")
 
 
@@ -73,6 +64,7 @@ class RecordScan:
         check_crc: bool = True,
         check_property_crc: bool = False,
         last_store_timestamp: int = 0,
+        time_max: int = INT64_MAX,
         data_end: Callable[[int], int] | None = None,
     ) -> None:
         self.position = position
@@ -86,13 +78,14 @@ class RecordScan:
         self._check_crc = check_crc
         self._check_property_crc = check_property_crc
         self._data_end = data_end
+        self._time_max = time_max
 
     def __iter__(self) -> Iterator[RecordColumns]:
         while self.position < len(self._data):
             columns = self._block()
             if len(columns):
                 self.position = int(columns.positions[-1] + columns.sizes[-1])
-                self.last_store_timestamp = int(columns.store_timestamps[-1])
+                self.last_store_timestamp = self._last_time(columns)
                 yield columns
                 continue
             check = self._check(self.position)
@@ -112,6 +105,24 @@ class RecordScan:
                 return
             self.damages.append(damage._replace(unused=False, resumed_at=self._base + found))
             self.position = found
+
+    def _last_time(self, columns: RecordColumns) -> int:
+        """The last store time, or the one before if this one is far ahead of that and the clock.
+
+        Later messages must not get a time that only a flipped bit says. Where both are ahead of
+        the clock it is the clock that is wrong.
+        """
+        last = int(columns.store_timestamps[-1])
+        before = self.last_store_timestamp
+        if len(columns) > 1:
+            before = int(columns.store_timestamps[-2])
+        if last <= self._time_max or last - before <= DAY_MS:
+            return last
+        at = int(columns.positions[-1])
+        reason = f"store time {last} is more than a day ahead of the clock and the record before"
+        end = self._base + self.position
+        self.damages.append(Damage(self._path, at, self._base + at, reason, resumed_at=end))
+        return before
 
     def _check(self, position: int) -> RecordCheck:
         return check_record(
@@ -158,70 +169,13 @@ class RecordScan:
             starts.append(at)
             at += size
         starts.append(at)
-        return self._sound(np.array(starts, np.int64))
-
-    def _sound(self, bounds: NDArray[np.int64]) -> RecordColumns:
-        """The columns of the records between these bounds, up to the first that is not sound."""
-        words = Words(self._data)
-        starts, ends = bounds[:-1], bounds[1:]
-        magics = words.int32(starts + 4)
-        second = magics == MESSAGE_MAGIC_V2 - (1 << 32)
-        sys_flags = words.int32(starts + 36)
-        born_ipv6 = (sys_flags & BORN_HOST_IPV6) != 0
-        fixed = 88 + 12 * born_ipv6 + 12 * ((sys_flags & STORE_HOST_IPV6) != 0)
-        ok = second | (magics == MESSAGE_MAGIC_V1 - (1 << 32))
-        ok &= words.int64(starts + 28) == starts + self._base
-        ok &= starts + fixed + 4 + second - 1 <= ends
-        count = _sound_count(ok)
-        bodies = starts[:count] + fixed[:count]
-        body_bytes = words.int32(bodies - 4)
-        second = second[:count]
-        topic_at = bodies + body_bytes + 1 + second
-        count = _sound_count((body_bytes >= 0) & (topic_at + 2 <= ends[:count]))
-        topic_at, second = topic_at[:count], second[:count]
-        topic_bytes = np.where(second, words.int16(topic_at - 2), words.int8(topic_at - 1))
-        topic_ends = topic_at + topic_bytes
-        count = _sound_count((topic_bytes >= 0) & (topic_ends + 2 <= ends[:count]))
-        topic_ends = topic_ends[:count]
-        property_bytes = words.int16(topic_ends)
-        ok = (property_bytes >= 0) & (topic_ends + 2 + property_bytes == ends[:count])
-        text_ends = np.where(property_bytes > 0, ends[:count], topic_ends)
-        ok &= (words.int8(text_ends - 1) != 0) | (property_bytes + topic_bytes[:count] == 0)
-        count = _sound_count(ok)
-        if self._check_crc:
-            body_ends = bodies[:count] + body_bytes[:count]
-            count = self._crcs_hold(bodies[:count], body_ends, words.int32(starts[:count] + 8))
-        if self._check_property_crc:
-            count = self._property_crcs_hold(bounds[: count + 1])
-        starts = starts[:count]
-        return RecordColumns(
-            data=self._data,
+        bounds = np.array(starts, np.int64)
+        return sound_columns(
+            data,
+            bounds,
+            bounds[:-1] + self._base,
             base_offset=self._base,
             path=self._path,
-            positions=starts,
-            sizes=(ends - bounds[:-1])[:count],
-            queue_ids=words.int32(starts + 12),
-            queue_offsets=words.int64(starts + 20),
-            sys_flags=sys_flags[:count],
-            store_timestamps=words.int64(starts + 56 + 12 * born_ipv6[:count]),
-            topic_starts=topic_at[:count],
-            topic_bytes=topic_bytes[:count],
-            property_starts=topic_ends[:count] + 2,
-            property_bytes=property_bytes[:count],
+            check_crc=self._check_crc,
+            check_property_crc=self._check_property_crc,
         )
-
-    def _crcs_hold(
-        self, starts: NDArray[np.int64], ends: NDArray[np.int64], crcs: NDArray[np.int64]
-    ) -> int:
-        bodies = map(self._data.__getitem__, map(slice, starts.tolist(), ends.tolist()))
-        found = np.fromiter(map(crc32, bodies), np.uint32, len(starts))
-        return _sound_count((found & INT32_MAX) == crcs)
-
-    def _property_crcs_hold(self, bounds: NDArray[np.int64]) -> int:
-        records = map(self._data.__getitem__, starmap(slice, pairwise(bounds.tolist())))
-        return _sound_count(np.fromiter(map(matches_property_crc, records), np.bool_))
-
-
-def _sound_count(ok: NDArray[np.bool_]) -> int:
-    """How many there are before the first that is not."""
-    return len(ok) if ok.all() else int(ok.argmin())

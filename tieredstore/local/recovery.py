@@ -12,9 +12,11 @@ is noticed by the table of `queue_ends` and gets what it lacks, however long ago
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from tieredstore.codec.names import local_file_name
 from tieredstore.codec.record_fields import peek_store_timestamp
 from tieredstore.local.checkpoint import StoreCheckpoint
 from tieredstore.local.commit_log import CommitLog
@@ -76,10 +78,12 @@ class Recovery:
         minimum = commit_log.min_offset or 0
         self._finish_deletions()
         index_from = self._index_start(minimum)
+        if self.index is not None and self.index.has_lost:
+            self.begin_repair()
         known = self._further_of(self.ends.queues if self.ends is not None else {})
         lacking = self._lacking(minimum)
         start = self._checked_from(min(index_from, lacking.replay_from))
-        scan = commit_log.scan_from(start)
+        scan = commit_log.scan_from(start, doubt_times=True)
         for _ in scan:
             pass
         end = scan.end
@@ -97,7 +101,8 @@ class Recovery:
         if self.abnormal or scan.torn is not None:
             self.checkpoint.rewind(scan.last_store_timestamp)
         self.deleted.settle(log_min=minimum, log_end=end)
-        damages = dict.fromkeys(scan.damages) | dict.fromkeys(self.redispatch.damages)
+        found = [*missing_files(commit_log), *scan.damages, *self.redispatch.damages]
+        damages = dict.fromkeys(found)
         for damage in damages:
             log.warning("%s", damage.error())
         return RecoveryReport(
@@ -173,6 +178,19 @@ class Recovery:
             if file.start_offset <= wanted:
                 return file.start_offset
         return files[0].start_offset
+
+
+def missing_files(commit_log: CommitLog) -> list[Damage]:
+    """The parts of the log that no file holds, though files before and behind them are there."""
+    directory, size = commit_log.queue.directory, commit_log.queue.file_bytes
+    return [
+        Damage(
+            *(os.path.join(directory, local_file_name(gap.start)), 0, gap.start),
+            f"{(gap.end - gap.start) // size} files are missing",
+            resumed_at=gap.end,
+        )
+        for gap in commit_log.queue.gaps
+    ]
 
 
 def _is_vouched_for(file: MappedFile, timestamp: int) -> bool:

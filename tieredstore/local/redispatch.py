@@ -4,7 +4,8 @@ What lives here: `Redispatch`. From where on is recovery's to say.
 
 A message whose record is damaged cannot be dispatched. Its place in the queue is kept by a unit
 that points at the damage: a read of that offset says what is wrong and where, every other message
-keeps its number, and no new message gets a number that consumers have passed.
+keeps its number, and no new message gets a number that consumers have passed. The same is done
+for a record that is sound, but says of queue or number what cannot be true: see `scanned_run`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from tieredstore.local.consume_queue import QueueEnd
 from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.delay_levels import DelayLevels
 from tieredstore.local.deleted_topics import DeletedTopics
-from tieredstore.local.dispatch import Dispatch, DispatchRun, run_of_scan
+from tieredstore.local.dispatch import Dispatch, DispatchRun
 from tieredstore.local.light_queues import add_light_queues
 from tieredstore.local.log_scan import LogScan
 from tieredstore.local.record_columns import RecordColumns
 from tieredstore.local.record_scan import Damage
+from tieredstore.local.scanned_run import impossible_rows, misplaced_rows, run_of_scan
 from tieredstore.model.errors import PositionMismatchError
 from tieredstore.model.values import QueueKey
 
@@ -58,22 +60,47 @@ class Redispatch:
         self._delays = delays
         self._deleted = deleted
         self.damages: list[Damage] = []
+        self._untrue: list[tuple[QueueKey, Damage]] = []
 
     def replay(self, start: int) -> int:
         """Everything from this log offset on; how many records that were."""
         count = 0
         scan = self._log.scan_from(start)
+        waiting: DispatchRun | None = None
         for columns in scan:
-            run = self._run_of(columns)
-            while True:
-                try:
-                    self._dispatch.put(run)
-                    break
-                except PositionMismatchError as hole:
-                    self._close(hole, run)
             count += len(columns)
-        self.damages = scan.damages
+            run = self._run_of(columns)
+            if waiting is not None:
+                self._put(waiting, run)
+            waiting = run
+        if waiting is not None:
+            self._put(waiting, None)
+        self.damages = [*scan.damages, *(damage for _, damage in self._untrue)]
         return count
+
+    def _put(self, run: DispatchRun, following: DispatchRun | None) -> None:
+        for row, reason in misplaced_rows(run, following, self._queues.queue):
+            self._take_out(run, row, reason)
+        while True:
+            try:
+                self._dispatch.put(run)
+                return
+            except PositionMismatchError as hole:
+                self._close(hole, run)
+
+    def _take_out(self, run: DispatchRun, row: int, reason: str) -> None:
+        """Damage that no CRC tells of: the row goes into no queue and not into the index."""
+        run.in_queue[row] = False
+        run.unique_keys[row] = run.keys[row] = None
+        at = run.log_offsets[row]
+        file = self._log.queue.find(at)
+        path = file.path if file is not None else self._log.queue.directory
+        damage = Damage(
+            *(path, at % self._log.queue.file_bytes, at, reason), resumed_at=at + run.sizes[row]
+        )
+        place = QueueKey(run.topics[row], run.queue_ids[row]), damage
+        if place not in self._untrue:  # a part of the log may be walked again
+            self._untrue.append(place)
 
     def keep_numbers(self, known: Mapping[QueueKey, QueueEnd], log_end: int) -> None:
         """Let no queue end before it ended once, though its last records are damaged or gone."""
@@ -95,6 +122,8 @@ class Redispatch:
 
     def _run_of(self, columns: RecordColumns) -> DispatchRun:
         run = run_of_scan(columns, self._delays)
+        for row, reason in impossible_rows(run):
+            self._take_out(run, row, reason)
         add_light_queues(run, columns)
         if any(topic in self._deleted for topic in set(run.topics)):
             for row, topic in enumerate(run.topics):
@@ -114,16 +143,16 @@ class Redispatch:
         at = next(row.log_offset for row in _rows(run, key) if row.queue_offset == hole.expected)
         last = queue.last_log_end
         if _is_no_number(hole.expected - queue.max_offset, at - last):
-            log.warning("queue %s: %d is no number of a message, left out", key, hole.expected)
-            _leave_out(run, key, hole.expected)
+            self._leave_out(run, key, hole.expected)
             return
         log.warning("queue %s: messages are missing before %d", key, hole.expected)
         scan = self._scan_before(last, at)
+        untrue = {damage.log_offset for claimed, damage in self._untrue if claimed == key}
         rows = [
             row
             for columns in scan
             for row in _rows(self._run_of(columns), key)
-            if last <= row.log_offset < at
+            if last <= row.log_offset < at and row.log_offset not in untrue
         ]
         for row in rows:
             missing = row.queue_offset - queue.max_offset
@@ -154,7 +183,10 @@ class Redispatch:
             for _ in scan:
                 pass
             damages = scan.damages
-        for damage in damages:
+        # An untrue record is sound where it begins: behind that nothing is served in its place.
+        own = sorted(self._untrue, key=lambda place: place[0] != key)
+        untrue = [damage._replace(log_offset=damage.log_offset + 1) for _, damage in own]
+        for damage in [*damages, *untrue]:
             if log_start <= damage.log_offset < log_end:
                 log_start = damage.log_offset
                 log_end = min(log_end, damage.resumed_at or log_end)
@@ -168,6 +200,11 @@ class Redispatch:
         count = end - first
         places = [log_start + number * width for number in range(count)]
         self._queues.put(*key, first, places, [width] * count, [0] * count)
+
+    def _leave_out(self, run: DispatchRun, key: QueueKey, queue_offset: int) -> None:
+        for row, found in enumerate(run.queue_offsets):
+            if found == queue_offset and (run.topics[row], run.queue_ids[row]) == key:
+                self._take_out(run, row, f"{found} is no queue offset: so many are not missing")
 
 
 def _rows(run: DispatchRun, key: QueueKey) -> Iterator[_Row]:
@@ -184,9 +221,3 @@ def _rows(run: DispatchRun, key: QueueKey) -> Iterator[_Row]:
 def _is_no_number(missing: int, log_bytes: int) -> bool:
     """Whether more messages would be missing than the log has room for: nobody gave that number."""
     return missing * MESSAGE_BYTES_MIN > log_bytes
-
-
-def _leave_out(run: DispatchRun, key: QueueKey, queue_offset: int) -> None:
-    for row, found in enumerate(run.queue_offsets):
-        if found == queue_offset and (run.topics[row], run.queue_ids[row]) == key:
-            run.in_queue[row] = False

@@ -33,6 +33,7 @@ class Retention:
 
     * A file goes when it was last written more than `reserve_hours` ago, or before its time while
       the disk is fuller than `disk_clean_percent`: then no more go than it takes.
+    * What is not on disk yet or not dispatched yet stays, whatever the settings say.
     * A guard says from which log offset on a tier still needs the log: files that reach there
       stay, however old. A guard that fails may need all of it: nothing goes. Only where the disk
       is over `disk_full_percent` and the settings say `delete_before_offload` is none asked.
@@ -50,12 +51,14 @@ class Retention:
         index: IndexService | None,
         *,
         used_percent: Callable[[str], int] | None = None,
+        undispatched_from: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._log = commit_log
         self._queues = queues
         self._index = index
+        self._undispatched_from = undispatched_from
         self._used_percent = used_percent or disk_used_percent
         self._guards: list[RetentionGuard] = []
         self._followed_to = 0  # the start of the log when queues and index last followed it
@@ -84,9 +87,9 @@ class Retention:
     def _delete(self, used: int) -> tuple[int, int]:
         """How many files went, and how full the disk is now."""
         config = self._config
-        needed = self._log.max_offset
+        needed = self._unfinished_from()
         if not (used > config.disk_full_percent and config.delete_before_offload):
-            needed = self._needed_from()
+            needed = min(needed, self._needed_from())
         candidates = [
             file
             for file in self._log.queue.files[:-1][: config.delete_count_max]
@@ -107,13 +110,22 @@ class Retention:
     def _follow(self) -> None:
         """Let queues and index begin where the log begins."""
         minimum = self._log.min_offset
-        if minimum is None or minimum == self._followed_to:
+        if minimum is None:
+            return
+        if minimum == self._followed_to:
+            self._queues.correct_grown(minimum)
             return
         self._queues.delete_before(minimum)
         if self._index is not None:
             self._index.delete_expired(minimum)
         self._followed_to = minimum
         log.info("%s: begins at %d now", self._log.queue.directory, minimum)
+
+    def _unfinished_from(self) -> int:
+        """From where on the log is not on disk yet, or queues and index have still to get it."""
+        finished = self._log.flushed_offset
+        waiting = self._undispatched_from()
+        return finished if waiting is None else min(finished, waiting)
 
     def _needed_from(self) -> int:
         """The smallest log offset that somebody still needs; 0 where that cannot be known."""

@@ -14,6 +14,7 @@ from typing import Final
 
 from tieredstore.driver.durable import fsync_directory, make_directories, write_all
 from tieredstore.driver.file_lock import FileLock
+from tieredstore.model.errors import BackendRefusedError
 
 LOCK_CONTENT: Final = b"lock"
 
@@ -33,11 +34,6 @@ class StoreFiles:
     @property
     def consume_queues(self) -> Path:
         return self.root / "consumequeue"
-
-    @property
-    def queue_extensions(self) -> Path:
-        """Java's extended queues: left alone."""
-        return self.root / "consumequeue_ext"
 
     @property
     def batch_queues(self) -> Path:
@@ -80,6 +76,12 @@ class StoreFiles:
 
     def create_abort(self) -> None:
         """Durable on return: only then may something be written that a crash could tear."""
+        try:
+            self._write_abort()
+        except OSError as error:
+            raise BackendRefusedError(str(self.abort), "create", str(error)) from error
+
+    def _write_abort(self) -> None:
         descriptor = os.open(
             self.abort, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666
         )

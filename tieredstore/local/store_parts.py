@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from tieredstore.codec.properties import decode_properties
@@ -33,7 +34,7 @@ from tieredstore.local.redispatch import Redispatch
 from tieredstore.local.retention import Retention
 from tieredstore.local.store_files import StoreFiles
 from tieredstore.local.store_sizes import check_sizes
-from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError
 from tieredstore.model.values import QueueKey
 
 
@@ -77,6 +78,7 @@ class StoreParts:
             index,
             limit=(lambda: log.flushed_offset) if config.sync_flush else (lambda: log.max_offset),
             count_max=config.dispatch_count_max,
+            behind_max=config.dispatch_behind_max,
         )
         return cls(
             config=config,
@@ -87,7 +89,10 @@ class StoreParts:
             dispatch=dispatch,
             flusher=flusher,
             reader=QueueReader(config, log, queues),
-            retention=Retention(config, runtime.clock, log, queues, index),
+            retention=Retention(
+                *(config, runtime.clock, log, queues, index),
+                undispatched_from=lambda: dispatch.undispatched_from,
+            ),
             delays=DelayLevels(config.message_delay_levels),
             checkpoint=StoreCheckpoint(files.checkpoint, CheckpointValues(), written=None),
             deleted=DeletedTopics(files.config / DELETED_FILE),
@@ -131,8 +136,13 @@ class StoreParts:
         the table of the queues' ends: what it names is dispatched whole when `drain` returns. It
         is written when something is `final`, and when the log has begun or lost a file.
         """
-        with self.flushing:
-            self._flush(final=final)
+        try:
+            with self.flushing:
+                self._flush(final=final)
+        except OSError as error:
+            raise BackendRefusedError(str(self.files.root), "flush", str(error)) from error
+        finally:
+            self.dispatch.telling.tell()
 
     def _flush(self, *, final: bool) -> None:
         files = self.log.queue.files
@@ -144,7 +154,7 @@ class StoreParts:
         self.flusher.flush()
         self.checkpoint.advance(log_timestamp=time)
         self.checkpoint.confirm(confirmed_offset=self.log.flushed_offset)
-        self.dispatch.drain()
+        self.dispatch.drain(tell=False)
         time = self.dispatch.last_store_timestamp
         self.queues.flush()
         self.checkpoint.advance(queue_timestamp=time)
@@ -159,7 +169,7 @@ class StoreParts:
     def delete_topics(self, topics: Iterable[str]) -> list[QueueKey]:
         """Delete all queues of these topics, for good; which those were. Nobody puts meanwhile."""
         self.flusher.flush()  # with sync flush what is not on disk would be dispatched later on
-        self.dispatch.drain()
+        self.dispatch.drain(tell=False)
         known = {key.topic for key in self.queues.queues()}
         topics = known & set(topics)
         if not topics:
@@ -168,11 +178,12 @@ class StoreParts:
         return self.queues.delete_topics(topics)
 
     def close(self) -> None:
-        """Release all files. Idempotent."""
-        if self.index is not None:
-            self.index.close()
-        self.queues.close()
-        self.log.close()
+        """Release all files, also after one that fails; nothing is written. Idempotent."""
+        with ExitStack() as stack:
+            stack.callback(self.log.close)
+            stack.callback(self.queues.close)
+            if self.index is not None:
+                stack.callback(self.index.close)
 
     def destroy(self) -> None:
         """Delete all data; sizes and lock stay, for whoever comes next."""
@@ -180,7 +191,6 @@ class StoreParts:
         self.queues.load()
         self.queues.destroy()
         if self.index is not None:
-            self.index.load(abnormal=False)
             self.index.destroy()
         self.log.destroy()
         for file in (DELETED_FILE, ENDS_FILE):

@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from tieredstore.codec.queue_unit import QueueUnit
 from tieredstore.codec.record_fields import peek_queue_offset, peek_store_timestamp, peek_topic
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
+from tieredstore.local.commit_log import CommitLog
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.key_query import query_message
 from tieredstore.local.store_parts import StoreParts
-from tieredstore.model.errors import StoreClosedError, TieredStoreError
+from tieredstore.model.errors import OffsetOutOfRangeError, StoreClosedError, TieredStoreError
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
 from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
 
@@ -21,7 +23,11 @@ log = logging.getLogger(__name__)
 
 
 class StoreReads:
-    """Reads of a store whose parts are loaded; each sees every put that returned before it."""
+    """Reads of a store whose parts are loaded; each sees every put that returned before it.
+
+    With SYNC_FLUSH a message is seen when it is on disk. A put with WAIT=false does not wait for
+    that, so a read that follows at once may not see its messages yet.
+    """
 
     def __init__(self, config: LocalConfig) -> None:
         self._config = config
@@ -73,32 +79,33 @@ class StoreReads:
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
     ) -> int | None:
         parts = self._up_to_date()
-        queue = parts.queues.queue(topic, queue_id)
-        if queue is None:
-            return None
-        return queue.offset_by_time(
-            timestamp,
-            boundary,
-            store_time=parts.store_time_at,
-            min_log_offset=parts.log.min_offset or 0,
-        )
+        while (queue := parts.queues.queue(topic, queue_id)) is not None:
+            found = queue.offset_by_time(
+                timestamp,
+                boundary,
+                store_time=parts.store_time_at,
+                min_log_offset=parts.log.min_offset or 0,
+            )
+            if parts.queues.queue(topic, queue_id) is queue:
+                return found
+        return None  # also where the queue was deleted meanwhile
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
         parts = self._up_to_date()
-        queue = parts.queues.queue(topic, queue_id)
-        if queue is None or not queue.min_offset <= offset < queue.max_offset:
-            return None
-        unit = queue.unit(offset)
-        return parts.store_time_at(unit.log_offset, unit.message_bytes)
+        unit = _unit(parts, topic, queue_id, offset)
+        return None if unit is None else parts.store_time_at(unit.log_offset, unit.message_bytes)
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
         parts = self._up_to_date()
-        if topic is not None:
-            offset = parts.queues.min_offset(topic, queue_id)
-            return None if offset is None else self.store_time(topic, queue_id, offset)
-        minimum = parts.log.min_offset
-        record = None if minimum is None else parts.log.message_bytes(minimum)
-        return None if record is None else peek_store_timestamp(record)
+        if topic is None:
+            return _earliest_time(parts.log)
+        minimum = None
+        while (offset := parts.queues.min_offset(topic, queue_id)) != minimum:
+            minimum = offset  # look again if it went on meanwhile
+            time = None if offset is None else self.store_time(topic, queue_id, offset)
+            if time is not None:
+                return time
+        return None
 
     def query_message(
         self,
@@ -126,6 +133,8 @@ class StoreReads:
 
     def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
         parts = self._loaded()
+        if size is not None and not (0 < size <= parts.log.max_offset - log_offset):
+            return None
         record = parts.log.message_bytes(log_offset, size)
         if record is None or log_offset < parts.deleted.end_of(peek_topic(record)):
             return None
@@ -140,16 +149,16 @@ class StoreReads:
         return self._log_offset(topic, queue_id, offset) is not None
 
     def in_memory(self, topic: str, queue_id: int, offset: int, count: int = 1) -> bool:
+        # The first of so many is the oldest: where it is in memory, the others are as well.
         log_offset = self._log_offset(topic, queue_id, offset)
         return log_offset is not None and self._loaded().reader.is_in_memory(log_offset)
 
     def _log_offset(self, topic: str, queue_id: int, offset: int) -> int | None:
         parts = self._up_to_date()
-        queue = parts.queues.queue(topic, queue_id)
-        if queue is None or not queue.min_offset <= offset < queue.max_offset:
+        unit = _unit(parts, topic, queue_id, offset)
+        if unit is None or unit.log_offset < (parts.log.min_offset or 0):
             return None
-        log_offset = queue.unit(offset).log_offset
-        return log_offset if log_offset >= (parts.log.min_offset or 0) else None
+        return unit.log_offset
 
     def queues(self) -> Iterable[QueueKey]:
         return self._up_to_date().queues.queues()
@@ -172,3 +181,23 @@ class StoreReads:
         if parts is None:
             raise StoreClosedError("the store is not loaded")
         return parts
+
+
+def _unit(parts: StoreParts, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
+    queue = parts.queues.queue(topic, queue_id)
+    if queue is None or not queue.min_offset <= offset < queue.max_offset:
+        return None
+    try:
+        return queue.unit(offset)
+    except OffsetOutOfRangeError:  # it went just now
+        return None
+
+
+def _earliest_time(commit_log: CommitLog) -> int | None:
+    minimum = None
+    while (offset := commit_log.min_offset) is not None and offset != minimum:
+        minimum = offset  # look again if its file went meanwhile
+        record = commit_log.message_bytes(offset)
+        if record is not None:
+            return peek_store_timestamp(record)
+    return None

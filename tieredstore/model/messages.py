@@ -88,6 +88,9 @@ class MessageRun:
 
     Row i is the message with queue offset `first_offset + i`. Its record is
     `records[starts[i] : starts[i] + message_bytes[i]]`.
+
+    Records in a bytearray belong to whoever has the run, alone: who is handed the run may change
+    them. In bytes or a view they are somebody else's too.
     """
 
     first_offset: int
@@ -95,7 +98,7 @@ class MessageRun:
     message_bytes: npt.NDArray[np.int32]
     tags_codes: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
-    records: bytes | memoryview
+    records: bytes | bytearray | memoryview
 
     def __len__(self) -> int:
         return len(self.message_bytes)

@@ -1,0 +1,152 @@
+"""A reader of a store that another process writes to: what goes is absent, and never damage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.local.store_audit import opened, parts_of
+from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.local_reader import LocalReader
+from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.values import GetStatus
+from tieredstore.testing.messages import TOPIC, a_message
+
+LOG_FILE = 4_096
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[LocalMessageStore]:
+    store = opened(
+        tmp_path, commit_log_file_bytes=LOG_FILE, reserve_hours=0, delete_count_max=1_000
+    )
+    for number in range(0, 100, 20):
+        store.put_messages([a_message(number + step, body_bytes=200) for step in range(20)])
+    store.flush()
+    yield store
+    store.shutdown()
+
+
+@pytest.fixture
+def reader(writer: LocalMessageStore, tmp_path: Path) -> Iterator[LocalReader]:
+    with LocalReader.open(tmp_path) as reader:
+        yield reader
+
+
+def expire(store: LocalMessageStore) -> None:
+    for file in parts_of(store).log.queue.files:
+        os.utime(file.path, (1, 1))
+    assert parts_of(store).retention.step() > 4
+
+
+def unmap(reader: LocalReader) -> None:
+    """The reader has had to open so many other files since."""
+    queue = reader.queue(TOPIC, 0)
+    assert queue is not None
+    for file in queue._files.files:
+        queue._files._open_files.forget(file)
+
+
+def test_what_the_writer_expired_is_absent_for_the_reader(
+    writer: LocalMessageStore, reader: LocalReader
+) -> None:
+    expire(writer)
+    # The unit is still mapped, the record is not.
+    assert reader.get_message(TOPIC, 0, 0).status is GetStatus.MESSAGE_WAS_REMOVING
+    unmap(reader)
+    got = reader.get_message(TOPIC, 0, 0)
+    assert got.status is GetStatus.OFFSET_TOO_SMALL
+    assert got.next_offset == reader.min_offset(TOPIC, 0)
+    assert len(reader.read_range(TOPIC, 0, 0, count_max=9, bytes_max=9_999)) == 0
+    assert reader.store_time(TOPIC, 0, 0) is None
+    assert not reader.contains(TOPIC, 0, 0)
+    assert reader.message_at(0) is None
+    assert reader.earliest_time() == writer.earliest_time()
+
+
+def test_what_is_left_is_found(writer: LocalMessageStore, reader: LocalReader) -> None:
+    expire(writer)
+    newest = (writer.max_offset(TOPIC, 0) or 0) - 1
+    assert reader.get_message(TOPIC, 0, newest).status is GetStatus.FOUND
+    assert reader.query_message(TOPIC, f"key-{newest}").complete
+    assert reader.query_message(TOPIC, f"key-{newest}").messages
+    gone = reader.query_message(TOPIC, "key-0")
+    assert not gone.messages
+    assert gone.complete
+
+
+def test_the_facts_of_the_log_leave_out_what_expired(
+    writer: LocalMessageStore, reader: LocalReader
+) -> None:
+    for _ in range(5):
+        writer.put_messages([a_message(number, body_bytes=200) for number in range(20)])
+    writer.flush()
+    before = reader.log.queue.files[-1].end_offset
+    expire(writer)
+    assert (writer.min_log_offset() or 0) > before  # all that the reader knew
+    assert reader.max_log_offset() == writer.max_log_offset()
+    assert reader.log_facts().damages == ()
+
+
+def test_messages_are_absent_when_all_files_that_the_reader_knew_have_gone(
+    writer: LocalMessageStore, reader: LocalReader
+) -> None:
+    for _ in range(5):
+        writer.put_messages([a_message(number, body_bytes=200) for number in range(20)])
+    writer.flush()
+    expire(writer)
+    assert reader.earliest_time() == writer.earliest_time()
+    got = reader.get_message(TOPIC, 0, 99)
+    assert got.status in (GetStatus.MESSAGE_WAS_REMOVING, GetStatus.OFFSET_TOO_SMALL)
+
+
+def test_a_log_that_no_index_covers_is_searched_in_what_is_left(tmp_path: Path) -> None:
+    root = tmp_path / "unindexed"
+    store = opened(
+        root,
+        commit_log_file_bytes=LOG_FILE,
+        reserve_hours=0,
+        delete_count_max=99,
+        index_enabled=False,
+    )
+    for number in range(0, 100, 20):
+        store.put_messages([a_message(number + step, body_bytes=200) for step in range(20)])
+    store.flush()
+    with LocalReader.open(root) as reader:
+        expire(store)
+        newest = (store.max_offset(TOPIC, 0) or 0) - 1
+        assert len(reader.query_message(TOPIC, f"key-{newest}").messages) == 1
+        assert not reader.query_message(TOPIC, "key-0").messages
+    store.shutdown()
+
+
+def test_a_topic_that_the_writer_deleted_is_absent(
+    writer: LocalMessageStore, reader: LocalReader
+) -> None:
+    writer.delete_topics([TOPIC])
+    unmap(reader)
+    got = reader.get_message(TOPIC, 0, 0)
+    assert not got.messages
+    assert got.status is GetStatus.OFFSET_TOO_SMALL
+    assert got.next_offset == got.max_offset
+
+
+def test_a_file_that_is_missing_between_others_is_still_damage(
+    writer: LocalMessageStore, reader: LocalReader
+) -> None:
+    (writer._config.root / "commitlog" / f"{LOG_FILE:020d}").unlink()
+    queue = reader.queue(TOPIC, 0)
+    assert queue is not None
+    first = next(offset for offset in range(100) if queue.unit(offset).log_offset >= LOG_FILE)
+    with pytest.raises(SegmentCorruptError, match=f"{LOG_FILE:020d}"):
+        reader.get_message(TOPIC, 0, first)
+
+
+def test_loading_a_reader_again_opens_nothing_twice(reader: LocalReader) -> None:
+    log, index = reader.log, reader.index
+    reader.load()
+    assert reader.log is log
+    assert reader.index is index
