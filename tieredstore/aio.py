@@ -135,8 +135,13 @@ class AsyncTieredStore:
 
     # -- looking after it ---------------------------------------------------------------------
 
-    async def flush(self, timeout: float | None = FLUSH_SECONDS) -> bool:  # noqa: ASYNC109 - it bounds the upload, not the call
-        return await _in_thread(self.store.flush, timeout)
+    async def flush(
+        self,
+        timeout: float | None = FLUSH_SECONDS,  # noqa: ASYNC109 - it bounds the upload, not the call
+        *,
+        seal: bool = False,
+    ) -> bool:
+        return await _in_thread(self.store.flush, timeout, seal=seal)
 
     async def health(self) -> TierHealth:
         return await _in_thread(self.store.health)

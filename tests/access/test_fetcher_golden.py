@@ -23,6 +23,7 @@ from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.index.index_store import IndexStore
+from tieredstore.index.uploaded_index import UploadedIndex
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import QueryResult, SelectedMessage
@@ -53,8 +54,11 @@ def opened(name: str, **settings: Any) -> Iterator[Fetcher]:
 
 
 @contextmanager
-def with_index(folder: Path) -> Iterator[Fetcher]:
-    """A fetcher on a copy of the golden tier, with the index that RocketMQ left there."""
+def with_index(folder: Path, *, sealed: bool) -> Iterator[Fetcher]:
+    """A fetcher on a copy of the golden tier, with the index that RocketMQ left there.
+
+    Sealed, all of it is uploaded and read from the backend alone.
+    """
     home = folder / "tier-posix"
     shutil.copytree(GOLDEN / "tier-posix", home)
     runtime = Runtime.inline(now_ms=NOW_MS)
@@ -75,8 +79,15 @@ def with_index(folder: Path) -> Iterator[Fetcher]:
         store.load()
         index = IndexStore(config, provider=provider, metadata=metadata, runtime=runtime)
         index.load()
-        yield Fetcher(store, index, config, runtime, NoMetrics())
-        index.shutdown()
+        if sealed:
+            index.seal()
+            index.shutdown()
+            reader = UploadedIndex(config, provider=provider, metadata=metadata, runtime=runtime)
+            reader.load()
+            yield Fetcher(store, reader, config, runtime, NoMetrics())
+        else:
+            yield Fetcher(store, index, config, runtime, NoMetrics())
+            index.shutdown()
         store.close()
 
 
@@ -215,8 +226,9 @@ def check(result: QueryResult, scanned: list[dict[str, Any]], count_max: int) ->
     assert set(ours) <= set(map(place_of, scanned))
 
 
+@pytest.mark.parametrize("sealed", [False, True])
 def test_keys_are_found_as_by_a_linear_scan_for_every_query_that_java_was_asked(
-    tmp_path: Path,
+    tmp_path: Path, sealed: bool
 ) -> None:
     asked = {
         (query["topic"], query["key"], query["begin"], query["end"], count)
@@ -224,16 +236,17 @@ def test_keys_are_found_as_by_a_linear_scan_for_every_query_that_java_was_asked(
         for count in (query.get("maxCount", query.get("maxNum")), 1, 3)
     }
     assert len(asked) > 500
-    with with_index(tmp_path) as fetcher:
+    with with_index(tmp_path, sealed=sealed) as fetcher:
         for topic, key, begin, end, count_max in sorted(asked):
             result = fetcher.query_message(topic, key, count_max=count_max, begin=begin, end=end)
             check(result, by_linear_scan(topic, key, begin, end), count_max)
 
 
-def test_messages_by_key_are_javas_but_for_the_listed_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sealed", [False, True])
+def test_messages_by_key_are_javas_but_for_the_listed_rows(tmp_path: Path, sealed: bool) -> None:
     listed = differences(KEY_QUERIES)
     seen = 0
-    with with_index(tmp_path) as fetcher:
+    with with_index(tmp_path, sealed=sealed) as fetcher:
         for number, row in enumerate(expectation(KEY_QUERIES)["answers"]):
             query, javas = row["query"], row["result"]
             if query["op"] != "queryMessage":

@@ -62,7 +62,7 @@ class Trickle:
             while at < (self.store.committed_offset(*key) or 0):
                 result = self.store.get_message(*key, at)
                 assert result.messages
-                assert [one.queue_offset for one in result.messages][0] == at
+                assert result.messages[0].queue_offset == at
                 read += len(result.messages)
                 at = result.next_offset
         return read

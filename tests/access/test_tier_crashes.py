@@ -38,7 +38,7 @@ def steps_of(lives: Lives) -> Iterator[Step]:
         for key in (AGED, GONE, QueueKey("Gone", 0)):
             yield partial(lives.put, *key)
             yield partial(lives.put, *key)
-        yield lambda: lives.store.flush()
+        yield lives.upload
         yield lives.promises
         if turn == 2:
             yield partial(lives.delete_topic, "Gone")
@@ -93,7 +93,6 @@ def test_the_scenario_rolls_expires_and_deletes(tmp_path: Path) -> None:
     assert max(lives.ledger.tiered[GONE]) + 1 == 2 * (ROUNDS - 3)  # it began anew
     assert lives.local.trimmed_to > 0
     assert lives.local.min_offset(*SIZED) not in (None, 0)
-
 
 
 PARTS, STEPS_MAX = 12, 480
@@ -202,3 +201,59 @@ def test_nor_at_any_step_on_the_disk(tmp_path: Path, part: int) -> None:
     for stop_at in range(1 + part, 2_000, 20):
         if not crash_on_disk(tmp_path / str(stop_at), stop_at):
             break
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_a_local_queue_that_grew_again_to_the_same_length_is_another_one(
+    tmp_path: Path, kept: int
+) -> None:
+    """Nothing seems to wait, but retention must not take what the tier has not got."""
+    lives = Lives(tmp_path)
+    lives.open()
+    for _ in range(4):
+        lives.put(*AGED)
+    assert lives.store.flush()
+    lives.local.lose_from(lives.local.kept(AGED)[kept].log_offset)
+    lives.open()
+    if not kept:
+        lives.upload()  # a start looks at all queues
+    for _ in range(4 - kept):
+        lives.put(*AGED)
+    assert not lives.store.flush()
+    (queue,) = lives.store.health().queues
+    assert queue.problem is not None
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_also_where_the_tier_has_forgotten_its_old_messages(tmp_path: Path, kept: int) -> None:
+    lives = Lives(tmp_path)
+    lives.open()
+    for _ in range(4):
+        lives.put(*AGED)
+    assert lives.store.flush()
+    lives.clock.advance(200 * MINUTE_MS)
+    lives.expire()
+    lives.local.lose_from(lives.local.kept(AGED)[kept].log_offset)
+    lives.open()
+    lives.upload()
+    for _ in range(4 - kept):
+        lives.put(*AGED)
+    assert not lives.store.flush()
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_what_a_queue_lacks_is_kept_where_the_start_could_not_reach_it(
+    tmp_path: Path, step: int
+) -> None:
+    lives = Lives(tmp_path)
+    lives.open()
+    for count in range(8):
+        lives.put(*AGED)
+        lives.put(*SIZED)
+        if count == 3:
+            assert lives.store.flush()
+    lives.open(Faults({step: Fault.BEFORE}))
+    assert [each.problem is None for each in lives.store.health().queues] == [False, True]
+    lives.local.trim(lives.local.end)
+    assert lives.local.min_offset(*AGED) == 4
+    lives.check_whole()

@@ -1,4 +1,4 @@
-"""The whole tier beside lists: puts, uploads, expiry, reads, deletions, deaths and faults at random.
+"""The whole tier beside lists: puts, uploads, expiry, reads, deaths and faults at random.
 
 `make torture` runs 2 000 long histories of it.
 """
@@ -13,8 +13,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.access.dispatch_kit import bare
 from tests.access.tier_audit import Contents
@@ -62,7 +70,7 @@ class TierBesideLists(RuleBasedStateMachine):
         self.contents: Contents = {}
         self.lives.open()
 
-    # -- what happens -------------------------------------------------------------------------
+    # What happens
 
     @rule(
         key=keys, count=st.integers(1, 9), body_bytes=st.sampled_from([0, 30, 100, 100, HUGE_BYTES])
@@ -139,7 +147,7 @@ class TierBesideLists(RuleBasedStateMachine):
     def let_the_index_fail(self, fails: bool) -> None:
         self.lives.index.fails = fails
 
-    # -- what is asked ------------------------------------------------------------------------
+    # What is asked
 
     @rule(key=keys, offset=st.integers(-1, 40), count=st.integers(1, 12))
     def read(self, key: QueueKey, offset: int, count: int) -> None:
@@ -181,7 +189,7 @@ class TierBesideLists(RuleBasedStateMachine):
         assert len({(one.queue_offset, bare(one.record)) for one in result.messages}) <= 1
         assert len(result.messages) <= 1
 
-    # -- what must be so ----------------------------------------------------------------------
+    # What must be so
 
     @invariant()
     def nothing_is_lost_and_nothing_dangles(self) -> None:
@@ -206,9 +214,9 @@ class TierBesideLists(RuleBasedStateMachine):
         self.lives.index.fails = False
         if self.local.confirmed is not None:
             self.local.confirmed = self.local.end
-        self.lives.store.level = StorageLevel.NOT_IN_DISK
         self.lives.check_whole(but=self._stopped)
         self._reopen()
+        self.dispatch(False)  # it reads again which queues are stopped
         self.lives.check_reopened()
         self.lives.check_whole(but=self._stopped)
 
@@ -239,20 +247,17 @@ class TierBesideLists(RuleBasedStateMachine):
 
     def _stopped(self) -> set[QueueKey]:
         """Queues whose tier and local store do not go together any more."""
-        return {
-            key for key, why in self._problems().items() if not why.startswith("not recovered")
-        }
+        return {key for key, why in self._problems().items() if not why.startswith("not recovered")}
 
     def _is_quiet(self, key: QueueKey) -> bool:
         """Nothing fails now, and tier and local store tell the same story."""
         tiered = self.contents.get(key, {})
         local = self.local.kept(key)
-        queue_end = self.local.max_offset(*key)
-        committed = self.lives.store.committed_offset(*key)
+        end, committed = self.local.max_offset(*key), self.lives.store.committed_offset(*key)
         return (
             not self.lives.faults._at
             and key not in self._problems()
-            and (queue_end is None or committed is None or committed <= queue_end)
+            and (end is None or committed is None or committed <= end)
             and all(
                 one.queue_offset not in tiered
                 or tiered[one.queue_offset].record == bare(one.record)
@@ -286,3 +291,10 @@ class TierBesideLists(RuleBasedStateMachine):
 
 
 TestTierBesideLists = TierBesideLists.TestCase
+TestTierBesideLists.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+@pytest.mark.torture
+def test_long_histories() -> None:
+    """As often as the profile says."""
+    run_state_machine_as_test(TierBesideLists, settings=settings(stateful_step_count=50))

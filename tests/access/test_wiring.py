@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.access.tiered_kit import ShortStore, a_config
-from tieredstore.access.index_protocol import NoIndex
 from tieredstore.access.tiered_store import TieredMessageStore
 from tieredstore.access.wiring import GivenParts, load_plugins, open_tier
 from tieredstore.driver.message_store import MessageStore
@@ -15,6 +14,7 @@ from tieredstore.driver.metrics import MeasuredProvider, NoMetrics
 from tieredstore.driver.registry import MESSAGE_STORES, names
 from tieredstore.driver.retry import RetryingProvider
 from tieredstore.driver.runtime import Runtime
+from tieredstore.index.index_store import IndexStore
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError, MetadataError, StoreClosedError
@@ -55,7 +55,7 @@ def test_the_parts_of_the_settings_are_measured_and_tried_again(tmp_path: Path) 
     assert isinstance(parts.provider.inner, MeasuredProvider)
     assert isinstance(parts.provider.inner.inner, PosixProvider)
     assert isinstance(parts.metadata, JsonMetadataStore)
-    assert isinstance(parts.index, NoIndex)
+    assert isinstance(parts.index, IndexStore)
     assert isinstance(parts.metrics, NoMetrics)
     parts.close()
     parts.close()

@@ -174,7 +174,7 @@ class Ledger:
         """The topic is gone for good."""
         for table in (self.tiered, self.promised):
             for key in [key for key in table if key.topic == topic]:
-                del table[key]  # type: ignore[attr-defined]
+                del table[key]
         self.deleting.discard(topic)
 
     def follow(self, contents: Contents, now_ms: int) -> None:

@@ -121,6 +121,9 @@ class Lives:
         assert found is not None
         self.ledger.put(QueueKey(topic, queue_id), found)
 
+    def upload(self) -> None:
+        self.store.flush()
+
     def expire(self) -> None:
         self.store._loaded().retention.step()
 
@@ -148,7 +151,10 @@ class Lives:
         self.promises()
         contents = self.check()
         too_old = self.clock.now_ms() - RESERVE_HOURS * HOUR_MS
+        stopped = {(q.topic, q.queue_id) for q in self.store.health().queues if q.problem}
         for key, committed in self.ledger.promised.items():
+            if key in stopped:
+                continue  # the local queue is another one
             for one in self.local.kept(key):
                 is_old = peek_store_timestamp(one.record) < too_old
                 is_there = is_old or one.queue_offset in contents[key]

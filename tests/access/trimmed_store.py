@@ -108,8 +108,8 @@ class TrimmedStore(ListMessageStore):
         )
 
     def min_log_offset(self) -> int | None:
-        kept = self._kept_log()
-        return kept[0].log_offset if kept else None
+        at = bisect_left(self._log, self.trimmed_to, key=lambda one: one.log_offset)
+        return self._log[at].log_offset if at < len(self._log) else None
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
         if not self.contains(topic, queue_id, offset):

@@ -34,7 +34,7 @@ def test_a_dotted_path_leads_to_a_class(dotted: str) -> None:
     ("name", "message"),
     [
         ("memry", "did you mean 'memory'"),
-        ("xyz", "known are memory, posix"),
+        ("xyz", "known are fsspec, memory, posix, s3"),
         ("no.such.module:Class", "cannot be imported"),
         ("tieredstore.providers.memory:Nothing", "cannot be imported"),
         ("builtins:dict", "is no SegmentProvider"),
@@ -59,7 +59,7 @@ def test_an_entry_point_adds_a_name_but_cannot_take_one(monkeypatch: pytest.Monk
     assert registry.resolve(registry.PROVIDERS, "mine", SegmentProvider) is MemoryProvider
     posix = registry.resolve(registry.PROVIDERS, "posix", SegmentProvider)
     assert posix is not MemoryProvider
-    assert registry.names(registry.PROVIDERS) == ["memory", "mine", "posix"]
+    assert registry.names(registry.PROVIDERS) == ["fsspec", "memory", "mine", "posix", "s3"]
 
 
 def test_naming_a_backend_imports_none() -> None:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 from tests.codec.golden_files import GOLDEN, files_under, local_records
 from tests.fuzz.mutations import extreme_number
+from tests.index.index_kit import BEGINS, columns_of, create, golden_rows
+from tests.index.uploads import uploaded
 from tieredstore.codec import (
     checksum,
     end_marks,
@@ -26,8 +30,11 @@ from tieredstore.codec import (
     tiered_index_columns,
 )
 from tieredstore.codec.bounds import Buffer
+from tieredstore.index import fences, footer, key_filter
 
 LOCAL_SLOTS, TIER_SLOTS = 101, 64
+FOOTER_SLOTS, FOOTER_ITEMS = 97, 1299
+FOOTER_AT = tiered_index.compacted_file_bytes(slot_count=FOOTER_SLOTS, item_count=FOOTER_ITEMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +159,51 @@ def _tier_slots(data: Buffer, random: Random) -> object:
     return tiered_index_columns.view_compacted_slots(data, slot_count=count)["position"].sum()
 
 
+def _footer(data: Buffer, random: Random) -> object:
+    found = footer.decode_tail(data, file_bytes=FOOTER_AT + len(data))
+    slot = random.randrange(found.slot_count)
+    at = found.fence_block_position(slot)
+    block = bytes(data[at : at + key_filter.BLOCK_BYTES])
+    return _group(block, slot, found)
+
+
+def _resealed_footer(data: Buffer, random: Random) -> object:
+    """With checksums that are right, as if the damage came before they were made."""
+    trailer = footer.TRAILER_BYTES
+    whole = bytearray(data)
+    if len(whole) < trailer:
+        return footer.decode_tail(data, file_bytes=FOOTER_AT + len(data))
+    blocks = key_filter.BLOCK_BYTES * sum(
+        int.from_bytes(whole[at : at + 4], signed=True)
+        for at in (len(whole) - trailer + 20, len(whole) - trailer + 24)
+    )
+    start = min(max(0, blocks), len(whole) - trailer)
+    whole[-16:-12] = key_filter.checksum(whole[start:-16])
+    found = footer.decode_tail(bytes(whole), file_bytes=FOOTER_AT + len(whole))
+    payload = bytes(data[: key_filter.PAYLOAD_BYTES]).ljust(key_filter.PAYLOAD_BYTES, b"\0")
+    block = payload + key_filter.checksum(payload)
+    found.fence_block_position(random.randrange(found.slot_count))
+    key_filter.may_hold(block, random.getrandbits(64), path="", position=0)
+    return _group(block, random.randrange(found.slot_count), found)
+
+
+def _group(block: bytes, slot: int, found: footer.Footer) -> fences.Group:
+    first, end = found.items_position, found.position
+    return fences.find_group(block, slot, first=first, end=end, path="", position=end)
+
+
+def _footers() -> list[bytes]:
+    with TemporaryDirectory() as folder:
+        file = create(Path(folder), BEGINS[0])
+        file.put(columns_of(golden_rows(0)))
+        filtered = uploaded(file)[FOOTER_AT:]
+        file.notes.delete()
+        file.notes = None
+        plain = uploaded(file)[FOOTER_AT:]
+        file.delete()
+    return [filtered, plain]
+
+
 def _parse_names(data: Buffer, random: Random) -> object:
     text = java.decode_utf8(data)
     parsers = (
@@ -179,6 +231,7 @@ def targets() -> list[Target]:
     files = [path.name for path in GOLDEN.rglob("*") if path.is_file()]
     crcs = [checksum.reserve_property_crc(text)[:-20] for text in texts]
     crcs = [text + checksum.encode_property_crc(checksum.body_crc(text)) for text in crcs]
+    footers = _footers()
     return [
         Target("message", _decode_message, records),
         Target("checked_message", _decode_checked_message, records),
@@ -195,5 +248,7 @@ def targets() -> list[Target]:
         Target("uploaded_slot", _uploaded_slot, uploaded),
         Target("tiered_index_parts", _tier_part, written),
         Target("tiered_index_slots", _tier_slots, uploaded),
+        Target("index_footer", _footer, footers),
+        Target("index_footer_resealed", _resealed_footer, footers),
         Target("names", _parse_names, [n.encode() for n in (*ids, *files) if n], True),
     ]

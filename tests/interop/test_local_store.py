@@ -59,6 +59,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def expire(store: LocalMessageStore, count: int) -> None:
     """Let the oldest files of the log be two hours old, and look."""
+    store.flush()  # what is not on disk yet is never deleted
     parts = store._loaded()
     old = (parts.log._clock.now_ms() - (parts.config.reserve_hours + 2) * HOUR_MS) / 1_000
     for file in parts.log.queue.files[:count]:

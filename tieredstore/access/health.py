@@ -55,10 +55,12 @@ class TierHealth:
     """Bytes that wait for their upload."""
     uploads: int = 0
     """Uploads under way."""
+    index_error: str | None = None
+    """Why the key index could not be uploaded or expired, the last time."""
 
     @property
     def ok(self) -> bool:
-        return all(queue.ok for queue in self.queues)
+        return self.index_error is None and all(queue.ok for queue in self.queues)
 
     @property
     def behind_count(self) -> int:
@@ -77,6 +79,7 @@ class TierHealth:
             "lost_count": self.lost_count,
             "buffered_bytes": self.buffered_bytes,
             "uploads": self.uploads,
+            "index_error": self.index_error,
             "queues": [{"ok": queue.ok, **asdict(queue)} for queue in self.queues],
             "cache": asdict(self.cache),
         }

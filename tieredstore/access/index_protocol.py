@@ -24,6 +24,10 @@ class Index(Protocol):
       it raises what the backend raises.
     """
 
+    @property
+    def problem(self) -> str | None:
+        """What went wrong in the background last, as long as it does."""
+
     def load(self) -> None: ...
 
     def start(self) -> None: ...
@@ -53,6 +57,10 @@ class Index(Protocol):
 class NoIndex:
     """Keeps nothing and finds nothing, and says that this is all there is."""
 
+    @property
+    def problem(self) -> str | None:
+        return None
+
     def load(self) -> None:
         pass
 
@@ -78,4 +86,3 @@ class NoIndex:
         self, topic: str, topic_id: int, key: str, *, count_max: int, begin: int, end: int
     ) -> IndexAnswer:
         return NOTHING
-

@@ -151,7 +151,7 @@ class Rounds:
         for sent in together:
             try:
                 if sent.error is not None:
-                    sent.file.fail_commit()
+                    sent.file.fail_commit(sent.error)
                     continue
                 rows = sent.file.end_commit(sent.attempt)
                 if self._files.get(sent.file.key) is sent.file:  # else it was destroyed meanwhile

@@ -37,6 +37,7 @@ def health_of(tier: OpenTier, next_store: MessageStore, level: StorageLevel) -> 
         cache=_cache(tier.parts.fetcher.cache),
         buffered_bytes=upload.buffered_bytes,
         uploads=upload.uploads,
+        index_error=tier.parts.index.problem,
     )
 
 

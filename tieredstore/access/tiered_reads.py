@@ -13,6 +13,7 @@ from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.merged_reads import MergedReads
 from tieredstore.access.message_reads import MessageReads, MessageRequest
 from tieredstore.access.retention import Retention
+from tieredstore.access.seal_chore import SealChore
 from tieredstore.access.wiring import TierParts
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, MessageStore
 from tieredstore.model.errors import StoreClosedError
@@ -27,6 +28,7 @@ class OpenTier:
     parts: TierParts
     dispatcher: Dispatcher
     retention: Retention
+    sealing: SealChore
     messages: MessageReads
     merged: MergedReads
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Self
 
+from tieredstore.access.chores import start_chores
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.health import TierHealth
 from tieredstore.access.index_protocol import Index
@@ -19,6 +20,7 @@ from tieredstore.access.merged_reads import MergedReads
 from tieredstore.access.message_reads import MessageReads
 from tieredstore.access.read_decision import ReadDecision
 from tieredstore.access.retention import Retention
+from tieredstore.access.seal_chore import SealChore
 from tieredstore.access.tier_health import health_of
 from tieredstore.access.tiered_reads import OpenTier, TieredReads
 from tieredstore.access.topic_filter import TopicFilter, is_system_topic
@@ -132,6 +134,7 @@ class TieredMessageStore(TieredReads):
                 config=config,
                 clock=runtime.clock,
             ),
+            sealing=SealChore(parts.files, dispatcher, runtime.clock),
             messages=MessageReads(
                 self._next,
                 parts.fetcher,
@@ -154,13 +157,7 @@ class TieredMessageStore(TieredReads):
             self._next.start()
             tier.parts.index.start()
             tier.dispatcher.start()
-            if self.config.expiry_enabled:
-                expiring = tier.parts.runtime.service(
-                    "tier-expiry",
-                    tier.retention.step,
-                    interval_ms=self.config.expiry_interval_ms,
-                )
-                self._services.append(expiring)
+            self._services = start_chores(tier, self.config)
             self._started = True
 
     def shutdown(self, *, drain: bool = True, timeout: float | None = FLUSH_SECONDS) -> None:
@@ -182,6 +179,7 @@ class TieredMessageStore(TieredReads):
                 for service in services:
                     ending.callback(service.stop)
                 ending.callback(tier.retention.stop)
+                ending.callback(tier.sealing.stop)
 
     @staticmethod
     def _end_uploads(tier: OpenTier, *, drain: bool, timeout: float | None) -> None:
@@ -224,8 +222,8 @@ class TieredMessageStore(TieredReads):
         """Upload everything below `confirmed_offset`, now; whether all of it is in the tier.
 
         A queue that fails is tried once. Queues that have a problem stay behind, and `health`
-        names them. With `seal` the key index is uploaded too, as far as it goes, so that readers
-        elsewhere find the keys; raises what the backend raises then.
+        names them. With `seal` no segment stays open, and the key index is uploaded too, as far as
+        it goes, so that readers elsewhere find the keys; raises what the backend raises then.
         """
         tier = self._running()
         dispatcher = tier.dispatcher
@@ -234,8 +232,10 @@ class TieredMessageStore(TieredReads):
             return False
         if seal:
             tier.parts.index.seal()
+        sealed = not seal or tier.sealing.seal_all(timeout)
         needed = dispatcher.needed_from()
-        return (needed is None or needed >= confirmed) and not dispatcher.health().stopped
+        done = needed is None or needed >= confirmed
+        return sealed and done and not dispatcher.health().stopped
 
     def health(self) -> TierHealth:
         """How the tier is doing, without asking the backend."""

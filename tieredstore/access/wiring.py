@@ -125,7 +125,10 @@ def provider_of(config: StoreConfig, runtime: Runtime, metrics: Metrics) -> Segm
     """The provider of the settings, each of its requests measured, and tried again if need be."""
     found: type[SegmentProvider] = resolve(PROVIDERS, config.provider, SegmentProvider)
     provider = found.from_config(config, runtime)
-    return RetryingProvider(MeasuredProvider(provider, metrics, runtime), RetryPolicy(), runtime)
+    measured = MeasuredProvider(provider, metrics, runtime)
+    return (
+        measured if provider.retries_itself else RetryingProvider(measured, RetryPolicy(), runtime)
+    )
 
 
 def catalogue_of(config: StoreConfig, runtime: Runtime, *, read_only: bool) -> MetadataStore:

@@ -70,9 +70,13 @@ class SegmentProvider(ABC):
       that needs it: clients are made lazily, per process.
     * A failure of one read or pair never touches another.
     * `close` is idempotent, waits for nothing and leaves the segments it opened to their owners.
+    * One that tries its requests again itself says so in `retries_itself`, and is not wrapped in
+      what would try again; its own `read_many` and `write_many` are then used.
 
     Raises: what FileSegment raises; InvalidConfigError from `from_config`.
     """
+
+    retries_itself: bool = False
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -130,6 +134,12 @@ class SegmentProvider(ABC):
             segment.delete()
             raise
         return position
+
+    def refresh(self) -> None:  # noqa: B027 - most providers remember nothing
+        """Sizes asked from now on are those of now: for a reader whose catalogue is newer.
+
+        Makes no request. Only what others write may have been remembered.
+        """
 
     def probe(self) -> Sequence[ProbeFinding]:
         """Can this backend be trusted? Writes, reads, lists and deletes a segment of its own."""

@@ -25,6 +25,8 @@ _BUILT_IN: Final[Mapping[str, Mapping[str, str]]] = {
     PROVIDERS: {
         "memory": "tieredstore.providers.memory:MemoryProvider",
         "posix": "tieredstore.providers.posix:PosixProvider",
+        "s3": "tieredstore.providers.object_stores:S3Provider",
+        "fsspec": "tieredstore.providers.object_stores:FsspecProvider",
     },
     METADATA_STORES: {
         "json": "tieredstore.metadata.json_store:JsonMetadataStore",

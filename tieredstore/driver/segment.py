@@ -82,6 +82,20 @@ class FileSegment(ABC):
     def seal(self) -> None:
         """No more writes will come; idempotent. Later writes raise SegmentSealedError."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no further write, however short: roll to the next. Asks no backend."""
+        return False
+
+    @property
+    def wants_seal(self) -> bool:
+        """Whether `seal` has work to do that takes its time, so that it is for the background.
+
+        Asks no backend, and so knows only what was asked before. `seal` may then run beside
+        `delete`, which puts an end to it.
+        """
+        return False
+
     @abstractmethod
     def delete(self) -> None:
         """Remove the bytes, durably; idempotent. Afterwards there is no such segment."""

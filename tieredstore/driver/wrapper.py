@@ -24,6 +24,14 @@ class SegmentWrapper(FileSegment):
     def path(self) -> str:
         return self.inner.path
 
+    @property
+    def is_full(self) -> bool:
+        return self.inner.is_full
+
+    @property
+    def wants_seal(self) -> bool:
+        return self.inner.wants_seal
+
     def size(self) -> int:
         return self.inner.size()
 
@@ -53,6 +61,7 @@ class ProviderWrapper(SegmentProvider):
     def __init__(self, inner: SegmentProvider, runtime: Runtime) -> None:
         super().__init__(runtime)
         self.inner = inner
+        self.retries_itself = inner.retries_itself
 
     def wrap(self, segment: FileSegment) -> SegmentWrapper:
         return SegmentWrapper(segment)
@@ -67,6 +76,9 @@ class ProviderWrapper(SegmentProvider):
         """By the inner provider, which may know a better way than write after write."""
         inner = segment.inner if isinstance(segment, SegmentWrapper) else segment
         return self.inner.create(inner, blocks)
+
+    def refresh(self) -> None:
+        self.inner.refresh()
 
     def probe(self) -> Sequence[ProbeFinding]:
         return self.inner.probe()

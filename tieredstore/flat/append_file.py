@@ -22,6 +22,7 @@ from tieredstore.model.errors import (
     OffsetOutOfRangeError,
     PositionMismatchError,
     SegmentCorruptError,
+    SegmentSealedError,
     TieredStoreError,
 )
 from tieredstore.model.values import AppendStatus, SegmentType
@@ -167,18 +168,18 @@ class FlatAppendFile:
     def prepare(self) -> Upload | None:
         """What to send to make everything that waits durable.
 
-        Where somebody else's bytes lie behind the committed ones, the file goes on in a new
-        segment that begins right there: nothing is overwritten and nothing moves.
+        Where somebody else's bytes lie behind the committed ones, or the segment is sealed, the
+        file goes on in a new one that begins right there: nothing is overwritten, nothing moves.
         """
         try:
             return self._writing.prepare()
-        except PositionMismatchError as mismatch:
+        except (PositionMismatchError, SegmentSealedError) as refusal:
             last, full = self._last, self._writing
             if not last.record.size:
                 raise SegmentCorruptError(
-                    mismatch.path, "there are bytes that nobody committed", position=0
-                ) from mismatch
-            log.warning("%s: bytes of somebody else at %d; rolled", mismatch.path, mismatch.actual)
+                    refusal.path, "there are bytes that nobody committed", position=0
+                ) from refusal
+            log.warning("rolled: %s", refusal)
             self._go_on_at(last.end)
             full.move_to(self._writing)
             return self._writing.prepare()
@@ -192,9 +193,9 @@ class FlatAppendFile:
         last.widen(begin, end, size=upload.end)
         return last.record
 
-    def doubt(self) -> None:
+    def doubt(self, error: BaseException | None = None) -> None:
         """What became of the upload is not known."""
-        self._writing.doubt()
+        self._writing.doubt(error)
 
     def discard(self) -> None:
         """Forget what waits; the same bytes will be appended again."""
@@ -207,7 +208,7 @@ class FlatAppendFile:
     def segment_at(self, offset: int) -> FlatSegment | None:
         """The segment that holds this offset, or would if it were longer."""
         segments = self._segments
-        index = bisect_right(segments, offset, key=_base) - 1
+        index = bisect_right(segments, offset, key=lambda each: each.base) - 1
         return segments[index] if index >= 0 else None
 
     def read(self, offset: int, length: int) -> bytes:
@@ -290,10 +291,7 @@ class FlatAppendFile:
 
     def _seal(self, full: FlatSegment) -> None:
         try:
-            full.segment.seal()
+            if not full.segment.wants_seal:  # else `flat.sealing` does, in the background
+                full.segment.seal()
         except TieredStoreError as error:  # it is full all the same: nothing depends on the seal
             log.warning("%s could not be sealed: %s", full.segment.path, error)
-
-
-def _base(segment: FlatSegment) -> int:
-    return segment.base

@@ -86,10 +86,16 @@ class FlatFileStore:
                     self._unrecovered.pop(file.key, None)
             return len(self._unrecovered)
 
+    def is_out_of_reach(self, key: QueueKey) -> bool:
+        """Whether the backend could not be asked about the queue: it will be, sooner or later."""
+        failure = self._unrecovered.get(key)
+        return failure is not None and _is_transient(failure)
+
     def refresh(self) -> None:
         """Show what a writer has done since; for a store that is read only."""
         self._check_open()
         self._metadata.refresh()
+        self._provider.refresh()  # or a newer catalogue would name bytes that seem to be missing
         rows = {record.key: record for record in self._metadata.queues()}
         with self._guard:
             gone = self._taken_out(self._files.keys() - rows.keys())

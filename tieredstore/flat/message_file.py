@@ -190,10 +190,10 @@ class FlatMessageFile:
         finally:
             self._committing.release()
 
-    def fail_commit(self) -> None:
+    def fail_commit(self, error: BaseException | None = None) -> None:
         """What became of the pair is not known. Everything stays, and the next attempt repairs."""
-        self.log.doubt()
-        self.queue.doubt()
+        self.log.doubt(error)
+        self.queue.doubt(error)
         self._committing.release()
 
     def discard(self) -> bool:
@@ -218,8 +218,8 @@ class FlatMessageFile:
             return not self.waiting_bytes
         try:
             self._provider.write_many([attempt.pair])[0].result()
-        except BaseException:
-            self.fail_commit()
+        except BaseException as error:
+            self.fail_commit(error)
             raise
         self._metadata.apply([Put(record) for record in self.end_commit(attempt)])
         return True

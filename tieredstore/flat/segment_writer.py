@@ -15,6 +15,7 @@ from tieredstore.model.errors import (
     PositionMismatchError,
     SegmentCorruptError,
     SegmentNotFoundError,
+    SegmentSealedError,
 )
 from tieredstore.model.values import AppendStatus
 
@@ -45,6 +46,7 @@ class SegmentWriter:
         self._waiting: list[Buffer] = []
         self._waiting_bytes = 0
         self._end: int | None = None  # of the segment in the backend; None: not known
+        self._is_sealed = False
         self._guard = threading.Lock()
 
     @property
@@ -62,7 +64,9 @@ class SegmentWriter:
         return self._end is not None
 
     def room(self) -> int:
-        """How many bytes still fit."""
+        """How many bytes still fit; what waits goes in one write, so more may wait with it."""
+        if not self._waiting_bytes and self.segment.is_full:
+            return 0
         return max(0, self._bytes_max - self.append_bytes)
 
     def append(self, data: Buffer) -> AppendStatus:
@@ -77,7 +81,10 @@ class SegmentWriter:
         return AppendStatus.SUCCESS
 
     def prepare(self) -> Upload | None:
-        """All that waits, less what the backend turns out to have already; None if none waits."""
+        """All that waits, less what the backend turns out to have already; None if none waits.
+
+        SegmentSealedError where the backend has refused the rest for good.
+        """
         with self._guard:
             if not self._waiting:
                 return None
@@ -90,6 +97,8 @@ class SegmentWriter:
         end = self.committed_bytes + len(data)
         if landed == len(data):
             return Upload(end=end, write=None)
+        if self._is_sealed:
+            raise SegmentSealedError(self.segment.path)
         position = self.committed_bytes + landed
         return Upload(end=end, write=SegmentWrite(self.segment, position, data[landed:]))
 
@@ -103,9 +112,11 @@ class SegmentWriter:
             self._waiting_bytes -= done
             self._end = max(self._end or 0, upload.end)
 
-    def doubt(self) -> None:
+    def doubt(self, error: BaseException | None = None) -> None:
         """What became of the upload is not known: ask before the next one."""
         self._end = None
+        if isinstance(error, SegmentSealedError) and error.path == self.segment.path:
+            self._is_sealed = True
 
     def discard(self) -> None:
         """Forget what waits, wherever it got to: who appends the same again goes on from there."""

@@ -119,7 +119,12 @@ class FaultySegment(SegmentWrapper):
     ) -> T:
         if fault is not None and fault not in _LATE:
             self._fail(operation, fault)
-        outcome = call(*args, **kwargs)
+        try:
+            outcome = call(*args, **kwargs)
+        except Exception:
+            if fault in _CRASHES:  # the dead are told nothing, bad news neither
+                raise SimulatedCrash from None
+            raise
         if fault is not None:
             self._fail(operation, fault)
         return outcome

@@ -34,6 +34,7 @@ class FileSegmentContract:
     """Subclass it, give `open_segment`, and run it with pytest."""
 
     machine_examples = 30
+    seals_for_good = False  # whether a new handle on a sealed segment is sealed too
 
     @abstractmethod
     def open_segment(self, path: str) -> FileSegment:
@@ -213,9 +214,11 @@ class FileSegmentContract:
             assert [reader.result() for reader in readers] == [0, 0, 0, 0]
 
     def test_any_history_equals_that_of_a_byte_string(self) -> None:
-        open_segment = self.open_segment
+        open_segment, for_good = self.open_segment, self.seals_for_good
 
         class Machine(SegmentMachine):
+            seals_for_good = for_good
+
             def open_segment(self, path: str) -> FileSegment:
                 return open_segment(path)
 

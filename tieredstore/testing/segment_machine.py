@@ -23,6 +23,8 @@ _number = itertools.count()  # each history has a segment of its own
 class SegmentMachine(RuleBasedStateMachine):
     """Random histories of one segment; `model` is None while there is none."""
 
+    seals_for_good = False  # whether a new handle on a sealed segment is sealed too
+
     def __init__(self) -> None:
         super().__init__()
         self._path = f"broker-a/machine/{next(_number)}"
@@ -79,7 +81,7 @@ class SegmentMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         self.segment.close()
         self.segment = self.open_segment(self._path)
-        self.sealed = False
+        self.sealed = self.seals_for_good and self.sealed and self.model is not None
 
     @invariant()
     def the_size_is_true(self) -> None:

@@ -1,0 +1,144 @@
+"""A tier in an object store: sealed beside the uploads, and copied to a folder as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.access.tiered_kit import Broker, numbers
+from tests.providers.object_kit import StruckClient
+from tieredstore.driver.retry import RetryPolicy
+from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.values import QueueKey, StorageLevel
+from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.providers.posix import PosixProvider
+from tieredstore.testing.faults import Fault, Faults, FaultyProvider
+from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
+from tieredstore.testing.messages import TOPIC
+
+
+class ObjectBroker(Broker):
+    """A broker whose tier lies in an object store; `struck` are its requests."""
+
+    def __init__(self, folder: Path, objects: MemoryObjects, **settings: Any) -> None:
+        super().__init__(folder, storage_level=StorageLevel.FORCE, **settings)
+        self.objects = objects
+        self.struck = Faults()
+        client = StruckClient(MemoryObjectClient(objects), self.struck)
+        inner = ObjectProvider(
+            client, "cluster-a", self.runtime, parts_max=4, retry=RetryPolicy(retries_max=0)
+        )
+        self.provider = FaultyProvider(inner, self.faults, self.runtime)
+        self.store = self.wrap(self.local)
+
+    def parts(self) -> list[str]:
+        return self.objects.held_keys(".parts/")
+
+    def commits(self, count: int, *, first: int = 0, topic: str = TOPIC) -> None:
+        """Each message by itself."""
+        for number in range(first, first + count):
+            self.put(1, first=number, topic=topic)
+            assert self.store.flush()
+
+    def chore(self) -> None:
+        assert self.store._tier is not None
+        self.store._tier.sealing.step()
+
+
+def copy(objects: MemoryObjects, folder: Path) -> None:
+    for key in objects.held_keys():
+        if not key.startswith("."):
+            path = folder / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(objects.held[key][0])
+
+
+def test_a_bucket_is_copied_to_a_folder_after_a_flush_that_seals(tmp_path: Path) -> None:
+    broker = ObjectBroker(tmp_path, MemoryObjects())
+    with broker.store:
+        broker.commits(10)
+        broker.commits(3, topic="other topic|%")
+        assert broker.store.flush(seal=True)
+        assert broker.parts() == []
+        assert broker.store.flush(seal=True)  # nothing is left to do
+        listed = set(broker.provider.list())
+        broker.commits(3, first=10)  # and it goes on
+        expected = numbers(broker.store.get_message(TOPIC, 0, 0))
+        assert expected == list(range(13))
+        assert broker.store.flush(seal=True)
+        listed = set(broker.provider.list())
+    copy(broker.objects, tmp_path / "tier")
+    copied = Broker(tmp_path, storage_level=StorageLevel.FORCE)
+    posix = PosixProvider(tmp_path / "tier", "cluster-a", copied.runtime)
+    assert set(posix.list()) == listed
+    copied.provider = FaultyProvider(posix, copied.faults, copied.runtime)
+    copied.local = broker.local
+    copied.store = copied.wrap(broker.local)
+    with copied.store as store:
+        assert numbers(store.get_message(TOPIC, 0, 0)) == expected
+        assert numbers(store.get_message("other topic|%", 0, 0)) == [0, 1, 2]
+        assert store._tier is not None
+        assert [file.problem for file in store._tier.parts.files.files()] == [None, None]
+
+
+def test_the_chore_seals_what_has_rolled(tmp_path: Path) -> None:
+    broker = ObjectBroker(tmp_path, MemoryObjects())
+    with broker.store:
+        broker.commits(10)
+        assert len(broker.parts()) == 20
+        broker.chore()
+        assert len(broker.parts()) == 4
+        assert numbers(broker.store.get_message(TOPIC, 0, 0)) == list(range(10))
+
+
+def test_sealing_goes_on_after_a_restart(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    first = ObjectBroker(tmp_path, objects)
+    with first.store:
+        first.commits(10)
+    second = ObjectBroker(tmp_path, objects)
+    second.local = first.local
+    second.store = second.wrap(first.local)
+    with second.store:
+        second.chore()
+        assert len(second.parts()) == 4
+        assert numbers(second.store.get_message(TOPIC, 0, 0)) == list(range(10))
+
+
+def test_a_store_that_cannot_be_reached_is_asked_again_in_the_next_round(tmp_path: Path) -> None:
+    broker = ObjectBroker(tmp_path, MemoryObjects())
+    with broker.store as store:
+        broker.commits(10)
+        broker.struck.always = Fault.BEFORE
+        broker.chore()
+        assert store._tier is not None
+        assert len(store._tier.sealing.errors) > 0
+        assert not store.flush(seal=True)
+        broker.struck.forgive()
+        broker.chore()
+        assert store._tier.sealing.errors == {}
+        assert store.flush(seal=True)
+        assert broker.parts() == []
+
+
+def test_a_flush_that_seals_leaves_a_queue_alone_that_is_busy(tmp_path: Path) -> None:
+    broker = ObjectBroker(tmp_path, MemoryObjects())
+    with broker.store as store:
+        broker.commits(2)
+        assert store._tier is not None
+        with store._tier.dispatcher.alone_with(QueueKey(TOPIC, 0), timeout=0) as alone:
+            assert alone
+            assert not store._tier.sealing.seal_all(0)
+        assert store.flush(seal=True)
+
+
+def test_nothing_rolls_in_a_backend_that_seals_at_once(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    with broker.store as store:
+        broker.put(3)
+        assert store.flush(seal=True)
+        assert [each.base for each in broker.provider.list() if each.type == 0] == [0]
+    with pytest.raises(StoreClosedError):
+        store.flush(seal=True)

@@ -1,0 +1,54 @@
+"""The verb query of a tier, on the one that Java wrote: what a scan of its messages finds."""
+
+from __future__ import annotations
+
+from tests.cli.cli_kit import Command, Row
+from tests.cli.test_tier_messages import FIELDS, TOPICS
+from tests.cli.tier_kit import TIER, asked
+from tieredstore.cli.failures import ExitCode
+
+
+def keys_of(row: Row) -> set[str]:
+    return {row["unique_key"] or "", *(row["keys"] or "").split(" ")} - {""}
+
+
+def test_query_finds_what_a_scan_finds_newest_first(command: Command) -> None:
+    """What Java's last index file had was not uploaded: the youngest messages are not found."""
+    found_count = 0
+    for topic in TOPICS:
+        rows = asked(command, TIER, "cat", topic, "--json").rows
+        for key in sorted({key for row in rows for key in keys_of(row)})[::20]:
+            ran = asked(command, TIER, "query", topic, key, "--max", 500, "--json")
+            assert (ran.code, ran.err) == (0, "")
+            assert all(list(row) == FIELDS for row in ran.rows)
+            wanted = [row for row in rows if key in keys_of(row)]
+            assert all(row in wanted for row in ran.rows)
+            times = [row["store_timestamp"] for row in ran.rows]
+            assert times == sorted(times, reverse=True)
+            found_count += len(ran.rows)
+    assert found_count > 50
+
+
+def test_a_window_and_a_limit_are_kept(command: Command) -> None:
+    topic = TOPICS[0]
+    rows = asked(command, TIER, "cat", topic, "--json").rows
+    key = max(
+        {key for row in rows for key in keys_of(row)},
+        key=lambda key: sum(key in keys_of(row) for row in rows),
+    )
+    every = asked(command, TIER, "query", topic, key, "--max", 500, "--json").rows
+    assert len(every) > 2
+    ran = asked(command, TIER, "query", topic, key, "--max", 2, "--json")
+    assert ran.rows == every[:2]
+    assert "there are more than 2" in ran.err
+    time = every[1]["store_timestamp"]
+    window = ("--begin", time, "--end", time)
+    at_once = asked(command, TIER, "query", topic, key, *window, "--json").rows
+    assert at_once == [row for row in every if row["store_timestamp"] == time]
+    assert asked(command, TIER, "query", topic, key).out.count("\n") >= 2
+
+
+def test_a_key_that_is_not_there_is_no_error_and_a_topic_is(command: Command) -> None:
+    assert asked(command, TIER, "query", TOPICS[0], "absent") == (0, "", "")
+    ran = asked(command, TIER, "query", "NoTopic", "absent")
+    assert ran.code == ExitCode.NOT_THERE

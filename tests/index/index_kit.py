@@ -1,0 +1,85 @@
+"""What the tests of the key index share: columns from rows, small files, a linear scan.
+
+What lives here: how files are filled and what they must answer. No expectations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.codec.golden_files import CLUSTER, GOLDEN, expected
+from tieredstore.codec.java import index_key
+from tieredstore.index.key_hashes import key_hashes
+from tieredstore.index.rows import FoundItem, IndexColumns
+from tieredstore.index.store_file import IndexStoreFile
+
+SLOTS, ITEMS = 97, 1300
+BEGIN = 1_750_000_000_000
+FACTS = expected("tier-index.expect.json")["facts"]
+BEGINS: list[int] = FACTS["fileBeginTimestamps"]
+UPLOADED_FOLDER = GOLDEN / f"tier-index/tiered/{CLUSTER}/broker-gold-a/rmq_sys_INDEX/0/INDEX"
+UPLOADED = {int(path.name[-20:]): path.read_bytes() for path in UPLOADED_FOLDER.iterdir()}
+
+
+class Row(NamedTuple):
+    """One key of one message, as it was put."""
+
+    text: str
+    topic_id: int
+    queue_id: int
+    log_offset: int
+    message_bytes: int
+    store_timestamp: int
+
+
+def columns_of(rows: Sequence[Row]) -> IndexColumns:
+    numbers = np.array([row[1:] for row in rows], np.int64).reshape(len(rows), 5)
+    return IndexColumns(
+        key_hashes=key_hashes([row.text for row in rows]),
+        topic_ids=numbers[:, 0],
+        queue_ids=numbers[:, 1],
+        log_offsets=numbers[:, 2],
+        message_bytes=numbers[:, 3],
+        store_timestamps=numbers[:, 4],
+    )
+
+
+def golden_rows(number: int) -> list[Row]:
+    """The puts into one of Java's files, one row a key."""
+    found = []
+    for row in expected("tier-index.puts.json"):
+        file, topic, queue_id, keys, log_offset, size, timestamp, result = row
+        if file == number and result == "SUCCESS":
+            name, topic_id = FACTS["topics"][topic], FACTS["topicIds"][topic]
+            found += [
+                Row(index_key(name, key), topic_id, queue_id, log_offset, size, timestamp)
+                for key in keys
+            ]
+    return found
+
+
+def create(folder: Path, begin: int = BEGIN, slots: int = SLOTS, items: int = ITEMS) -> Any:
+    return IndexStoreFile.create(folder, begin, slot_count=slots, item_capacity=items)
+
+
+def reopen(path: Path, slots: int = SLOTS, items: int = ITEMS, **how: Any) -> IndexStoreFile:
+    return IndexStoreFile.open(path, slot_count=slots, item_capacity=items, **how)
+
+
+def place(item: FoundItem) -> tuple[int, int, int]:
+    return item.topic_id, item.queue_id, item.log_offset
+
+
+def scan(
+    rows: Sequence[Row], text: str, *, begin: int, end: int, slack: int = 0
+) -> list[tuple[int, int, int]]:
+    """Where the messages with this key lie, newest first, by looking at every row."""
+    return [
+        (row.topic_id, row.queue_id, row.log_offset)
+        for row in reversed(rows)
+        if row.text == text and begin - slack <= row.store_timestamp <= end + slack
+    ]

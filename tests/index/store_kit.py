@@ -1,0 +1,207 @@
+"""A key index on a tier for tests: one process after another, its own time, counted reads.
+
+What lives here: `Shop`, whose bytes and catalogue outlive the indexes opened on them, and a linear
+scan over what was put. No expectations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.access.fetch_kit import CountedProvider
+from tests.flat.store_kit import FaultyCatalogue
+from tests.flat.tiers import run_of
+from tieredstore.codec.java import string_hash
+from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.runtime import ManualClock, Runtime
+from tieredstore.index.hits import CommittedRun, IndexAnswer, IndexHit
+from tieredstore.index.index_store import IndexStore
+from tieredstore.index.uploaded_index import UploadedIndex
+from tieredstore.metadata.tables import Tables
+from tieredstore.model.catalogue import QueueRecord, SegmentRecord
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.values import INT64_MAX, SegmentType
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.faults import Faults, FaultyProvider
+from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_record
+
+BROKER = "broker-a"
+INDEX_PATH = f"{BROKER}/rmq_sys_INDEX/0"
+SLOTS, ITEMS = 61, 40
+ALL = {"count_max": 10_000, "begin": 0, "end": INT64_MAX}
+
+
+class Shop:
+    """A tier's backend and catalogue; each `open` is what a new process does."""
+
+    def __init__(
+        self, folder: Path, *, slots: int = SLOTS, items: int = ITEMS, **more: Any
+    ) -> None:
+        self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+        self.tables = Tables()
+        self.provider = CountedProvider(MemoryProvider(self.runtime), self.runtime)
+        self.folder = folder
+        self.config = StoreConfig(
+            broker_name=BROKER,
+            store_path=str(folder),
+            index_slot_count=slots,
+            index_item_count=items,
+            **more,
+        )
+        self.faults = Faults()
+        self.rows: list[tuple[str, IndexHit]] = []
+        self.ends: dict[int, int] = {}
+        self.index = self.open()
+
+    @property
+    def clock(self) -> ManualClock:
+        clock = self.runtime.clock
+        assert isinstance(clock, ManualClock)
+        return clock
+
+    def open(self, faults: Faults | None = None, **how: Any) -> IndexStore:
+        self.faults = faults or Faults()
+        catalogue = FaultyCatalogue(self.tables, self.faults)
+        if catalogue.topic(TOPIC) is None:
+            catalogue.add_topic(TOPIC)
+        self.catalogue: MetadataStore = catalogue
+        self.topic_id = catalogue.add_topic(TOPIC).topic_id
+        backend: SegmentProvider = FaultyProvider(self.provider, self.faults, self.runtime)
+        self.index = IndexStore(
+            how.pop("config", self.config),
+            provider=backend,
+            metadata=catalogue,
+            runtime=how.pop("runtime", self.runtime),
+        )
+        self.index.load()
+        return self.index
+
+    def reader(self) -> UploadedIndex:
+        reader = UploadedIndex(
+            self.config, provider=self.provider, metadata=self.catalogue, runtime=self.runtime
+        )
+        reader.load()
+        return reader
+
+    def reopen(self, faults: Faults | None = None) -> IndexStore:
+        self.index.shutdown()
+        return self.open(faults)
+
+    def crash(self) -> None:
+        """The process is gone: nothing is synced, nothing closed in order."""
+        self.index._filling.close()
+
+    def commit(self, offset: int, queue_id: int = 0) -> None:
+        """The catalogue knows of the queue up to here."""
+        path = f"{BROKER}/{TOPIC}/{queue_id}"
+        kind = SegmentType.CONSUME_QUEUE
+        self.catalogue.put(
+            QueueRecord(broker_name=BROKER, topic=TOPIC, queue_id=queue_id),
+            SegmentRecord(path=path, type=kind, base_offset=0, size=20 * offset),
+        )
+
+    def put(
+        self,
+        keys: Sequence[str],
+        *,
+        queue_id: int = 0,
+        times: Sequence[int] | None = None,
+        unique: bool = True,
+    ) -> None:
+        """One message for each entry, which is its KEYS; its UNIQ_KEY is its place."""
+        first = self.ends.get(queue_id, 0)
+        records, hits = [], []
+        for number, text in enumerate(keys, first):
+            time = self.clock.now_ms() if times is None else times[number - first]
+            properties = {"KEYS": text} if text else {}
+            if unique:
+                properties["UNIQ_KEY"] = f"u{queue_id}-{number}"
+            record = a_record(
+                number,
+                queue_id=queue_id,
+                properties=properties,
+                store_timestamp=time,
+            )
+            records.append(record)
+            hit = IndexHit(self.topic_id, queue_id, 1000 * number, len(record), time)
+            names = {*text.split(" "), properties.get("UNIQ_KEY", "")} - {""}
+            hits += [(name, hit) for name in names]
+        self.ends[queue_id] = first + len(records)
+        self.commit(self.ends[queue_id], queue_id)
+        self.give(first, records, queue_id)
+        self.rows += hits
+
+    def give(self, first: int, records: Sequence[bytes], queue_id: int = 0) -> None:
+        run = CommittedRun(
+            run=run_of(first, records),
+            log_offsets=np.arange(first, first + len(records), dtype=np.int64) * 1000,
+        )
+        self.index.put(TOPIC, self.topic_id, queue_id, run)
+
+    def ask(self, key: str, **window: Any) -> IndexAnswer:
+        return self.index.query(TOPIC, self.topic_id, key, **{**ALL, **window})
+
+    def found(self, key: str, **window: Any) -> list[tuple[int, int]]:
+        answer = self.ask(key, **window)
+        assert answer.complete
+        return [(hit.queue_id, hit.log_offset) for hit in answer.hits]
+
+    def scan(self, key: str, begin: int = 0, end: int = INT64_MAX) -> dict[tuple[int, int], int]:
+        """Where messages with the key lie, and when they were stored."""
+        return {
+            (hit.queue_id, hit.log_offset): hit.store_timestamp
+            for name, hit in self.rows
+            if name == key and begin <= hit.store_timestamp <= end
+        }
+
+    def local_files(self) -> list[str]:
+        folder = self.folder / "tiered_index_file"
+        return sorted(path.name for path in folder.iterdir() if path.name.isdigit())
+
+    def segments(self) -> list[SegmentRecord]:
+        return list(self.catalogue.segments(INDEX_PATH, SegmentType.INDEX))
+
+
+def check_like_scan(shop: Shop, key: str, *, count_max: int, begin: int, end: int) -> None:
+    """All within the window that the cap lets through, the newest ones, newest first, each once.
+
+    The index is exact to the second: hits up to that much outside are for the messages to tell.
+    """
+    answer = shop.ask(key, count_max=count_max, begin=begin, end=end)
+    assert answer.complete
+    places = [(hit.queue_id, hit.log_offset) for hit in answer.hits]
+    assert len(set(places)) == len(places) <= max(0, count_max)
+    times = [hit.store_timestamp for hit in answer.hits]
+    assert times == sorted(times, reverse=True)
+    same_hash = {name for name, _ in shop.rows if string_hash(name) == string_hash(key)}
+    near = {place for name in same_hash for place in shop.scan(name, begin - 1998, end + 1998)}
+    assert set(places) <= near
+    wanted = shop.scan(key, begin, end)
+    if count_max <= 0 or begin > end:
+        assert not places
+    elif len(places) < count_max:
+        assert wanted.keys() <= set(places)
+    else:  # nothing newer than what was given was left out
+        oldest = times[-1] + 1000
+        assert {place for place, time in wanted.items() if time > oldest} <= set(places)
+
+
+def put_again(shop: Shop, queue_id: int = 0) -> int:
+    """What the dispatcher does after an open; how many messages it put."""
+    start = shop.index.indexed_offset(TOPIC, shop.topic_id, queue_id)
+    assert start is not None
+    keys: dict[int, list[str]] = {}
+    for name, hit in shop.rows:
+        if hit.queue_id == queue_id and name.startswith("k"):
+            keys.setdefault(hit.log_offset // 1000, []).append(name)
+    rows, end, shop.ends[queue_id] = shop.rows, shop.ends[queue_id], start
+    shop.rows = []
+    if start < end:
+        shop.put([" ".join(keys.get(number, [])) for number in range(start, end)])
+    shop.rows = rows
+    return end - start

@@ -1,0 +1,178 @@
+"""A process that is killed while it puts, compacts or uploads: all committed keys are found again.
+
+What lives here: a child that puts messages of a real directory tier and is killed at a given file
+event, and what a new process finds then.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.flat.tiers import run_of
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import Buffer, FileSegment
+from tieredstore.index.hits import CommittedRun
+from tieredstore.index.index_store import IndexStore
+from tieredstore.metadata.json_store import JsonMetadataStore
+from tieredstore.model.catalogue import SegmentRecord
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.values import INT64_MAX, SegmentType
+from tieredstore.providers.posix import PosixProvider
+from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_record
+
+BATCH, BATCHES = 50, 60
+QUEUE = f"b/{TOPIC}/0"
+
+
+class ToldProvider(PosixProvider):
+    """Tells a pipe of each block of an upload, before it is made and when it is written."""
+
+    told = -1
+
+    def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
+        def telling() -> Iterable[Buffer]:
+            for block in blocks:
+                self.tell(b"c")
+                yield block
+
+        size = super().create(segment, telling())
+        self.tell(b"u")
+        return size
+
+    def tell(self, what: bytes) -> None:
+        if self.told >= 0:
+            os.write(self.told, what)
+
+
+class Process:
+    """What one process opens on the folder."""
+
+    def __init__(self, folder: Path, told: int = -1) -> None:
+        self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+        self.config = StoreConfig(
+            broker_name="b",
+            cluster_name="c",
+            store_path=str(folder / "store"),
+            index_slot_count=101,
+            index_item_count=400,
+        )
+        self.provider = ToldProvider(folder / "tier", "c", self.runtime)
+        self.provider.told = told
+        self.catalogue = JsonMetadataStore.open(self.config.catalogue_path)
+        self.topic_id = self.catalogue.add_topic(TOPIC).topic_id
+        self.index = IndexStore(
+            self.config, provider=self.provider, metadata=self.catalogue, runtime=self.runtime
+        )
+        self.index.load()
+
+    def put(self, first: int, count: int) -> None:
+        kind = SegmentType.CONSUME_QUEUE
+        row = SegmentRecord(path=QUEUE, type=kind, base_offset=0, size=20 * (first + count))
+        self.catalogue.put(row)
+        records = [
+            a_record(number, properties={"KEYS": f"k{number} g{number % 7}"})
+            for number in range(first, first + count)
+        ]
+        offsets = np.arange(first, first + count, dtype=np.int64) * 1000
+        run = CommittedRun(run=run_of(first, records), log_offsets=offsets)
+        self.index.put(TOPIC, self.topic_id, 0, run)
+
+    @property
+    def committed(self) -> int:
+        rows = self.catalogue.segments(QUEUE, SegmentType.CONSUME_QUEUE)
+        return rows[0].size // 20 if rows else 0
+
+    def catch_up(self) -> None:
+        start = self.index.indexed_offset(TOPIC, self.topic_id, 0)
+        assert start is not None
+        if start < self.committed:
+            self.put(start, self.committed - start)
+
+    def found(self, key: str) -> list[int]:
+        answer = self.index.query(
+            TOPIC, self.topic_id, key, count_max=10_000, begin=0, end=INT64_MAX
+        )
+        assert answer.complete
+        return [hit.log_offset // 1000 for hit in answer.hits]
+
+    def close(self) -> None:
+        self.index.shutdown()
+        self.catalogue.close()
+
+
+def work_until_killed(folder: Path, told: int) -> None:
+    """Runs in a child: never returns."""
+    process = Process(folder, told)
+    process.catch_up()
+    for _ in range(BATCHES):
+        process.put(process.committed, BATCH)
+        os.write(told, b"p")
+        process.runtime.clock.sleep(7)
+        process.index.step()
+        os.write(told, b"s")
+    os._exit(0)
+
+
+def killed(folder: Path, event: bytes, after: int) -> None:
+    """A child works, and is killed as soon as the event has been told of so often."""
+    listener, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            work_until_killed(folder, told)
+        finally:
+            os._exit(1)
+    os.close(told)
+    seen = 0
+    while seen < after:
+        said = os.read(listener, 1)
+        if not said:
+            break
+        seen += said == event
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(listener)
+
+
+def check(folder: Path, event: bytes, turns: Sequence[int]) -> None:
+    for after in turns:
+        killed(folder, event, after)
+        process = Process(folder)
+        process.catch_up()
+        end = process.committed
+        assert end
+        for number in random.Random(after).sample(range(end), min(end, 60)):
+            assert process.found(f"k{number}") == [number], (event, after)
+        for group in range(7):
+            found = process.found(f"g{group}")
+            assert sorted(found) == list(range(group, end, 7)), (event, after)
+        process.index.step()
+        index = f"{process.config.broker_name}/rmq_sys_INDEX/0"
+        listed = {(each.base, each.size) for each in process.provider.list(index)}
+        rows = process.catalogue.segments(index, SegmentType.INDEX)
+        assert listed == {(row.base_offset, row.size) for row in rows}
+        process.close()
+
+
+EVENTS = {"put": b"p", "compaction": b"c", "upload": b"u"}
+
+
+@pytest.mark.parametrize("what", EVENTS)
+def test_a_killed_process_leaves_every_key_to_be_found(tmp_path: Path, what: str) -> None:
+    check(tmp_path, EVENTS[what], (2, 5, 9))
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("what", EVENTS)
+def test_a_process_killed_a_hundred_times_loses_no_key(tmp_path: Path, what: str) -> None:
+    for turn in range(10):
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        check(folder, EVENTS[what], [1 + (turn * 10 + step) % 13 for step in range(10)])

@@ -1,0 +1,103 @@
+"""Random puts, times and questions, files in all states: always as a linear scan."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.index.store_kit import Shop, check_like_scan
+from tieredstore.model.values import INT64_MAX
+from tieredstore.testing.faults import Fault
+from tieredstore.testing.messages import STORE_TIMESTAMP
+
+KEYS = ["a", "b", "c", "主题", "Aa", "BB"]
+MINUTE = 60_000
+times = st.integers(-90 * MINUTE, 90 * MINUTE).map(lambda ms: STORE_TIMESTAMP + ms)
+edges = st.one_of(times, st.sampled_from([0, INT64_MAX, STORE_TIMESTAMP]))
+messages = st.lists(
+    st.tuples(st.lists(st.sampled_from(KEYS), max_size=3).map(" ".join), times),
+    min_size=1,
+    max_size=12,
+)
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Whatever was put is found, in whatever file it is by now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+
+    @initialize(items=st.integers(4, 30), slots=st.sampled_from([1, 5, 64]))
+    def begin(self, items: int, slots: int) -> None:
+        self.shop = Shop(Path(self._folder.name), slots=slots, items=items, expiry_enabled=False)
+
+    @rule(queue_id=st.integers(0, 2), batch=messages)
+    def put(self, queue_id: int, batch: list[tuple[str, int]]) -> None:
+        keys, stamps = zip(*batch, strict=True)
+        self.shop.put(keys, queue_id=queue_id, times=stamps)
+
+    @rule(hours=st.integers(0, 30))
+    def time_passes(self, hours: int) -> None:
+        self.shop.clock.advance(hours * 3_600_000)
+
+    @rule()
+    def step(self) -> None:
+        self.shop.index.step()
+
+    @rule()
+    def seal(self) -> None:
+        self.shop.index.seal()
+
+    @rule()
+    def reopen(self) -> None:
+        self.shop.reopen()
+
+    @rule()
+    def lose_the_cache(self) -> None:
+        self.shop.index._cache.clear()
+
+    @rule(at=st.integers(0, 8), fault=st.sampled_from([Fault.BEFORE, Fault.AFTER]))
+    def fail_in_the_background(self, at: int, fault: Fault) -> None:
+        self.shop.faults.strike(fault, after=at)
+        self.shop.index.step()
+        self.shop.faults.forgive()
+
+    @rule(key=st.sampled_from(KEYS), count=st.integers(-1, 40), begin=edges, end=edges)
+    def ask(self, key: str, count: int, begin: int, end: int) -> None:
+        check_like_scan(self.shop, key, count_max=count, begin=begin, end=end)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if hasattr(self, "shop"):
+            for key in KEYS[:2]:
+                check_like_scan(self.shop, key, count_max=10_000, begin=0, end=INT64_MAX)
+
+    def teardown(self) -> None:
+        if hasattr(self, "shop"):
+            self.shop.index.shutdown()
+        self._folder.cleanup()
+
+
+TestIndexMachine: Any = IndexMachine.TestCase
+TestIndexMachine.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+
+
+@given(batch=messages, begin=edges, end=edges, count=st.integers(0, 8))
+@settings(max_examples=40, deadline=None)
+def test_one_uploaded_file_is_as_a_linear_scan(
+    batch: list[tuple[str, int]], begin: int, end: int, count: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        shop = Shop(Path(folder), items=100)
+        keys, stamps = zip(*batch, strict=True)
+        shop.put(keys, times=stamps)
+        shop.index.seal()
+        for key in KEYS:
+            check_like_scan(shop, key, count_max=count, begin=begin, end=end)
+        shop.index.shutdown()

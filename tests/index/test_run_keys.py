@@ -1,0 +1,84 @@
+"""The keys of a run of records: as decoding each message would give them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.flat.tiers import run_of
+from tieredstore.codec.java import index_key
+from tieredstore.codec.message import decode_message, encode_message
+from tieredstore.index.hits import CommittedRun
+from tieredstore.index.key_hashes import key_hash
+from tieredstore.index.run_keys import keys_of_run
+from tieredstore.model.values import Host
+from tieredstore.testing.messages import BORN_HOST, STORE_HOST, TOPIC, a_record
+
+IPV6 = Host(bytes(range(16)), 10911)
+names = st.sampled_from(["KEYS", "UNIQ_KEY", "TAGS", "XKEYS", "KEYSX", "A"])
+parts = st.sampled_from(["a", "b", " ", "主", "\x01", "\x02", "KEYS", "UNIQ_KEY\x01"])
+texts = st.lists(parts, max_size=6).map("".join)
+raw_properties = st.one_of(
+    st.lists(st.tuples(names, texts)).map(
+        lambda pairs: "".join(f"{name}\x01{value}\x02" for name, value in pairs).encode()
+    ),
+    st.binary(max_size=40),
+    st.sampled_from(
+        [b"KEYS\x01\x02KEYS\x01a", b"KEYS\x01a\x02KEYS\x01\x02", b"\xff\x02KEYS\x01\xff"]
+    ),
+)
+hosts = st.sampled_from([STORE_HOST, IPV6])
+
+
+def record_of(properties: bytes, *, topic: str = TOPIC, born: Host = BORN_HOST) -> bytes:
+    return encode_message(
+        topic=topic,
+        queue_id=0,
+        queue_offset=0,
+        log_offset=0,
+        born_timestamp=5,
+        born_host=born,
+        store_timestamp=1_700_000_000_123,
+        store_host=STORE_HOST,
+        body=b"body",
+        property_bytes=properties,
+    )
+
+
+def committed(records: list[bytes]) -> CommittedRun:
+    offsets = np.arange(len(records), dtype=np.int64) * 7
+    return CommittedRun(run=run_of(3, records), log_offsets=offsets)
+
+
+@given(st.lists(st.tuples(raw_properties, hosts, st.sampled_from(["T", "主" * 60, "T" * 200]))))
+def test_keys_are_those_of_the_decoded_messages(rows: list[tuple[bytes, Host, str]]) -> None:
+    records = [record_of(raw, topic=topic, born=born) for raw, born, topic in rows]
+    found = keys_of_run(TOPIC, 3, 4, committed(records))
+    wanted, counts = [], []
+    for at, record in enumerate(records):
+        message = decode_message(record)
+        keys = dict.fromkeys([message.unique_key or "", *message.keys])
+        keys.pop("", None)
+        wanted += [(key_hash(index_key(TOPIC, key)), 7 * at, len(record)) for key in keys]
+        counts += [len(keys)] if keys else []
+    columns = found.columns
+    assert found.key_counts.tolist() == counts
+    assert wanted == list(
+        zip(
+            columns.key_hashes.tolist(),
+            columns.log_offsets.tolist(),
+            columns.message_bytes.tolist(),
+            strict=True,
+        )
+    )
+    assert set(columns.store_timestamps.tolist()) <= {1_700_000_000_123}
+
+
+@pytest.mark.parametrize("cut", [0, 1, 50, 91, 120])
+def test_a_record_that_is_cut_off_is_passed_over(cut: int) -> None:
+    whole = a_record(1, properties={"KEYS": "a b"})
+    damaged = whole[:cut] + b"\xff" * (len(whole) - cut)
+    found = keys_of_run(TOPIC, 1, 2, committed([damaged, whole]))
+    assert found.columns.log_offsets.tolist() == [7, 7]

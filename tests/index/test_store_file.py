@@ -1,0 +1,297 @@
+"""An index file as it fills: what fits, what is found, what survives a crash, what is refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+
+from tests.index.index_kit import BEGIN, Row, columns_of, create, golden_rows, place, reopen, scan
+from tests.index.uploads import uploaded
+from tieredstore.codec.tiered_index import item_position, slot_position
+from tieredstore.index.footer import decode_tail
+from tieredstore.index.rows import IndexColumns
+from tieredstore.index.store_file import IndexStoreFile
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+    SegmentSealedError,
+    StoreClosedError,
+)
+from tieredstore.model.values import INT64_MAX
+
+FOREVER = {"begin": -INT64_MAX, "end": INT64_MAX}
+
+
+def rows_of(count: int, *, keys: int = 50, slots: int = 0) -> list[Row]:
+    return [
+        Row(f"T#k{number % keys}", 1, 2, number * 100, 9, BEGIN + 10 * number)
+        for number in range(count)
+    ]
+
+
+def test_keys_of_a_message_are_never_parted(tmp_path: Path) -> None:
+    file = create(tmp_path, items=11)  # room for ten
+    assert file.messages_that_fit(np.array([3, 0, 4, 3, 1])) == 4
+    assert file.messages_that_fit(np.array([3, 4, 4, 0])) == 2
+    assert file.messages_that_fit(np.array([11])) == 0
+    assert file.messages_that_fit(np.array([], np.int64)) == 0
+    file.put(columns_of(rows_of(7)))
+    assert file.messages_that_fit(np.array([3, 1])) == 1
+    assert file.messages_that_fit(np.array([4, 1])) == 0
+
+
+def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+    file = create(tmp_path, items=11)
+    file.put(columns_of(rows_of(8)))
+    before = file.path.read_bytes()
+    with pytest.raises(SegmentSealedError):
+        file.put(columns_of(rows_of(3)))
+    assert file.path.read_bytes() == before
+    file.seal()
+    with pytest.raises(SegmentSealedError):
+        file.put(columns_of(rows_of(1)))
+
+
+def test_one_number_stands_for_a_column(tmp_path: Path) -> None:
+    rows = rows_of(40)
+    columns = columns_of(rows)
+    one, other = create(tmp_path, BEGIN), create(tmp_path, BEGIN + 1)
+    shared = IndexColumns(
+        key_hashes=columns.key_hashes,
+        topic_ids=1,
+        queue_ids=2,
+        log_offsets=columns.log_offsets,
+        message_bytes=columns.message_bytes,
+        store_timestamps=columns.store_timestamps + 1,
+    )
+    one.put(columns)
+    other.put(shared)
+    assert one.path.read_bytes()[20:] == other.path.read_bytes()[20:]
+    assert len(shared.part(3, 5)) == 2
+
+
+def test_nothing_is_cut_at_512(tmp_path: Path) -> None:
+    file = create(tmp_path)
+    rows = [row._replace(text="T#hot") for row in rows_of(1200)]
+    file.put(columns_of(rows))
+    found = file.find("T#hot", **FOREVER, count_max=5000)
+    assert [place(item) for item in found] == scan(rows, "T#hot", **FOREVER)
+    assert file.find("T#hot", **FOREVER, count_max=7) == found[:7]
+    assert file.find("T#hot", **FOREVER, count_max=0) == []
+    assert file.find("T#hot", begin=2, end=1, count_max=5) == []
+
+
+def test_a_put_that_was_cut_short_is_linked_again(tmp_path: Path) -> None:
+    file = create(tmp_path)
+    rows = rows_of(200)
+    file.put(columns_of(rows[:100]))
+    slots = file.path.read_bytes()[28 : slot_position(97)]
+    file.put(columns_of(rows[100:]))
+    whole = file.path.read_bytes()
+    file.close()
+    file.path.write_bytes(whole[:28] + slots + whole[slot_position(97) :])
+    mended = reopen(file.path)
+    assert file.path.read_bytes() == whole
+    assert len(mended.find("T#k7", **FOREVER, count_max=9)) == 4
+
+
+def test_items_that_were_not_flushed_can_be_left_out(tmp_path: Path) -> None:
+    file = create(tmp_path)
+    rows = rows_of(200)
+    file.put(columns_of(rows[:120]))
+    kept = file.flush()
+    file.put(columns_of(rows[120:]))
+    file.close()
+    data = bytearray(file.path.read_bytes())
+    at = item_position(kept + 3, slot_count=97)
+    data[at : at + 1000] = bytes(1000)  # what a power cut leaves of pages that were not synced
+    file.path.write_bytes(data)
+    with pytest.raises(SegmentCorruptError):
+        reopen(file.path)
+    cut = reopen(file.path, item_count=kept)
+    assert cut.item_count == kept
+    cut.put(columns_of(rows[120:]))
+    for text in ("T#k0", "T#k49"):
+        found = [place(item) for item in cut.find(text, **FOREVER, count_max=99)]
+        assert found == scan(rows, text, **FOREVER)
+    assert cut.times is not None
+    assert cut.times.first <= rows[0].store_timestamp
+    assert cut.times.last >= rows[-1].store_timestamp
+    data_up = uploaded(cut)
+    assert decode_tail(data_up, file_bytes=len(data_up)).filter_blocks == 1
+
+
+ITEM_5 = item_position(5, slot_count=97)
+DAMAGE = {
+    "another magic": (0, b"abcd"),
+    "another begin": (4, bytes(8)),
+    "more slots than there are": (20, (98).to_bytes(4)),
+    "more items than there is room": (24, (1300).to_bytes(4)),
+    "items that were never written": (24, (400).to_bytes(4)),
+    "a loop": (ITEM_5 + 28, (5).to_bytes(4)),
+    "an item that leads to a newer one": (ITEM_5 + 28, (150).to_bytes(4)),
+    "a negative link": (ITEM_5 + 28, (-1).to_bytes(4, signed=True)),
+    "a hash of another slot": (ITEM_5, (12345).to_bytes(4)),
+    "a negative hash": (ITEM_5, (-9).to_bytes(4, signed=True)),
+    "an item of zeros": (ITEM_5, bytes(32)),
+    "a chain that ends too early": (item_position(190, slot_count=97) + 28, bytes(4)),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damage_is_seen_when_a_file_is_opened(tmp_path: Path, what: str) -> None:
+    file = create(tmp_path)
+    file.put(columns_of(rows_of(200)))
+    file.close()
+    data = bytearray(file.path.read_bytes())
+    at, wrong = DAMAGE[what]
+    data[at : at + len(wrong)] = wrong
+    file.path.write_bytes(data)
+    with pytest.raises(SegmentCorruptError):
+        reopen(file.path)
+
+
+def test_slots_are_made_from_the_items(tmp_path: Path) -> None:
+    file = create(tmp_path)
+    file.put(columns_of(rows_of(200)))
+    file.close()
+    whole = file.path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[28 : slot_position(97)] = os.urandom(8 * 97)
+    damaged[32 : slot_position(97) : 8] = bytes(97)
+    for third in range(33, 36):
+        damaged[third : slot_position(97) : 8] = bytes(97)
+    file.path.write_bytes(damaged)
+    reopen(file.path)
+    assert file.path.read_bytes() == whole
+
+
+def test_a_reader_is_not_led_in_a_circle(tmp_path: Path) -> None:
+    file = create(tmp_path)
+    file.put(columns_of([row._replace(text="T#hot") for row in rows_of(50)]))
+    data = bytearray(file.path.read_bytes())
+    at = item_position(20, slot_count=97)
+    data[at + 28 : at + 32] = (40).to_bytes(4)
+    file.path.write_bytes(data)
+    reader = reopen(file.path, read_only=True)
+    with pytest.raises(SegmentCorruptError, match="item 40 of 50 follows item 20"):
+        reader.find("T#hot", **FOREVER, count_max=99)
+
+
+def test_a_reader_sees_what_another_process_puts(tmp_path: Path) -> None:
+    file = create(tmp_path)
+    reader = reopen(file.path, read_only=True)
+    assert reader.find("T#k1", **FOREVER, count_max=9) == []
+    rows = rows_of(60)
+    file.put(columns_of(rows))
+    assert len(reader.find("T#k1", **FOREVER, count_max=9)) == 2
+    assert reader.room == 0
+    assert reader.times is None
+    with pytest.raises(SegmentSealedError):
+        reader.put(columns_of(rows))
+
+
+@pytest.mark.parametrize("length", [0, 1, 27, 28, 1000])
+def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, length: int) -> None:
+    file = create(tmp_path)
+    file.close()
+    os.truncate(file.path, length)
+    with pytest.raises((SegmentCorruptError, ValueError)):
+        reopen(file.path)
+    with pytest.raises(SegmentNotFoundError):
+        reopen(tmp_path / "17")
+    (tmp_path / "017").write_bytes(b"")
+    with pytest.raises(SegmentCorruptError, match="no begin timestamp"):
+        reopen(tmp_path / "017")
+
+
+def test_a_full_disk_is_an_error_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*where: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = create(tmp_path, items=1_000_000)
+    file.put(columns_of(rows_of(100)))
+    many = rows_of(300_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", refuse)
+        with pytest.raises(BackendRefusedError):
+            file.put(columns_of(many))
+        with pytest.raises(BackendRefusedError):
+            create(tmp_path, BEGIN + 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [str(BEGIN), f"{BEGIN}.keys"]
+    assert file.item_count == 100
+    file.put(columns_of(many))
+    assert file.item_count == 300_100
+
+
+def test_a_flush_that_failed_fails_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    file = create(tmp_path)
+    file.put(columns_of(rows_of(5)))
+    assert file.flush() == 5
+    assert file.notes is not None
+    monkeypatch.setattr(file.notes, "sync", lambda: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", refuse)
+        with pytest.raises(BackendRefusedError):
+            file.flush()
+    with pytest.raises(BackendRefusedError):
+        file.flush()
+
+
+def test_closing_leaves_readers_their_map(tmp_path: Path) -> None:
+    file = create(tmp_path)
+    file.put(columns_of(rows_of(60)))
+    items, walk = file.items(), file.matches("T#k3", **FOREVER)
+    next(walk)
+    file.delete()
+    file.close()
+    assert len(items) == 60
+    assert int(items["log_offset"][59]) == 5900
+    assert len(list(walk)) == 1
+    with pytest.raises(StoreClosedError):
+        file.find("T#k3", **FOREVER, count_max=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_with_the_same_begin_is_left_alone(tmp_path: Path) -> None:
+    file = create(tmp_path)
+    file.put(columns_of(rows_of(60)))
+    with pytest.raises(BackendRefusedError):
+        create(tmp_path)
+    file.close()
+    assert reopen(file.path).item_count == 60
+    assert (tmp_path / f"{BEGIN}.keys").stat().st_size == 32 + 8 * 60
+
+
+@pytest.mark.parametrize("damage", ["gone", "short", "wrong", "zeros", "header"])
+def test_without_all_keys_there_is_no_filter(tmp_path: Path, damage: str) -> None:
+    file = create(tmp_path)
+    file.put(columns_of(golden_rows(1)))
+    file.close()
+    notes = tmp_path / f"{BEGIN}.keys"
+    data = bytearray(notes.read_bytes())
+    if damage == "wrong":
+        data[32 + 8 * 700] ^= 1
+    elif damage == "zeros":
+        data[-8:] = bytes(8)
+    elif damage == "header":
+        data[9] ^= 1
+    notes.write_bytes(data[:-8] if damage == "short" else data)
+    if damage == "gone":
+        notes.unlink()
+    opened: IndexStoreFile = reopen(file.path)
+    found = uploaded(opened)
+    assert decode_tail(found[-16 * 1024 :], file_bytes=len(found)).filter_blocks == 0

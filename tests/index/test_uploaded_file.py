@@ -1,0 +1,243 @@
+"""Keys found in uploaded files: the same as a linear scan, with one read, two, or three."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.codec.golden_files import expected
+from tests.index.index_kit import (
+    BEGIN,
+    BEGINS,
+    SLOTS,
+    UPLOADED,
+    Row,
+    columns_of,
+    create,
+    golden_rows,
+    place,
+    scan,
+)
+from tests.index.uploads import Bytes, cold, uploaded, warm
+from tieredstore.codec.java import index_key, tiered_masked_hash
+from tieredstore.codec.tiered_index import (
+    BEGIN_MAGIC,
+    END_MAGIC,
+    CompactedItem,
+    TieredIndexHeader,
+    decode_header,
+    encode_compacted_item,
+    encode_compacted_slot,
+    encode_header,
+    slot_position,
+)
+from tieredstore.index.footer_build import fences_of_table
+from tieredstore.index.rows import FoundItem, TimeRange
+from tieredstore.index.uploaded_file import NearFooter, UploadedFile
+from tieredstore.model.values import INT64_MAX
+
+FOREVER = {"begin": -INT64_MAX, "end": INT64_MAX}
+
+row_lists = st.lists(
+    st.builds(
+        Row,
+        text=st.sampled_from(["T#a", "T#b", "T#Aa", "T#BB", "T#neg4", "TopicTest#neg4", "U#a"]),
+        topic_id=st.integers(0, 2),
+        queue_id=st.integers(0, 1),
+        log_offset=st.integers(0, 1 << 40),
+        message_bytes=st.integers(1, 500),
+        store_timestamp=st.integers(BEGIN - 5000, BEGIN + 9000),
+    ),
+    min_size=1,
+    max_size=120,
+)
+windows = st.tuples(st.integers(BEGIN - 6000, BEGIN + 10_000), st.integers(0, 9000))
+
+
+def same_messages(found: Sequence[FoundItem], rows: Sequence[Row], text: str, **when: int) -> None:
+    """Nothing that a scan finds is missing, nothing is too much but by seconds and hashes."""
+    wanted = scan(rows, text, begin=when["begin"], end=when["end"])
+    places = [place(item) for item in found]
+    rest = iter(places)
+    assert all(row in rest for row in wanted)
+    alike = {"T#Aa", "T#BB"} if text in {"T#Aa", "T#BB"} else {text}
+    near = {
+        (row.topic_id, row.queue_id, row.log_offset)
+        for row in rows
+        if row.text in alike and when["begin"] - 1998 <= row.store_timestamp <= when["end"] + 1998
+    }
+    assert set(places) <= near
+
+
+@given(row_lists, windows, st.sampled_from([1, 2, 7, 97]))
+def test_every_state_of_a_file_answers_like_a_scan(
+    rows: list[Row], window: tuple[int, int], slots: int
+) -> None:
+    when = {"begin": window[0], "end": window[0] + window[1]}
+    with TemporaryDirectory() as folder:
+        file = create(Path(folder), slots=slots)
+        file.put(columns_of(rows))
+        data, java = uploaded(file), uploaded(file, footer=False)
+        assert data.startswith(java)
+        assert (len(data) - slot_position(slots)) % 28 == 0
+        states = [file, warm(data)[0], cold(data, slots)[0], cold(java, slots)[0]]
+        for text in {row.text for row in rows} | {"T#absent"}:
+            first = file.find(text, **when, count_max=1000)
+            same_messages(first, rows, text, **when)
+            for state in states:
+                assert state.find(text, **when, count_max=1000) == first
+                assert state.find(text, **when, count_max=2) == first[:2]
+        file.delete()
+
+
+@pytest.fixture(scope="module")
+def many_rows() -> list[Row]:
+    random = np.random.default_rng(5)
+    rows = [
+        Row(f"T#k{random.integers(0, 9000)}", 1, 2, number * 100, 9, BEGIN + number * 7)
+        for number in range(30_000)
+    ]
+    return [
+        row._replace(text="T#hot") if number % 5 == 0 else row for number, row in enumerate(rows)
+    ]
+
+
+@pytest.fixture(scope="module")
+def data(many_rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    file = create(tmp_path_factory.mktemp("index"), slots=5003, items=40_000)
+    file.put(columns_of(many_rows))
+    return uploaded(file)
+
+
+def test_a_warm_lookup_is_one_read_of_16_kib(data: bytes, many_rows: list[Row]) -> None:
+    file, source = warm(data)
+    for text in sorted({row.text for row in many_rows} - {"T#hot"})[::20]:
+        source.reads.clear()
+        found = file.find(text, **FOREVER, count_max=1000)
+        wanted = scan(many_rows, text, **FOREVER)
+        assert [place(item) for item in found] == wanted
+        [(_, length)] = source.reads
+        assert length <= 16 * 1024
+
+
+def test_a_key_that_is_absent_costs_no_read(data: bytes) -> None:
+    file, source = warm(data)
+    for number in range(4000):
+        assert file.find(f"T#absent{number}", **FOREVER, count_max=9) == []
+    assert len(source.reads) <= 0.005 * 4000
+
+
+def test_a_hot_key_is_read_in_pages_until_there_are_enough(
+    data: bytes, many_rows: list[Row]
+) -> None:
+    file, source = warm(data)
+    wanted = scan(many_rows, "T#hot", **FOREVER)
+    assert [place(item) for item in file.find("T#hot", **FOREVER, count_max=500)] == wanted[:500]
+    assert len(source.reads) == 1
+    source.reads.clear()
+    assert [place(item) for item in file.find("T#hot", **FOREVER, count_max=9999)] == wanted
+    assert len(source.reads) == -(-len(wanted) // 585)
+    assert max(length for _, length in source.reads) <= 16 * 1024
+
+
+def test_without_a_cache_three_reads_do(data: bytes, many_rows: list[Row]) -> None:
+    for text in ("T#k1", "T#k77", "T#k8999"):
+        file, source = cold(data, slots=1)  # the footer knows how many there are
+        found = file.find(text, **FOREVER, count_max=1000)
+        assert [place(item) for item in found] == scan(many_rows, text, **FOREVER)
+        assert len(source.reads) == 3
+        assert sum(length for _, length in source.reads) <= 128 * 1024
+
+
+def test_fences_for_a_file_of_java_make_one_read_of_two() -> None:
+    for java in UPLOADED.values():
+        header = decode_header(java)
+        times = TimeRange(first=header.begin_timestamp, last=header.end_timestamp, exact=False)
+        copy = fences_of_table(Bytes(java).read, header, times, slot_count=SLOTS, path="java")
+        total = len(java) + len(copy)
+        near = NearFooter.open(Bytes(copy).read, len(copy), file_bytes=total, path="copy")
+        source = Bytes(java)
+        fenced = UploadedFile.with_footer(source.read, near)
+        plain, _ = cold(java, SLOTS)
+        for text in ("GoldAa#hot", "GoldAa#k1", "GoldBB#k2", "GoldAa#none"):
+            source.reads.clear()
+            found = fenced.find(text, **FOREVER, count_max=500)
+            assert found == plain.find(text, **FOREVER, count_max=500)
+            assert len(source.reads) <= 2
+
+
+def test_javas_answers_are_found_in_javas_files() -> None:
+    files = dict(zip(BEGINS, sorted(UPLOADED), strict=False))
+    asked = 0
+    for row in expected("tier-index.expect.json")["answers"]:
+        query = row["query"]
+        if query["op"] != "indexFileQuery" or query["file"] not in files:
+            continue
+        file, _ = cold(UPLOADED[files[query["file"]]], SLOTS)
+        when = {"begin": query["begin"], "end": query["end"]}
+        text = index_key(query["topic"], query["key"])
+        ours = [place(item) for item in file.find(text, **when, count_max=100_000)]
+        rest = iter(ours)
+        wanted = scan(golden_rows(BEGINS.index(query["file"])), text, **when)
+        assert all(row in rest for row in wanted)
+        java = [tuple(item[:3]) for item in row["result"].get("items", [])]
+        assert set(java) <= set(ours)
+        asked += 1
+    assert asked > 20
+
+
+def test_a_masked_hash_of_a_later_broker_is_found() -> None:
+    text = "TopicTest#neg4"
+    masked = tiered_masked_hash(text)
+    items = encode_compacted_item(CompactedItem(masked, 0, 3, 738, 123, 4))
+    table = b""
+    position = slot_position(5)
+    for slot in range(5):
+        size = 28 if slot == masked % 5 else 0
+        table += encode_compacted_slot(position=position, items_bytes=size)
+        position += size
+    header = TieredIndexHeader(
+        magic=END_MAGIC, begin_timestamp=BEGIN, end_timestamp=BEGIN, item_count=1
+    )
+    file, _ = cold(encode_header(header) + table + items, slots=5)
+    [found] = file.find(text, **FOREVER, count_max=1)
+    assert found == FoundItem(0, 3, 738, 123, BEGIN + 4000)
+
+
+def test_a_file_of_rocketmq_5_1_counts_milliseconds() -> None:
+    text, slots = "TopicTest#k0", 5  # hash 2746023, slot 3
+    items = b"".join(
+        encode_compacted_item(CompactedItem(2746023, 0, 3, offset, 123, time))
+        for offset, time in ((246, 1500), (0, 0))
+    )
+    places = [(0, 0)] * 3 + [(slot_position(slots), 56), (0, 0)]
+    table = b"".join(encode_compacted_slot(position=at, items_bytes=size) for at, size in places)
+    header = TieredIndexHeader(
+        magic=END_MAGIC, begin_timestamp=BEGIN, end_timestamp=BEGIN, used_slot_count=5, item_count=2
+    )
+    legacy = encode_header(header) + table + items + BEGIN_MAGIC.to_bytes(4, signed=True)
+    file, _ = cold(legacy, slots)
+    assert file.is_legacy
+    both = file.find(text, **FOREVER, count_max=9)
+    assert [item.store_timestamp for item in both] == [BEGIN + 1500, BEGIN]
+    assert file.find(text, begin=BEGIN + 1, end=BEGIN + 1500, count_max=9) == both[:1]
+    assert file.find("TopicTest#k1", **FOREVER, count_max=9) == []
+
+
+@pytest.mark.parametrize("asked", [{"count_max": 0}, {"count_max": -3}, {"begin": 5, "end": 4}])
+def test_a_question_without_an_answer_costs_nothing(data: bytes, asked: dict[str, int]) -> None:
+    file, source = warm(data)
+    assert file.find("T#k1", **({**FOREVER, "count_max": 5} | asked)) == []
+    assert source.reads == []
+
+
+@pytest.mark.parametrize("size", [0, 28])
+def test_an_empty_file_holds_nothing(size: int) -> None:
+    file, _ = cold(UPLOADED[0][:size], SLOTS)
+    assert file.find("GoldAa#hot", **FOREVER, count_max=5) == []

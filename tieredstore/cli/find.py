@@ -1,0 +1,76 @@
+"""The verb that finds messages of a tier by key: query.
+
+What lives here: arguments and what is printed. Which messages have the key is up to the reader.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from tieredstore.cli.failures import CommandError, ExitCode
+from tieredstore.cli.output import note
+from tieredstore.cli.tier_options import TierOptions, takes_tier
+from tieredstore.cli.times import TIME_HELP, time_option
+
+_COUNT_DEFAULT: Final = 32
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(
+    short_help="Messages by key, newest first.",
+    epilog="Example: tieredstore query Orders order-17 --max 5 --config broker.conf",
+)
+@takes_tier
+def query(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A key or the unique key.")],
+    begin: Annotated[
+        int | None, typer.Option("--begin", parser=time_option, metavar="TIME", help=TIME_HELP)
+    ] = None,
+    end: Annotated[
+        int | None,
+        typer.Option("--end", parser=time_option, metavar="TIME", help="the last to count"),
+    ] = None,
+    count_max: Annotated[int, typer.Option("--max", min=1, help="At most so many.")] = (
+        _COUNT_DEFAULT
+    ),
+    body: Annotated[bool, typer.Option("--body", help="With the body; base64 in JSON.")] = False,
+    *,
+    tier: TierOptions,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")] = (
+        False
+    ),
+) -> None:
+    """Find messages by key, newest first. The messages decide, not the hashes of the index.
+
+    Only what was uploaded of the key index is asked: a broker uploads it once a day, or when a
+    file is full.
+    """
+    from tieredstore.cli.messages import MessagePrinter
+    from tieredstore.cli.tier import opened_tier
+    from tieredstore.cli.tier_rows import keys_of
+    from tieredstore.model.values import INT64_MAX
+
+    with opened_tier(tier) as opened:
+        found = opened.reader.query_message(
+            topic,
+            key,
+            count_max=count_max + 1,  # to know whether there are more
+            begin=0 if begin is None else begin,
+            end=INT64_MAX if end is None else end,
+        )
+        if not found.messages:
+            keys_of(opened, topic, None)  # says so if there is no such topic
+        printer = MessagePrinter(json=json, body=body)
+        for message in found.messages[:count_max]:
+            printer.write(None, message)
+    if len(found.messages) > count_max:
+        note(f"there are more than {count_max}: --max shows them")
+    if not found.complete:
+        raise CommandError(
+            "a message or an index file could not be read: more may have the key",
+            ExitCode.DAMAGE,
+        )

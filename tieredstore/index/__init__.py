@@ -1,0 +1,1 @@
+"""The key index of the tier: files that are filled, compacted, uploaded and searched."""

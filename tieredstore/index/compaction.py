@@ -1,0 +1,147 @@
+"""A full index file made into the one that is uploaded: items in slot order, newest first.
+
+What lives here: `Compaction`, which yields that file from front to back. The footer behind it is
+made in `footer_build`.
+
+The file is built one range of slots after another, so that it can be streamed and never lies in
+memory as a whole. First all items are dealt to ranges of at most 65 536 slots, which takes six
+bytes an item; then each range is sorted by 16-bit numbers and its items are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.bounds import Buffer
+from tieredstore.codec.tiered_index import (
+    COMPACTED_ITEM_BYTES,
+    END_MAGIC,
+    HEADER_BYTES,
+    ITEM_BYTES,
+    SLOT_BYTES,
+    TieredIndexHeader,
+    encode_header,
+)
+from tieredstore.codec.tiered_index_columns import COMPACTED_SLOT_DTYPE
+from tieredstore.index.key_hashes import slots_of
+
+RANGE_BITS: Final = 16
+_DEALT_ITEMS: Final = 1 << 18
+_COPIED_ITEMS: Final = 1 << 17
+_SLOTS_A_BLOCK: Final = 1 << 18
+_WORDS: Final = ITEM_BYTES // 4
+
+
+class Compaction:
+    """What is uploaded of one file that takes no more keys; `blocks` may be asked for again.
+
+    The bytes are Java's: each slot has the position where its items are or would be, an empty one
+    too. Without items there is nothing at all. Anonymous memory: about six bytes an item, eight a
+    slot and some twenty MiB.
+    """
+
+    def __init__(self, header: TieredIndexHeader, items: NDArray[Any], *, slot_count: int) -> None:
+        self.header = header
+        self.slot_count = slot_count
+        self._items = items
+        self._starts: NDArray[np.int32] | None = None
+
+    @property
+    def item_count(self) -> int:
+        return len(self._items)
+
+    @property
+    def items_position(self) -> int:
+        return HEADER_BYTES + SLOT_BYTES * self.slot_count
+
+    @property
+    def end(self) -> int:
+        """Where the last item ends, and the footer begins."""
+        return self.items_position + COMPACTED_ITEM_BYTES * self.item_count
+
+    def starts(self) -> NDArray[np.int32]:
+        """Where the items of each slot start; one entry more for where the last one's end."""
+        if self._starts is None:
+            counts = np.zeros(self.slot_count, np.int32)
+            for _, slots in self._slots():
+                if self.slot_count > 4 * len(slots):
+                    np.add.at(counts, slots, np.int32(1))
+                else:
+                    counts += np.bincount(slots, minlength=self.slot_count).astype(np.int32)
+            starts = np.empty(self.slot_count + 1, np.int32)
+            starts[0] = 0
+            np.cumsum(counts, out=starts[1:], dtype=np.int32)
+            starts *= np.int32(COMPACTED_ITEM_BYTES)
+            starts += np.int32(self.items_position)
+            self._starts = starts
+        return self._starts
+
+    def blocks(self) -> Iterator[Buffer]:
+        """The whole file in order, in blocks of a few MiB."""
+        if not self.item_count:
+            return
+        header = self.header
+        yield encode_header(
+            TieredIndexHeader(
+                magic=END_MAGIC,
+                begin_timestamp=header.begin_timestamp,
+                end_timestamp=header.end_timestamp,
+                used_slot_count=header.used_slot_count,
+                item_count=header.item_count,
+            )
+        )
+        starts = self.starts()
+        for first in range(0, self.slot_count, _SLOTS_A_BLOCK):
+            ends = starts[first : first + _SLOTS_A_BLOCK + 1]
+            table = np.empty(len(ends) - 1, COMPACTED_SLOT_DTYPE)
+            table["position"] = ends[:-1]
+            table["items_bytes"] = np.diff(ends)
+            yield table.view(np.uint8).data
+        yield from self._item_blocks(starts)
+
+    def _item_blocks(self, starts: NDArray[np.int32]) -> Iterator[Buffer]:
+        order, low, bounds = self._dealt(starts)
+        rows = self._items.view(np.uint32).reshape(-1, _WORDS)
+        for start, stop in pairwise(bounds):
+            numbers = order[start:stop][::-1]  # a stable sort then puts the newest first
+            numbers = numbers[np.argsort(low[start:stop][::-1], kind="stable")]
+            for at in range(0, len(numbers), _COPIED_ITEMS):
+                whole = rows.take(numbers[at : at + _COPIED_ITEMS], axis=0)
+                cut = np.ascontiguousarray(whole[:, :-1])
+                yield cut.reshape(-1).view(np.uint8).data
+
+    def _dealt(
+        self, starts: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.uint16], list[int]]:
+        """Item numbers by range of slots, the slots' lower halves, and where each range starts."""
+        edges = starts[:: 1 << RANGE_BITS].astype(np.int64) - self.items_position
+        bounds = [*(edges // COMPACTED_ITEM_BYTES).tolist(), self.item_count]
+        order = np.empty(self.item_count, np.int32)
+        low = np.empty(self.item_count, np.uint16)
+        filled = np.array(bounds[:-1], np.int64)
+        for first, slots in self._slots():
+            ranges = (slots >> RANGE_BITS).astype(np.uint16)
+            by_range = np.argsort(ranges, kind="stable")
+            counts = np.bincount(ranges, minlength=len(filled))
+            numbers = (by_range + first).astype(np.int32)
+            halves = slots.astype(np.uint16)[by_range]
+            taken = 0
+            for held in np.flatnonzero(counts).tolist():
+                count = int(counts[held])
+                at = int(filled[held])
+                order[at : at + count] = numbers[taken : taken + count]
+                low[at : at + count] = halves[taken : taken + count]
+                taken += count
+            filled += counts
+        return order, low, bounds
+
+    def _slots(self) -> Iterator[tuple[int, NDArray[np.int32]]]:
+        hashes = self._items["key_hash"]
+        for first in range(0, len(hashes), _DEALT_ITEMS):
+            block = hashes[first : first + _DEALT_ITEMS].astype(np.int32)
+            yield first, slots_of(block, self.slot_count)

@@ -1,0 +1,146 @@
+"""The hashes of all keys of an index file, noted beside it while it fills: its filter-to-be.
+
+What lives here: `KeyNotes`, the file `<begin>.keys`. RocketMQ opens only names that are numbers.
+
+    | offset | width | field                                                  |
+    | ------ | ----- | ------------------------------------------------------ |
+    |      0 |     8 | magic `TSKEYS01`                                       |
+    |      8 | i64   | begin timestamp of the index file                      |
+    |     16 | i64   | smallest store timestamp                               |
+    |     24 | i64   | largest store timestamp                                |
+    |     32 | u64   | hash of item 1, and so on; little-endian               |
+
+An entry proves itself: its lower half is what the item was hashed to. So what a crash left out, and
+what another program put meanwhile, is noticed when the entries are used, and then there is no
+filter. Without this file nothing is lost but the filter.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.driver.durable import write_all
+from tieredstore.index.rows import TimeRange
+from tieredstore.model.errors import StoreClosedError
+
+MAGIC: Final = b"TSKEYS01"
+SUFFIX: Final = ".keys"
+_HEADER: Final = Struct("<8sqqq")
+_ENTRY_BYTES: Final = 8
+_READ_ENTRIES: Final = 1 << 19
+_NO_TIMES: Final = (0, -1)
+
+
+class KeyNotes:
+    """One entry for each item, written before the item is; `close` is idempotent."""
+
+    def __init__(self, path: Path, descriptor: int, times: tuple[int, int]) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._times = times
+        self._closing = threading.Lock()
+
+    @classmethod
+    def create(cls, path: Path, *, begin_timestamp: int) -> KeyNotes:
+        """A new file in place of any old one."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o666)
+        notes = cls(path, descriptor, _NO_TIMES)
+        try:
+            write_all(descriptor, _HEADER.pack(MAGIC, begin_timestamp, *_NO_TIMES), 0)
+        except BaseException:
+            notes.close()
+            raise
+        return notes
+
+    @classmethod
+    def open(cls, path: Path, *, begin_timestamp: int, read_only: bool = False) -> KeyNotes | None:
+        """The file beside an index file; None where there is none or it is another's."""
+        flags = os.O_RDONLY if read_only else os.O_RDWR
+        try:
+            descriptor = os.open(path, flags | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        head = os.pread(descriptor, _HEADER.size, 0)
+        if len(head) == _HEADER.size:
+            magic, begin, first, last = _HEADER.unpack(head)
+            if magic == MAGIC and begin == begin_timestamp:
+                return cls(path, descriptor, (first, last))
+        os.close(descriptor)
+        return None
+
+    @property
+    def times(self) -> TimeRange | None:
+        """Of all puts that were begun; None before the first."""
+        first, last = self._times
+        return TimeRange(first=first, last=last) if first <= last else None
+
+    def put(self, hashes: NDArray[np.uint64], times: TimeRange, *, first_item: int) -> None:
+        """Note the hashes of items that are about to be written, and widen the times."""
+        held = self.times
+        first = times.first if held is None else min(held.first, times.first)
+        last = times.last if held is None else max(held.last, times.last)
+        position = _HEADER.size + _ENTRY_BYTES * (first_item - 1)
+        entries = np.ascontiguousarray(hashes, "<u8")
+        write_all(self._descriptor, entries.data, position)
+        if (first, last) != self._times:
+            write_all(self._descriptor, _HEADER.pack(MAGIC, 0, first, last)[16:], 16)
+            self._times = (first, last)
+
+    def forget_times(self) -> None:
+        """Begin anew: the times are of puts that were cut off."""
+        write_all(self._descriptor, _HEADER.pack(MAGIC, 0, *_NO_TIMES)[16:], 16)
+        self._times = _NO_TIMES
+
+    def blocks(self, item_count: int) -> Iterator[NDArray[np.uint64]]:
+        """The hashes of items 1 to `item_count` in order; fewer where the file is too short."""
+        position, end = _HEADER.size, _HEADER.size + _ENTRY_BYTES * item_count
+        descriptor = self._duplicate()
+        try:
+            while position < end:
+                wanted = min(_ENTRY_BYTES * _READ_ENTRIES, end - position)
+                data = os.pread(descriptor, wanted, position)
+                whole = len(data) // _ENTRY_BYTES
+                if not whole:
+                    return
+                yield np.frombuffer(data, "<u8", whole).astype(np.uint64, copy=False)
+                position += _ENTRY_BYTES * whole
+        finally:
+            os.close(descriptor)
+
+    def sync(self) -> None:
+        descriptor = self._duplicate()
+        try:
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _duplicate(self) -> int:
+        """For one who may not be done when the file is closed."""
+        with self._closing:
+            if self._descriptor < 0:
+                raise StoreClosedError(f"{self.path}: the file of key hashes is closed")
+            return os.dup(self._descriptor)
+
+    def close(self) -> None:
+        with self._closing:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def delete(self) -> None:
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+
+def notes_path(path: Path) -> Path:
+    """Where the notes of the index file at `path` are."""
+    return path.with_name(path.name + SUFFIX)

@@ -1,0 +1,135 @@
+"""The directory of the index files that are not uploaded yet.
+
+What lives here: `LocalFolder`: which files there are, what Java and older versions left behind,
+and opening each file or finding that it has to be made again.
+
+    <store_path>/tiered_index_file/<begin ms>        an index file; RocketMQ opens such names
+                                   <begin ms>.keys   the hashes beside it
+                                   footers/          copies of footers: see `footer_cache`
+                                   compacting/       of RocketMQ, removed
+                                   0000, 1111, 2222  of RocketMQ 5.1, renamed
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Final
+
+from tieredstore.codec.tiered_index import is_legacy_written
+from tieredstore.driver.durable import fsync_directory, make_directories
+from tieredstore.index.key_notes import notes_path
+from tieredstore.index.store_file import IndexStoreFile
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError
+
+log = logging.getLogger(__name__)
+
+FOLDER: Final = "tiered_index_file"
+COMPACTING: Final = "compacting"
+OLD_NAMES: Final = ("0000", "1111", "2222")
+_BEGIN_POSITION: Final = 4
+
+
+class LocalFolder:
+    """Names and files; nothing is known here of what is uploaded."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self.path = Path(config.store_path) / FOLDER
+        self.slot_count = config.index_slot_count
+        self.item_capacity = config.index_item_count
+
+    def prepare(self) -> None:
+        """Make the directory, and clear away what Java and older versions left in it."""
+        try:
+            make_directories(self.path)
+            compacting = self.path / COMPACTING
+            if compacting.is_dir():
+                shutil.rmtree(compacting)
+            for name in OLD_NAMES:
+                self._rename(self.path / name)
+        except OSError as error:
+            raise BackendRefusedError(str(self.path), "open", str(error)) from error
+
+    def begins(self) -> list[int]:
+        """The begin timestamps of all index files, in order."""
+        try:
+            entries = list(self.path.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise BackendRefusedError(str(self.path), "list", str(error)) from error
+        return sorted(
+            int(each.name)
+            for each in entries
+            if _is_begin(each.name) and each.is_file() and not each.is_symlink()
+        )
+
+    def open(self, begin: int, item_count: int | None) -> IndexStoreFile | None:
+        """The file, mended; None where it is damaged. InvalidConfigError for other sizes.
+
+        Of a file of ours only the items that are known to be durable are kept: the rest is put
+        again. Of somebody else's nobody knows, so all are kept.
+        """
+        path = self.path / str(begin)
+        if path.is_file() and self._is_of_old_version(path):
+            log.warning("%s: an index file of RocketMQ 5.1; it is made again", path)
+            return None
+        if item_count is None and notes_path(path).exists():
+            item_count = 0
+        try:
+            return IndexStoreFile.open(
+                path,
+                slot_count=self.slot_count,
+                item_capacity=self.item_capacity,
+                item_count=item_count,
+            )
+        except SegmentCorruptError as error:
+            log.warning("an index file is damaged, it is made again: %s", error)
+            return None
+
+    def create(self, begin: int) -> IndexStoreFile:
+        return IndexStoreFile.create(
+            self.path, begin, slot_count=self.slot_count, item_capacity=self.item_capacity
+        )
+
+    def remove(self, begin: int) -> None:
+        """The file, with what lies beside it. Idempotent."""
+        path = self.path / str(begin)
+        try:
+            path.unlink(missing_ok=True)
+            notes_path(path).unlink(missing_ok=True)
+        except OSError as error:
+            raise BackendRefusedError(str(path), "delete", str(error)) from error
+
+    def remove_stray_notes(self) -> None:
+        """Hashes whose file is gone."""
+        for path in self.path.glob("*.keys"):
+            if not path.with_suffix("").exists():
+                path.unlink(missing_ok=True)
+
+    def _rename(self, path: Path) -> None:
+        """Give a file of 5.1 the name that it has since: its begin timestamp."""
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            file.seek(_BEGIN_POSITION)
+            begin = int.from_bytes(file.read(8), signed=True)
+        target = self.path / str(begin)
+        if begin <= 0 or target.exists():
+            path.unlink()
+        else:
+            path.rename(target)
+        fsync_directory(self.path)
+
+    def _is_of_old_version(self, path: Path) -> bool:
+        return is_legacy_written(
+            file_bytes=path.stat().st_size,
+            slot_count=self.slot_count,
+            item_capacity=self.item_capacity,
+        )
+
+
+def _is_begin(name: str) -> bool:
+    return name.isascii() and name.isdigit() and str(int(name[:20])) == name

@@ -1,0 +1,104 @@
+"""What goes into an index file and what comes out of it.
+
+What lives here: the columns of a put, an item that was found, and when an item's time may match.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.model.values import INT32_MAX
+
+SECOND_SLACK_MS: Final = 999
+"""An item keeps whole seconds, cut toward the begin of its file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeRange:
+    """The smallest and the largest store timestamp; `exact` unless they come from whole seconds."""
+
+    first: int
+    last: int
+    exact: bool = True
+
+    def overlaps(self, begin: int, end: int) -> bool:
+        return self.first <= end and begin <= self.last
+
+    def joined(self, other: TimeRange) -> TimeRange:
+        return TimeRange(
+            first=min(self.first, other.first),
+            last=max(self.last, other.last),
+            exact=self.exact and other.exact,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexColumns:
+    """Keys to be put, oldest first: one entry a key; a plain number stands for all of them.
+
+    `key_hashes` are those of `key_hashes.key_hashes` over the `topic#key` texts.
+    """
+
+    key_hashes: NDArray[np.uint64]
+    topic_ids: NDArray[np.int64] | int
+    queue_ids: NDArray[np.int64] | int
+    log_offsets: NDArray[np.int64]
+    message_bytes: NDArray[np.int64]
+    store_timestamps: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.key_hashes)
+
+    def times(self, begin_timestamp: int) -> TimeRange:
+        """Of all rows; wide where a time is too far from the file's begin for an item to say."""
+        stamps = self.store_timestamps
+        first, last = int(stamps.min()), int(stamps.max())
+        reach = 1000 * INT32_MAX
+        low, high = begin_timestamp - reach, begin_timestamp + reach
+        if low <= first and last <= high:
+            return TimeRange(first=first, last=last)
+        return TimeRange(first=min(first, low), last=max(last, high), exact=False)
+
+    def part(self, start: int, stop: int | None = None) -> IndexColumns:
+        where = slice(start, stop)
+        topics, queues = self.topic_ids, self.queue_ids
+        return IndexColumns(
+            key_hashes=self.key_hashes[where],
+            topic_ids=topics if isinstance(topics, int) else topics[where],
+            queue_ids=queues if isinstance(queues, int) else queues[where],
+            log_offsets=self.log_offsets[where],
+            message_bytes=self.message_bytes[where],
+            store_timestamps=self.store_timestamps[where],
+        )
+
+
+class FoundItem(NamedTuple):
+    """Where a message lies whose key has the hash asked for; the time is cut to seconds."""
+
+    topic_id: int
+    queue_id: int
+    log_offset: int
+    message_bytes: int
+    store_timestamp: int
+
+
+def seconds_window(begin: int, end: int, *, begin_timestamp: int) -> tuple[int, int]:
+    """The least and the greatest seconds of an item whose message may lie within begin to end.
+
+    No message is missed, and those up to 999 ms outside are taken for inside: whoever asks reads
+    the message and looks at its time.
+    """
+    first = -((SECOND_SLACK_MS - (begin - begin_timestamp)) // 1000)
+    last = (end - begin_timestamp + SECOND_SLACK_MS) // 1000
+    return max(first, -INT32_MAX - 1), min(last, INT32_MAX)
+
+
+def times_of_seconds(least: int, greatest: int, *, begin_timestamp: int) -> TimeRange:
+    """Between which times messages lie whose items have these seconds."""
+    first = begin_timestamp + 1000 * least - (SECOND_SLACK_MS if least <= 0 else 0)
+    last = begin_timestamp + 1000 * greatest + (SECOND_SLACK_MS if greatest >= 0 else 0)
+    return TimeRange(first=first, last=last, exact=False)

@@ -1,0 +1,189 @@
+"""Up to where the index holds each queue, durably: the notes in the catalogue.
+
+What lives here: `Watermarks`, the notes of three kinds, and reading them at an open. When they are
+written is for `index_store`.
+
+    | kind           | key                            | value                                     |
+    | -------------- | ------------------------------ | ----------------------------------------- |
+    | index          | sizes                          | slots and items of every file             |
+    | index          | end                            | the next uploaded file begins there       |
+    | index-queue    | <topic id>/<queue id>          | below this queue offset all is durable    |
+    | index-file     | <begin>                        | so many items of a local file are durable |
+    | index-start    | <begin>/<topic id>/<queue id>  | from there on the file may hold the queue |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from tieredstore.codec.names import queue_path
+from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.driver.metadata import Change, DeleteNote, Json, MetadataStore, PutNote
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.values import SegmentType
+
+STORE: Final = "index"
+QUEUE: Final = "index-queue"
+FILE: Final = "index-file"
+START: Final = "index-start"
+
+
+class QueueId(NamedTuple):
+    """A queue as index items name it: a topic that is made anew has another number."""
+
+    topic_id: int
+    queue_id: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.topic_id}/{self.queue_id}"
+
+
+class Watermarks:
+    """The durable state of the index, as the catalogue has it; reads come from memory."""
+
+    def __init__(self, metadata: MetadataStore, broker_name: str) -> None:
+        self._metadata = metadata
+        self._broker_name = broker_name
+
+    # Of the store
+
+    def check_sizes(self, *, slot_count: int, item_capacity: int) -> bool:
+        """Whether the store has sizes yet; InvalidConfigError if they are others."""
+        held = self._metadata.note(STORE, "sizes")
+        if not isinstance(held, dict):
+            return False
+        for name, key, wanted in (
+            ("index_slot_count", "slots", slot_count),
+            ("index_item_count", "items", item_capacity),
+        ):
+            if held.get(key) != wanted:
+                raise InvalidConfigError(
+                    f"{name}: {wanted}, but the index of this store was made with "
+                    f"{held.get(key)}: it must never change"
+                )
+        return True
+
+    def slot_count(self) -> int | None:
+        """Of every file of the store, where that was noted."""
+        held = self._metadata.note(STORE, "sizes")
+        slots = _number(held.get("slots")) if isinstance(held, dict) else None
+        return slots or None
+
+    @staticmethod
+    def sizes(*, slot_count: int, item_capacity: int) -> Change:
+        return PutNote(STORE, "sizes", {"slots": slot_count, "items": item_capacity})
+
+    def adopted(self) -> list[Change]:
+        """Somebody else's index is taken over: it holds all that the catalogue knows of."""
+        found: list[Change] = []
+        for record in self._metadata.queues():
+            topic = self._metadata.topic(record.topic)
+            if topic is not None:
+                queue = QueueId(topic.topic_id, record.queue_id)
+                end = self.committed(record.topic, record.queue_id)
+                found.append(PutNote(QUEUE, queue.key, end))
+        return found
+
+    def end(self) -> int:
+        return _number(self._metadata.note(STORE, "end")) or 0
+
+    @staticmethod
+    def end_at(offset: int) -> Change:
+        return PutNote(STORE, "end", offset)
+
+    # Of a queue
+
+    def of_queue(self, topic: str, queue: QueueId) -> int:
+        """Below this all is durable. A queue that ends before it was made anew: then nothing is."""
+        held = self.held(queue)
+        return held if held <= self.committed(topic, queue.queue_id) else 0
+
+    def held(self, queue: QueueId) -> int:
+        """What the note says, whatever became of the queue."""
+        return _number(self._metadata.note(QUEUE, queue.key)) or 0
+
+    def committed(self, topic: str, queue_id: int) -> int:
+        """Where the queue ends, as the catalogue has it."""
+        path = queue_path(self._broker_name, topic, queue_id)
+        rows = self._metadata.segments(path, SegmentType.CONSUME_QUEUE)
+        return max((row.end_offset for row in rows), default=0) // UNIT_BYTES
+
+    @staticmethod
+    def moved(queues: Mapping[QueueId, int]) -> list[Change]:
+        return [PutNote(QUEUE, queue.key, offset) for queue, offset in queues.items()]
+
+    # Of a local file
+
+    def item_count(self, begin: int) -> int | None:
+        return _number(self._metadata.note(FILE, str(begin)))
+
+    def begins(self) -> list[int]:
+        """Files that have durable items."""
+        return [int(key) for key in self._metadata.notes(FILE) if key.isdigit()]
+
+    @staticmethod
+    def filled(
+        counts: Mapping[int, int], starts: Mapping[tuple[int, QueueId], int]
+    ) -> list[Change]:
+        changes: list[Change] = [
+            PutNote(FILE, str(begin), count) for begin, count in counts.items()
+        ]
+        for (begin, queue), offset in starts.items():
+            changes.append(PutNote(START, f"{begin}/{queue.key}", offset))
+        return changes
+
+    def starts(self) -> dict[tuple[int, QueueId], int]:
+        """From which queue offset on each local file may hold each queue."""
+        found = {}
+        for key, at in self._metadata.notes(START).items():
+            numbers = key.split("/")
+            if len(numbers) == 3 and all(each.isdigit() for each in numbers):
+                begin, topic_id, queue_id = map(int, numbers)
+                found[begin, QueueId(topic_id, queue_id)] = _number(at) or 0
+        return found
+
+    def forgotten(self, begin: int) -> list[Change]:
+        """The file is no longer a local one."""
+        changes: list[Change] = [DeleteNote(FILE, str(begin))]
+        changes += [DeleteNote(START, key) for key in self._starts(begin)]
+        return changes
+
+    def lost(self, begin: int) -> list[Change]:
+        """The file is lost: all that it may have held is to be put again.
+
+        Of a file that was not ours nobody knows what it held: then everything is.
+        """
+        held = self._metadata.notes(QUEUE)
+        starts = {key.partition("/")[2]: at for key, at in self._starts(begin).items()}
+        if not starts and self.item_count(begin) is None:
+            starts = dict.fromkeys(held, 0)
+        changes = self.forgotten(begin)
+        for key, start in starts.items():
+            if start < (_number(held.get(key)) or 0):
+                changes.append(PutNote(QUEUE, key, start))
+        return changes
+
+    def unknown(self) -> list[Change]:
+        """Notes of queues whose topic is no more."""
+        known = {str(record.topic_id) for record in self._metadata.topics()}
+        keys: Iterable[str] = self._metadata.notes(QUEUE)
+        return [DeleteNote(QUEUE, key) for key in keys if key.partition("/")[0] not in known]
+
+    def everything(self) -> list[Change]:
+        """All notes of the index, to be deleted."""
+        return [
+            DeleteNote(kind, key)
+            for kind in (STORE, QUEUE, FILE, START)
+            for key in self._metadata.notes(kind)
+        ]
+
+    def _starts(self, begin: int) -> dict[str, int]:
+        prefix = f"{begin}/"
+        notes = self._metadata.notes(START)
+        return {key: _number(at) or 0 for key, at in notes.items() if key.startswith(prefix)}
+
+
+def _number(value: Json) -> int | None:
+    return value if type(value) is int and value >= 0 else None
