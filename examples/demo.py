@@ -1,4 +1,4 @@
-"""`make demo`: messages go into a local store, from there to a tier, and are read back from both.
+"""`make demo`: messages go into a local store with a tier behind it; then the local store is gone.
 
 python examples/demo.py [--provider memory | posix] [--keep DIRECTORY]
 """
@@ -7,178 +7,135 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from tieredstore import (
+    GetStatus,
     Message,
-    MetadataStore,
-    QueueRecord,
     Runtime,
-    SegmentProvider,
-    SegmentRecord,
-    SegmentType,
+    StorageLevel,
     StoreConfig,
+    TieredMessageStore,
+    TieredReader,
 )
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.names import queue_path
-from tieredstore.codec.queue_unit import UNIT_BYTES, decode_unit, encode_units
-from tieredstore.codec.record_fields import patch_log_offset, peek_store_timestamp
-from tieredstore.driver import registry
-from tieredstore.driver.provider import SegmentWrite, WritePair
 from tieredstore.local import LocalConfig, LocalMessageStore
-from tieredstore.metadata import JsonMetadataStore
 from tieredstore.model.values import QueueKey
 
-LOG, QUEUE = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE
-BROKER = "demo-broker"
+TOPICS = ("orders", "payments")
 MESSAGES, BATCH, SAMPLE = 20_000, 500, 2_000
 
 
 def messages() -> list[Message]:
     return [
         Message(
-            topic=("orders", "payments")[number % 2],
+            topic=TOPICS[number % 2],
             queue_id=number // 2 % 2,
-            body=f"message {number} ".encode() * 20,
+            body=body_of(number),
             properties={"TAGS": f"tag-{number % 3}", "KEYS": f"key-{number}"},
         )
         for number in range(MESSAGES)
     ]
 
 
-def fill(store: LocalMessageStore, all_messages: list[Message]) -> None:
+def body_of(number: int) -> bytes:
+    return f"message {number} ".encode() * 20
+
+
+def fill(store: LocalMessageStore) -> None:
+    prepared = messages()
     for start in range(0, MESSAGES, BATCH):
-        assert store.put_messages(all_messages[start : start + BATCH]).all_ok
+        assert store.put_messages(prepared[start : start + BATCH]).all_ok
     store.flush()
 
 
-class Uploader:
-    """Copies one queue after the other, a batch at a time: the log first, then what names it."""
-
-    def __init__(self, store: LocalMessageStore, provider: SegmentProvider) -> None:
-        self._store = store
-        self._provider = provider
-
-    def upload(self, key: QueueKey, catalogue: MetadataStore) -> int:
-        path = queue_path(BROKER, *key)
-        catalogue.add_topic(key.topic)
-        catalogue.put(QueueRecord(broker_name=BROKER, topic=key.topic, queue_id=key.queue_id))
-        log, units = self._provider.open(path, LOG, 0), self._provider.open(path, QUEUE, 0)
-        offset = log_bytes = 0
-        begin: int | None = None
-        while True:
-            run = self._store.read_range(*key, offset, count_max=BATCH, bytes_max=4 << 20)
-            if not len(run):
-                return offset
-            # The bytes stay as they are, but for the place: each record says where it lies.
-            records = bytearray(run.records)
-            places = run.starts + log_bytes
-            for start, place in zip(run.starts.tolist(), places.tolist(), strict=True):
-                patch_log_offset(records, place, position=start)
-            names = encode_units(
-                log_offsets=places, message_bytes=run.message_bytes, tags_codes=run.tags_codes
-            )
-            pair = WritePair(
-                SegmentWrite(log, log_bytes, records),
-                SegmentWrite(units, offset * UNIT_BYTES, names),
-            )
-            for outcome in self._provider.write_many([pair]):
-                outcome.result()
-            offset, log_bytes = run.end_offset, log_bytes + len(records)
-            begin = begin or peek_store_timestamp(run.record(0))
-            end = peek_store_timestamp(run.record(len(run) - 1))
-            catalogue.put(
-                *(
-                    SegmentRecord(
-                        path=path,
-                        type=kind,
-                        base_offset=0,
-                        size=size,
-                        create_timestamp=begin,
-                        begin_timestamp=begin,
-                        end_timestamp=end,
-                    )
-                    for kind, size in ((LOG, log_bytes), (QUEUE, offset * UNIT_BYTES))
-                )
-            )
-
-
-def read_back(provider: SegmentProvider, catalogue: MetadataStore, keys: list[QueueKey]) -> None:
-    """Messages at random offsets: a queue unit says where, the record must say the same."""
+def read_at_random(store: TieredMessageStore | TieredReader, queues: list[QueueKey]) -> None:
     dice = random.Random(7)
     for _ in range(SAMPLE):
-        key = dice.choice(keys)
-        path = queue_path(BROKER, *key)
-        segment = catalogue.segment(path, QUEUE, 0)
-        assert segment is not None
-        offset = dice.randrange(segment.size // UNIT_BYTES)
-        unit = decode_unit(provider.open(path, QUEUE, 0).read(offset * UNIT_BYTES, UNIT_BYTES))
-        record = provider.open(path, LOG, 0).read(unit.log_offset, unit.message_bytes)
-        message = decode_message(record)
-        assert (message.topic, message.queue_id, message.queue_offset) == (*key, offset)
+        topic, queue_id = dice.choice(queues)
+        offset = dice.randrange(MESSAGES // len(queues))
+        found = store.get_message(topic, queue_id, offset, count_max=1)
+        assert found.status is GetStatus.FOUND
+        message = decode_message(found.messages[0].record)
+        assert (message.topic, message.queue_id) == (topic, queue_id)
+        assert message.queue_offset == offset
 
 
-def find_by_key(store: LocalMessageStore) -> None:
-    for number in np.random.default_rng(7).integers(0, MESSAGES, SAMPLE).tolist():
-        topic = ("orders", "payments")[number % 2]
-        [found] = store.query_message(topic, f"key-{number}").messages
-        assert decode_message(found.record).body.startswith(f"message {number} ".encode())
+def find_by_key(store: TieredMessageStore | TieredReader) -> None:
+    dice = random.Random(8)
+    for _ in range(SAMPLE):
+        number = dice.randrange(MESSAGES)
+        found = store.query_message(TOPICS[number % 2], f"key-{number}")
+        assert found.complete
+        assert [decode_message(each.record).body for each in found.messages] == [body_of(number)]
+
+
+def find_by_time(reader: TieredReader, queues: list[QueueKey]) -> None:
+    for topic, queue_id in queues:
+        middle = reader.store_time(topic, queue_id, MESSAGES // len(queues) // 2)
+        assert middle is not None
+        offset = reader.offset_by_time(topic, queue_id, middle)
+        assert offset is not None
+        assert reader.store_time(topic, queue_id, offset) == middle
 
 
 @contextmanager
 def timed(what: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
-    print(f"  {what:<58} {time.perf_counter() - started:6.2f} s")
+    print(f"  {what:<64} {time.perf_counter() - started:6.2f} s")
 
 
 def show(root: Path) -> None:
+    print("\nwhat is left on disk, the local store's files deleted:")
     for file in sorted(root.rglob("*")):
         if file.is_file():
             print(f"  {file.stat().st_size:>13,}  {file.relative_to(root)}")
 
 
-def run(provider_name: str, directory: Path) -> None:
+def run(provider: str, directory: Path) -> None:
     local = LocalConfig(
         store_path=str(directory / "local"),
         commit_log_file_bytes=16 << 20,
         index_slot_count=100_000,
         index_item_count=400_000,
     )
-    tier = StoreConfig(
-        broker_name=BROKER,
-        provider=provider_name,
+    config = StoreConfig(
+        broker_name="demo-broker",
+        provider=provider,
         path=str(directory / "tier"),
         store_path=str(directory / "store"),
+        storage_level=StorageLevel.FORCE,  # read from the tier also what the local store has
+        index_slot_count=100_000,
+        index_item_count=400_000,
     )
-    kind = registry.resolve(registry.PROVIDERS, tier.provider, SegmentProvider)
-    with Runtime.threads() as runtime, kind.from_config(tier, runtime) as provider:
-        store = LocalMessageStore(local, runtime)
-        store.load()
-        store.start()
-        prepared = messages()
-        with timed(f"{MESSAGES:,} messages put into the local store"):
-            fill(store, prepared)
-        with timed(f"{SAMPLE:,} of them found by key"):
-            find_by_key(store)
-        keys = list(store.queues())
-        with JsonMetadataStore.open(tier.catalogue_path) as catalogue:
-            with timed(f"{len(keys)} queues uploaded to the tier, each batch durable"):
-                total = sum(Uploader(store, provider).upload(key, catalogue) for key in keys)
-            assert total == MESSAGES
-        store.shutdown()
-        with (
-            JsonMetadataStore.open(tier.catalogue_path, read_only=True) as catalogue,
-            timed(f"{SAMPLE:,} read back from the tier, the local store closed"),
-        ):
-            read_back(provider, catalogue, keys)
-    print("\nwhat lies on disk (sparse files show their full length):")
+    with Runtime.threads() as runtime:
+        next_store = LocalMessageStore(local, runtime)
+        with TieredMessageStore(next_store, config, runtime=runtime) as store:
+            with timed(f"{MESSAGES:,} messages put into the local store"):
+                fill(next_store)
+            with timed("all of them uploaded, indexed, sealed"):
+                assert store.flush(seal=True)
+            queues = list(store.queues())
+            with timed(f"{SAMPLE:,} read from the tier at random offsets"):
+                read_at_random(store, queues)
+            with timed(f"{SAMPLE:,} found in the tier by key"):
+                find_by_key(store)
+            assert store.health().ok
+    shutil.rmtree(local.store_path)
+    if provider == "memory":
+        return  # the tier ends with this process
+    with TieredReader.open(config) as reader:
+        with timed(f"{SAMPLE:,} read with no broker beside the tier"):
+            read_at_random(reader, queues)
+        with timed(f"{SAMPLE:,} found by key, {len(queues)} by time"):
+            find_by_key(reader)
+            find_by_time(reader, queues)
     show(directory)
 
 

@@ -30,4 +30,4 @@ def test_what_the_demo_keeps_is_where_it_was_asked_to_be(tmp_path: Path) -> None
     subprocess.run(
         command, env={"PYTHONPATH": str(EXAMPLES.parent)}, check=True, capture_output=True
     )
-    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["local", "store", "tier"]
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["store", "tier"]
