@@ -64,6 +64,8 @@ class Tier:
         self.dispatcher = Dispatcher(
             local, self.files, provider, self.metadata, NoIndex(), config, runtime
         )
+        local.add_dispatcher(self.dispatcher.on_messages)
+        local.add_retention_guard(self.dispatcher.needed_from)
 
     def close(self) -> None:
         self.files.close()
@@ -150,7 +152,7 @@ def fill(store: LocalMessageStore, count: int, queue_id: int, body: bytes) -> No
 def dispatch_seconds(store: LocalMessageStore, root: Path, runtime: Runtime) -> float:
     tier = Tier(root, runtime, store)
     started = time.perf_counter()
-    assert tier.dispatcher.flush()
+    assert tier.dispatcher.dispatch_once(force=True)
     spent = time.perf_counter() - started
     assert tier.dispatcher.committed_offset("TopicTest", 0) == BATCH * BATCHES
     tier.close()
@@ -200,7 +202,7 @@ def queue_rows() -> Iterator[Row]:
         store = filled_store(root / "local", runtime)
         tier = Tier(root, runtime, store, dispatch_buffer_bytes=BUFFER_BYTES)
         trickle(store)
-        assert tier.dispatcher.flush()
+        assert tier.dispatcher.dispatch_once(force=True)
         scans = []
         for queue_id in range(QUEUES):
             fill(store, 1, queue_id, bytes(TRICKLE_BODY))
@@ -211,7 +213,7 @@ def queue_rows() -> Iterator[Row]:
         trickle(store)
         tracemalloc.start()
         before, _ = tracemalloc.get_traced_memory()
-        assert tier.dispatcher.flush()
+        assert tier.dispatcher.dispatch_once(force=True)
         peak = tracemalloc.get_traced_memory()[1] - before
         tracemalloc.stop()
         tier.close()

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.driver.wrapper import ProviderWrapper, SegmentWrapper
 from tieredstore.model.errors import BackendUnavailableError, StoreClosedError
-from tieredstore.model.values import QueueKey
+from tieredstore.model.values import QueueKey, StorageLevel
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.messages import TOPIC, a_message
 
@@ -31,11 +32,16 @@ class Gate(ProviderWrapper):
         self.is_open = threading.Event()
         self.is_open.set()
         self.reached = threading.Event()
+        self.arrivals = threading.Semaphore(0)
         self.threads: list[str] = []
         self.failure: Exception | None = None
 
     def wrap(self, segment: FileSegment) -> SegmentWrapper:
         return GatedSegment(segment, self)
+
+    def have_come(self, count: int) -> bool:
+        """Whether so many reads have come since the last such question; waits for them."""
+        return all(self.arrivals.acquire(timeout=WAIT) for _ in range(count))
 
 
 class GatedSegment(SegmentWrapper):
@@ -46,6 +52,7 @@ class GatedSegment(SegmentWrapper):
     def read(self, position: int, length: int) -> bytes:
         self._gate.threads.append(threading.current_thread().name)
         self._gate.reached.set()
+        self._gate.arrivals.release()
         assert self._gate.is_open.wait(WAIT)
         if self._gate.failure is not None:
             raise self._gate.failure
@@ -53,13 +60,13 @@ class GatedSegment(SegmentWrapper):
 
 
 class Tier:
-    def __init__(self, folder: Path) -> None:
-        self.runtime = Runtime.threads(dispatch_threads=1, fetch_threads=2)
+    def __init__(self, folder: Path, runtime: Runtime | None = None, **settings: Any) -> None:
+        self.runtime = runtime or Runtime.threads(dispatch_threads=1, fetch_threads=2)
         self.gate = Gate(self.runtime)
         self.local = ShortStore(self.runtime)
         self.store = TieredMessageStore(
             self.local,
-            a_config(folder, read_ahead_enabled=True),
+            a_config(folder, **{"read_ahead_enabled": True, **settings}),
             runtime=self.runtime,
             provider=self.gate,
         )
@@ -71,6 +78,7 @@ class Tier:
         assert await self.face.flush(WAIT)
         self.local.kept_from = self.local.cached_from = kept_from
         self.gate.threads.clear()
+        self.gate.arrivals = threading.Semaphore(0)
         self.gate.reached.clear()
 
 
@@ -141,6 +149,36 @@ def test_a_hot_read_takes_no_other_thread_and_no_turn_of_the_loop(tier: Tier) ->
                 turns.clear()
 
     asyncio.run(scene())
+
+
+def test_the_loop_goes_on_while_the_fetch_pool_has_no_place(tmp_path: Path) -> None:
+    runtime = Runtime.threads(dispatch_threads=1, fetch_threads=1, pending_max=1)
+    tier = Tier(tmp_path, runtime, read_ahead_enabled=False)
+
+    async def scene() -> None:
+        async with tier.face as face:
+            await tier.fill(10, kept_from=10)
+            tier.gate.is_open.clear()
+            reads = [asyncio.create_task(face.get_message(TOPIC, 0, n)) for n in range(4)]
+            # One is read in the pool, and two found no place in it.
+            assert await asyncio.to_thread(tier.gate.have_come, 3)
+            at_end = await face.get_message(TOPIC, 0, 10)
+            assert at_end.next_offset == 10
+            assert not any(read.done() for read in reads)
+            tier.gate.is_open.set()
+            pages = await asyncio.gather(*reads)
+            assert [numbers(page)[0] for page in pages] == [0, 1, 2, 3]
+
+    loop_thread = threading.current_thread().name
+    asyncio.run(scene())
+    assert loop_thread not in tier.gate.threads
+    runtime.close()
+
+
+def test_level_and_topic_filter_are_the_stores_own(tier: Tier) -> None:
+    tier.face.level = StorageLevel.FORCE
+    assert tier.store.level is tier.face.level is StorageLevel.FORCE
+    assert tier.face.topic_filter is tier.store.topic_filter
 
 
 def test_a_cancelled_read_harms_nothing(tier: Tier) -> None:

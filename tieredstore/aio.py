@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from typing import ParamSpec, Self, TypeVar
 
 from tieredstore.access.health import TierHealth
 from tieredstore.access.tiered_store import FLUSH_SECONDS, TieredMessageStore
+from tieredstore.access.topic_filter import TopicFilter
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
 from tieredstore.model.messages import GetResult, Message, PutResult, QueryResult, SelectedMessage
-from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
+from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, StorageLevel
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,6 +33,20 @@ class AsyncTieredStore:
 
     def __init__(self, store: TieredMessageStore) -> None:
         self.store = store
+
+    @property
+    def topic_filter(self) -> TopicFilter:
+        """Which topics stay out of the tier; as the store has it, without waiting."""
+        return self.store.topic_filter
+
+    @property
+    def level(self) -> StorageLevel:
+        """When a read is served by the tier; may be set at any time."""
+        return self.store.level
+
+    @level.setter
+    def level(self, level: StorageLevel) -> None:
+        self.store.level = level
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -78,7 +92,7 @@ class AsyncTieredStore:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
-        future = self.store.get_message_future(
+        hot = self.store.get_message_hot(
             topic,
             queue_id,
             offset,
@@ -87,7 +101,20 @@ class AsyncTieredStore:
             message_filter=message_filter,
             group=group,
         )
-        return await _outcome(future)
+        if hot is not None:
+            return hot
+        # Handed over by a thread: while the pool has no place, whoever asks it does the work.
+        future = await _in_thread(
+            self.store.get_message_future,
+            topic,
+            queue_id,
+            offset,
+            count_max=count_max,
+            bytes_max=bytes_max,
+            message_filter=message_filter,
+            group=group,
+        )
+        return await asyncio.wrap_future(future)
 
     async def query_message(
         self,
@@ -151,13 +178,6 @@ class AsyncTieredStore:
 
     async def clean_unused_topics(self, retained: Iterable[str]) -> int:
         return await _in_thread(self.store.clean_unused_topics, list(retained))
-
-
-async def _outcome(future: Future[T]) -> T:
-    """What is known already is not waited for: no hop, and no turn of the loop."""
-    if future.done():
-        return future.result()
-    return await asyncio.wrap_future(future)
 
 
 async def _in_thread(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

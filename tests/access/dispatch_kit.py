@@ -39,6 +39,7 @@ class LossyStore(ListMessageStore):
         self.starts: dict[QueueKey, int] = {}
         self.confirmed: int | None = None
         self.damaged: set[tuple[str, int, int]] = set()
+        self.missing: set[tuple[str, int, int]] = set()  # units of the queue
         self.reads = 0
         self.load()
 
@@ -55,6 +56,8 @@ class LossyStore(ListMessageStore):
         self.reads += 1
         if (topic, queue_id, offset) in self.damaged:
             raise SegmentCorruptError("log", f"message {offset} is damaged", position=0)
+        gaps = [at for *key, at in self.missing if (*key,) == (topic, queue_id) and at >= offset]
+        count_max = min([count_max, *(at - offset for at in gaps)])
         return super().read_range(topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max)
 
     def cut_to(self, key: QueueKey, count: int) -> None:
@@ -132,6 +135,8 @@ class Tier:
             runtime,
             metrics,
         )
+        store.add_dispatcher(self.dispatcher.on_messages)
+        store.add_retention_guard(self.dispatcher.needed_from)
 
     def reopened(self, **changes: object) -> Self:
         """Another life over the same backend and catalogue."""
@@ -165,6 +170,17 @@ class Tier:
 
     def dispatch(self, *, force: bool = False) -> bool:
         return self.dispatcher.dispatch_once(force=force)
+
+    def flush(self, *, timeout: float | None = None) -> bool:
+        """Upload all that is there and confirmed; whether all of it is in the tier."""
+        done = self.dispatcher.dispatch_once(force=True, timeout=timeout)
+        return done and not self.dispatcher.health().stopped
+
+    @property
+    def is_sound(self) -> bool:
+        """No queue is stopped, fails, has lost something or is behind with its index."""
+        health = self.dispatcher.health()
+        return not (health.stopped or health.failing or health.lost or health.not_indexed)
 
     def check(self, *keys: QueueKey) -> None:
         """The tier holds the local store's messages, each at its place."""

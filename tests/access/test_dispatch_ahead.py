@@ -39,7 +39,7 @@ def test_it_stays_stopped_over_a_restart_when_the_local_queue_has_grown(tmp_path
     tier.dispatch()
     assert tier.span() == (0, 10)
     assert "the local store up to 6" in tier.dispatcher.health().stopped[KEY]
-    assert not tier.dispatcher.flush()
+    assert not tier.flush()
 
 
 def test_it_is_noticed_where_the_local_queue_grew_before_anyone_looked(tmp_path: Path) -> None:

@@ -82,9 +82,7 @@ def runtime() -> Iterator[Runtime]:
 def drained(tier: Tier, provider: HeldProvider) -> None:
     """A flush in a thread of its own while uploads are let go, all that wait at a time."""
     done: list[bool] = []
-    flushing = threading.Thread(
-        target=lambda: done.append(tier.dispatcher.flush(timeout=WAIT)), daemon=True
-    )
+    flushing = threading.Thread(target=lambda: done.append(tier.flush(timeout=WAIT)), daemon=True)
     flushing.start()
     while flushing.is_alive():
         if provider.arrived.wait(0.02):
@@ -153,13 +151,13 @@ def test_a_thousand_queues_are_uploaded_in_few_rounds_by_few_threads(
     provider = Counting(runtime)
     tier = Tier(tmp_path, store, runtime=runtime, provider=provider, index=index)
     before = threading.active_count()
-    assert tier.dispatcher.flush(timeout=WAIT)
+    assert tier.flush(timeout=WAIT)
     assert threading.active_count() - before <= 5
     assert len(index.puts) == 1_000
     rounds.clear()
     for key in keys:
         store.fill(1, key=key)
-    assert tier.dispatcher.flush(timeout=WAIT)
+    assert tier.flush(timeout=WAIT)
     assert len(index.puts) == 2_000
     assert len(rounds) < 20
     tier.close()
@@ -183,13 +181,13 @@ def test_a_queue_whose_upload_hangs_delays_nobody_else(tmp_path: Path, runtime: 
     tier = Tier(tmp_path, store, runtime=runtime, provider=provider)
     for key in (hung, good):
         store.fill(3, key=key)
-    assert not tier.dispatcher.flush(timeout=0.2)
+    assert not tier.flush(timeout=0.2)
     store.fill(3, key=good)
-    assert not tier.dispatcher.flush(timeout=0.2)
+    assert not tier.flush(timeout=0.2)
     assert tier.span(good) == (0, 6)
     assert tier.span(hung) == (0, 0)
     assert provider.let_go() == 1
-    assert tier.dispatcher.flush(timeout=WAIT)
+    assert tier.flush(timeout=WAIT)
     assert tier.span(hung) == (0, 3)
     tier.close()
 

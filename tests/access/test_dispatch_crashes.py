@@ -43,7 +43,7 @@ def lives(root: Path, faults: Faults) -> None:
     tier = tier.reopened(provider=backend)
     upload(store, tier)
     assert tier.dispatch(force=True)
-    assert tier.dispatcher.health().is_good
+    assert tier.is_sound
     for key in KEYS:
         end = store.max_offset(*key)
         assert end is not None

@@ -49,7 +49,7 @@ def test_a_failed_commit_is_repaired_and_its_index_work_kept(
     assert tier.dispatch(force=True) or tier.dispatch(force=True)
     assert tier.span() == (0, 25)
     assert index.offsets() == list(range(25))
-    assert tier.dispatcher.health().is_good
+    assert tier.is_sound
     assert tier.dispatcher.budget.used_bytes == 0
     tier.check()
 
@@ -68,7 +68,7 @@ def test_a_failing_backend_is_named_by_health_until_it_is_well(tmp_path: Path) -
     assert health.uploads == 0
     faults.always = None
     assert tier.dispatch(force=True)
-    assert tier.dispatcher.health().is_good
+    assert tier.is_sound
     assert index.offsets() == list(range(6))
 
 
@@ -84,6 +84,29 @@ def test_a_broken_queue_beside_a_healthy_one_stops_only_itself(tmp_path: Path) -
     store.damaged.clear()
     assert tier.dispatch(force=True)
     assert index.offsets() == list(range(10))
+
+
+@pytest.mark.parametrize("missing", [0, 4, 9])
+def test_a_missing_unit_holds_up_what_lies_behind_it_and_nobody_else(
+    tmp_path: Path, missing: int
+) -> None:
+    store, tier, index = a_tier(tmp_path, pending_count_max=4)  # one upload at a time
+    store.fill(10)
+    store.fill(10, key=GOOD)
+    store.missing.add((TOPIC, 0, missing))
+    for _ in range(3):
+        assert not tier.dispatch(force=True)
+        assert (tier.dispatcher.budget.used_bytes, tier.dispatcher.budget.uploads) == (0, 0)
+    assert tier.file().commit_offset == missing
+    assert index.offsets() == list(range(missing))
+    assert tier.span(GOOD) == (0, 10)
+    assert f"no message {missing}" in tier.dispatcher.health().failing[KEY]
+    assert tier.dispatcher.needed_from() is None  # the local retention leads out of it
+    store.missing.clear()
+    assert tier.dispatch(force=True)
+    assert tier.is_sound
+    assert index.offsets() == list(range(10))
+    tier.check()
 
 
 def test_the_local_retention_leads_out_of_a_damaged_record(tmp_path: Path) -> None:
@@ -138,7 +161,7 @@ def test_an_index_that_fails_gets_everything_later_and_before_the_next_batch(
     assert tier.dispatch(force=True)
     assert tier.span() == (0, 20)
     assert index.offsets() == list(range(20))
-    assert tier.dispatcher.health().is_good
+    assert tier.is_sound
 
 
 def test_the_index_catches_up_over_a_gap(tmp_path: Path) -> None:
@@ -183,7 +206,7 @@ def test_nothing_is_kept_of_a_queue_that_is_destroyed(tmp_path: Path) -> None:
     tier.files.delete_topics([TOPIC])
     assert tier.dispatch(force=True)
     assert tier.dispatcher.budget.used_bytes == 0
-    assert tier.dispatcher.health().is_good
+    assert tier.is_sound
 
 
 def test_a_queue_made_again_begins_again(tmp_path: Path) -> None:

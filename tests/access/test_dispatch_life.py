@@ -73,7 +73,6 @@ def test_nothing_happens_before_start(tmp_path: Path) -> None:
     store, tier, _ = a_tier(tmp_path, group_commit_count=1)
     store.fill(5)
     assert not tier.files.files()
-    assert tier.dispatcher.needed_from() is None
     assert tier.dispatcher.committed_offset(TOPIC, 0) is None
 
 
@@ -97,7 +96,6 @@ def test_the_service_looks_at_all_queues_when_it_starts(tmp_path: Path, runtime:
     store.fill(5)
     tier = Tier(tmp_path, store, runtime=runtime, index=index, group_commit_enabled=False)
     tier.dispatcher.start()
-    tier.dispatcher.wake()
     assert index.done.wait(WAIT)
     tier.dispatcher.shutdown(timeout=WAIT)
     tier.close()
@@ -147,16 +145,16 @@ def test_a_store_closed_meanwhile_ends_the_look_quietly(tmp_path: Path) -> None:
     tier.dispatch(force=True)
     store.shutdown()
     assert tier.dispatch(force=True)
-    assert tier.dispatcher.health().is_good
+    assert tier.is_sound
 
 
 def test_flush_says_whether_all_that_is_confirmed_is_in_the_tier(tmp_path: Path) -> None:
     store, tier, _ = a_tier(tmp_path)
     store.fill(5)
-    assert tier.dispatcher.flush()
+    assert tier.flush()
     assert tier.span() == (0, 5)
     store.cut_to(KEY, 2)
-    assert not tier.dispatcher.flush()
+    assert not tier.flush()
 
 
 def test_who_is_alone_with_a_queue_holds_its_uploads(tmp_path: Path) -> None:
@@ -190,7 +188,27 @@ def test_the_local_store_keeps_what_the_tier_still_needs(tmp_path: Path) -> None
     assert tier.dispatcher.needed_from() == place
     assert store.reads == reads
     tier.dispatcher.shutdown()
+    assert tier.dispatcher.needed_from() == place
+
+
+def test_the_local_store_keeps_it_before_the_start_and_while_it_is_drained(
+    tmp_path: Path, runtime: Runtime
+) -> None:
+    provider, store = SlowProvider(runtime), LossyStore(runtime)
+    store.fill(5)
+    tier = Tier(tmp_path, store, runtime=runtime, provider=provider)
+    assert tier.dispatcher.needed_from() == 0
+    tier.dispatcher.start()
+    ending = threading.Thread(
+        target=lambda: tier.dispatcher.shutdown(drain=True, timeout=WAIT), daemon=True
+    )
+    ending.start()
+    assert provider.arrived.wait(WAIT)
+    assert tier.dispatcher.needed_from() == 0
+    provider.may_go.set()
+    ending.join(WAIT)
     assert tier.dispatcher.needed_from() is None
+    tier.close()
 
 
 def test_a_stopped_queue_does_not_keep_the_local_store_for_ever(tmp_path: Path) -> None:

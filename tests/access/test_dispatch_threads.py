@@ -42,7 +42,7 @@ def test_in_the_end_every_message_is_in_the_tier_and_indexed(tmp_path: Path, see
                 for key in part:
                     store.fill(5, key=key)
                 index.fails = not index.fails
-                tier.dispatcher.flush(timeout=0.05)
+                tier.flush(timeout=0.05)
 
         threads = [threading.Thread(target=produce, args=(KEYS[at::3],)) for at in range(3)]
         for thread in threads:
@@ -52,7 +52,7 @@ def test_in_the_end_every_message_is_in_the_tier_and_indexed(tmp_path: Path, see
         index.fails = False
         faults.always = None
         faults._at.clear()
-        assert tier.dispatcher.flush(timeout=30) or tier.dispatcher.flush(timeout=30)
+        assert tier.flush(timeout=30) or tier.flush(timeout=30)
         assert tier.dispatcher.shutdown(timeout=30)
         assert tier.dispatcher.budget.used_bytes == tier.dispatcher.budget.uploads == 0
         for key in KEYS:

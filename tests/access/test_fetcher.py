@@ -264,3 +264,32 @@ def test_memory_of_what_expired_can_be_given_back() -> None:
     shelf.fetcher.forget(QueueKey("other", 0))
     shelf.provider.reads.clear()
     assert offsets(shelf.get(16, 24)) == list(range(16, 40))
+
+
+@CACHES
+@pytest.mark.parametrize("offset", [-1, 0, 99, 200, 201, 10**12])
+@pytest.mark.parametrize("message_filter", [ByCode(0), ByNamedCode(0), ByCode()])
+def test_a_filter_changes_nothing_where_there_are_no_messages(
+    cached: bool, offset: int, message_filter: ByCode
+) -> None:
+    """RocketMQ's GetMessageResultExtTest: filtering what is not FOUND gives it back as it is."""
+    shelf = a_hundred(cached)
+    plain = shelf.get(offset)
+    assert plain.status is not GetStatus.FOUND
+    assert shelf.get(offset, message_filter=message_filter) == plain
+
+
+@CACHES
+def test_codes_and_contents_have_to_match_both(cached: bool) -> None:
+    """The same test's counts: by code, by content, by both; what both take nothing of."""
+    shelf = a_hundred(cached, tags=[number % 2 for number in range(100)])
+    everything = shelf.get(100, 100)
+    code = everything.messages[55].tags_code
+    by_code = [one.queue_offset for one in everything.messages if one.tags_code == code]
+    assert len(by_code) == 50
+    assert offsets(shelf.get(100, 100, message_filter=ByCode(code))) == by_code
+    chosen = ByCode(code, part=b"body-155|")
+    assert offsets(shelf.get(100, 100, message_filter=chosen)) == [155]
+    nothing = shelf.get(100, 100, message_filter=ByCode(1 - code, part=b"body-155|"))
+    assert nothing.status is GetStatus.NO_MATCHED_MESSAGE
+    assert nothing.messages == ()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.access.tiered_kit import Broker, numbers
+import pytest
+
+from tests.access.tiered_kit import Broker, numbers, time_of
 from tieredstore.access.reader import TieredReader
-from tieredstore.model.values import QueueKey
+from tieredstore.model.errors import SegmentCorruptError, SegmentNotFoundError
+from tieredstore.model.messages import GetResult
+from tieredstore.model.values import GetStatus, QueueKey, SegmentType
 from tieredstore.testing.messages import TOPIC
 
 
@@ -59,3 +64,81 @@ def test_messages_that_expire_while_they_are_read_are_stepped_over(tmp_path: Pat
         found += [one.queue_offset for one in messages]
     assert found == sorted(set(found))
     broker.store.shutdown()
+
+
+@pytest.fixture
+def expiring(tmp_path: Path) -> Iterator[tuple[Broker, TieredReader]]:
+    """A reader whose catalogue is older than an expiry and the deletion of a topic."""
+    sizes = {"commit_log_segment_bytes": 1000, "consume_queue_segment_bytes": 80}
+    broker = Broker(tmp_path, read_ahead_count=2, reserve_hours=2, **sizes)
+    broker.open()
+    broker.fill(12)
+    broker.put(3, topic="Gone")
+    assert broker.store.flush()
+    with TieredReader(broker.config, runtime=broker.runtime, provider=broker.provider) as reader:
+        broker.runtime.clock.sleep(3 * 3600)
+        broker.put(3, first=12)
+        assert broker.store.flush()
+        yield broker, reader
+    broker.faults.always = None
+    broker.store.shutdown()
+
+
+def expire(broker: Broker) -> int:
+    broker.store._loaded().retention.step()
+    minimum = broker.store._loaded().parts.fetcher.min_offset(TOPIC, 0)
+    assert minimum is not None
+    assert minimum > 6
+    return minimum
+
+
+QUESTIONS: list[Callable[[TieredReader], object]] = [
+    lambda reader: [one.queue_offset for one in reader.messages(TOPIC, 0)],
+    lambda reader: reader.get_message(TOPIC, 0, 3),
+    lambda reader: reader.min_offset(TOPIC, 0),
+    lambda reader: reader.earliest_time(TOPIC, 0),
+    lambda reader: reader.store_time(TOPIC, 0, 3),
+    lambda reader: reader.offset_by_time(TOPIC, 0, time_of(3)),
+]
+
+
+@pytest.mark.parametrize("ask", QUESTIONS)
+def test_what_has_expired_since_the_reader_looked_is_no_damage(
+    expiring: tuple[Broker, TieredReader], ask: Callable[[TieredReader], object]
+) -> None:
+    broker, reader = expiring
+    expire(broker)
+    answer = ask(reader)
+    with TieredReader(broker.config, runtime=broker.runtime, provider=broker.provider) as fresh:
+        if isinstance(answer, list):
+            assert answer == [n for n in ask(fresh) if n < 12]  # type: ignore[attr-defined]
+        elif isinstance(answer, GetResult):
+            assert answer == ask(fresh)
+            assert answer.status is GetStatus.OFFSET_TOO_SMALL
+        else:
+            assert answer in (ask(fresh), 0, time_of(0))  # or what the catalogue said, unread
+
+
+def test_a_topic_that_was_deleted_since_the_reader_looked_is_absent(
+    expiring: tuple[Broker, TieredReader],
+) -> None:
+    broker, reader = expiring
+    everything = reader.messages("Gone")
+    next(everything)
+    broker.store.delete_topics(["Gone"])
+    assert [one.queue_offset for one in everything] == [1]  # of the run that was read before
+    assert reader.get_message("Gone", 0, 0).status is GetStatus.NO_MATCHED_LOGIC_QUEUE
+    assert reader.store_time("Gone", 0, 0) is None
+    assert list(reader.messages("Gone")) == []
+
+
+def test_damage_is_damage_after_another_look_too(expiring: tuple[Broker, TieredReader]) -> None:
+    broker, reader = expiring
+    segments = reader.segments(TOPIC, 0)
+    lost = next(each for each in segments if each.type is SegmentType.COMMIT_LOG)
+    broker.provider.inner.open(lost.path, lost.type, lost.base_offset).delete()  # no word of it
+    for _ in range(2):
+        with pytest.raises((SegmentCorruptError, SegmentNotFoundError)):
+            reader.get_message(TOPIC, 0, 0)
+        with pytest.raises((SegmentCorruptError, SegmentNotFoundError)):
+            list(reader.messages(TOPIC, 0))

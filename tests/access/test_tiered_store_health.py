@@ -173,12 +173,18 @@ def test_dispatchers_and_guards_are_handed_to_the_next_store(broker: Broker) -> 
     assert guards[1]() is None
 
 
-def test_guards_of_an_earlier_life_hold_nothing_back(broker: Broker) -> None:
+def test_a_store_of_many_lives_gives_the_next_one_a_single_guard_and_callback(
+    broker: Broker,
+) -> None:
     guards: list[RetentionGuard] = []
     broker.local.add_retention_guard = guards.append  # type: ignore[method-assign, assignment]
-    broker.open()
-    broker.put(3)
-    broker.store.shutdown(drain=False)
+    for life in range(3):
+        broker.open()
+        broker.put(1, first=life)
+        assert guards[0]() is not None
+        broker.store.shutdown(drain=False)
+        assert guards[0]() is None  # a guard of an earlier life holds nothing back
     broker.open()
     assert broker.store.flush()
-    assert [guard() for guard in guards] == [None, None]
+    assert [guard() for guard in guards] == [None]
+    assert len(broker.local._dispatchers) == 1

@@ -152,9 +152,24 @@ def test_every_time_leads_to_its_message_whoever_has_it(
 
 def test_a_time_that_the_next_store_covers_is_not_looked_up_in_the_tier(broker: Broker) -> None:
     steps = broker.faults.steps
-    assert broker.store.offset_by_time(TOPIC, 0, time_of(6)) == 6
+    assert broker.store.offset_by_time(TOPIC, 0, time_of(7)) == 7
     assert broker.faults.steps == steps
     assert broker.local.calls == ["offset_by_time lower"]
+
+
+@pytest.mark.parametrize(("boundary", "wanted"), [(LOWER, 10), (UPPER, 13)])
+def test_a_time_is_looked_up_on_both_sides_of_the_millisecond_at_which_the_next_store_begins(
+    broker: Broker, boundary: Boundary, wanted: int
+) -> None:
+    at = broker.runtime.clock.now_ms()
+    for number in range(10, 14):
+        broker.put(1, first=number)
+        broker.runtime.clock._passed_ms -= STEP_MS  # type: ignore[attr-defined]
+    assert broker.store.flush()
+    broker.local.kept_from = 12
+    assert broker.local.earliest_time() == at
+    assert broker.store.offset_by_time(TOPIC, 0, at, boundary) == wanted
+    assert broker.store.offset_by_time(TOPIC, 0, at - 1, boundary) == 10
 
 
 def test_the_boundary_is_handed_on(broker: Broker) -> None:

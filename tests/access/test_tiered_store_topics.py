@@ -98,3 +98,14 @@ def test_a_topic_that_is_rejected_leaves_the_tier(broker: Broker) -> None:
     assert broker.store.flush()
     assert broker.store.committed_offset(TOPIC, 0) is None
     assert not list(broker.provider.list())
+
+
+def test_a_topic_stays_rejected_over_loads_of_the_store(broker: Broker) -> None:
+    known = broker.store.topic_filter
+    known.reject(TOPIC)
+    broker.store.shutdown()
+    broker.open()
+    assert broker.store.topic_filter is known
+    assert broker.store._loaded().dispatcher.topic_filter is known
+    assert broker.store.flush()
+    assert broker.store.committed_offset(TOPIC, 0) is None

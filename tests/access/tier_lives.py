@@ -47,22 +47,31 @@ ENDS = {
     GetStatus.NO_MESSAGE_IN_QUEUE,
     GetStatus.NO_MATCHED_LOGIC_QUEUE,
 }
+Processes = Callable[[Runtime, Faults], SegmentProvider]
 Catalogues = Callable[[Faults], MetadataStore]
 
 
 class Lives:
-    """One process after the other over the same bytes; faults strike backend and catalogue."""
+    """One process after the other over the same bytes; faults strike backend and catalogue.
+
+    `inner` outlives the processes; `processes` makes each its own, with faults of its requests.
+    """
 
     def __init__(
         self,
         folder: Path,
         *,
-        inner: Callable[[Runtime], SegmentProvider] = MemoryProvider,
+        inner: Callable[[Runtime], SegmentProvider] | None = None,
+        processes: Processes | None = None,
         catalogues: Catalogues | None = None,
         **settings: Any,
     ) -> None:
         self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
-        self.inner = inner(self.runtime)
+        self._processes = processes
+        if processes is not None:
+            self.inner = processes(self.runtime, Faults())
+        else:
+            self.inner = (inner or MemoryProvider)(self.runtime)
         self.local = TrimmedStore(self.runtime)
         self.index = DurableIndex()
         self.ledger = Ledger(reserve_hours=RESERVE_HOURS)
@@ -101,13 +110,18 @@ class Lives:
             self.local,
             self.config,
             runtime=self.runtime,
-            provider=FaultyProvider(self.inner, self.faults, self.runtime),
+            provider=self._backend(),
             metadata=self._metadata,
             index=self.index,
         )
         self._store.load()
         self._store.start()
         return self._store
+
+    def _backend(self) -> SegmentProvider:
+        if self._processes is None:
+            return FaultyProvider(self.inner, self.faults, self.runtime)
+        return self._processes(self.runtime, self.faults)
 
     # What a broker does
 
@@ -142,6 +156,8 @@ class Lives:
 
     def check(self) -> Contents:
         """The bytes and the catalogue, past everybody's back."""
+        if self._processes is not None:  # whoever looks is a process of its own
+            self.inner = self._processes(self.runtime, Faults())
         contents = audit(self.inner, self.metadata)
         self.ledger.follow(contents, self.clock.now_ms())
         return contents

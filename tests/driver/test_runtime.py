@@ -148,3 +148,48 @@ def test_an_inline_service_runs_only_when_woken() -> None:
 def test_the_dice_of_an_inline_runtime_fall_the_same_each_time() -> None:
     throws = [[Runtime.inline(seed=5).dice.random() for _ in range(3)] for _ in range(2)]
     assert throws[0] == throws[1]
+
+
+def test_a_runtime_is_closed_in_time_whatever_its_calls_do() -> None:
+    runtime = Runtime.threads(dispatch_threads=1, fetch_threads=1)
+    gate, started = threading.Event(), threading.Event()
+
+    def hold() -> str:
+        started.set()
+        gate.wait(10)
+        return "held"
+
+    held = runtime.dispatch.submit(hold)
+    assert started.wait(10)
+    waiting = runtime.dispatch.submit(lambda: "never")
+    assert not runtime.close(0.05)
+    assert waiting.cancelled()
+    with pytest.raises(StoreClosedError):
+        runtime.dispatch.submit(lambda: None)
+    gate.set()
+    assert held.result(10) == "held"
+    assert runtime.close(10)
+
+
+def test_a_runtime_with_time_lets_all_it_accepted_finish() -> None:
+    runtime = Runtime.threads(dispatch_threads=1, fetch_threads=1)
+    kept = [runtime.dispatch.submit(int, number) for number in range(50)]
+    assert runtime.close(10)
+    assert [each.result(0) for each in kept] == list(range(50))
+
+
+def test_who_stops_a_service_need_not_wait_for_its_step() -> None:
+    gate, started = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        started.set()
+        gate.wait(10)
+
+    with Runtime.threads() as runtime:
+        service = runtime.service("test", hold, interval_ms=10_000_000)
+        service.wake()
+        assert started.wait(10)
+        assert not service.stop(0.05)
+        gate.set()
+        assert service.stop(10)
+    assert Runtime.inline().service("test", hold, interval_ms=1).stop(0)

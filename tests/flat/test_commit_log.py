@@ -43,6 +43,29 @@ def test_a_log_segment_rolls_when_it_is_old_enough_and_large_enough(
     assert [each.base for each in file.log.segments] == ([0, size] if rolls else [0])
 
 
+@pytest.mark.parametrize("stored", [0, -1, 1 << 62, 3_400_000_000_000])
+def test_a_segment_that_begins_at_no_time_is_as_old_as_itself(stored: int) -> None:
+    tier = Tier(commit_log_rolling_min_bytes=0)
+    file = tier.file()
+    append(file, [a_record(0, store_timestamp=stored), *numbered(1, 2)])
+    file.log.segments[-1].record = replace(file.log.segments[-1].record, begin_timestamp=stored)
+    assert not file.roll_if_due()
+    tier.clock.advance(24 * HOUR_MS)
+    assert not file.roll_if_due()
+    tier.clock.advance(1)
+    assert file.roll_if_due()
+
+
+def test_a_segment_of_no_time_at_all_does_not_roll_by_age() -> None:
+    tier = Tier(commit_log_rolling_min_bytes=0)
+    file = tier.file()
+    append(file, numbered(0, 2))
+    file.log.segments[-1].record = replace(
+        file.log.segments[-1].record, begin_timestamp=0, create_timestamp=0
+    )
+    assert not file.roll_if_due()
+
+
 def test_nothing_rolls_while_something_waits_or_before_anything_came() -> None:
     tier = Tier(commit_log_rolling_min_bytes=0)
     file = tier.file()

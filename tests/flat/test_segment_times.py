@@ -8,11 +8,10 @@ import pytest
 
 from tests.flat.tiers import CountingSource, OneQueue, fill
 from tieredstore.driver.metadata import Put
+from tieredstore.flat.believed_times import AHEAD_BELIEVED_MS, FIRST_BELIEVED_MS
 from tieredstore.flat.flat_segment import FlatSegment
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.segment_times import (
-    AHEAD_BELIEVED_MS,
-    FIRST_BELIEVED_MS,
     believed_times,
     catalogue_times,
     earliest_time,

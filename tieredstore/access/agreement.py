@@ -14,9 +14,13 @@ from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import DeleteNote, MetadataStore, PutNote
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.queue_read import read_run
+from tieredstore.model.config import MIB
+from tieredstore.model.errors import OffsetOutOfRangeError, SegmentError
 
 STOPPED_QUEUE: Final = "stopped-queue"
 _BEHIND_LOG_OFFSET: Final = LOG_OFFSET_POSITION + 8
+_COMPARED_COUNT: Final = 1024
+_COMPARED_BYTES: Final = 4 * MIB
 
 
 def disagreement(store: MessageStore, file: FlatMessageFile) -> str | None:
@@ -35,6 +39,38 @@ def disagreement(store: MessageStore, file: FlatMessageFile) -> str | None:
     if _without_log_offset(local.record(0)) == _without_log_offset(tiered.record(0)):
         return None
     return f"message {last} is another one in the local store than in the tier"
+
+
+def contradiction(store: MessageStore, file: FlatMessageFile) -> str | None:
+    """Why messages that the catalogue did not name are not those of the local store.
+
+    None where they are, as far as the local store still has them. What it does not have yet is not
+    ours: it would be uploaded, or found to be there, when it comes.
+    """
+    topic, queue_id = file.key
+    at = file.unconfirmed_from or 0
+    maximum = store.max_offset(topic, queue_id) or 0
+    if file.commit_offset > maximum:
+        return f"the local store ends at {maximum}"
+    while True:
+        at = file.queue.first_unit_from(max(at, store.min_offset(topic, queue_id) or 0))
+        if at >= file.commit_offset:
+            return None
+        local = store.read_range(
+            topic, queue_id, at, count_max=_COMPARED_COUNT, bytes_max=_COMPARED_BYTES
+        )
+        if not len(local):
+            if (store.min_offset(topic, queue_id) or 0) > at:
+                continue  # deleted just now
+            return f"the local store has no message {at}"
+        try:
+            tiered = read_run(file, at, count_max=len(local), bytes_max=_COMPARED_BYTES)
+        except (SegmentError, OffsetOutOfRangeError) as error:
+            return f"message {at} cannot be read: {error}"
+        for row in range(min(len(local), len(tiered))):
+            if _without_log_offset(local.record(row)) != _without_log_offset(tiered.record(row)):
+                return f"message {at + row} is another one in the local store"
+        at += max(1, min(len(local), len(tiered)))
 
 
 def is_ahead(file: FlatMessageFile, local_max: int) -> str:

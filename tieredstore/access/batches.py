@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from tieredstore.access.index_protocol import CommittedRun
+from tieredstore.access.pending_counts import PendingCounts
 from tieredstore.access.queue_work import QueueWork
 from tieredstore.access.upload_budget import UploadBudget
 from tieredstore.driver.message_store import MessageStore
@@ -39,9 +40,16 @@ class Batches:
     in the tier; from then on once. Both are in the budget.
     """
 
-    def __init__(self, store: MessageStore, budget: UploadBudget, config: StoreConfig) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        budget: UploadBudget,
+        pending: PendingCounts,
+        config: StoreConfig,
+    ) -> None:
         self._store = store
         self._budget = budget
+        self._pending = pending
         self._count_max = config.group_commit_count
         self._bytes_max = min(config.group_commit_bytes, max(1, config.dispatch_buffer_bytes // 2))
 
@@ -68,6 +76,17 @@ class Batches:
             self._budget.give(reserved - kept)
             work.buffered_bytes += kept
 
+    def drop(self, work: QueueWork, file: FlatMessageFile) -> bool:
+        """Give back the memory of what could not be committed; it is read again later. False
+        while a commit is under way."""
+        if not file.discard():
+            return False
+        for batch in work.batches:
+            self._pending.put_back(work.key, len(batch), int(batch.run.message_bytes.sum()))
+        self._budget.give(work.buffered_bytes)
+        work.batches, work.buffered_bytes = [], 0
+        return True
+
     def _read(self, work: QueueWork, file: FlatMessageFile) -> MessageRun:
         """The next messages of the queue, those that the local store can no longer lose."""
         confirmed = self._store.confirmed_offset()
@@ -90,6 +109,7 @@ class Batches:
             log_offsets=appended.log_offsets,
         )
         work.batches.append(CommittedRun(run=taken, log_offsets=appended.log_offsets))
+        self._pending.took(work.key, appended.count, len(appended.records))
         return len(appended.records) + ROW_BYTES * appended.count
 
 

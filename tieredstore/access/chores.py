@@ -1,13 +1,18 @@
-"""What a started tier does beside uploading and reading, over and over.
+"""What a started tier does beside uploading and reading, over and over, and how it ends.
 
 What lives here: which chores there are, and how often. What each does is in its own module.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+
 from tieredstore.access.tiered_reads import OpenTier
-from tieredstore.driver.runtime import Service
+from tieredstore.driver.runtime import Deadline, Service
 from tieredstore.model.config import StoreConfig
+
+log = logging.getLogger(__name__)
 
 
 def start_chores(tier: OpenTier, config: StoreConfig) -> list[Service]:
@@ -23,3 +28,16 @@ def start_chores(tier: OpenTier, config: StoreConfig) -> list[Service]:
             )
         )
     return services
+
+
+def end_uploads(tier: OpenTier, deadline: Deadline, *, drain: bool) -> None:
+    """With `drain`, after a last one."""
+    if not tier.dispatcher.shutdown(drain=drain, timeout=deadline.left()):
+        log.warning("not all that was to be uploaded is in the tier: it follows after a restart")
+
+
+def end_chores(services: Iterable[Service], deadline: Deadline) -> None:
+    """No further step; those that do not end in time are left behind."""
+    stopped = [service.stop(deadline.left()) for service in services]
+    if not all(stopped):
+        log.warning("what the tier does beside uploading did not end in time")

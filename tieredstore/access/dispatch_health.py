@@ -1,6 +1,6 @@
 """How the upload is doing: facts for who looks after the store, and the gauges.
 
-What lives here: `DispatchHealth` and how it and the gauges are found out.
+What lives here: `DispatchHealth`, and how it and the gauges are found out.
 """
 
 from __future__ import annotations
@@ -38,12 +38,8 @@ class DispatchHealth:
     buffered_bytes: int = 0
     uploads: int = 0
 
-    @property
-    def is_good(self) -> bool:
-        return not (self.stopped or self.failing or self.lost or self.not_indexed)
 
-
-def health_of(
+def upload_health(
     files: FlatFileStore, works: Iterable[QueueWork], *, buffered_bytes: int, uploads: int
 ) -> DispatchHealth:
     """As of now, from memory."""

@@ -42,10 +42,11 @@ class DispatchParts:
         runtime: Runtime,
         metrics: Metrics,
         *,
+        topic_filter: TopicFilter | None = None,
         ended: Callable[[QueueWork], None],
     ) -> None:
         clock = runtime.clock
-        self.filter = TopicFilter(config)
+        self.filter = topic_filter or TopicFilter(config)
         self.budget = UploadBudget(
             bytes_max=config.dispatch_buffer_bytes, uploads_max=config.pending_count_max // 4
         )
@@ -77,7 +78,7 @@ class DispatchParts:
             store,
             rules,
             chores,
-            Batches(store, self.budget, config),
+            Batches(store, self.budget, self.pending, config),
             rounds,
             self.claims,
             self.budget,

@@ -12,17 +12,19 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
-from tieredstore.access.dispatch_health import DispatchGauges, DispatchHealth, health_of
+from tieredstore.access.dispatch_health import DispatchGauges, DispatchHealth, upload_health
 from tieredstore.access.dispatch_parts import DispatchParts
 from tieredstore.access.index_protocol import Index
 from tieredstore.access.local_needs import LocalNeeds
 from tieredstore.access.queue_walk import Look
 from tieredstore.access.queue_work import QueueWork
+from tieredstore.access.topic_filter import TopicFilter
+from tieredstore.driver.in_time import in_time
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import Metrics, NoMetrics
 from tieredstore.driver.provider import SegmentProvider
-from tieredstore.driver.runtime import InlinePool, Runtime, Service
+from tieredstore.driver.runtime import Deadline, InlinePool, Runtime, Service
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import StoreClosedError
@@ -43,6 +45,8 @@ class Dispatcher:
     * A queue that fails is logged, remembered with its reason and tried again at the next look at
       all queues. It never stops the others.
     * Nothing happens before `start`, but what `dispatch_once` does in its caller's thread.
+    * Who makes one has the store call `on_messages`, and ask `needed_from` before it deletes: a
+      store has no way to take either back.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Dispatcher:
         config: StoreConfig,
         runtime: Runtime,
         metrics: Metrics | None = None,
+        topic_filter: TopicFilter | None = None,
     ) -> None:
         self._store = store
         self._files = files
@@ -71,6 +76,7 @@ class Dispatcher:
             config,
             runtime,
             self._metrics,
+            topic_filter=topic_filter,
             ended=self._ended,
         )
         self.topic_filter = parts.filter
@@ -83,21 +89,19 @@ class Dispatcher:
         self._next_full_look = self._next_look_again = 0.0
         self._unconfirmed: list[QueueKey] = []
         self._recovering = threading.Lock()  # only ever tried
-        self._is_registered = False
+        self._is_measured = False
         self._is_running = False  # between start and shutdown
 
     # Life
 
     def start(self) -> None:
-        """Have the store tell of new messages and upload them from now on. Idempotent."""
+        """Upload what there is, and new messages, from now on. Idempotent."""
         self._walk.is_stopped = False
         if self._is_running:
             return
         self._is_running = True
-        if not self._is_registered:  # a store has no way to take it back
-            self._is_registered = True
-            self._store.add_dispatcher(self._on_messages)
-            self._store.add_retention_guard(self.needed_from)
+        if not self._is_measured:
+            self._is_measured = True
             DispatchGauges(
                 self._store, self._files, self.topic_filter, self._runtime.clock
             ).register(self._metrics)
@@ -112,27 +116,29 @@ class Dispatcher:
         Waits for what is under way, all in all `timeout` seconds at most; whether nothing is left
         behind that a drain or an upload had begun.
         """
-        deadline = self._deadline(timeout)
+        deadline = Deadline(self._runtime.clock, timeout)
         self._is_running = False
         service, self._service = self._service, None
-        if service is not None:
-            service.stop()
-        ended = True
+        ended = service is None or service.stop(deadline.left())
         if drain and not self._walk.is_stopped:
-            ended = self.dispatch_once(force=True, timeout=self._left(deadline))
+            ended = self._drain(deadline) and ended
         self._walk.is_stopped = True
         while self._claims.busy_count and not self._is_inline:
-            if not self._claims.wait_for_change(self._claims.changes, self._left(deadline)):
-                return not self._claims.busy_count
+            if not self._claims.wait_for_change(self._claims.changes, deadline.left()):
+                return ended and not self._claims.busy_count
         return ended
 
-    # What others ask
+    def _drain(self, deadline: Deadline) -> bool:
+        """Upload all; in another thread, for with full pools an upload runs in the one that asks
+        for it, and a backend may never answer."""
 
-    def wake(self) -> None:
-        """Look at all queues soon."""
-        self._next_full_look = self._runtime.clock.monotonic()
-        if self._service is not None:
-            self._service.wake()
+        def drain() -> bool:
+            return self.dispatch_once(force=True, timeout=deadline.left())
+
+        draining = in_time(self._runtime, "drain", drain, deadline.left())
+        return draining.done() and draining.result()
+
+    # What others ask
 
     def committed_offset(self, topic: str, queue_id: int) -> int | None:
         """One more than the newest queue offset that the tier has; None where it has no queue."""
@@ -140,8 +146,11 @@ class Dispatcher:
         return None if file is None or not file.is_started else file.commit_offset
 
     def needed_from(self) -> int | None:
-        """The local log offset from which on the tier still needs messages; None: nothing."""
-        return self._needs.needed_from() if self._is_running else None
+        """The local log offset from which on the tier still needs messages; None: nothing.
+
+        Before `start` and while it all ends too: what is not in the tier is needed.
+        """
+        return self._needs.needed_from()
 
     def alone_with(
         self, key: QueueKey, *, timeout: float | None = None
@@ -153,18 +162,12 @@ class Dispatcher:
         return self._claims.held(key, timeout=timeout)
 
     def health(self) -> DispatchHealth:
-        return health_of(
+        return upload_health(
             self._files,
             list(self._walk.works.values()),
             buffered_bytes=self.budget.used_bytes,
             uploads=self.budget.uploads,
         )
-
-    def flush(self, *, timeout: float | None = None) -> bool:
-        """Upload all that is there and confirmed; False where a queue failed, is stopped or the
-        time was over."""
-        done = self.dispatch_once(force=True, timeout=timeout)
-        return done and not self.health().stopped
 
     # Looking at queues
 
@@ -174,7 +177,7 @@ class Dispatcher:
         With `force` everything is due that the local store can no longer lose. A queue that fails
         is left after its first failure. Whether all went well and in time.
         """
-        deadline = self._deadline(timeout)
+        deadline = Deadline(self._runtime.clock, timeout)
         self._retry_recovery()
         targets: dict[QueueKey, int] = {}
         work_of = self._walk.work_of
@@ -190,7 +193,7 @@ class Dispatcher:
             if todo and not (self._is_inline and look.under_way):
                 if self._is_inline or is_still:
                     return False  # nothing will change by itself
-                if not self._claims.wait_for_change(seen, self._left(deadline), many=len(todo)):
+                if not self._claims.wait_for_change(seen, deadline.left(), many=len(todo)):
                     return False
             todo = [key for key in todo if work_of(key).failure_count == failures[key]]
         return not todo and all(work_of(key).failure_count == failures[key] for key in failures)
@@ -236,7 +239,7 @@ class Dispatcher:
 
         def recover() -> None:
             try:
-                self._files.retry_recovery()
+                self._files.retry_recovery(self._claims.held_if_free)
             except Exception as error:  # noqa: BLE001 - it comes again
                 log.warning("queues could not be recovered: %s", error)
             finally:
@@ -249,7 +252,7 @@ class Dispatcher:
 
     # When something happens
 
-    def _on_messages(self, requests: Sequence[DispatchRequest]) -> None:
+    def on_messages(self, requests: Sequence[DispatchRequest]) -> None:
         """The store's callback. It counts, and does nothing else in this thread."""
         if self._is_running and self._pending.note(requests):
             self._wake_service()
@@ -267,9 +270,3 @@ class Dispatcher:
         service = self._service
         if service is not None and not self._is_inline:
             service.wake()
-
-    def _deadline(self, timeout: float | None) -> float | None:
-        return None if timeout is None else self._runtime.clock.monotonic() + timeout
-
-    def _left(self, deadline: float | None) -> float | None:
-        return None if deadline is None else max(0.0, deadline - self._runtime.clock.monotonic())

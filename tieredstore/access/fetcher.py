@@ -7,25 +7,18 @@ all is for `read_decision` to say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
 from tieredstore.access.byte_sources import CachedSource, ColdError, ExactSource, HotSource
+from tieredstore.access.cache_gauges import observe_cache
 from tieredstore.access.index_protocol import Index
 from tieredstore.access.key_lookup import KeyLookup
 from tieredstore.access.queue_pages import QueuePages
 from tieredstore.access.read_ahead import ReadCache
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
-from tieredstore.driver.metrics import (
-    READ_CACHE_ACCESS,
-    READ_CACHE_BYTES,
-    READ_CACHE_COUNT,
-    READ_CACHE_HIT,
-    Labels,
-    Metric,
-    Metrics,
-)
+from tieredstore.driver.metrics import Metrics
 from tieredstore.driver.runtime import Runtime, Service
 from tieredstore.flat import time_search
 from tieredstore.flat.file_store import FlatFileStore
@@ -75,7 +68,7 @@ class Fetcher:
             )
             self._source = CachedSource(self._cache, config)
             self._exact = ExactSource(self._cache)
-            _observe(metrics, self._cache)
+            observe_cache(metrics, self._cache)
         self._hot = HotSource(self._cache)
         self._pages = QueuePages(files, config)
         self._sweeper: Service | None = None
@@ -159,6 +152,25 @@ class Fetcher:
             future.set_exception(error)
         return future
 
+    def get_message_hot(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> GetResult | None:
+        """The same where no backend is needed; None where one is."""
+        self._check_open()
+        wanted = topic, queue_id, offset, count_max, bytes_max, message_filter
+        try:
+            return self._pages.get(*wanted, self._hot)
+        except ColdError:
+            return None
+
     def read_range(
         self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
     ) -> MessageRun:
@@ -238,6 +250,11 @@ class Fetcher:
         file = self._file(topic, queue_id)
         return None if file is None or not file.is_started else file.commit_offset
 
+    def has_messages(self, topic: str, queue_id: int) -> bool:
+        """Whether the queue has any message now, without a look at the backend."""
+        file = self._file(topic, queue_id)
+        return file is not None and file.is_started and file.queue.min_unit < file.commit_offset
+
     def contains(self, topic: str, queue_id: int, offset: int) -> bool:
         """Whether there is such a message: not in a gap, and not expired."""
         file = self._file(topic, queue_id)
@@ -279,16 +296,3 @@ def _contains(file: FlatMessageFile, offset: int) -> bool:
 
 def _min_offset(file: FlatMessageFile) -> int | None:
     return file.min_offset
-
-
-def _observe(metrics: Metrics, cache: ReadCache) -> None:
-    def gauge(metric: Metric, read: Callable[[], int]) -> None:
-        def measured() -> Iterable[tuple[float, Labels]]:
-            yield float(read()), {}
-
-        metrics.observe(metric, measured)
-
-    gauge(READ_CACHE_COUNT, lambda: cache.extent_count)
-    gauge(READ_CACHE_BYTES, lambda: cache.held_bytes)
-    gauge(READ_CACHE_ACCESS, lambda: cache.access_count)
-    gauge(READ_CACHE_HIT, lambda: cache.hit_count)

@@ -54,7 +54,7 @@ class LocalNeeds:
         minimum, maximum = self._store.min_offset(*key), self._store.max_offset(*key)
         if minimum is None or maximum is None:
             return None
-        committed = file.commit_offset if file is not None and file.is_started else minimum
+        committed = file.sure_offset if file is not None and file.is_started else minimum
         first = max(committed, minimum)
         if first >= maximum:
             return None

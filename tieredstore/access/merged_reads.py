@@ -10,7 +10,11 @@ from typing import TypeVar
 
 from tieredstore.access.fetcher import Fetcher
 from tieredstore.access.read_decision import ReadDecision
-from tieredstore.codec.record_fields import peek_queue_id, peek_store_timestamp
+from tieredstore.codec.record_fields import (
+    LOG_OFFSET_POSITION,
+    SYS_FLAG_POSITION,
+    peek_store_timestamp,
+)
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, Metrics
 from tieredstore.driver.runtime import Clock
@@ -111,7 +115,9 @@ class MergedReads:
         earliest = self._next.earliest_time()
         if not forced and earliest is not None and timestamp >= earliest:
             near = self._next.offset_by_time(topic, queue_id, timestamp, boundary)
-            if near is not None:
+            if near is not None and (
+                timestamp > earliest or self._is_last_of(topic, queue_id, near, timestamp, boundary)
+            ):
                 return near
         far = self._timed(
             "get_offset_by_time",
@@ -124,10 +130,20 @@ class MergedReads:
             return self._next.offset_by_time(topic, queue_id, timestamp, boundary)
         return _smaller(far, self._next.min_offset(topic, queue_id))
 
+    def _is_last_of(
+        self, topic: str, queue_id: int, near: int, timestamp: int, boundary: Boundary
+    ) -> bool:
+        """Whether no message of the very millisecond at which the next store begins, and that only
+        the tier still has, can be meant instead."""
+        if near == 0:
+            return True
+        is_upper = boundary is Boundary.UPPER
+        return is_upper and self._next.store_time(topic, queue_id, near) == timestamp
+
     def query_message(
         self, topic: str, key: str, *, count_max: int, begin: int, end: int
     ) -> QueryResult:
-        """Newest first, each message once: what the next store no longer has from the tier."""
+        """Newest first, each message once: what the next store does not give from the tier."""
         near = QueryResult()
         if count_max <= 0:
             return near
@@ -136,8 +152,8 @@ class MergedReads:
         forced = self._decision.is_forced
         earliest = self._next.earliest_time()
         if not forced and earliest is not None and end >= earliest:
-            near = self._next.query_message(topic, key, count_max=count_max, begin=begin, end=end)
-            if len(near.messages) >= count_max or begin > earliest:
+            near = self._all_near(topic, key, count_max, begin, end)
+            if len(near.messages) >= count_max or (begin > earliest and near.complete):
                 return near
         # What was stored in that very millisecond may be in the one or in the other.
         oldest_end = end if forced or earliest is None else min(end, earliest)
@@ -146,15 +162,35 @@ class MergedReads:
                 "query_message",
                 topic,
                 lambda: self._fetcher.query_message(
-                    topic, key, count_max=count_max, begin=begin, end=oldest_end
+                    topic,
+                    key,
+                    count_max=count_max,
+                    begin=begin,
+                    end=oldest_end if near.complete else end,
                 ),
             )
         except BackendUnavailableError:
             far = QueryResult(complete=False)
         return QueryResult(
-            messages=_newest_first([*near.messages, *far.messages])[:count_max],
+            messages=_newest_first(near.messages, far.messages)[:count_max],
             complete=near.complete and far.complete,
         )
+
+    def _all_near(self, topic: str, key: str, count_max: int, begin: int, end: int) -> QueryResult:
+        """What the next store has; asked again for older ones where it gives only some."""
+        found: dict[int, SelectedMessage] = {}  # by place in the log: half messages share offsets
+        while True:
+            answer = self._next.query_message(topic, key, count_max=count_max, begin=begin, end=end)
+            before = len(found)
+            found.update((one.log_offset, one) for one in answer.messages)
+            is_full = len(found) >= count_max
+            if is_full or not answer.is_cut or len(found) == before:
+                return QueryResult(
+                    messages=list(found.values())[:count_max],
+                    complete=answer.complete or (is_full and answer.is_cut),
+                )
+            # Not below that millisecond: the cut may go through messages of the same time.
+            end = peek_store_timestamp(answer.messages[-1].record)
 
     def _timed(self, operation: str, topic: str, call: Callable[[], T]) -> T:
         started = self._clock.monotonic()
@@ -171,9 +207,18 @@ def _smaller(near: int | None, far: int | None) -> int | None:
     return min(known, default=None)
 
 
-def _newest_first(messages: Sequence[SelectedMessage]) -> list[SelectedMessage]:
-    """Each queue and queue offset once; of equal times those that come first stay first."""
-    once: dict[tuple[int, int], SelectedMessage] = {}
-    for message in messages:
-        once.setdefault((peek_queue_id(message.record), message.queue_offset), message)
-    return sorted(once.values(), key=lambda one: -peek_store_timestamp(one.record))
+def _newest_first(
+    near: Sequence[SelectedMessage], far: Sequence[SelectedMessage]
+) -> list[SelectedMessage]:
+    """Of a message that both have that of the next store; of equal times those come first.
+
+    Offsets do not tell messages apart: half messages of a transaction all have offset 0.
+    """
+    known = {_without_place(one.record) for one in near}
+    only_far = [one for one in far if _without_place(one.record) not in known]
+    return sorted([*near, *only_far], key=lambda one: -peek_store_timestamp(one.record))
+
+
+def _without_place(record: bytes) -> bytes:
+    """All of a record but its log offset, which is another one in the tier."""
+    return record[:LOG_OFFSET_POSITION] + record[SYS_FLAG_POSITION:]

@@ -138,6 +138,22 @@ class MessageReads:
         )
         return outer
 
+    def get_hot(self, request: MessageRequest) -> GetResult | None:
+        """The same where no backend and no disk has to be waited for; None where one has."""
+        if not self._reads_tier(request):
+            return None if self._is_on_disk_only(request) else self._near_hot(request)
+        started = self._runtime.clock.monotonic()
+        result = request.ask(self._fetcher.get_message_hot)
+        if result is None or (result.status in _LACKING and self._is_on_disk_only(request)):
+            return None
+        return self._answer(request, lambda: result, started)
+
+    def _near_hot(self, request: MessageRequest) -> GetResult | None:
+        result = request.ask(self._next.get_message)
+        if result.status in _LACKING and self._tier_may_have(request, result):
+            return None  # the other one has to be asked too
+        return result
+
     def _reads_tier(self, request: MessageRequest) -> bool:
         return self._decision.reads_tier(
             self._fetcher,
@@ -155,7 +171,7 @@ class MessageReads:
         if not self._decision.may_read_tier(request.topic):
             return False
         commit_offset = self._fetcher.commit_offset(request.topic, request.queue_id)
-        if commit_offset is None:
+        if commit_offset is None or not self._fetcher.has_messages(request.topic, request.queue_id):
             return False
         return request.offset < commit_offset or result.status in _NO_QUEUE
 

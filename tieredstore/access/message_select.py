@@ -1,6 +1,6 @@
 """Which messages one read answers with: a page of a queue, filtered, within counts and bytes.
 
-What lives here: `Page` and `select`. Statuses are in `fetcher`; reading runs is in
+What lives here: `Page` and `select`. Statuses are in `queue_pages`; reading runs is in
 `flat.queue_read`.
 """
 

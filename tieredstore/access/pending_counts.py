@@ -86,6 +86,14 @@ class PendingCounts:
                 found.messages = max(0, found.messages - count)
                 found.bytes = max(0, found.bytes - size)
 
+    def put_back(self, key: QueueKey, count: int, size: int) -> None:
+        """Messages that were on their way wait again."""
+        with self._guard:
+            found = self._counts.get(key)
+            if found is not None:
+                found.messages += count
+                found.bytes += size
+
     def none_wait(self, key: QueueKey) -> None:
         """The queue was looked at, and nothing waits."""
         with self._guard:

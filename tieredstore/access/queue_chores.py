@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from tieredstore.access.agreement import (
+    contradiction,
     disagreement,
     forget_stop,
     is_ahead,
@@ -21,6 +22,7 @@ from tieredstore.access.upload_budget import UploadBudget
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore, Put
 from tieredstore.driver.runtime import Clock
+from tieredstore.flat import unconfirmed
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.config import StoreConfig
@@ -95,7 +97,9 @@ class QueueChores:
         self.renew(work)
 
     def save_rows(self, work: QueueWork) -> None:
-        self._metadata.apply([Put(row) for row in work.rows])
+        """Late: some of the segments may be gone, and the others longer."""
+        if work.file is not None:
+            self._metadata.apply([Put(row) for row in work.file.current_rows(work.rows)])
         work.rows = []
 
     def index(self, work: QueueWork, file: FlatMessageFile) -> None:
@@ -117,6 +121,16 @@ class QueueChores:
         if reason is not None:
             self._stop(work, file, reason)
         work.is_checked = True
+
+    def confirm(self, file: FlatMessageFile) -> None:
+        """Are messages ours that the catalogue did not name? If not, the queue is without them."""
+        reason = contradiction(self._store, file)
+        if reason is None:
+            unconfirmed.confirm(file, self._metadata)
+            return
+        first = file.unconfirmed_from
+        log.warning("%s: what lies there from %s on does not count: %s", file.path, first, reason)
+        unconfirmed.take_back(file, self._metadata)
 
     def roll(self, file: FlatMessageFile) -> None:
         file.roll_if_due()

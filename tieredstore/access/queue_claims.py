@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from tieredstore.model.values import QueueKey
@@ -60,6 +60,10 @@ class QueueClaims:
                 return True
             left = None if timeout is None else timeout - short
             return self._changed.wait_for(lambda: self._changes != since, left)
+
+    def held_if_free(self, key: QueueKey) -> AbstractContextManager[bool]:
+        """Work on this queue alone; False, and no claim, where somebody does already."""
+        return self.held(key, timeout=0)
 
     @contextmanager
     def held(self, key: QueueKey, *, timeout: float | None = None) -> Iterator[bool]:

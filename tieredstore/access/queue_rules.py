@@ -74,6 +74,8 @@ class QueueRules:
             return _NOTHING
         if file is None or not file.is_started:
             return self._beginning(work)
+        if self._can_be_compared(file):
+            return _chore(lambda: self._chores.confirm(file))
         if not work.is_index_known:
             return _chore(lambda: self._chores.open_index(work, file))
         if work.rows:
@@ -83,6 +85,14 @@ class QueueRules:
         if work.batches or work.index_from is not None:
             return _chore(lambda: self._chores.index(work, file))
         return self._next_batch(work, file, force=force, target=target)
+
+    def _can_be_compared(self, file: FlatMessageFile) -> bool:
+        """Not where the local store ends even before what the catalogue named: it lost more."""
+        first = file.unconfirmed_from
+        if first is None:
+            return False
+        maximum = self._store.max_offset(*file.key)
+        return maximum is not None and maximum >= first
 
     def _beginning(self, work: QueueWork) -> Decision:
         """A queue begins when there is something to upload."""

@@ -179,10 +179,8 @@ class QueueWalk:
         for work in list(self.works.values()):
             if work.failure is None or not work.batches or not self._claims.take(work.key):
                 continue
-            if work.file is not None and work.file.waiting_bytes and work.file.discard():
-                self._budget.give(work.buffered_bytes)
-                work.batches, work.buffered_bytes = [], 0
-                relieved = True
+            if work.file is not None and work.file.waiting_bytes:
+                relieved |= self._batches.drop(work, work.file)
             self._give_back(work.key, look)
         return relieved
 

@@ -52,6 +52,8 @@ class ReadDecision:
         commit_offset = fetcher.commit_offset(topic, queue_id)
         if commit_offset is None or offset >= commit_offset:
             return False
+        if not fetcher.has_messages(topic, queue_id):  # started, or all of it has expired
+            return False
         if self._next.min_log_offset() is None or not self._next.contains(topic, queue_id, offset):
             return True
         return level >= StorageLevel.NOT_IN_MEM and not self._next.in_memory(

@@ -6,11 +6,13 @@ What lives here: opening a tier read only, what is in it, and messages in bounde
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Self, TypeVar
 
+from tieredstore.access.asked_fresh import asked_fresh
 from tieredstore.access.index_protocol import Index
+from tieredstore.access.queue_summary import QueueSummary, summary_of
 from tieredstore.access.wiring import GivenParts, TierParts, open_tier
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
 from tieredstore.driver.metadata import MetadataStore
@@ -25,26 +27,15 @@ from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
 from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueSummary:
-    """What the tier has of one queue; times as the catalogue has them, None while it is empty."""
-
-    key: QueueKey
-    path: str
-    min_offset: int
-    max_offset: int
-    log_bytes: int
-    begin_timestamp: int | None
-    end_timestamp: int | None
-    problem: str | None
+T = TypeVar("T")
 
 
 class TieredReader:
     """Reads a tier and its catalogue, and changes not one byte of either.
 
     * It may run beside a writer, in the same process or another: it sees what the catalogue named
-      when it was opened, and `refresh` shows what has come since.
+      when it was opened, and `refresh` shows what has come since. What has expired or was deleted
+      since is no damage: where bytes are missing it looks again by itself.
     * What is not given is made from the settings and released by `close`; what is given stays the
       caller's. Absence is None, a status or an empty answer, as everywhere.
     * Any thread may call anything. Before `load` and after `close` everything raises
@@ -118,22 +109,13 @@ class TieredReader:
 
     def summary(self, topic: str, queue_id: int) -> QueueSummary | None:
         """What the tier has of one queue. May take one small read."""
-        file = self._loaded().files.get(QueueKey(topic, queue_id))
-        if file is None:
-            return None
-        records = [each.record for each in file.log.segments if each.record.size]
-        begins = [each.begin_timestamp for each in records if each.begin_timestamp is not None]
-        ends = [each.end_timestamp for each in records if each.end_timestamp is not None]
-        return QueueSummary(
-            key=file.key,
-            path=file.path,
-            min_offset=file.min_offset,
-            max_offset=file.commit_offset,
-            log_bytes=sum(each.size for each in records),
-            begin_timestamp=min(begins, default=None),
-            end_timestamp=max(ends, default=None),
-            problem=file.problem,
-        )
+        key = QueueKey(topic, queue_id)
+
+        def ask() -> QueueSummary | None:
+            file = self._loaded().files.get(key)
+            return None if file is None else summary_of(file)
+
+        return self._asked(key, ask)
 
     def segments(
         self, topic: str | None = None, queue_id: int | None = None
@@ -157,14 +139,17 @@ class TieredReader:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
-        return self._loaded().fetcher.get_message(
-            topic,
-            queue_id,
-            offset,
-            count_max=count_max,
-            bytes_max=bytes_max,
-            message_filter=message_filter,
-            group=group,
+        return self._asked(
+            QueueKey(topic, queue_id),
+            lambda: self._loaded().fetcher.get_message(
+                topic,
+                queue_id,
+                offset,
+                count_max=count_max,
+                bytes_max=bytes_max,
+                message_filter=message_filter,
+                group=group,
+            ),
         )
 
     def query_message(
@@ -176,23 +161,40 @@ class TieredReader:
         begin: int = 0,
         end: int = INT64_MAX,
     ) -> QueryResult:
-        return self._loaded().fetcher.query_message(
-            topic, key, count_max=count_max, begin=begin, end=end
-        )
+        def ask() -> QueryResult:
+            return self._loaded().fetcher.query_message(
+                topic, key, count_max=count_max, begin=begin, end=end
+            )
+
+        result = ask()
+        if result.complete:
+            return result
+        self.refresh()  # what is missing may have expired
+        return ask()
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
     ) -> int | None:
-        return self._loaded().fetcher.offset_by_time(topic, queue_id, timestamp, boundary)
+        return self._asked(
+            QueueKey(topic, queue_id),
+            lambda: self._loaded().fetcher.offset_by_time(topic, queue_id, timestamp, boundary),
+        )
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
-        return self._loaded().fetcher.store_time(topic, queue_id, offset)
+        return self._asked(
+            QueueKey(topic, queue_id),
+            lambda: self._loaded().fetcher.store_time(topic, queue_id, offset),
+        )
 
     def earliest_time(self, topic: str, queue_id: int) -> int | None:
-        return self._loaded().fetcher.earliest_time(topic, queue_id)
+        return self._asked(
+            QueueKey(topic, queue_id), lambda: self._loaded().fetcher.earliest_time(topic, queue_id)
+        )
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
-        return self._loaded().fetcher.min_offset(topic, queue_id)
+        return self._asked(
+            QueueKey(topic, queue_id), lambda: self._loaded().fetcher.min_offset(topic, queue_id)
+        )
 
     def max_offset(self, topic: str, queue_id: int) -> int | None:
         """One more than the newest queue offset that can be read."""
@@ -221,25 +223,38 @@ class TieredReader:
 
     def _runs_of(self, file: FlatMessageFile, start: int) -> Iterator[MessageRun]:
         end = file.commit_offset
-        offset = max(start, file.min_offset) if end else 0
+        offset = start
         while offset < end:
-            self._loaded()
-            offset = file.queue.first_unit_from(offset)
-            if offset >= end:
+            run = self._asked(file.key, partial(self._run_at, file, offset, end))
+            if run is None:
                 return
-            run = read_run(
-                file,
-                offset,
-                count_max=min(self.config.read_ahead_count, end - offset),
-                bytes_max=self.config.read_ahead_bytes,
-            )
-            if not len(run):
-                if offset < file.min_offset:  # it expired while we were reading
-                    offset = file.min_offset
-                    continue
-                raise SegmentCorruptError(file.path, f"message {offset} cannot be read", position=0)
             yield run
             offset = run.end_offset
+
+    def _run_at(self, file: FlatMessageFile, start: int, end: int) -> MessageRun | None:
+        """The next run; None where there is none before `end`, or the queue is gone."""
+        end = min(end, file.commit_offset)
+        if self._loaded().files.get(file.key) is not file or start >= end:
+            return None
+        offset = file.queue.first_unit_from(max(start, file.min_offset))
+        if offset >= end:
+            return None
+        run = read_run(
+            file,
+            offset,
+            count_max=min(self.config.read_ahead_count, end - offset),
+            bytes_max=self.config.read_ahead_bytes,
+        )
+        if not len(run):
+            raise SegmentCorruptError(file.path, f"message {offset} cannot be read", position=0)
+        return run
+
+    def _asked(self, key: QueueKey, call: Callable[[], T]) -> T:
+        def state() -> object:
+            file = self._loaded().files.get(key)
+            return file and (file, file.log.min_offset, file.queue.min_offset)
+
+        return asked_fresh(call, state=state, refresh=self.refresh)
 
     def _files(
         self, topic: str | None = None, queue_id: int | None = None

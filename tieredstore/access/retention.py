@@ -12,9 +12,7 @@ from typing import Final
 
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.driver.metadata import MetadataStore
-from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Clock
-from tieredstore.flat import doomed
 from tieredstore.flat.expiry import expire, kept_from
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
@@ -40,7 +38,6 @@ class Retention:
         dispatcher: Dispatcher,
         *,
         forget: Callable[[QueueKey], None],
-        provider: SegmentProvider,
         metadata: MetadataStore,
         config: StoreConfig,
         clock: Clock,
@@ -48,7 +45,6 @@ class Retention:
         self._files = files
         self._dispatcher = dispatcher
         self._forget = forget  # what is cached of messages that are no longer there
-        self._provider = provider
         self._metadata = metadata
         self._config = config
         self._clock = clock
@@ -59,7 +55,7 @@ class Retention:
         """One round; nothing where `expiry_enabled` is off."""
         if not self._config.expiry_enabled:
             return
-        doomed.finish(self._provider, self._metadata)  # what could not be deleted before
+        self._files.delete_leftovers(is_stopped=lambda: self._is_stopped)
         errors = {}
         for file in self._files.files():
             if self._is_stopped:

@@ -160,7 +160,8 @@ class Rounds:
             except Exception as error:
                 log.exception("%s: a commit could not be settled", sent.file.path)
                 sent.error = error
-        changes = [Put(row) for sent in committed for row in sent.work.rows]
+        # Rows that came late may be of segments that are gone, or longer since.
+        changes = [Put(row) for sent in committed for row in sent.file.current_rows(sent.work.rows)]
         try:
             if changes:
                 self._metadata.apply(changes)

@@ -68,9 +68,30 @@ class TieredReads:
     ) -> Future[GetResult]:
         """Already done when the answer is hot; else a thread of the fetch pool gives it.
 
+        While that pool has no place the caller's own thread does the work, as everywhere.
         A closed store raises here; every other error is in the future.
         """
         return self._loaded().messages.get_future(
+            MessageRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
+        )
+
+    def get_message_hot(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> GetResult | None:
+        """The answer where it is hot; None where a backend or a disk has to be waited for.
+
+        For callers that may not wait: `get_message_future` does the work itself while the fetch
+        pool has no place.
+        """
+        return self._loaded().messages.get_hot(
             MessageRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
         )
 

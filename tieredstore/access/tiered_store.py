@@ -6,13 +6,12 @@ who answers them in `message_reads` and `merged_reads`; which parts there are is
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Self
 
-from tieredstore.access.chores import start_chores
+from tieredstore.access.chores import end_chores, end_uploads, start_chores
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.health import TierHealth
 from tieredstore.access.index_protocol import Index
@@ -21,6 +20,7 @@ from tieredstore.access.message_reads import MessageReads
 from tieredstore.access.read_decision import ReadDecision
 from tieredstore.access.retention import Retention
 from tieredstore.access.seal_chore import SealChore
+from tieredstore.access.store_listener import StoreListener
 from tieredstore.access.tier_health import health_of
 from tieredstore.access.tiered_reads import OpenTier, TieredReads
 from tieredstore.access.topic_filter import TopicFilter, is_system_topic
@@ -30,13 +30,11 @@ from tieredstore.driver.message_store import MessageStore, RetentionGuard
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import Metrics, NoMetrics
 from tieredstore.driver.provider import SegmentProvider
-from tieredstore.driver.runtime import Runtime, Service
+from tieredstore.driver.runtime import Deadline, Runtime, Service
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendUnavailableError, StoreClosedError
 from tieredstore.model.messages import Message, PutResult
 from tieredstore.model.values import StorageLevel
-
-log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 60.0
 LIGHT_QUEUE_PREFIX = "%LMQ%"
@@ -75,6 +73,7 @@ class TieredMessageStore(TieredReads):
             metrics=self.metrics,
         )
         self._decision = ReadDecision(next_store, TopicFilter(config), config.storage_level)
+        self._listener = StoreListener()
         self._life_guard = threading.RLock()
         self._services: list[Service] = []
         self._started = False
@@ -106,7 +105,9 @@ class TieredMessageStore(TieredReads):
                 parts = open_tier(self.config, self._given)
                 undo.callback(parts.close)
                 parts.load()
-                self._tier = self._opened(parts)
+                tier = self._opened(parts)
+                self._listener.follow(self._next, tier.dispatcher)  # before anything is deleted
+                self._tier = tier
                 undo.pop_all()
 
     def _opened(self, parts: TierParts) -> OpenTier:
@@ -120,8 +121,8 @@ class TieredMessageStore(TieredReads):
             config,
             runtime,
             metrics,
+            self._decision.topic_filter,
         )
-        self._decision.topic_filter = dispatcher.topic_filter
         return OpenTier(
             parts=parts,
             dispatcher=dispatcher,
@@ -129,7 +130,6 @@ class TieredMessageStore(TieredReads):
                 parts.files,
                 dispatcher,
                 forget=parts.fetcher.forget,
-                provider=parts.provider,
                 metadata=parts.metadata,
                 config=config,
                 clock=runtime.clock,
@@ -161,9 +161,10 @@ class TieredMessageStore(TieredReads):
             self._started = True
 
     def shutdown(self, *, drain: bool = True, timeout: float | None = FLUSH_SECONDS) -> None:
-        """End it all; with `drain` what is confirmed is uploaded first, for so many seconds.
+        """End it all, in so many seconds; with `drain` what is confirmed is uploaded first.
 
         Every part is ended, whatever becomes of the others; then the first failure is raised.
+        Who does not answer in time is left behind, and the log says so.
         """
         with self._life_guard:
             tier = self._tier
@@ -172,21 +173,20 @@ class TieredMessageStore(TieredReads):
             self._tier = None  # who calls now is told that the store is closed
             services, self._services = self._services, []
             started, self._started = self._started, False
+            deadline = Deadline(tier.parts.runtime.clock, timeout)
             with ExitStack() as ending:  # last in, first out
-                ending.callback(self._next.shutdown)
-                ending.callback(tier.parts.close)
-                ending.callback(self._end_uploads, tier, drain=drain and started, timeout=timeout)
+                ending.callback(self._end_next)
+                ending.callback(lambda: tier.parts.close(deadline.left()))
+                ending.callback(end_chores, services, deadline)
+                ending.callback(end_uploads, tier, deadline, drain=drain and started)
                 for service in services:
-                    ending.callback(service.stop)
+                    ending.callback(service.stop, 0)  # it is waited for later
                 ending.callback(tier.retention.stop)
                 ending.callback(tier.sealing.stop)
 
-    @staticmethod
-    def _end_uploads(tier: OpenTier, *, drain: bool, timeout: float | None) -> None:
-        if not tier.dispatcher.shutdown(drain=drain, timeout=timeout):
-            log.warning(
-                "not all that was to be uploaded is in the tier: it follows after a restart"
-            )
+    def _end_next(self) -> None:
+        self._next.shutdown()
+        self._listener.leave()  # not before: what is not in the tier may not go
 
     def destroy(self) -> None:
         """Delete the data of both tiers; a store that is open is shut down first, undrained."""

@@ -13,13 +13,14 @@ from typing import Any
 
 from tieredstore.access.fetcher import Fetcher
 from tieredstore.access.index_protocol import Index, NoIndex
+from tieredstore.driver.in_time import in_time
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import MeasuredProvider, Metrics, NoMetrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.registry import MESSAGE_STORES, METADATA_STORES, PROVIDERS, resolve
 from tieredstore.driver.retry import RetryingProvider, RetryPolicy
-from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.runtime import Deadline, Runtime
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.index.index_store import IndexStore
 from tieredstore.index.uploaded_index import UploadedIndex
@@ -29,6 +30,7 @@ from tieredstore.model.errors import InvalidConfigError, TieredStoreError
 
 log = logging.getLogger(__name__)
 
+INDEX_SECONDS_MIN = 5.0  # for it to make durable what it took, however late it has become
 _JAVA_PACKAGE = "org.apache.rocketmq."
 
 
@@ -43,11 +45,21 @@ class GivenParts:
     metrics: Metrics | None = None
 
 
+@dataclass(slots=True)
+class Ending:
+    """How much time is left for it: known when it begins, asked by what is released."""
+
+    deadline: Deadline | None = None
+
+    def left(self) -> float | None:
+        return None if self.deadline is None else self.deadline.left()
+
+
 class TierParts:
     """The parts of an open tier.
 
     `close` releases what was built here, in the order index, files, catalogue, provider, runtime;
-    one that fails keeps no other from being released. Idempotent.
+    one that fails, or does not end in time, keeps no other from being released. Idempotent.
     """
 
     def __init__(
@@ -60,6 +72,7 @@ class TierParts:
         index: Index,
         metrics: Metrics,
         read_only: bool,
+        ending: Ending,
     ) -> None:
         self.runtime = runtime
         self.provider = provider
@@ -71,12 +84,13 @@ class TierParts:
         )
         self.fetcher = Fetcher(self.files, index, config, runtime, metrics)
         self._owned = ExitStack()
+        self._ending = ending
 
     def own(self, opened: ExitStack) -> None:
         """Take over what was opened for these parts, to be released after them."""
         opened.callback(self.files.close)
         opened.callback(self.fetcher.close)
-        opened.callback(self.index.shutdown)
+        opened.callback(self._end_index)
         self._owned = opened.pop_all()
 
     def load(self) -> None:
@@ -85,8 +99,22 @@ class TierParts:
         self.index.load()
         self.fetcher.start()
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
+        self._ending.deadline = Deadline(self.runtime.clock, timeout)
         self._owned.close()
+
+    def _end_index(self) -> None:
+        """It may be waiting for a backend that never answers."""
+        left = self._ending.left()
+        if left is None:
+            self.index.shutdown()
+            return
+        seconds = max(left, INDEX_SECONDS_MIN)
+        ended = in_time(self.runtime, "tier-index-end", self.index.shutdown, seconds)
+        if not ended.done():
+            log.warning("the key index did not end in time")
+            return
+        ended.result()
 
 
 def open_tier(config: StoreConfig, given: GivenParts, *, read_only: bool = False) -> TierParts:
@@ -95,11 +123,12 @@ def open_tier(config: StoreConfig, given: GivenParts, *, read_only: bool = False
     The catalogue is opened, the queues are not yet: call `load`. After an error nothing is open.
     """
     metrics = given.metrics or NoMetrics()
+    ending = Ending()
     with ExitStack() as opened:
         runtime = given.runtime
         if runtime is None:
             runtime = Runtime.threads()
-            opened.callback(runtime.close)
+            opened.callback(_end_runtime, runtime, ending)
         provider = given.provider
         if provider is None:
             provider = provider_of(config, runtime, metrics)
@@ -116,15 +145,22 @@ def open_tier(config: StoreConfig, given: GivenParts, *, read_only: bool = False
             index=given.index or index_of(config, runtime, provider, metadata, read_only=read_only),
             metrics=metrics,
             read_only=read_only,
+            ending=ending,
         )
         parts.own(opened)
         return parts
+
+
+def _end_runtime(runtime: Runtime, ending: Ending) -> None:
+    if not runtime.close(ending.left()):
+        log.warning("calls of the backend are still under way: they are left behind")
 
 
 def provider_of(config: StoreConfig, runtime: Runtime, metrics: Metrics) -> SegmentProvider:
     """The provider of the settings, each of its requests measured, and tried again if need be."""
     found: type[SegmentProvider] = resolve(PROVIDERS, config.provider, SegmentProvider)
     provider = found.from_config(config, runtime)
+    provider.report_to(metrics)
     measured = MeasuredProvider(provider, metrics, runtime)
     return (
         measured if provider.retries_itself else RetryingProvider(measured, RetryPolicy(), runtime)

@@ -106,7 +106,7 @@ def segments(
 )
 @takes_tier
 def ls(
-    prefix: Annotated[
+    below: Annotated[
         str,
         typer.Argument(metavar="[PREFIX]", help="Only what lies at or below BROKER/TOPIC/QUEUE."),
     ] = "",
@@ -123,7 +123,7 @@ def ls(
 
     columns = Columns(tier_rows.LISTED_COLUMNS, tier_rows.LISTED_WIDTHS)
     with opened_backend(tier) as backend:
-        for row in tier_rows.listed_rows(backend, prefix):
+        for row in tier_rows.listed_rows(backend, below):
             if json:
                 write_json(row)
             else:

@@ -55,7 +55,7 @@ def opened_tier(options: TierOptions) -> Iterator[OpenedTier]:
     with opened_backend(options) as backend:
         if backend.metadata is None:
             raise backend.failure or CommandError("there is no catalogue", ExitCode.NOT_THERE)
-        _check_broker(backend.config, backend.metadata)
+        check_broker(backend.config, backend.metadata)
         with TieredReader(
             # Each thing is read once, and who walks checks what it shows.
             replace(backend.config, read_ahead_enabled=False, crc_check_enabled=False),
@@ -76,11 +76,11 @@ def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
     """The backend, also where the catalogue is missing or damaged."""
     config = config_of(options)
     with ExitStack() as opened:
-        opened.enter_context(_notes_of_the_library())
+        opened.enter_context(notes_of_the_library())
         runtime = opened.enter_context(Runtime.threads())
         provider = provider_of(config, runtime, NoMetrics())
         opened.callback(provider.close)
-        _check_root(config)
+        check_root(config)
         metadata: MetadataStore | None = None
         failure: CommandError | MetadataError | None = None
         try:
@@ -96,7 +96,8 @@ def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
         )
 
 
-def _check_root(config: StoreConfig) -> None:
+def check_root(config: StoreConfig) -> None:
+    """A root that is not there would be an empty tier."""
     if config.provider != "posix" or Path(config.path).is_dir():
         return
     raise CommandError(
@@ -140,7 +141,8 @@ def _check_cluster(config: StoreConfig, metadata: MetadataStore) -> None:
     )
 
 
-def _check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
+def check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
+    """Say which brokers there are, where the one that was named is none of them."""
     brokers = {row.path.partition("/")[0] for row in metadata.segments()}
     brokers |= {row.broker_name for row in metadata.queues()}
     if not brokers:
@@ -157,7 +159,7 @@ def _check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
 
 
 @contextmanager
-def _notes_of_the_library() -> Iterator[None]:
+def notes_of_the_library() -> Iterator[None]:
     """What the library warns of: what the catalogue had to deal with is told as a note.
 
     All else is told by the verbs, as damage, in one line.

@@ -42,6 +42,23 @@ class TierOptions:
     path: Annotated[
         str | None, typer.Option("--path", metavar="ROOT", help="Root directory, for posix.")
     ] = None
+    bucket: Annotated[
+        str | None, typer.Option("--bucket", metavar="NAME", help="Bucket, for s3.")
+    ] = None
+    prefix: Annotated[
+        str | None,
+        typer.Option(
+            "--prefix", metavar="FOLDER", help="Folder of the bucket that holds the tier."
+        ),
+    ] = None
+    endpoint: Annotated[
+        str | None,
+        typer.Option("--endpoint", metavar="URL", help="Address of the object store; else AWS."),
+    ] = None
+    region: Annotated[
+        str | None,
+        typer.Option("--region", metavar="NAME", help="Its region; else as the AWS chain says."),
+    ] = None
     metadata_path: Annotated[
         str | None,
         typer.Option("--metadata", metavar="FILE", help="The catalogue: tieredStoreMetadata.json."),
@@ -126,4 +143,6 @@ def config_of(tier: TierOptions) -> StoreConfig:
         )
     if config.provider == "posix" and not config.path:
         raise CommandError(f"{where}name the root of the tier with --path ROOT", ExitCode.USAGE)
+    if config.provider == "s3" and not config.bucket:
+        raise CommandError(f"{where}name the bucket of the tier with --bucket NAME", ExitCode.USAGE)
     return config

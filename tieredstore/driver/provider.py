@@ -17,6 +17,7 @@ from tieredstore.model.errors import PositionMismatchError, SegmentNotFoundError
 from tieredstore.model.values import SegmentType
 
 if TYPE_CHECKING:
+    from tieredstore.driver.metrics import Metrics
     from tieredstore.model.config import StoreConfig
 
 
@@ -59,6 +60,16 @@ class ProbeFinding:
     check: str
     passed: bool
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """What lies in a backend, is part of no segment and only costs; `kind` is one word."""
+
+    kind: str
+    name: str
+    size: int = 0
+    id: str = ""  # where the name alone does not say which
 
 
 class SegmentProvider(ABC):
@@ -141,9 +152,22 @@ class SegmentProvider(ABC):
         Makes no request. Only what others write may have been remembered.
         """
 
+    def leftovers(self, prefix: str = "") -> Sequence[Leftover]:
+        """What broken uploads and stalled writers left below `prefix`, as in `list`.
+
+        Beside a live writer it may show an upload that is under way.
+        """
+        return ()
+
+    def remove_leftovers(self, leftovers: Sequence[Leftover]) -> None:  # noqa: B027 - has none
+        """Delete what `leftovers` showed; for who holds the catalogue's lock."""
+
     def probe(self) -> Sequence[ProbeFinding]:
         """Can this backend be trusted? Writes, reads, lists and deletes a segment of its own."""
         return _probe(self)
+
+    def report_to(self, metrics: Metrics) -> None:  # noqa: B027 - most requests are measured outside
+        """Where what only the provider sees is measured. Called before the first request."""
 
     def close(self) -> None:  # noqa: B027 - a provider with nothing to release needs no close
         """Release clients; idempotent."""

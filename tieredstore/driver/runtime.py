@@ -49,6 +49,17 @@ class SystemClock:
         time.sleep(seconds)
 
 
+class Deadline:
+    """So many seconds from now on, for several things after each other; None: no end."""
+
+    def __init__(self, clock: Clock, seconds: float | None) -> None:
+        self._clock = clock
+        self._end = None if seconds is None else clock.monotonic() + seconds
+
+    def left(self) -> float | None:
+        return None if self._end is None else max(0.0, self._end - self._clock.monotonic())
+
+
 class ManualClock:
     """A clock that stands still until it is moved; sleeping moves it."""
 
@@ -76,7 +87,11 @@ class Pool(Protocol):
 
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]: ...
 
-    def close(self) -> None: ...
+    def close(self, timeout: float | None = None) -> bool:
+        """Take no more, and let what was accepted finish; whether it has, in so many seconds.
+
+        What has not begun by then is cancelled, and what is under way is left alone.
+        """
 
 
 class InlinePool:
@@ -90,8 +105,9 @@ class InlinePool:
             raise StoreClosedError("the runtime is closed")
         return _run(Future(), call, *args, **kwargs)
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> bool:
         self._closed = True
+        return True
 
 
 class ThreadPool:
@@ -99,7 +115,7 @@ class ThreadPool:
 
     When the queue is full the caller's own thread does the work: callers are slowed down, memory
     stays bounded, and a call that submits another can never wait for itself. Threads start with
-    the first call. `close` lets what was accepted finish and then ends them.
+    the first call, and end with `close`.
     """
 
     def __init__(self, name: str, *, threads: int, pending_max: int) -> None:
@@ -122,9 +138,18 @@ class ThreadPool:
         future.add_done_callback(lambda _: self._places.release())
         return future
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> bool:
         self._closed = True
-        self._executor.shutdown(wait=True)
+        if timeout is None:
+            self._executor.shutdown(wait=True)
+            return True
+        # An executor waits for ever or not at all: another thread does the waiting.
+        waiting = threading.Thread(target=self._executor.shutdown, daemon=True)
+        waiting.start()
+        waiting.join(timeout)
+        if waiting.is_alive():
+            self._executor.shutdown(wait=False, cancel_futures=True)
+        return not waiting.is_alive()
 
 
 class Service(Protocol):
@@ -133,8 +158,11 @@ class Service(Protocol):
     def wake(self) -> None:
         """Take the next step now. Any thread, any time."""
 
-    def stop(self) -> None:
-        """Take no further step; the one under way has ended when this returns. Idempotent."""
+    def stop(self, timeout: float | None = None) -> bool:
+        """Take no further step; whether the one under way has ended, in so many seconds.
+
+        Idempotent.
+        """
 
 
 class ThreadService:
@@ -151,11 +179,13 @@ class ThreadService:
     def wake(self) -> None:
         self._woken.set()
 
-    def stop(self) -> None:
+    def stop(self, timeout: float | None = None) -> bool:
         self._stopped = True
         self._woken.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._thread is threading.current_thread():
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while True:
@@ -189,8 +219,9 @@ class InlineService:
         finally:
             self._running = False
 
-    def stop(self) -> None:
+    def stop(self, timeout: float | None = None) -> bool:
         self._step = None
+        return True
 
 
 class Runtime:
@@ -243,9 +274,11 @@ class Runtime:
             dice=random.Random(seed),
         )
 
-    def close(self) -> None:
-        self.dispatch.close()
-        self.fetch.close()
+    def close(self, timeout: float | None = None) -> bool:
+        """Whether all that was accepted has ended, in so many seconds: see `Pool.close`."""
+        deadline = Deadline(self.clock, timeout)
+        ended = [pool.close(deadline.left()) for pool in (self.dispatch, self.fetch)]
+        return all(ended)
 
     def __enter__(self) -> Self:
         return self

@@ -6,11 +6,15 @@ What lives here: forwarding, nothing else. A wrapper is a segment too and passes
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from tieredstore.driver.provider import ListedSegment, ProbeFinding, SegmentProvider
+from tieredstore.driver.provider import Leftover, ListedSegment, ProbeFinding, SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
 from tieredstore.model.values import SegmentType
+
+if TYPE_CHECKING:
+    from tieredstore.driver.metrics import Metrics
 
 
 class SegmentWrapper(FileSegment):
@@ -79,6 +83,15 @@ class ProviderWrapper(SegmentProvider):
 
     def refresh(self) -> None:
         self.inner.refresh()
+
+    def report_to(self, metrics: Metrics) -> None:
+        self.inner.report_to(metrics)
+
+    def leftovers(self, prefix: str = "") -> Sequence[Leftover]:
+        return self.inner.leftovers(prefix)
+
+    def remove_leftovers(self, leftovers: Sequence[Leftover]) -> None:
+        self.inner.remove_leftovers(leftovers)
 
     def probe(self) -> Sequence[ProbeFinding]:
         return self.inner.probe()

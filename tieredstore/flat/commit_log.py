@@ -17,6 +17,7 @@ from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Clock
 from tieredstore.flat.append_file import FlatAppendFile
+from tieredstore.flat.believed_times import is_believed
 from tieredstore.flat.flat_segment import FlatSegment
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import MessageRun
@@ -51,12 +52,19 @@ class FlatCommitLogFile(FlatAppendFile):
         self._first: tuple[FlatSegment, int] | None = None  # the oldest segment's first message
 
     def is_due_to_roll(self) -> bool:
-        """Whether the last segment is old and large enough for a next one."""
+        """Whether the last segment is old and large enough for a next one.
+
+        It is as old as its first message, or as itself where that message's time cannot be.
+        """
         last = self.segments[-1] if self.segments else None
         if last is None or last.record.begin_timestamp is None:
             return False
-        age = self._clock.now_ms() - last.record.begin_timestamp
-        return age > self._rolling_ms and self.append_offset - last.base >= self._rolling_bytes
+        now = self._clock.now_ms()
+        times = (last.record.begin_timestamp, last.record.create_timestamp)
+        begin = next((time for time in times if is_believed(time, now)), now)
+        return (
+            now - begin > self._rolling_ms and self.append_offset - last.base >= self._rolling_bytes
+        )
 
     @property
     def knows_first(self) -> bool:

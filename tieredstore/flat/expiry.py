@@ -61,7 +61,9 @@ def expire(file: FlatMessageFile, before_ms: int, *, source: ByteSource = DIRECT
     For the one who appends to this queue, while no commit of it is under way. Raises what the
     backend raises where times have to be read, and what the catalogue raises.
     """
-    may_roll = not file.waiting_bytes and file.problem is None
+    # What may have to be taken back must be the end of the queue until then.
+    is_sure = file.problem is None and file.unconfirmed_from is None
+    may_roll = is_sure and not file.waiting_bytes
     old = _expired(file, before_ms, may_roll, source)
     while old and _is_needed(file, old[-1].end, source):
         old.pop()

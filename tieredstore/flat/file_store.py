@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import TypeAlias
 
 from tieredstore.codec.names import queue_path
 from tieredstore.driver.metadata import Change, DeleteQueue, DeleteTopic, MetadataStore
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
-from tieredstore.flat import doomed
+from tieredstore.flat import doomed, unconfirmed
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.recovery import recover
 from tieredstore.model.catalogue import QueueRecord, TopicRecord
@@ -28,7 +29,14 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.values import QueueKey
 
+Alone: TypeAlias = Callable[[QueueKey], AbstractContextManager[bool]]
+
 log = logging.getLogger(__name__)
+
+
+def _undisturbed(_key: QueueKey) -> AbstractContextManager[bool]:
+    """For a store that nobody writes to."""
+    return nullcontext(True)
 
 
 class FlatFileStore:
@@ -58,16 +66,17 @@ class FlatFileStore:
         self._files: dict[QueueKey, FlatMessageFile] = {}
         self._unrecovered: dict[QueueKey, TieredStoreError] = {}
         self._guard = threading.Lock()  # of both tables; never held while bytes travel
+        self._leftovers = doomed.Leftovers(provider, metadata)
         self._closed = False
 
     def load(self) -> None:
-        """Open every queue of the catalogue, many at a time.
+        """Open every queue of the catalogue, many at a time. What is doomed goes meanwhile.
 
         Raises MetadataError, and BackendUnavailableError where not one queue could be reached.
         """
         self._check_open()
         if not self._read_only:
-            doomed.finish(self._provider, self._metadata)
+            self._runtime.dispatch.submit(self._finish_doomed)
         rows = self._metadata.queues()
         self._warn_of_other_brokers(rows)
         self._open([self._made(record) for record in rows])
@@ -75,16 +84,17 @@ class FlatFileStore:
         if lost and len(lost) == len(self._files):
             raise lost[0]
 
-    def retry_recovery(self) -> int:
-        """Once more for the queues that could not be recovered; how many still cannot."""
+    def retry_recovery(self, alone: Alone = _undisturbed) -> int:
+        """Once more for the queues that could not be recovered; how many still cannot.
+
+        Each while nobody else appends to it or expires it: `alone` is entered meanwhile, and one
+        that it does not give is left for the next time.
+        """
         with self._guard:
             again = [self._files[key] for key in self._unrecovered]
-        failures = self._recover_all(again)
-        with self._guard:  # some may have been destroyed meanwhile
-            for file in again:
-                if file.key not in failures:
-                    self._unrecovered.pop(file.key, None)
-            return len(self._unrecovered)
+        for future in [self._runtime.fetch.submit(self._retry, file, alone) for file in again]:
+            future.result()
+        return len(self._unrecovered)
 
     def is_out_of_reach(self, key: QueueKey) -> bool:
         """Whether the backend could not be asked about the queue: it will be, sooner or later."""
@@ -131,7 +141,7 @@ class FlatFileStore:
             self._metadata.put(record)
         file = self._made(record)
         # Bytes of a destroyed queue of this name would be in the way of the new one's.
-        if doomed.finish(self._provider, self._metadata, file.path):
+        if self._leftovers.finish_path(file.path, seconds=doomed.WAIT_SECONDS):
             raise BackendUnavailableError(file.path, "create", "an older queue is still there")
         recover(file, self._metadata, self._runtime.clock)
         with self._guard:
@@ -153,11 +163,22 @@ class FlatFileStore:
                 count += 1
         return count
 
+    def delete_leftovers(self, *, is_stopped: Callable[[], bool]) -> int:
+        """Try again to delete what nobody uses any more; how many segments are still there."""
+        return self._leftovers.finish(is_stopped=is_stopped)
+
     def close(self) -> None:
         """Release the handles of all queues; idempotent."""
         self._closed = True
         for file in self.files():
             file.close()
+
+    def _finish_doomed(self) -> None:
+        """In a pool, at the beginning: nobody waits for it, it comes again with the retention."""
+        try:
+            self._leftovers.finish(is_stopped=lambda: self._closed)
+        except TieredStoreError as error:
+            log.warning("what nobody uses any more is not deleted: %s", error)
 
     def _destroy(self, keys: list[QueueKey], *also: Change) -> None:
         changes = list(also)
@@ -165,13 +186,14 @@ class FlatFileStore:
         for key, path in zip(keys, paths, strict=True):
             changes.append(DeleteQueue(key.topic, key.queue_id))
             changes += doomed.doom(self._metadata.segments(path))
+            changes += unconfirmed.forget(path, self._metadata)
         self._metadata.apply(changes)
         with self._guard:
             closing = self._taken_out(keys)
         for file in closing:
             file.close()
         for path in paths:
-            doomed.finish(self._provider, self._metadata, path)
+            self._leftovers.finish_path(path, seconds=0)
 
     def _taken_out(self, keys: Collection[QueueKey]) -> list[FlatMessageFile]:
         """Out of the table; under the guard."""
@@ -195,6 +217,17 @@ class FlatFileStore:
             (file.key, future.result()) for file, future in zip(files, futures, strict=True)
         ]
         return {key: failure for key, failure in outcomes if failure is not None}
+
+    def _retry(self, file: FlatMessageFile, alone: Alone) -> None:
+        with alone(file.key) as is_alone:
+            if not is_alone or self._files.get(file.key) is not file:
+                return
+            failure = self._recovered(file)
+            with self._guard:
+                if failure is None:
+                    self._unrecovered.pop(file.key, None)
+                elif self._files.get(file.key) is file:  # else it was destroyed meanwhile
+                    self._unrecovered[file.key] = failure
 
     def _recovered(self, file: FlatMessageFile) -> TieredStoreError | None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -41,8 +42,7 @@ class FlatMessageFile:
 
     * The log is durable before the queue names its bytes.
     * Messages are appended in queue order, each once: a run starts at `append_offset`.
-    * One commit is under way at a time. `begin_commit` takes the place, `end_commit` or
-      `fail_commit` gives it back.
+    * One commit at a time: from `begin_commit` to `end_commit` or `fail_commit`.
     * A queue with a `problem` takes nothing more; what it has can be read.
     * Appending and committing come from one thread at a time; any thread may read at any time.
     """
@@ -63,6 +63,7 @@ class FlatMessageFile:
         self.path = path
         self.clock = clock
         self.problem: str | None = None  # why nothing more is uploaded, for who looks after it
+        self.unconfirmed_from: int | None = None  # found there, and maybe another broker's
         parts = {"provider": provider, "metadata": metadata, "clock": clock}
         self.log = FlatCommitLogFile(path, config, **parts)  # type: ignore[arg-type]
         self.queue = FlatConsumeQueueFile(path, config, **parts)  # type: ignore[arg-type]
@@ -87,6 +88,12 @@ class FlatMessageFile:
     def commit_offset(self) -> int:
         """One more than the newest message that can be read."""
         return self.queue.commit_unit
+
+    @property
+    def sure_offset(self) -> int:
+        """The same, but for messages that somebody has still to compare with the local ones."""
+        first, end = self.unconfirmed_from, self.commit_offset
+        return end if first is None else min(first, end)
 
     @property
     def append_offset(self) -> int:
@@ -189,6 +196,11 @@ class FlatMessageFile:
             return changed
         finally:
             self._committing.release()
+
+    def current_rows(self, rows: Iterable[SegmentRecord]) -> list[SegmentRecord]:
+        """What the catalogue should say now of the segments of these rows; none that is gone."""
+        now = {each.record.key: each.record for each in (*self.log.segments, *self.queue.segments)}
+        return [now[key] for key in dict.fromkeys(row.key for row in rows) if key in now]
 
     def fail_commit(self, error: BaseException | None = None) -> None:
         """What became of the pair is not known. Everything stays, and the next attempt repairs."""

@@ -20,8 +20,9 @@ from tieredstore.codec.record_fields import (
     peek_message_bytes,
     peek_store_timestamp,
 )
-from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metadata import MetadataStore, Put
 from tieredstore.driver.runtime import Clock
+from tieredstore.flat import unconfirmed
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.flat_segment import FlatSegment
 from tieredstore.flat.message_file import FlatMessageFile
@@ -43,6 +44,7 @@ def recover(
       says. Where the catalogue says the same of all, nothing is read.
     * A queue unit counts if its record is in the log. The log counts up to the record of the last
       unit; bytes behind it are compared with what is written there next.
+    * Messages that the catalogue did not name are noted: somebody has to compare them.
     * Where there is less than was committed, what is left can be read, `file.problem` says what is
       missing, and the catalogue keeps the row that shows it.
 
@@ -63,14 +65,17 @@ def recover(
         following = _row_behind_unnamed_bytes(commit_log, now_ms=clock.now_ms())
         _remove_torn_unit(queue)
         changed = [*queue.changed(), *commit_log.changed()]
+        grown = [*queue.grown(), *commit_log.grown(but_last=following is not None)]
         if following is not None:
             changed.append(following)
         if changed:
-            metadata.put(*changed)
+            note = unconfirmed.note_of(file.path, grown, metadata)
+            metadata.apply([*map(Put, changed), *note])
     file.log.take_over(commit_log.counted())
     if following is not None:
         file.log.adopt(following)
     file.queue.take_over(queue.counted())
+    file.unconfirmed_from = unconfirmed.first_unconfirmed(file.path, metadata)
     file.problem = "; ".join(problems) or None
     if file.problem is not None and not read_only:
         log.error("%s: nothing more is uploaded: %s", file.path, file.problem)
@@ -135,6 +140,12 @@ class _Found:
     def changed(self) -> list[SegmentRecord]:
         pairs = zip(self.segments, self.rows, strict=True)
         return [row for each, row in pairs if row != each.record]
+
+    def grown(self, *, but_last: bool = False) -> list[SegmentRecord]:
+        """Rows of the catalogue that name less than what counts now."""
+        pairs = list(zip(self.segments, self.rows, strict=True))
+        kept = pairs[:-1] if but_last else pairs
+        return [each.record for each, row in kept if row.size > each.record.size]
 
 
 def _settle(queue: _Found, commit_log: _Found) -> list[str]:

@@ -24,6 +24,7 @@ from tieredstore.codec.record_fields import (
     peek_store_timestamp,
 )
 from tieredstore.flat.append_file import FlatAppendFile
+from tieredstore.flat.believed_times import is_believed
 from tieredstore.flat.flat_segment import FlatSegment
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.queue_read import DIRECT, ByteSource, record_place
@@ -32,16 +33,10 @@ from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import SegmentType
 
-FIRST_BELIEVED_MS: Final = 1_262_304_000_000  # 2010-01-01
-AHEAD_BELIEVED_MS: Final = 24 * 3_600_000
 HEAD_BYTES: Final = 92  # a coda, and a record up to and with the store time if born on IPv6
 UNITS_AT_ONCE: Final = 4096
 
 _MAGICS: Final = (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)
-
-
-def is_believed(time: int | None, now_ms: int) -> bool:
-    return time is not None and FIRST_BELIEVED_MS <= time <= now_ms + AHEAD_BELIEVED_MS
 
 
 def catalogue_times(record: SegmentRecord, now_ms: int) -> tuple[int, int] | None:

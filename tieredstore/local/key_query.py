@@ -26,6 +26,7 @@ def query_message(
     key: str,
     *,
     count_max: int,
+    count_limit: int,
     begin: int,
     end: int,
     tags_code: Callable[[bytes], int],
@@ -33,10 +34,11 @@ def query_message(
 ) -> QueryResult:
     """Newest first, each once, none below `log_offset_min`; `tags_code` is what its queue holds.
 
-    A damaged or missing message hides no other; the answer is then incomplete.
+    A damaged or missing message hides no other; the answer is then incomplete. So it is where the
+    store's own `count_limit` cuts what the caller's `count_max` has room for.
     """
     found: list[SelectedMessage] = []
-    complete = True
+    complete, is_cut = True, False
     if count_max <= 0 or not key:
         return QueryResult()
     for log_offset in index.candidates(topic, key, begin=begin, end=end):
@@ -58,6 +60,9 @@ def query_message(
         message = decode_message(record, check_crc=False)
         if message.unique_key != key and key not in message.keys:
             continue
+        if len(found) == count_limit:
+            is_cut = True
+            break
         found.append(
             SelectedMessage(
                 queue_offset=message.queue_offset,
@@ -68,4 +73,4 @@ def query_message(
         )
         if len(found) == count_max:
             break
-    return QueryResult(messages=found, complete=complete)
+    return QueryResult(messages=found, complete=complete and not is_cut, is_cut=complete and is_cut)

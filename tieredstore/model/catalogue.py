@@ -56,5 +56,9 @@ class SegmentRecord:
     seal_timestamp: int = 0
 
     @property
+    def key(self) -> tuple[str, SegmentType, int]:
+        return self.path, self.type, self.base_offset
+
+    @property
     def end_offset(self) -> int:
         return self.base_offset + self.size

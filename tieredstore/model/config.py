@@ -104,6 +104,11 @@ class StoreConfig(Settings):
     request_prices: tuple[str, ...] = setting(
         (), "Dollars for 1 000 requests, such as put=0.005, where they are not S3's list prices"
     )
+    certify: str = setting(
+        "require",
+        "Before the first write an object store proves that it keeps its word; one that fails is"
+        " refused, or with 'warn' written to nevertheless; 'off': none is asked",
+    )
     # segments
     commit_log_segment_bytes: int = setting(
         GIB, "Largest commit log segment", "tieredStoreCommitLogMaxSize", minimum=1
@@ -170,7 +175,10 @@ class StoreConfig(Settings):
         4 * MIB, "Bytes of a batch", "tieredStoreGroupCommitSize", minimum=1
     )
     buffered_count_max: int = setting(
-        10_000, "Messages buffered for one segment", "tieredStoreMaxGroupCommitCount", minimum=1
+        10_000,
+        "Read by nobody: dispatch_buffer_bytes bounds what waits, over all queues",
+        "tieredStoreMaxGroupCommitCount",
+        minimum=1,
     )
     pending_count_max: int = setting(
         10_000,

@@ -75,11 +75,14 @@ class GetResult:
 class QueryResult:
     """The answer to a query by key, newest first.
 
-    `complete` is False where something that may hold more could not be read.
+    * `complete` is False where something that may hold more could not be read, and where a store
+      gives fewer than it was asked for and has more.
+    * `is_cut` says that this last is all that is missing: only older ones are.
     """
 
     messages: Sequence[SelectedMessage] = ()
     complete: bool = True
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

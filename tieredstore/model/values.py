@@ -37,9 +37,7 @@ class AppendStatus(Enum):
     """What became of an append to memory."""
 
     SUCCESS = "success"
-    BUFFER_FULL = "buffer_full"
     FILE_FULL = "file_full"
-    FILE_CLOSED = "file_closed"
 
 
 class PutStatus(Enum):

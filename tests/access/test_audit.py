@@ -1,0 +1,237 @@
+"""Every kind of damage is named, once; a whole tier has none; a repair loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.access.golden_care import GoldenTier
+from tests.cli.cli_kit import picture
+from tests.codec.golden_files import BROKER
+from tieredstore.access.agreement import STOPPED_QUEUE
+from tieredstore.codec.queue_unit import encode_unit
+from tieredstore.flat import doomed
+from tieredstore.metadata.json_store import JsonMetadataStore
+from tieredstore.model.errors import MetadataError
+from tieredstore.model.values import SegmentType
+
+LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
+Q = "GoldAa/0"  # log segments at 0, 13167, 26248, 41521; units at 0, 400, 800, 1200, 1600
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> GoldenTier:
+    return GoldenTier(tmp_path)
+
+
+def missing(tier: GoldenTier) -> None:
+    tier.file(Q, LOG, 13167).unlink()
+
+
+def missing_index(tier: GoldenTier) -> None:
+    tier.file("rmq_sys_INDEX/0", INDEX, 8884).unlink()
+
+
+def short(tier: GoldenTier) -> None:
+    file = tier.file(Q, LOG, 41521)
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def overlapping(tier: GoldenTier) -> None:
+    file = tier.file(Q, LOG, 0)
+    file.write_bytes(file.read_bytes() + bytes(100))
+    row = tier.row(Q, LOG, 0)
+    tier.metadata.put(replace(row, size=row.size + 100))
+
+
+def tail(tier: GoldenTier) -> None:
+    file = tier.file(Q, LOG, 0)
+    file.write_bytes(file.read_bytes() + bytes(100))
+
+
+def hole(tier: GoldenTier) -> None:
+    tier.metadata.delete_segment(f"{BROKER}/{Q}", LOG, 13167)
+    tier.file(Q, LOG, 13167).unlink()
+
+
+def gap(tier: GoldenTier) -> None:
+    tier.metadata.delete_segment(f"{BROKER}/{Q}", QUEUE, 400)
+    tier.file(Q, QUEUE, 400).unlink()
+
+
+def row_lost(tier: GoldenTier) -> None:
+    tier.metadata.delete_segment(f"{BROKER}/{Q}", LOG, 13167)
+
+
+def misaligned(tier: GoldenTier) -> None:
+    row = tier.row(Q, QUEUE, 1600)
+    tier.metadata.delete_segment(row.path, QUEUE, 1600)
+    tier.metadata.put(replace(row, base_offset=1601))
+    tier.file(Q, QUEUE, 1600).rename(tier.file(Q, QUEUE, 1601))
+
+
+def units_beyond(tier: GoldenTier) -> None:
+    file = tier.file(Q, QUEUE, 1600)
+    unit = encode_unit(log_offset=60_000, message_bytes=200, tags_code=0)
+    file.write_bytes(file.read_bytes() + 2 * unit)
+    tier.metadata.put(replace(tier.row(Q, QUEUE, 1600), size=100))
+
+
+def disorder(tier: GoldenTier) -> None:
+    file = tier.file(Q, QUEUE, 800)
+    file.write_bytes(tier.file(Q, QUEUE, 0).read_bytes()[:20] + file.read_bytes()[20:])
+
+
+def no_message(tier: GoldenTier) -> None:
+    unit = tier.file(Q, QUEUE, 1600).read_bytes()[-20:]
+    file, at = tier.file(Q, LOG, 41521), int.from_bytes(unit[:8], "big") - 41521
+    data = file.read_bytes()
+    file.write_bytes(data[:at] + bytes(8) + data[at + 8 :])
+
+
+def unknown_queue(tier: GoldenTier) -> None:
+    tier.metadata.delete_queue("GoldAa", 0)
+
+
+def unknown_topic(tier: GoldenTier) -> None:
+    tier.metadata.delete_topic("GoldAa")
+
+
+def stopped(tier: GoldenTier) -> None:
+    tier.metadata.put_note(STOPPED_QUEUE, f"{BROKER}/{Q}", {"reason": "it is ahead"})
+
+
+def doomed_segment(tier: GoldenTier) -> None:
+    tier.metadata.put_note(doomed.KIND, f"{BROKER}/{Q}/COMMIT_LOG/99999", 1)
+    tier.file(Q, LOG, 99999).write_bytes(b"left behind")
+
+
+def behind(tier: GoldenTier) -> None:
+    row = tier.row(Q, QUEUE, 1600)
+    tier.metadata.put(replace(row, size=20))
+
+
+def expired(tier: GoldenTier) -> None:
+    for base in (0, 13167):
+        tier.metadata.delete_segment(f"{BROKER}/{Q}", LOG, base)
+    tier.file(Q, LOG, 13167).unlink()
+
+
+def double(tier: GoldenTier) -> None:
+    tier.file(Q, LOG, 20_000).write_bytes(bytes(1_000))
+
+
+def newer(tier: GoldenTier) -> None:
+    tier.file(Q, LOG, 51274).write_bytes(bytes(1_000))
+
+
+def stranger(tier: GoldenTier) -> None:
+    file = tier.file("Unknown/7", LOG, 0)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(bytes(1_000))
+
+
+DAMAGES: list[tuple[Callable[[GoldenTier], None], str, str]] = [
+    (missing, "missing", f"{Q}/COMMIT_LOG/13167"),
+    (missing_index, "missing", "rmq_sys_INDEX/0/INDEX/8884"),
+    (short, "short", f"{Q}/COMMIT_LOG/41521"),
+    (overlapping, "overlapping", f"{Q}/COMMIT_LOG/0"),
+    (hole, "hole", f"{Q}/COMMIT_LOG/0"),
+    (misaligned, "misaligned", f"{Q}/CONSUME_QUEUE/1601"),
+    (units_beyond, "units-beyond-log", f"{Q}/CONSUME_QUEUE/1600"),
+    (disorder, "units-in-disorder", f"{Q}/CONSUME_QUEUE/800"),
+    (no_message, "no-message", f"{Q}/CONSUME_QUEUE/1600"),
+    (unknown_queue, "unknown-queue", Q),
+    (unknown_topic, "unknown-topic", "GoldAa"),
+    (stopped, "stopped-queue", Q),
+]
+LEFTOVERS: list[tuple[Callable[[GoldenTier], None], str, str]] = [
+    (doomed_segment, "doomed", f"{Q}/COMMIT_LOG/99999"),
+    (expired, "orphaned", f"{Q}/COMMIT_LOG/0"),
+    (double, "orphaned", f"{Q}/COMMIT_LOG/20000"),
+    (behind, "catalogue-behind", f"{Q}/CONSUME_QUEUE/1600"),
+]
+KEPT: list[tuple[Callable[[GoldenTier], None], str, str]] = [
+    (row_lost, "orphaned", f"{Q}/COMMIT_LOG/13167"),
+    (newer, "orphaned", f"{Q}/COMMIT_LOG/51274"),
+    (stranger, "orphaned", "Unknown/7/COMMIT_LOG/0"),
+    (gap, "gap", f"{Q}/CONSUME_QUEUE/0"),
+    (tail, "tail", f"{Q}/COMMIT_LOG/0"),
+]
+
+
+def named(cases: list[tuple[Callable[[GoldenTier], None], str, str]]) -> pytest.MarkDecorator:
+    names = [case[0].__name__ for case in cases]
+    return pytest.mark.parametrize(("harm", "kind", "place"), cases, ids=names)
+
+
+def test_a_whole_tier_has_nothing_to_tell(tier: GoldenTier) -> None:
+    report = tier.audit()
+    assert (report.findings, report.is_clean) == ((), True)
+    assert (report.queue_count, report.segment_count, report.size) == (9, 57, 346_788)
+
+
+@named([*DAMAGES, *LEFTOVERS, *KEPT])
+def test_each_is_named_once_and_looking_changes_nothing(
+    tier: GoldenTier, harm: Callable[[GoldenTier], None], kind: str, place: str
+) -> None:
+    harm(tier)
+    before = picture(tier.root)
+    assert tier.found() == [(kind, place)]
+    assert picture(tier.root) == before
+
+
+@named(DAMAGES)
+def test_damage_stays_after_a_repair(
+    tier: GoldenTier, harm: Callable[[GoldenTier], None], kind: str, place: str
+) -> None:
+    harm(tier)
+    files = picture(tier.root / "tiered")
+    report = tier.audit(repair=True)
+    assert len(report.damage) == 1
+    assert not report.is_clean
+    assert picture(tier.root / "tiered") == files
+
+
+@named(KEPT)
+def test_what_may_be_data_is_never_deleted(
+    tier: GoldenTier, harm: Callable[[GoldenTier], None], kind: str, place: str
+) -> None:
+    harm(tier)
+    files = picture(tier.root / "tiered")
+    assert tier.found(repair=True) == [(kind, place)]
+    assert picture(tier.root / "tiered") == files
+
+
+@named(LEFTOVERS)
+def test_a_repair_does_away_with_what_nobody_can_miss(
+    tier: GoldenTier, harm: Callable[[GoldenTier], None], kind: str, place: str
+) -> None:
+    harm(tier)
+    before = {(row.path, row.type, row.base_offset) for row in tier.metadata.segments()}
+    assert tier.found(repair=True) == []
+    assert tier.found() == []
+    assert {(row.path, row.type, row.base_offset) for row in tier.metadata.segments()} == before
+    assert {(row.path, row.type, row.base) for row in tier.provider.list()} == before
+    assert tier.row(Q, QUEUE, 1600).size == 60
+
+
+def test_a_repair_needs_the_lock_of_the_catalogue(tier: GoldenTier) -> None:
+    double(tier)
+    live, tier.metadata = tier.metadata, JsonMetadataStore.open(tier.catalogue, read_only=True)
+    with pytest.raises(MetadataError):
+        tier.audit(repair=True)
+    assert tier.found() == [("orphaned", f"{Q}/COMMIT_LOG/20000")]
+    live.close()
+
+
+def test_another_brokers_segments_are_no_business_of_ours(tier: GoldenTier) -> None:
+    file = tier.file(Q, LOG, 0)
+    other = Path(str(file).replace(BROKER, "broker-b"))
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"theirs")
+    assert tier.found(repair=True) == []
+    assert other.exists()

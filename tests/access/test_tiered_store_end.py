@@ -1,0 +1,216 @@
+"""The end of a tiered store: nothing that waits is lost by it, and it does not last for ever."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from tests.access.dispatch_kit import KEY, LossyStore
+from tests.access.tiered_kit import Broker
+from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.driver.message_store import MessageStore, RetentionGuard
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import FileSegment
+from tieredstore.driver.wrapper import SegmentWrapper
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.messages import a_message
+
+WAIT = 20.0
+SECONDS = 0.3  # that a shutdown is given
+LATE = 5.0  # when it has not kept its time on the slowest of machines
+
+may_go = threading.Event()
+arrived = threading.Event()
+
+
+class _HungSegment(SegmentWrapper):
+    def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
+        arrived.set()
+        assert may_go.wait(WAIT)
+        self.inner.write(position, data)
+
+
+class HungProvider(MemoryProvider):
+    """A backend that does not answer until it is let go."""
+
+    def open(  # type: ignore[override]
+        self, path: str, type: SegmentType, base_offset: int
+    ) -> FileSegment:
+        return _HungSegment(super().open(path, type, base_offset))
+
+
+@pytest.fixture(autouse=True)
+def backend() -> Iterator[None]:
+    may_go.clear()
+    arrived.clear()
+    yield
+    may_go.set()
+
+
+def a_hung_store(
+    folder: Path, local: MessageStore, runtime: Runtime | None = None
+) -> TieredMessageStore:
+    config = StoreConfig(
+        broker_name="broker-a",
+        store_path=str(folder),
+        provider=f"{__name__}.HungProvider",
+        index_enabled=False,
+        group_commit_enabled=False,
+        dispatch_interval_ms=10,
+    )
+    return TieredMessageStore(local, config, runtime=runtime)
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """How long it lasted; at most as long as a test waits."""
+    began = monotonic()
+    calling = threading.Thread(target=call, daemon=True)
+    calling.start()
+    calling.join(WAIT / 2)
+    assert not calling.is_alive(), "it does not end"
+    return monotonic() - began
+
+
+def test_with_a_runtime_of_its_own_a_backend_that_never_answers_ends_in_time(
+    tmp_path: Path,
+) -> None:
+    with Runtime.threads() as runtime:
+        local = LossyStore(runtime)
+        store = a_hung_store(tmp_path, local)
+        store.load()
+        store.start()
+        for number in range(3):
+            local.fill(1, key=QueueKey("T", number))
+        assert arrived.wait(WAIT)
+        assert seconds_of(lambda: store.shutdown(timeout=SECONDS)) < LATE
+        may_go.set()
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_with_full_pools_too(tmp_path: Path, drain: bool) -> None:
+    with Runtime.threads(dispatch_threads=2, fetch_threads=2, pending_max=4) as runtime:
+        local = LossyStore(runtime)
+        store = a_hung_store(tmp_path, local, runtime)
+        store.load()
+        store.start()
+        for number in range(30):
+            local.fill(1, key=QueueKey("T", number))
+        assert arrived.wait(WAIT)
+        assert seconds_of(lambda: store.shutdown(drain=drain, timeout=SECONDS)) < LATE
+        may_go.set()
+
+
+def test_a_chore_that_hangs_does_not_keep_the_store_from_ending(tmp_path: Path) -> None:
+    with Runtime.threads() as runtime:
+        local = LossyStore(runtime)
+        store = a_hung_store(tmp_path, local, runtime)
+        store.load()
+        hanging = threading.Event()
+
+        def hang() -> None:
+            hanging.set()
+            may_go.wait(WAIT)
+
+        store._loaded().sealing.step = hang  # type: ignore[method-assign]
+        store.start()
+        assert hanging.wait(WAIT)
+        assert seconds_of(lambda: store.shutdown(timeout=SECONDS)) < LATE
+        may_go.set()
+
+
+def test_an_index_that_hangs_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tieredstore.access.wiring.INDEX_SECONDS_MIN", SECONDS)
+    with Runtime.threads() as runtime:
+        store = a_hung_store(tmp_path, LossyStore(runtime), runtime)
+        store.load()
+
+        def hang() -> None:
+            may_go.wait(WAIT)
+
+        store._loaded().parts.index.shutdown = hang  # type: ignore[method-assign]
+        assert seconds_of(lambda: store.shutdown(timeout=SECONDS)) < LATE
+        may_go.set()
+
+
+def test_the_next_store_is_told_what_is_needed_before_it_starts_and_until_it_has_ended(
+    tmp_path: Path,
+) -> None:
+    broker = Broker(tmp_path)
+    guards: list[RetentionGuard] = []
+    broker.local.add_retention_guard = guards.append  # type: ignore[method-assign, assignment]
+    answers: dict[str, int | None] = {}
+    starts, ends = broker.local.start, broker.local.shutdown
+
+    def start() -> None:
+        answers["start"] = guards[0]()
+        starts()
+
+    def shutdown() -> None:
+        answers["shutdown"] = guards[0]()
+        ends()
+        answers["ended"] = guards[0]()
+
+    broker.open()
+    broker.put(3)
+    broker.store.shutdown(drain=False)
+    broker.local.start, broker.local.shutdown = start, shutdown  # type: ignore[method-assign]
+    broker.open()
+    broker.cut()
+    broker.store.shutdown()
+    assert answers == {"start": 0, "shutdown": 0, "ended": 0}
+    assert guards[0]() is None
+
+
+def test_the_retention_of_a_local_store_takes_nothing_that_is_being_drained(
+    tmp_path: Path,
+) -> None:
+    with Runtime.threads() as runtime:
+        local = LocalMessageStore(
+            LocalConfig(
+                store_path=str(tmp_path / "local"),
+                commit_log_file_bytes=4096,
+                queue_file_bytes=200,
+                index_slot_count=101,
+                index_item_count=4000,
+                dispatch_interval_ms=0,
+                flush_disk_type="SYNC_FLUSH",
+                reserve_hours=1,
+                delete_count_max=100,
+            ),
+            runtime,
+        )
+        store = a_hung_store(tmp_path / "tier", local, runtime)
+        store.load()
+        store.start()
+        for number in range(100):
+            store.put_message(a_message(number, body_bytes=200))
+        assert arrived.wait(WAIT)
+        for file in (tmp_path / "local" / "commitlog").iterdir():
+            os.utime(file, (0, 0))
+        assert local._parts is not None
+        retention = local._parts.retention
+        dispatcher, draining = store._loaded().dispatcher, threading.Event()
+        dispatch_once = dispatcher.dispatch_once
+
+        def drain(*, force: bool = False, timeout: float | None = None) -> bool:
+            draining.set()
+            return dispatch_once(force=force, timeout=timeout)
+
+        dispatcher.dispatch_once = drain  # type: ignore[method-assign]
+        ending = threading.Thread(target=lambda: store.shutdown(timeout=WAIT), daemon=True)
+        ending.start()
+        assert draining.wait(WAIT)
+        retention.step()
+        assert local.min_offset(*KEY) == 0
+        may_go.set()
+        ending.join(WAIT)
+        assert not ending.is_alive()

@@ -1,0 +1,127 @@
+"""A store that does not keep its word is found out, by the check for it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from tieredstore.driver.certify import Certificate, certify
+from tieredstore.driver.object_client import ListedKey, ObjectClient, ObjectFacts, Range
+from tieredstore.driver.object_wrapper import ObjectClientWrapper
+from tieredstore.driver.segment import Buffer
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    OffsetOutOfRangeError,
+    TieredStoreError,
+)
+from tieredstore.providers.fsspec_client import FsspecClient
+
+
+def new_store() -> ObjectClient:
+    return FsspecClient(f"memory://{uuid.uuid4().hex}")
+
+
+class IgnoresConditions(ObjectClientWrapper):
+    def put(self, key: str, data: Buffer, **options: Any) -> ObjectFacts:
+        return self.inner.put(key, data, metadata=options.get("metadata"), if_absent=False)
+
+
+class ForgetsIfMatch(ObjectClientWrapper):
+    def put(self, key: str, data: Buffer, **options: Any) -> ObjectFacts:
+        if options.pop("if_match", None) is not None:
+            options["if_absent"] = False
+        return self.inner.put(key, data, **options)
+
+
+class LosesMetadata(ObjectClientWrapper):
+    def head(self, key: str) -> ObjectFacts:
+        facts = self.inner.head(key)
+        return ObjectFacts(key=key, size=facts.size, etag=facts.etag)
+
+
+class CutsRanges(ObjectClientWrapper):
+    """The last byte is zero, and what is beyond the end is nothing."""
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        try:
+            return self.inner.get_range(key, start, length)[:-1] + b"\0"
+        except OffsetOutOfRangeError:
+            return b""
+
+    def get_ranges(self, ranges: Sequence[Range]) -> list[bytes | TieredStoreError]:
+        return [self.get_range(each.key, each.start, each.length) for each in ranges]
+
+
+class ListsOnePage(ObjectClientWrapper):
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
+        for number, found in enumerate(self.inner.list(prefix, after=after)):
+            if number < 1_000:
+                yield found
+
+
+class DeletesNothing(ObjectClientWrapper):
+    def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
+        return {}
+
+
+class FailsToDeleteOne(ObjectClientWrapper):
+    def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
+        if any("/page/" in key for key in keys):
+            return {keys[0]: BackendRefusedError(keys[0], "delete", "denied")}
+        return self.inner.delete_many(keys)
+
+
+def test_a_store_that_keeps_its_word_passes_and_nothing_is_left() -> None:
+    store = new_store()
+    certificate = certify(store)
+    assert certificate.passed
+    assert len(certificate.findings) == 11
+    assert "11 checks passed" in certificate.summary()
+    assert list(store.list()) == []
+
+
+@pytest.mark.parametrize(
+    ("liar", "checks"),
+    [
+        (IgnoresConditions, {"create-only", "create-only-race", "if-match", "if-match-race"}),
+        (ForgetsIfMatch, {"if-match", "if-match-race"}),
+        (LosesMetadata, {"metadata"}),
+        (CutsRanges, {"read-after-write", "odd-keys", "ranges", "range-beyond-end"}),
+        (ListsOnePage, {"listing"}),
+        (DeletesNothing, {"delete"}),
+        (FailsToDeleteOne, {"delete"}),
+    ],
+)
+def test_a_store_that_lies_is_named_with_what_it_did(
+    liar: type[ObjectClientWrapper], checks: set[str]
+) -> None:
+    certificate = certify(liar(new_store()))
+    assert not certificate.passed
+    assert checks <= {finding.check for finding in certificate.failures}
+    for check in checks:
+        assert check in certificate.summary()
+    if liar is not CutsRanges:
+        assert {finding.check for finding in certificate.failures} - checks <= {"delete"}
+
+
+def test_a_certificate_is_kept_as_text() -> None:
+    certificate = certify(LosesMetadata(new_store()), page_keys=3)
+    assert Certificate.from_json(certificate.to_json()) == certificate
+    for text in ("", "[]", "{}", '{"client": 1, "findings": 2}', "null"):
+        with pytest.raises(ValueError):
+            Certificate.from_json(text)
+
+
+def test_a_failing_network_is_no_verdict() -> None:
+    class Unreachable(ObjectClientWrapper):
+        def head(self, key: str) -> ObjectFacts:
+            raise BackendUnavailableError(key, "head", "no route")
+
+    store = new_store()
+    with pytest.raises(BackendUnavailableError):
+        certify(Unreachable(store))
+    assert list(store.list()) == []

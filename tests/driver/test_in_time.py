@@ -1,0 +1,27 @@
+"""Calls that may never end."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tieredstore.driver.in_time import in_time
+from tieredstore.driver.runtime import Runtime
+
+
+def test_a_call_that_does_not_end_is_left_behind() -> None:
+    gate = threading.Event()
+    with Runtime.threads() as runtime:
+        future = in_time(runtime, "test", lambda: gate.wait(10), 0.05)
+        assert not future.done()
+        gate.set()
+        assert future.result(10)
+
+
+def test_what_a_call_returns_or_raises_is_in_the_future() -> None:
+    for runtime in (Runtime.inline(), Runtime.threads()):
+        assert in_time(runtime, "test", lambda: 7, 10).result(0) == 7
+        with pytest.raises(ValueError, match="invalid literal"):
+            in_time(runtime, "test", lambda: int("x"), 10).result(0)
+        runtime.close()

@@ -1,0 +1,159 @@
+"""Requests that fail at a rate: nothing is lost, nothing wrong is served, tries are bounded."""
+
+from __future__ import annotations
+
+import random
+import uuid
+
+import pytest
+
+from tieredstore.driver.object_client import ObjectClient, ObjectExistsError, Range
+from tieredstore.driver.object_retry import RetryingClient
+from tieredstore.driver.retry import RetryPolicy
+from tieredstore.driver.runtime import Runtime
+from tieredstore.model.errors import BackendUnavailableError
+from tieredstore.providers.fsspec_client import FsspecClient
+from tieredstore.testing.object_client_contract import ObjectClientContract
+from tieredstore.testing.object_faults import FaultyClient, ObjectFault, ObjectFaults
+
+RATES = (0.01, 0.1, 0.5)
+POLICY = RetryPolicy()
+# A listing that lags is no failure that a client could see: who counts on listings finds out.
+SEEN = [fault for fault in ObjectFault if fault is not ObjectFault.STALE_LISTING]
+
+
+def new_store() -> ObjectClient:
+    return FsspecClient(f"memory://{uuid.uuid4().hex}")
+
+
+def broken(
+    store: ObjectClient, faults: ObjectFaults, policy: RetryPolicy = POLICY
+) -> RetryingClient:
+    runtime = Runtime.inline()
+    return RetryingClient(FaultyClient(store, faults, runtime.clock), policy, runtime)
+
+
+class TestWithoutFaults(ObjectClientContract):
+    def open_client(self) -> ObjectClient:
+        return RetryingClient(new_store(), POLICY, Runtime.inline())
+
+
+class TestWithAFault(ObjectClientContract):
+    """One request in ten fails, and nobody notices."""
+
+    def open_client(self) -> ObjectClient:
+        runtime = Runtime.inline()
+        faults = ObjectFaults(0.1, ObjectFault.TIMED_OUT, ObjectFault.BUSY, seed=3)
+        policy = RetryPolicy(retries_max=20)
+        return RetryingClient(FaultyClient(new_store(), faults, runtime.clock), policy, runtime)
+
+    def test_a_counted_client_sends_the_same(self, client: ObjectClient) -> None:
+        """It would count each try."""
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_was_acknowledged_is_there_and_nothing_else_is_served(rate: float, seed: int) -> None:
+    store = new_store()
+    faults = ObjectFaults(rate, *SEEN, seed=seed)
+    client = broken(store, faults)
+    dice = random.Random(seed)
+    there: dict[str, bytes] = {}
+    in_doubt: dict[str, bytes] = {}
+    calls = failed = 0
+    for number in range(150):
+        key, data = f"k-{number:04}", dice.randbytes(50)
+        calls += 1
+        try:
+            if number % 5:
+                client.put(key, data, metadata={"nonce": f"n-{number}"})
+            else:
+                client.put_stream(key, [data], metadata={"nonce": f"n-{number}"})
+            there[key] = data
+        except BackendUnavailableError:
+            failed += 1
+            in_doubt[key] = data
+        if number % 10 == 9:
+            doomed = dice.sample(sorted(there), 2)
+            errors = client.delete_many(doomed)
+            calls += 1
+            for each in doomed:
+                data = there.pop(each)
+                if each in errors:
+                    failed += 1
+                    in_doubt[each] = data
+    known = {**in_doubt, **there}
+    for key, data in there.items():
+        assert store.get_range(key, 0, 50) == data
+    for found in store.list():
+        assert store.get_range(found.key, 0, 50) == known[found.key]
+    ranges = [Range(key, 10, 20) for key in sorted(there)]
+    for wanted, answer in zip(ranges, client.get_ranges(ranges), strict=True):
+        calls += 1
+        if isinstance(answer, bytes):
+            assert answer == there[wanted.key][10:30]
+        else:
+            assert isinstance(answer, BackendUnavailableError)
+            failed += 1
+    assert faults.requests <= 2 * calls * (1 + POLICY.retries_max)
+    assert failed <= {0.01: 0, 0.1: 2, 0.5: calls // 4}[rate]
+    try:
+        assert [found.key for found in client.list()] == [found.key for found in store.list()]
+    except BackendUnavailableError:
+        assert rate == 0.5
+
+
+@pytest.mark.parametrize("fault", [ObjectFault.LOST_REPLY])
+def test_a_put_whose_reply_is_lost_finds_its_own_object(fault: ObjectFault) -> None:
+    store, faults = new_store(), ObjectFaults(1.0, fault)
+    client = broken(store, faults)
+    with pytest.raises(BackendUnavailableError):
+        client.put("k", b"mine", metadata={"nonce": "n"})
+    faults.rate = 0.5
+    assert client.put("l", b"mine", metadata={"nonce": "n"}).size == 4
+    assert faults.struck[fault] > 6
+
+
+def test_a_put_that_meets_another_after_a_lost_reply_is_a_conflict() -> None:
+    store = new_store()
+    store.put("k", b"theirs", metadata={"nonce": "other"})
+    policy = RetryPolicy(retries_max=50, deadline_ms=3_600_000)
+    client = broken(store, ObjectFaults(0.5, ObjectFault.TIMED_OUT, seed=2), policy)
+    for _ in range(20):
+        with pytest.raises(ObjectExistsError):
+            client.put("k", b"mine12", metadata={"nonce": "n"})
+        with pytest.raises(ObjectExistsError):
+            client.put("k", b"mine12")
+    assert store.get_range("k", 0, 6) == b"theirs"
+
+
+def test_the_final_error_names_the_last_reason_and_tries_are_bounded() -> None:
+    faults = ObjectFaults(1.0, ObjectFault.BUSY)
+    client = broken(new_store(), faults)
+    with pytest.raises(BackendUnavailableError, match="get k: 503 or 429") as caught:
+        client.get_range("k", 0, 1)
+    assert caught.value.operation == "get"
+    assert faults.requests == 1 + POLICY.retries_max
+
+
+def test_a_call_that_succeeds_is_one_request() -> None:
+    faults = ObjectFaults(0.0)
+    client = broken(new_store(), faults)
+    client.put("k", b"x")
+    client.get_range("k", 0, 1)
+    list(client.list())
+    client.delete_many(["k"])
+    assert faults.requests == 4
+
+
+def test_slow_first_bytes_end_at_the_deadline() -> None:
+    runtime = Runtime.inline()
+    faults = ObjectFaults(1.0, ObjectFault.SLOW)
+    inner = FaultyClient(new_store(), faults, runtime.clock)
+    client = RetryingClient(inner, POLICY, runtime)
+    client.put("k", b"x")  # late is not lost
+    inner.faults = ObjectFaults(1.0, ObjectFault.BUSY)
+    runtime.clock.sleep(1)
+    with pytest.raises(BackendUnavailableError):
+        client.head("k")
+    assert runtime.clock.monotonic() < 120

@@ -1,0 +1,203 @@
+"""Looking after the tier that was named: opening it so, the rows that are printed, and the end.
+
+What lives here: all of `care` but its arguments. It is imported when a verb runs: help must be
+fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+from tieredstore.access.audit import audit
+from tieredstore.access.audit_report import AuditReport, Finding, Severity
+from tieredstore.access.rebuild import NewerCatalogueError, RebuildReport, rebuild
+from tieredstore.access.wiring import catalogue_of, provider_of
+from tieredstore.cli.choice import known_names
+from tieredstore.cli.failures import CommandError, ExitCode
+from tieredstore.cli.output import printable
+from tieredstore.cli.tier import check_broker, check_root, notes_of_the_library, opened_backend
+from tieredstore.cli.tier_options import TierOptions, config_of
+from tieredstore.driver.certify import certify
+from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metrics import NoMetrics
+from tieredstore.driver.provider import ProbeFinding, SegmentProvider
+from tieredstore.driver.runtime import Runtime
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import MetadataError
+
+Row = dict[str, Any]
+
+FINDING_COLUMNS: Final = ("severity", "what", "where", "detail")
+FINDING_WIDTHS: Final = (9, 17, 50, 0)
+
+
+def audited(tier: TierOptions, *, repair: bool) -> AuditReport:
+    with ExitStack() as opened:
+        backend = opened.enter_context(opened_backend(tier))
+        if backend.metadata is None:
+            raise backend.failure or CommandError("there is no catalogue", ExitCode.NOT_THERE)
+        check_broker(backend.config, backend.metadata)
+        metadata = backend.metadata
+        if repair:
+            metadata.close()
+            metadata = _for_writing(backend.config, backend.runtime)
+            opened.callback(metadata.close)
+        return audit(metadata, backend.provider, backend.config, backend.runtime, repair=repair)
+
+
+def rebuilt(tier: TierOptions) -> RebuildReport:
+    config = config_of(tier)
+    with ExitStack() as opened:
+        opened.enter_context(notes_of_the_library())
+        runtime = opened.enter_context(Runtime.threads())
+        provider = provider_of(config, runtime, NoMetrics())
+        opened.callback(provider.close)
+        check_root(config)
+        _check_there_is_data(config, provider)
+        metadata = _for_writing(config, runtime)
+        opened.callback(metadata.close)
+        try:
+            return rebuild(metadata, provider, config, runtime)
+        except NewerCatalogueError as error:
+            text = f"{config.catalogue_path} is not written over: {error}"
+            raise CommandError(printable(text), ExitCode.REFUSED) from error
+
+
+def certified(tier: TierOptions) -> Sequence[ProbeFinding]:
+    config = config_of(tier)
+    with ExitStack() as opened:
+        opened.enter_context(notes_of_the_library())
+        if config.provider == "s3":
+            from tieredstore.providers.object_clients import open_client
+            from tieredstore.providers.object_settings import ObjectStoreSettings
+
+            client = open_client(ObjectStoreSettings.from_config(config))
+            opened.callback(client.close)
+            return certify(client).findings
+        runtime = opened.enter_context(Runtime.threads())
+        provider = provider_of(config, runtime, NoMetrics())
+        opened.callback(provider.close)
+        check_root(config)
+        return provider.probe()
+
+
+def _for_writing(config: StoreConfig, runtime: Runtime) -> MetadataStore:
+    try:
+        return catalogue_of(config, runtime, read_only=False)
+    except MetadataError as error:
+        text = f"{error}; stop the broker first, and move away a catalogue that cannot be read"
+        raise CommandError(printable(text), ExitCode.REFUSED) from error
+
+
+def _check_there_is_data(config: StoreConfig, provider: SegmentProvider) -> None:
+    """Before there is a catalogue: an empty one would be made."""
+    if next(iter(provider.list(config.broker_name)), None) is not None:
+        return
+    brokers = {each.path.partition("/")[0] for each in provider.list()}
+    name = printable(config.broker_name)
+    if not brokers:
+        text = f"there is not one segment of the cluster {printable(config.cluster_name)!r}"
+        raise CommandError(f"{text}; name its cluster with --cluster", ExitCode.NOT_THERE)
+    raise CommandError(
+        f"no segment of a broker {name!r}; there are: {known_names(sorted(brokers))}; "
+        "name one with --broker",
+        ExitCode.NOT_THERE,
+    )
+
+
+def finding_row(finding: Finding) -> Row:
+    return {
+        "kind": finding.kind.value,
+        "severity": finding.severity.value,
+        "path": finding.path,
+        "type": None if finding.type is None else finding.type.name,
+        "base_offset": finding.base,
+        "detail": finding.detail,
+        "repairable": finding.repairable,
+        "repaired": finding.repaired,
+        "failure": finding.failure,
+    }
+
+
+def finding_cells(finding: Finding) -> tuple[str, ...]:
+    detail = finding.detail
+    if finding.repaired:
+        detail += " (repaired)"
+    elif finding.failure:
+        detail += f" (not repaired: {finding.failure})"
+    return finding.severity.value, finding.kind.value, finding.place, detail
+
+
+def summary(report: AuditReport) -> str:
+    looked = f"{report.segment_count} segments of {report.queue_count} queues, {report.size} bytes"
+    counts = [
+        f"{count} {severity.value}"
+        for severity in Severity
+        if (count := sum(each.severity is severity for each in report.left))
+    ]
+    return f"{looked}: {', '.join(counts) or 'nothing to tell'}"
+
+
+def tell_damage(report: AuditReport) -> None:
+    """Raise what there is to say, when all of it was shown."""
+    if report.damage:
+        first = report.damage[0]
+        raise CommandError(
+            printable(
+                f"{len(report.damage)} found damaged, the first: {first.place}: {first.detail}; "
+                "restore it from a copy"
+            ),
+            ExitCode.DAMAGE,
+        )
+    failed = [each for each in report.left if each.failure]
+    if failed:
+        text = f"{len(failed)} not repaired, the first: {failed[0].place}: {failed[0].failure}"
+        raise CommandError(printable(text), ExitCode.REFUSED)
+
+
+def rebuilt_rows(report: RebuildReport) -> Iterator[Row]:
+    """One of all, then one a topic and one a problem."""
+    yield {
+        "what": "catalogue",
+        "topic_count": len(report.topics),
+        "queue_count": report.queue_count,
+        "segment_count": report.segment_count,
+        "size": report.size,
+        "is_index_whole": report.is_index_whole,
+    }
+    for topic, number in sorted(report.topics.items()):
+        is_new = topic in report.new_ids
+        yield {"what": "topic", "topic": topic, "topic_id": number, "is_new_id": is_new}
+    for problem in report.problems:
+        yield {"what": "problem", "detail": problem}
+
+
+def rebuilt_line(row: Row) -> str:
+    if row["what"] == "topic":
+        index = "; its keys are indexed again" if row["is_new_id"] else ""
+        return printable(f"topic {row['topic']}: id {row['topic_id']}{index}")
+    if row["what"] == "problem":
+        return printable(f"problem: {row['detail']}")
+    return (
+        f"{row['topic_count']} topics, {row['queue_count']} queues, "
+        f"{row['segment_count']} segments, {row['size']} bytes"
+    )
+
+
+def tell_problems(report: RebuildReport) -> None:
+    if report.problems:
+        text = f"{len(report.problems)} not sound, the first: {report.problems[0]}"
+        raise CommandError(printable(text), ExitCode.DAMAGE)
+
+
+def check_row(finding: ProbeFinding) -> Row:
+    return {"check": finding.check, "passed": finding.passed, "detail": finding.detail}
+
+
+def tell_failures(findings: Sequence[ProbeFinding]) -> None:
+    failed = [finding for finding in findings if not finding.passed]
+    if failed:
+        text = f"{len(failed)} checks failed, the first: {failed[0].check}: {failed[0].detail}"
+        raise CommandError(printable(text), ExitCode.REFUSED)

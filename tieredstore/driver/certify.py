@@ -1,0 +1,292 @@
+"""Can this object store be trusted with a tier? Asked once, by doing what a tier does.
+
+What lives here: `certify` and its outcome. Who refuses to write without it, and where the outcome
+is kept, is for the provider.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+from tieredstore.driver.object_client import ObjectClient, ObjectExistsError, ObjectFacts, Range
+from tieredstore.driver.provider import ProbeFinding
+from tieredstore.driver.runtime import SystemClock, ThreadPool
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    OffsetOutOfRangeError,
+    SegmentNotFoundError,
+    TieredStoreError,
+)
+
+PREFIX: Final = ".certify"
+RACERS: Final = 16
+RACES: Final = 3
+_DATA: Final = bytes(range(256)) * 16
+# A name as topics have them: a store that mangles keys is found here.
+_ODD: Final = "%RETRY%a|b/主题 +~&=;(*)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What a store was asked to prove, and whether it did."""
+
+    client: str
+    findings: tuple[ProbeFinding, ...]
+    elapsed_ms: int
+
+    @property
+    def passed(self) -> bool:
+        return all(finding.passed for finding in self.findings)
+
+    @property
+    def failures(self) -> tuple[ProbeFinding, ...]:
+        return tuple(finding for finding in self.findings if not finding.passed)
+
+    def summary(self) -> str:
+        """One line: what a refusal to write says."""
+        if self.passed:
+            return f"{self.client}: {len(self.findings)} checks passed in {self.elapsed_ms} ms"
+        named = "; ".join(f"{finding.check}: {finding.detail}" for finding in self.failures)
+        return f"{self.client} is not to be trusted: {named}"
+
+    def to_json(self) -> str:
+        """For whoever keeps it."""
+        rows = [[found.check, found.passed, found.detail] for found in self.findings]
+        return json.dumps(
+            {"client": self.client, "findings": rows, "elapsed_ms": self.elapsed_ms},
+            ensure_ascii=False,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Certificate:
+        """Raises ValueError for what `to_json` did not write."""
+        try:
+            kept = json.loads(text)
+            findings = tuple(
+                ProbeFinding(str(check), passed is True, str(detail))
+                for check, passed, detail in kept["findings"]
+            )
+            return cls(
+                client=str(kept["client"]), findings=findings, elapsed_ms=int(kept["elapsed_ms"])
+            )
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError("this is no certificate") from error
+
+
+def certify(client: ObjectClient, *, page_keys: int = 1_001) -> Certificate:
+    """Ask a store to prove conditions, ranges, listing and deletes, in objects of its own.
+
+    About `page_keys` small puts, a hundred other requests and under a minute; nothing is left
+    behind. A failure of the network is no verdict: BackendUnavailableError comes through, as does
+    BackendRefusedError when the very first put is refused.
+    """
+    clock = SystemClock()
+    started = clock.monotonic()
+    pool = ThreadPool("certify", threads=RACERS, pending_max=4 * RACERS)
+    examination = _Examination(client, pool, f"{PREFIX}/{uuid.uuid4().hex}/")
+    try:
+        examination.run(page_keys)
+    finally:
+        try:
+            examination.clean_up()
+        finally:
+            pool.close()
+    elapsed_ms = int((clock.monotonic() - started) * 1000)
+    return Certificate(
+        client=client.describe(), findings=tuple(examination.findings), elapsed_ms=elapsed_ms
+    )
+
+
+class _Examination:
+    """One run of all checks below one prefix."""
+
+    def __init__(self, client: ObjectClient, pool: ThreadPool, prefix: str) -> None:
+        self._client = client
+        self._pool = pool
+        self._prefix = prefix
+        self.findings: list[ProbeFinding] = []
+
+    def run(self, page_keys: int) -> None:
+        self._client.put(self._prefix + "first", _DATA, metadata={"nonce": "first"})
+        checks: list[tuple[str, Callable[[], str]]] = [
+            ("read-after-write", self._read_after_write),
+            ("metadata", self._metadata),
+            ("odd-keys", self._odd_keys),
+            ("ranges", self._ranges),
+            ("range-beyond-end", self._beyond_end),
+            ("create-only", self._create_only),
+            ("create-only-race", self._create_race),
+            ("if-match", self._if_match),
+            ("if-match-race", self._match_race),
+            ("listing", lambda: self._listing(page_keys)),
+            ("delete", self._delete),
+        ]
+        for name, check in checks:
+            try:
+                detail = check()
+            except BackendUnavailableError:
+                raise
+            except TieredStoreError as error:
+                detail = str(error)
+            self.findings.append(ProbeFinding(name, not detail, detail))
+
+    def _put(self, key: str, data: bytes, *, if_match: str | None = None) -> ObjectFacts:
+        """With something of its own, so that a layer that tries again can settle lost replies."""
+        nonce = {"nonce": uuid.uuid4().hex}
+        return self._client.put(key, data, metadata=nonce, if_match=if_match)
+
+    def clean_up(self) -> None:
+        self._client.delete_many([found.key for found in self._client.list(self._prefix)])
+
+    # Each check answers with what is wrong, or with nothing.
+
+    def _read_after_write(self) -> str:
+        for turn in range(4):
+            key = f"{self._prefix}fresh-{turn}"
+            self._put(key, _DATA)
+            if self._client.head(key).size != len(_DATA):
+                return "a new object has another size"
+            if self._client.get_range(key, 0, len(_DATA)) != _DATA:
+                return "a new object has other bytes"
+            if key not in {found.key for found in self._client.list(key)}:
+                return "a new object is not in the listing"
+        return ""
+
+    def _metadata(self) -> str:
+        found = self._client.head(self._prefix + "first").metadata.get("nonce")
+        return "" if found == "first" else f"put 'first', got back {found!r}"
+
+    def _odd_keys(self) -> str:
+        key = self._prefix + _ODD
+        self._put(key, b"odd")
+        listed = [found.key for found in self._client.list(key)]
+        if listed != [key] or self._client.get_range(key, 0, 3) != b"odd":
+            return f"a key with odd characters comes back as {listed}"
+        return ""
+
+    def _ranges(self) -> str:
+        key = self._prefix + "first"
+        wanted = [(0, 1), (1, 255), (4095, 1), (100, 3996), (0, 4096), (2048, 8)]
+        found = self._client.get_ranges([Range(key, start, length) for start, length in wanted])
+        for (start, length), data in zip(wanted, found, strict=True):
+            if isinstance(data, TieredStoreError):
+                raise data
+            if data != _DATA[start : start + length]:
+                return f"bytes {start} to {start + length} are others"
+        return ""
+
+    def _beyond_end(self) -> str:
+        for start, length in ((4090, 10), (4096, 1), (10_000, 10)):
+            try:
+                self._client.get_range(self._prefix + "first", start, length)
+            except OffsetOutOfRangeError:
+                continue
+            return f"bytes {start} to {start + length} of {len(_DATA)} are no error"
+        return ""
+
+    def _create_only(self) -> str:
+        key = self._prefix + "first"
+        try:
+            self._put(key, b"other")
+        except ObjectExistsError:
+            size = self._client.head(key).size
+            return "" if size == len(_DATA) else "a refused create changed the object"
+        return "an object was created over another"
+
+    def _create_race(self) -> str:
+        for race in range(RACES):
+            key = f"{self._prefix}race-{race}"
+            problem = self._raced(key, if_match=None)
+            if problem:
+                return problem
+        return ""
+
+    def _if_match(self) -> str:
+        key = self._prefix + "matched"
+        first = self._put(key, b"first")
+        second = self._put(key, b"second", if_match=first.etag)
+        if self._client.get_range(key, 0, 6) != b"second":
+            return "a matching replacement changed nothing"
+        try:
+            self._put(key, b"third", if_match=first.etag)
+        except ObjectExistsError:
+            same = self._client.head(key).etag == second.etag
+            return "" if same else "a refused replacement changed the object"
+        return "an object was replaced that was another by then"
+
+    def _match_race(self) -> str:
+        for race in range(RACES):
+            key = f"{self._prefix}match-{race}"
+            facts = self._put(key, b"start")
+            problem = self._raced(key, if_match=facts.etag)
+            if problem:
+                return problem
+        return ""
+
+    def _raced(self, key: str, *, if_match: str | None) -> str:
+        """All racers put at once; one may win, and what is there must be the winner's."""
+
+        def put(number: int) -> ObjectFacts:
+            return self._put(key, f"racer-{number:03}".encode(), if_match=if_match)
+
+        outcomes = _outcomes([self._pool.submit(put, number) for number in range(RACERS)])
+        winners = [place for place, error in enumerate(outcomes) if error is None]
+        doubtful = [
+            place
+            for place, error in enumerate(outcomes)
+            if isinstance(error, BackendUnavailableError)  # a 409: it was told to try again
+        ]
+        for error in outcomes:
+            if error is not None and not isinstance(
+                error, ObjectExistsError | BackendUnavailableError
+            ):
+                raise error
+        if len(winners) > 1:
+            return f"{len(winners)} of {RACERS} racing writers won"
+        try:
+            there = int(self._client.get_range(key, 6, 3))
+        except (SegmentNotFoundError, OffsetOutOfRangeError, ValueError):
+            there = -1
+        if there not in (winners or doubtful):
+            return "what is there is not what the winner wrote"
+        return ""
+
+    def _listing(self, page_keys: int) -> str:
+        keys = [f"{self._prefix}page/{number:06}" for number in range(page_keys)]
+        for error in _outcomes([self._pool.submit(self._put, key, b"x") for key in keys]):
+            if error is not None:
+                raise error
+        listed = [found.key for found in self._client.list(self._prefix + "page/")]
+        if listed != keys:
+            return f"{len(keys)} keys put, {len(listed)} listed, or not in order"
+        behind = [found.key for found in self._client.list(self._prefix + "page/", after=keys[-3])]
+        return "" if behind == keys[-2:] else "a listing behind a key begins elsewhere"
+
+    def _delete(self) -> str:
+        keys = [found.key for found in self._client.list(self._prefix + "page/")]
+        errors = self._client.delete_many([*keys, self._prefix + "page/absent"])
+        for error in errors.values():
+            raise error
+        left = sum(1 for _ in self._client.list(self._prefix + "page/"))
+        if left:
+            return f"{left} deleted objects are still listed"
+        try:
+            self._client.head(keys[0])
+        except SegmentNotFoundError:
+            return ""
+        return "a deleted object is still there"
+
+
+def _outcomes(futures: Sequence[Future[ObjectFacts]]) -> list[TieredStoreError | None]:
+    outcomes: list[TieredStoreError | None] = []
+    for future in futures:
+        error = future.exception()
+        if error is not None and not isinstance(error, TieredStoreError):
+            raise error
+        outcomes.append(error)
+    return outcomes

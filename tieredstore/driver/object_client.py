@@ -1,0 +1,210 @@
+"""The contract of an object store's client: the few requests that a tier needs.
+
+What lives here: `ObjectClient` and its values. Adapters live in `tieredstore.providers`, their test
+in `tieredstore.testing.object_client_contract`. How segments become objects is for the provider.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, Self, TypeVar
+
+from tieredstore.driver.segment import Buffer
+from tieredstore.model.errors import OffsetOutOfRangeError, SegmentError, TieredStoreError
+
+T = TypeVar("T")
+
+KEYS_PER_REQUEST: Final = 1_000  # of a listing's page and of a batch delete
+
+
+class ObjectExistsError(SegmentError):
+    """The condition of a put did not hold: the key is taken, or the object is another by now.
+
+    It may be our own earlier attempt whose reply was lost: look before calling it a conflict.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key, "there is such an object already")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectFacts:
+    """What a store says of an object; `etag` names these very bytes, `metadata` is ours."""
+
+    key: str
+    size: int
+    etag: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedKey:
+    key: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    key: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonedUpload:
+    """A multipart upload that was never completed: it costs money and shows in no listing."""
+
+    key: str
+    upload_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectCapabilities:
+    """What a store does exactly; what it does not, its client does as well as it can.
+
+    * `create_only`, `if_match`: of racing writers one wins, whichever process they are in.
+    * `metadata`: what was put beside an object comes back.
+    * `atomic_put`: nobody sees half an object.
+    * `paged_uploads`: a large stream travels in parts.
+    """
+
+    create_only: bool = True
+    if_match: bool = True
+    metadata: bool = True
+    atomic_put: bool = True
+    paged_uploads: bool = True
+
+
+class Attempt(Protocol):
+    """Carries out one request of many, perhaps more than once."""
+
+    def __call__(self, call: Callable[[], T], /) -> T: ...
+
+
+def once(call: Callable[[], T], /) -> T:
+    return call()
+
+
+def check_object_range(key: str, start: int, length: int) -> None:
+    """Refuse what is no range of any object."""
+    if start < 0 or length < 0:
+        raise OffsetOutOfRangeError(
+            f"{length} bytes of {key}", offset=start, minimum=0, maximum=max(0, start)
+        )
+
+
+def beyond_end(key: str, start: int, length: int, size: int) -> OffsetOutOfRangeError:
+    """The error for a range that is not wholly within `size` bytes."""
+    return OffsetOutOfRangeError(
+        f"{length} bytes of {key}", offset=start, minimum=0, maximum=max(0, size - length)
+    )
+
+
+class ObjectClient(ABC):
+    """One bucket and prefix; keys are relative to it, `/`-separated, without a leading slash.
+
+    * Any thread may call anything at any time. The connection is made by the first call, in the
+      process that makes it: a client works on the other side of a fork.
+    * One call is one request where the store has one for it, and a bounded number otherwise. The
+      only layer that retries is the one above.
+    * Every read is as long as was asked, or an error. A listing is complete, however long.
+    * `close` is idempotent; afterwards everything else raises StoreClosedError.
+
+    Raises: SegmentNotFoundError for an absent object, OffsetOutOfRangeError for a range beyond its
+    end, ObjectExistsError, BackendUnavailableError (the outcome of a put is unknown),
+    BackendRefusedError, StoreClosedError.
+    """
+
+    @property
+    def capabilities(self) -> ObjectCapabilities:
+        """What the store does exactly, as far as its kind and the settings tell."""
+        return ObjectCapabilities()
+
+    def describe(self) -> str:
+        """Which client this is, and of what: one line for logs, without secrets."""
+        return type(self).__name__
+
+    @abstractmethod
+    def head(self, key: str) -> ObjectFacts:
+        """What there is; SegmentNotFoundError if nothing."""
+
+    @abstractmethod
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Exactly these bytes: one request, none for a length of 0."""
+
+    def get_ranges(self, ranges: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
+        """Each range or its error, in order, side by side where the client can."""
+        found: list[bytes | TieredStoreError] = []
+        for each in ranges:
+            try:
+                found.append(self.get_range(each.key, each.start, each.length))
+            except TieredStoreError as error:
+                found.append(error)
+        return found
+
+    @abstractmethod
+    def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = True,
+        if_match: str | None = None,
+    ) -> ObjectFacts:
+        """A whole object in one request, durable on return.
+
+        By default only where there is none; with `if_match` only in place of the object with this
+        etag; with neither, in place of whatever is there. ObjectExistsError otherwise.
+        """
+
+    @abstractmethod
+    def put_stream(
+        self,
+        key: str,
+        blocks: Iterable[Buffer],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = True,
+        attempt: Attempt = once,
+    ) -> ObjectFacts | None:
+        """A whole object from a stream, in bounded memory, whole or not at all.
+
+        Each request of the upload goes through `attempt`: a stream cannot be read twice, so the
+        layer that tries again hands in how. Parts are repeatable; an end whose reply was lost is
+        settled by looking for `metadata`, which should hold something that no other writer has.
+
+        An upload that fails is aborted; one that a crash leaves shows in `abandoned_uploads`. None
+        and no object for a stream without bytes. What the stream raises comes through.
+        """
+
+    @abstractmethod
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
+        """Every key that begins with `prefix` and sorts behind `after`, in order, page by page."""
+
+    @abstractmethod
+    def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
+        """Delete them, as many as a request takes at a time; those that failed and why.
+
+        What is not there is not an error.
+        """
+
+    @abstractmethod
+    def abandoned_uploads(self, prefix: str = "") -> Sequence[AbandonedUpload]:
+        """Multipart uploads under way or left behind; empty where the store has no such thing."""
+
+    @abstractmethod
+    def abort_upload(self, upload: AbandonedUpload) -> None:
+        """Throw an upload away; idempotent."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections; idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,0 +1,245 @@
+"""What is asked of an object store, and what it costs.
+
+What lives here: `CountedClient`, which counts each request, and the price table behind the
+estimated bill. Prices are of requests only; what stored bytes cost is for whoever knows how long
+they stay.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, ParamSpec, TypeVar
+
+from tieredstore.driver.metrics import Metric, MetricKind, Metrics, NoMetrics
+from tieredstore.driver.object_client import (
+    KEYS_PER_REQUEST,
+    AbandonedUpload,
+    Attempt,
+    ListedKey,
+    ObjectClient,
+    ObjectFacts,
+    Range,
+    once,
+)
+from tieredstore.driver.object_wrapper import ObjectClientWrapper
+from tieredstore.driver.segment import Buffer
+from tieredstore.model.errors import InvalidConfigError, TieredStoreError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+OPERATIONS: Final = ("put", "list", "get", "head", "delete")
+
+OBJECT_REQUESTS = Metric(
+    "tieredstore_object_requests_total", MetricKind.COUNTER, ("operation", "success")
+)
+OBJECT_BYTES = Metric("tieredstore_object_bytes_total", MetricKind.COUNTER, ("operation",), "bytes")
+OBJECT_BILL = Metric("tieredstore_object_requests_estimated_cost", MetricKind.GAUGE, (), "dollars")
+
+_LABELS: Final = {
+    (operation, success): {"operation": operation, "success": str(success).lower()}
+    for operation in OPERATIONS
+    for success in (True, False)
+}
+_BYTES_LABELS: Final = {operation: {"operation": operation} for operation in OPERATIONS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceTable:
+    """Dollars for a thousand requests of each kind; defaults are S3's list prices."""
+
+    put: float = 0.005
+    list: float = 0.005
+    get: float = 0.0004
+    head: float = 0.0004
+    delete: float = 0.0
+
+    @classmethod
+    def parse(cls, entries: Iterable[str]) -> PriceTable:
+        """From entries such as `put=0.005`; what is not named keeps its list price."""
+        prices: dict[str, float] = {}
+        for entry in entries:
+            name, equals, text = (part.strip() for part in entry.partition("="))
+            if name not in OPERATIONS or not equals:
+                raise InvalidConfigError(
+                    f"request_prices: {entry!r} is no <operation>=<dollars for 1000>; operations"
+                    f" are {', '.join(OPERATIONS)}"
+                )
+            try:
+                price = float(text)
+            except ValueError:
+                price = math.nan
+            if not 0 <= price < math.inf:
+                raise InvalidConfigError(f"request_prices: {text!r} is no price")
+            prices[name] = price
+        return cls(**prices)
+
+    def of(self, operation: str) -> float:
+        price: float = getattr(self, operation)
+        return price
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """Requests and bytes since the start; any thread may count and read."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+    _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def count(self, operation: str, *, success: bool, requests: int = 1, size: int = 0) -> None:
+        with self._guard:
+            self.requests[operation] += requests
+            if not success:
+                self.failures[operation] += requests
+            if size:
+                self.bytes[operation] += size
+
+    def snapshot(self) -> dict[str, int]:
+        """How many requests of each kind, failed ones too."""
+        with self._guard:
+            return {operation: self.requests[operation] for operation in OPERATIONS}
+
+    def bill(self, prices: PriceTable) -> float:
+        """Dollars for what was asked so far. A failed request is counted: some of them cost."""
+        return sum(
+            count * prices.of(operation) / 1000 for operation, count in self.snapshot().items()
+        )
+
+
+class CountedClient(ObjectClientWrapper):
+    """A client whose requests are counted; it belongs inside of what tries again.
+
+    A call that the store answers in pages or batches counts as many requests as it takes.
+    """
+
+    def __init__(
+        self,
+        inner: ObjectClient,
+        *,
+        prices: PriceTable | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self.prices = prices or PriceTable()
+        self.counts = RequestCounts()
+        self._metrics: Metrics = NoMetrics()
+        if metrics is not None:
+            self.report_to(metrics)
+
+    def report_to(self, metrics: Metrics) -> None:
+        """Have requests and the bill shown from now on."""
+        self._metrics = metrics
+        metrics.observe(OBJECT_BILL, lambda: [(self.bill(), {})])
+
+    def bill(self) -> float:
+        """The estimated dollars for all requests so far."""
+        return self.counts.bill(self.prices)
+
+    def head(self, key: str) -> ObjectFacts:
+        return self._counted("head", self.inner.head, key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if not length:
+            return self.inner.get_range(key, start, length)
+        data = self._counted("get", self.inner.get_range, key, start, length)
+        self._count_bytes("get", len(data))
+        return data
+
+    def get_ranges(self, ranges: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
+        found = self.inner.get_ranges(ranges)
+        sizes = [len(each) for each in found if isinstance(each, bytes) and each]
+        failed = sum(isinstance(each, TieredStoreError) for each in found)
+        self._count("get", success=True, requests=len(sizes))
+        self._count("get", success=False, requests=failed)
+        self._count_bytes("get", sum(sizes))
+        return found
+
+    def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = True,
+        if_match: str | None = None,
+    ) -> ObjectFacts:
+        facts = self._counted(
+            "put",
+            self.inner.put,
+            key,
+            data,
+            metadata=metadata,
+            if_absent=if_absent,
+            if_match=if_match,
+        )
+        self._count_bytes("put", facts.size)
+        return facts
+
+    def put_stream(
+        self,
+        key: str,
+        blocks: Iterable[Buffer],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = True,
+        attempt: Attempt = once,
+    ) -> ObjectFacts | None:
+        def counted(call: Callable[[], T], /) -> T:
+            return attempt(lambda: self._counted("put", call))
+
+        facts = self.inner.put_stream(
+            key, blocks, metadata=metadata, if_absent=if_absent, attempt=counted
+        )
+        if facts is not None:
+            self._count_bytes("put", facts.size)
+        return facts
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
+        listed = 0
+        pages = iter(self.inner.list(prefix, after=after))
+        while True:
+            if listed % KEYS_PER_REQUEST:
+                found = next(pages, None)
+            else:  # the key behind a full page costs the next one
+                found = self._counted("list", next, pages, None)
+            if found is None:
+                return
+            listed += 1
+            yield found
+
+    def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
+        requests = math.ceil(len(keys) / KEYS_PER_REQUEST)
+        errors = self.inner.delete_many(keys)
+        self._count("delete", success=not errors, requests=requests)
+        return errors
+
+    def abandoned_uploads(self, prefix: str = "") -> Sequence[AbandonedUpload]:
+        return self._counted("list", self.inner.abandoned_uploads, prefix)
+
+    def abort_upload(self, upload: AbandonedUpload) -> None:
+        self._counted("delete", self.inner.abort_upload, upload)
+
+    def _counted(self, operation: str, call: Callable[P, T], /, *args: P.args, **kw: P.kwargs) -> T:
+        success = False
+        try:
+            outcome = call(*args, **kw)
+            success = True
+            return outcome
+        finally:
+            self._count(operation, success=success)
+
+    def _count(self, operation: str, *, success: bool, requests: int = 1) -> None:
+        if requests:
+            self.counts.count(operation, success=success, requests=requests)
+            self._metrics.add(OBJECT_REQUESTS, requests, _LABELS[operation, success])
+
+    def _count_bytes(self, operation: str, size: int) -> None:
+        if size:
+            self.counts.count(operation, success=True, requests=0, size=size)
+            self._metrics.add(OBJECT_BYTES, size, _BYTES_LABELS[operation])

@@ -1,0 +1,202 @@
+"""An object store in this process's memory, with a real one's conditions: the test double.
+
+What lives here: the store and its client, which counts its requests. Clients that share a store
+are two processes in front of one bucket. Faults are in `object_faults`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from tieredstore.driver.lost_reply import settling
+from tieredstore.driver.object_client import (
+    KEYS_PER_REQUEST,
+    AbandonedUpload,
+    Attempt,
+    ListedKey,
+    ObjectClient,
+    ObjectExistsError,
+    ObjectFacts,
+    once,
+)
+from tieredstore.driver.segment import Buffer, check_range
+from tieredstore.model.errors import SegmentNotFoundError, StoreClosedError, TieredStoreError
+
+UPLOAD_PART_BYTES = 8 << 20
+
+
+class MemoryObjects:
+    """The bytes of a bucket; they outlive the clients."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, tuple[bytes, ObjectFacts]] = {}
+        self.uploads: dict[str, AbandonedUpload] = {}
+        self.guard = threading.Lock()
+        self._number = itertools.count(1)
+
+    def held_keys(self, prefix: str = "") -> list[str]:
+        with self.guard:
+            return sorted(key for key in self.held if key.startswith(prefix))
+
+    def put(
+        self,
+        key: str,
+        data: bytes,
+        metadata: Mapping[str, str] | None,
+        *,
+        if_absent: bool = False,
+        if_match: str | None = None,
+    ) -> ObjectFacts:
+        with self.guard:
+            known = self.held.get(key)
+            if if_match is not None:
+                if known is None or known[1].etag != if_match:
+                    raise ObjectExistsError(key)
+            elif if_absent and known is not None:
+                raise ObjectExistsError(key)
+            facts = ObjectFacts(
+                key=key,
+                size=len(data),
+                etag=f"etag-{next(self._number)}",
+                metadata=dict(metadata or {}),
+            )
+            self.held[key] = data, facts
+            return facts
+
+    def begin_upload(self, key: str) -> AbandonedUpload:
+        with self.guard:
+            upload = AbandonedUpload(key, f"upload-{next(self._number)}")
+            self.uploads[upload.upload_id] = upload
+            return upload
+
+
+class MemoryObjectClient(ObjectClient):
+    """One process in front of a `MemoryObjects`; `requests` counts what a store would bill."""
+
+    def __init__(self, objects: MemoryObjects | None = None) -> None:
+        self.objects = objects or MemoryObjects()
+        self.requests: Counter[str] = Counter()
+        self.held_bytes_max = 0  # of one upload, at any time
+        self._closed = False
+
+    def head(self, key: str) -> ObjectFacts:
+        self._count("head")
+        return self._found(key)[1]
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if not length:
+            self._check_open()
+            return b""
+        self._count("get")
+        data, facts = self._found(key)
+        check_range(key, start, length, facts.size)
+        return data[start : start + length]
+
+    def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = True,
+        if_match: str | None = None,
+    ) -> ObjectFacts:
+        self._count("put")
+        return self.objects.put(key, bytes(data), metadata, if_absent=if_absent, if_match=if_match)
+
+    def put_stream(
+        self,
+        key: str,
+        blocks: Iterable[Buffer],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = True,
+        attempt: Attempt = once,
+    ) -> ObjectFacts | None:
+        """Counted as a put for each 8 MiB of a long stream, and one more that completes it."""
+        self._check_open()
+        whole, waiting = bytearray(), 0
+        upload: AbandonedUpload | None = None
+        try:
+            for block in blocks:
+                view = memoryview(block).cast("B")
+                whole += view
+                waiting += len(view)
+                self.held_bytes_max = max(self.held_bytes_max, waiting)
+                while waiting > UPLOAD_PART_BYTES:
+                    upload = upload or self.objects.begin_upload(key)
+                    attempt(lambda: self._count("put"))
+                    waiting -= UPLOAD_PART_BYTES
+            if not whole:
+                return None
+
+            def put() -> ObjectFacts:
+                return self.put(key, whole, metadata=metadata, if_absent=if_absent)
+
+            return attempt(settling(put, self.head, key, len(whole), metadata))
+        finally:
+            if upload is not None:
+                self.objects.uploads.pop(upload.upload_id, None)
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
+        while True:
+            self._count("list")
+            with self.objects.guard:
+                found = sorted(
+                    (key, facts.size)
+                    for key, (_, facts) in self.objects.held.items()
+                    if key.startswith(prefix) and key > after
+                )
+            for key, size in found[:KEYS_PER_REQUEST]:
+                yield ListedKey(key, size)
+            if len(found) <= KEYS_PER_REQUEST:
+                return
+            after = found[KEYS_PER_REQUEST - 1][0]
+
+    def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
+        self._check_open()
+        for start in range(0, len(keys), KEYS_PER_REQUEST):
+            self._count("delete")
+            with self.objects.guard:
+                for key in keys[start : start + KEYS_PER_REQUEST]:
+                    self.objects.held.pop(key, None)
+        return {}
+
+    def abandoned_uploads(self, prefix: str = "") -> Sequence[AbandonedUpload]:
+        self._count("list")
+        with self.objects.guard:
+            return [each for each in self.objects.uploads.values() if each.key.startswith(prefix)]
+
+    def abort_upload(self, upload: AbandonedUpload) -> None:
+        self._count("delete")
+        with self.objects.guard:
+            self.objects.uploads.pop(upload.upload_id, None)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def without_metadata(self, key: str) -> None:
+        """What some tools make of an object that they copy."""
+        with self.objects.guard:
+            data, facts = self.objects.held[key]
+            self.objects.held[key] = data, replace(facts, metadata={})
+
+    def _found(self, key: str) -> tuple[bytes, ObjectFacts]:
+        with self.objects.guard:
+            try:
+                return self.objects.held[key]
+            except KeyError:
+                raise SegmentNotFoundError(key) from None
+
+    def _count(self, operation: str) -> None:
+        self._check_open()
+        with self.objects.guard:
+            self.requests[operation] += 1
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("the client of the object store is closed")
