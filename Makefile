@@ -14,10 +14,10 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick fmt lint types layers bench docs fuzz torture interop check clean
+.PHONY: help setup demo test test-s3 quick fmt lint types layers bench docs fuzz torture interop check clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP)  ## create .venv with all extras
 
@@ -42,6 +42,10 @@ test: $(STAMP)  ## run every test, with S3 on a local server and with Spark
 
 quick: $(STAMP)  ## run the tests that take no time: no Spark, no S3, nothing slow
 	$(PYTEST) -n $(WORKERS) -m 'not (slow or spark or s3 or fuzz or torture or interop)' $(ARGS)
+
+# The server is somebody else's and runs already: LocalStack 4.13.1 in an environment of its own.
+test-s3: $(STAMP)  ## contract and proof on the S3 server that TIEREDSTORE_S3_ENDPOINT names
+	$(PYTEST) tests/s3/test_second_server.py tests/s3/test_object_clients.py $(ARGS)
 
 fuzz: $(STAMP)  ## feed 100 000 damaged inputs to each decoder
 	$(PYTEST) -n $(WORKERS) -m fuzz $(ARGS)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tieredstore.access.fetcher import Fetcher
 from tieredstore.access.index_protocol import NoIndex
+from tieredstore.access.reads.fetcher import Fetcher
 from tieredstore.codec.message import encode_message
 from tieredstore.codec.names import segment_name
 from tieredstore.codec.record_fields import QUEUE_OFFSET_POSITION

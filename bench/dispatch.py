@@ -25,8 +25,8 @@ import numpy as np
 
 from bench._timing import save
 from bench.local import Row, rate_row
-from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.index_protocol import NoIndex
+from tieredstore.access.upload.dispatcher import Dispatcher
 from tieredstore.codec.queue_unit import encode_units
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.commit_log import placed_records

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Self
 
 from tests.testing.list_store import ListMessageStore
-from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.index_protocol import CommittedRun, Index, IndexAnswer, NoIndex
+from tieredstore.access.upload.dispatcher import Dispatcher
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.record_fields import LOG_OFFSET_POSITION, peek_queue_offset
 from tieredstore.driver.message_store import MessageStore

@@ -9,8 +9,8 @@ from typing import Any
 from tests.access.tiered_kit import ListIndex
 from tests.flat.store_kit import Tier
 from tests.flat.tiers import run_of
-from tieredstore.access.fetcher import Fetcher
 from tieredstore.access.index_protocol import CommittedRun, Index
+from tieredstore.access.reads.fetcher import Fetcher
 from tieredstore.driver.metrics import Metrics, NoMetrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 from tests.codec.golden_files import BROKER, CLUSTER, GOLDEN
-from tieredstore.access.audit import audit
-from tieredstore.access.audit_report import AuditReport
-from tieredstore.access.rebuild import RebuildReport, rebuild
+from tieredstore.access.care.audit import audit
+from tieredstore.access.care.audit_report import AuditReport
+from tieredstore.access.care.rebuild import RebuildReport, rebuild
 from tieredstore.codec.names import segment_name
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.runtime import Runtime

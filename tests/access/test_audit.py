@@ -11,7 +11,7 @@ import pytest
 from tests.access.golden_care import GoldenTier
 from tests.cli.cli_kit import picture
 from tests.codec.golden_files import BROKER
-from tieredstore.access.agreement import STOPPED_QUEUE
+from tieredstore.access.upload.agreement import STOPPED_QUEUE
 from tieredstore.codec.queue_unit import encode_unit
 from tieredstore.flat import doomed
 from tieredstore.metadata.json_store import JsonMetadataStore

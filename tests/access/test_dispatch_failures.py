@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.access.dispatch_kit import KEY, LossyStore, RecordingIndex, Tier, a_tier
-from tieredstore.access.agreement import STOPPED_QUEUE
+from tieredstore.access.upload.agreement import STOPPED_QUEUE
 from tieredstore.driver.metadata import Change
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import MetadataError

@@ -11,7 +11,7 @@ import pytest
 
 from tests.access.dispatch_kit import KEY, LossyStore, RecordingIndex, Tier, a_tier
 from tieredstore.access.index_protocol import CommittedRun
-from tieredstore.access.pending_counts import PendingCounts
+from tieredstore.access.upload.pending_counts import PendingCounts
 from tieredstore.driver.metrics import (
     DISPATCH_BEHIND,
     DISPATCH_LATENCY,

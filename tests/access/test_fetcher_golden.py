@@ -14,8 +14,8 @@ import pytest
 
 from tests.access.fetch_kit import ByNamedCode
 from tests.flat.golden_tiers import GOLDEN, NOW_MS, differences, expectation
-from tieredstore.access.fetcher import Fetcher
 from tieredstore.access.index_protocol import NoIndex
+from tieredstore.access.reads.fetcher import Fetcher
 from tieredstore.codec.message import StoredMessage, decode_message
 from tieredstore.codec.properties import tags_code
 from tieredstore.codec.record_fields import peek_queue_id

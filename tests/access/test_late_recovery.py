@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.access.dispatch_kit import KEY, LossyStore, Tier
-from tieredstore.access import retention
-from tieredstore.access.retention import Retention
+from tieredstore.access.care import retention
+from tieredstore.access.care.retention import Retention
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment

@@ -9,7 +9,7 @@ import pytest
 
 from tests.access.golden_care import GoldenTier
 from tests.codec.golden_files import BROKER, expected
-from tieredstore.access.rebuild import NewerCatalogueError
+from tieredstore.access.care.rebuild import NewerCatalogueError
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.metadata.json_store import JsonMetadataStore

@@ -143,7 +143,7 @@ def test_a_disabled_tier_is_not_asked_but_still_filled(broker: Broker) -> None:
 def test_a_queue_that_is_being_uploaded_expires_in_a_later_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tieredstore.access.retention.BUSY_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("tieredstore.access.care.retention.BUSY_SECONDS_MAX", 0.0)
     broker = Broker(tmp_path, reserve_hours=2)
     broker.open()
     broker.fill(5, kept_from=5)

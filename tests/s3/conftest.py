@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.s3.moto_server import Door, moto_server
+
 if TYPE_CHECKING:
     from s3fs import S3FileSystem
 
@@ -40,6 +42,13 @@ def s3_endpoint(s3_environment: None) -> Iterator[str]:
         yield f"http://{host}:{port}"
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def moto(s3_environment: None) -> Iterator[tuple[str, Door]]:
+    """The address of a server that counts requests and breaks them on demand, and its door."""
+    with moto_server() as served:
+        yield served
 
 
 @pytest.fixture

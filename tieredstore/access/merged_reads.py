@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from tieredstore.access.fetcher import Fetcher
 from tieredstore.access.read_decision import ReadDecision
+from tieredstore.access.reads.fetcher import Fetcher
 from tieredstore.codec.record_fields import (
     LOG_OFFSET_POSITION,
     SYS_FLAG_POSITION,

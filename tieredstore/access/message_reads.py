@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from tieredstore.access.fetcher import Fetcher
 from tieredstore.access.read_decision import ReadDecision
+from tieredstore.access.reads.fetcher import Fetcher
 from tieredstore.driver.message_store import MessageFilter, MessageStore
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, MESSAGES_OUT, Metrics
 from tieredstore.driver.runtime import Runtime

@@ -6,8 +6,8 @@ What lives here: the storage levels as decisions. Reading itself is in `message_
 
 from __future__ import annotations
 
-from tieredstore.access.fetcher import Fetcher
-from tieredstore.access.topic_filter import TopicFilter
+from tieredstore.access.reads.fetcher import Fetcher
+from tieredstore.access.upload.topic_filter import TopicFilter
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.model.values import StorageLevel
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tieredstore.access.dispatcher import Dispatcher
+from tieredstore.access.upload.dispatcher import Dispatcher
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.messages import DispatchRequest

@@ -6,7 +6,7 @@ What lives here: `health_of`. The values are in `health`.
 from __future__ import annotations
 
 from tieredstore.access.health import CacheHealth, QueueHealth, TierHealth
-from tieredstore.access.read_ahead import ReadCache
+from tieredstore.access.reads.read_ahead import ReadCache
 from tieredstore.access.tiered_reads import OpenTier
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.model.values import QueueKey, StorageLevel

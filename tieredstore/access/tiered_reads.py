@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from tieredstore.access.dispatcher import Dispatcher
+from tieredstore.access.care.retention import Retention
+from tieredstore.access.care.seal_chore import SealChore
 from tieredstore.access.merged_reads import MergedReads
 from tieredstore.access.message_reads import MessageReads, MessageRequest
-from tieredstore.access.retention import Retention
-from tieredstore.access.seal_chore import SealChore
+from tieredstore.access.upload.dispatcher import Dispatcher
 from tieredstore.access.wiring import TierParts
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, MessageStore
 from tieredstore.model.errors import StoreClosedError

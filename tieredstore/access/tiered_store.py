@@ -11,19 +11,19 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Self
 
-from tieredstore.access.chores import end_chores, end_uploads, start_chores
-from tieredstore.access.dispatcher import Dispatcher
+from tieredstore.access.care.chores import end_chores, end_uploads, start_chores
+from tieredstore.access.care.retention import Retention
+from tieredstore.access.care.seal_chore import SealChore
 from tieredstore.access.health import TierHealth
 from tieredstore.access.index_protocol import Index
 from tieredstore.access.merged_reads import MergedReads
 from tieredstore.access.message_reads import MessageReads
 from tieredstore.access.read_decision import ReadDecision
-from tieredstore.access.retention import Retention
-from tieredstore.access.seal_chore import SealChore
 from tieredstore.access.store_listener import StoreListener
 from tieredstore.access.tier_health import health_of
 from tieredstore.access.tiered_reads import OpenTier, TieredReads
-from tieredstore.access.topic_filter import TopicFilter, is_system_topic
+from tieredstore.access.upload.dispatcher import Dispatcher
+from tieredstore.access.upload.topic_filter import TopicFilter, is_system_topic
 from tieredstore.access.wiring import GivenParts, TierParts, open_tier
 from tieredstore.driver import message_store
 from tieredstore.driver.message_store import MessageStore, RetentionGuard

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from tieredstore.access.fetcher import Fetcher
 from tieredstore.access.index_protocol import Index, NoIndex
+from tieredstore.access.reads.fetcher import Fetcher
 from tieredstore.driver.in_time import in_time
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
-from tieredstore.access.audit import audit
-from tieredstore.access.audit_report import AuditReport, Finding, Severity
-from tieredstore.access.rebuild import NewerCatalogueError, RebuildReport, rebuild
+from tieredstore.access.care.audit import audit
+from tieredstore.access.care.audit_report import AuditReport, Finding, Severity
+from tieredstore.access.care.rebuild import NewerCatalogueError, RebuildReport, rebuild
 from tieredstore.access.wiring import catalogue_of, provider_of
 from tieredstore.cli.choice import known_names
 from tieredstore.cli.failures import CommandError, ExitCode

@@ -1,0 +1,118 @@
+"""Whether an object store may be written to: proved once, and kept beside the data.
+
+What lives here: `Certification`: when a store is asked, where the outcome is kept, and what
+follows from it. What is asked is in the driver's `certify`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+import zlib
+from typing import Final
+
+from tieredstore.driver.certify import PREFIX, Certificate, certify
+from tieredstore.driver.object_client import ObjectCapabilities, ObjectClient
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    InvalidConfigError,
+    OffsetOutOfRangeError,
+    SegmentNotFoundError,
+)
+
+MODES: Final = ("require", "warn", "off")
+PAGE_KEYS: Final = 1_001  # one more than a listing's page holds
+_FORMAT: Final = 1  # of the proof: one of another number is asked for again
+
+log = logging.getLogger(__name__)
+
+
+class Certification:
+    """Asks a store for proof before the first write, once for each kind of client.
+
+    * The outcome is an object, so the next process does not ask again. One that failed is asked
+      again where it is required: somebody may have mended the store.
+    * What a client says itself that its store does not do is no reason to refuse: it is logged.
+    * With `warn` a store that fails is written to nevertheless; with `off` none is asked.
+    """
+
+    def __init__(self, mode: str = "require", *, page_keys: int = PAGE_KEYS) -> None:
+        if mode not in MODES:
+            raise InvalidConfigError(f"certify: {mode!r} is none of {', '.join(MODES)}")
+        self._mode = mode
+        self._page_keys = page_keys
+        self._guard = threading.Lock()
+        self._is_done = mode == "off"
+
+    def check(self, client: ObjectClient) -> None:
+        """BackendRefusedError for a store that is not to be trusted, at every call."""
+        if self._is_done:
+            return
+        with self._guard:
+            if not self._is_done:
+                self._judge(self._certificate(client), client)
+                self._is_done = True
+
+    def _certificate(self, client: ObjectClient) -> Certificate:
+        key = certificate_key(client)
+        kept = _kept(client, key)
+        if kept is not None and (self._mode == "warn" or not _problems(kept, client.capabilities)):
+            return kept
+        log.info("%s: asking for proof that it can hold a tier", client.describe())
+        found = certify(client, page_keys=self._page_keys)
+        keep(client, found)
+        return found
+
+    def _judge(self, certificate: Certificate, client: ObjectClient) -> None:
+        summary = certificate.summary()
+        if _problems(certificate, client.capabilities):
+            if self._mode == "require":
+                raise BackendRefusedError(
+                    client.describe(), "write", f"{summary}; certify=warn writes nevertheless"
+                )
+            log.warning("%s; it is written to nevertheless", summary)
+        elif not certificate.passed:
+            log.warning("%s; its client says so itself: run one writer only", summary)
+        else:
+            log.info("%s", summary)
+
+
+def certificate_key(client: ObjectClient) -> str:
+    """Where the proof for this client of this store is kept.
+
+    Another client may do otherwise, and a bucket may have been copied from another store.
+    """
+    return f"{PREFIX}/certificate-{zlib.crc32(client.describe().encode()):08x}.json"
+
+
+def keep(client: ObjectClient, certificate: Certificate) -> None:
+    """Have later processes find it, in place of an older one."""
+    text = f"{_FORMAT}\n{certificate.to_json()}"
+    nonce = {"nonce": uuid.uuid4().hex}
+    client.put(certificate_key(client), text.encode(), metadata=nonce, if_absent=False)
+
+
+def _kept(client: ObjectClient, key: str) -> Certificate | None:
+    try:
+        data = client.get_range(key, 0, client.head(key).size)
+    except (SegmentNotFoundError, OffsetOutOfRangeError):
+        return None
+    try:
+        number, _, text = data.decode().partition("\n")
+        found = Certificate.from_json(text) if number == str(_FORMAT) else None
+    except ValueError:
+        return None
+    return found if found is not None and found.client == client.describe() else None
+
+
+def _problems(certificate: Certificate, known: ObjectCapabilities) -> list[str]:
+    """What failed and was promised."""
+    excused: set[str] = set()
+    if not known.metadata:
+        excused.add("metadata")
+    if not known.create_only:
+        excused.add("create-only-race")
+    if not known.if_match:
+        excused.update(("if-match", "if-match-race"))
+    return [each.check for each in certificate.failures if each.check not in excused]

@@ -1,0 +1,180 @@
+"""What a tier asks of an object store: few requests, tried again, and puts settled by looking.
+
+What lives here: `ObjectCalls`. Trying again is the driver's; here every object that is put gets a
+nonce and, where it is known before, the checksum, and ranges near each other become one request.
+What the objects mean is not known here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from tieredstore.driver.object_client import (
+    ListedKey,
+    ObjectClient,
+    ObjectExistsError,
+    ObjectFacts,
+    Range,
+)
+from tieredstore.driver.object_retry import RetryingClient
+from tieredstore.driver.retry import RetryPolicy
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import Buffer
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    SegmentNotFoundError,
+    TieredStoreError,
+)
+from tieredstore.providers.object_checksum import crc32c
+
+NONCE: Final = "tiered-nonce"
+CHECKSUM: Final = "tiered-crc32c"
+EPOCH: Final = "tiered-epoch"
+
+RANGE_BYTES_MAX: Final = 8 << 20  # the optimum of one GET
+_MERGE_GAP_BYTES: Final = 64 << 10  # reading so much for nothing is cheaper than one more GET
+
+
+class ObjectCalls:
+    """One client, with retries.
+
+    * A put is create-only and repeated until it is known what became of it.
+    * Every read is as long as was asked. Ranges near each other are one request, long ones several.
+    """
+
+    def __init__(self, client: ObjectClient, runtime: Runtime, policy: RetryPolicy) -> None:
+        self.client = RetryingClient(client, policy, runtime)
+        self._writer = uuid.uuid4().hex
+        self._number = itertools.count()
+
+    def head(self, key: str) -> ObjectFacts | None:
+        """What there is; None if nothing."""
+        try:
+            return self.client.head(key)
+        except SegmentNotFoundError:
+            return None
+
+    def get(self, key: str) -> bytes | None:
+        """A whole small object; None if there is none."""
+        facts = self.head(key)
+        try:
+            return None if facts is None else self.ranges([Range(key, 0, facts.size)])[0]
+        except SegmentNotFoundError:
+            return None
+
+    def listed(self, prefix: str) -> list[ListedKey]:
+        return list(self.client.list(prefix))
+
+    def put(self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None) -> None:
+        """A new object. ObjectExistsError where one lies there that is not this very put's."""
+        mine = {**(metadata or {}), NONCE: self.nonce(), CHECKSUM: f"{crc32c(data):08x}"}
+
+        try:
+            self.client.put(key, data, metadata=mine, if_absent=True)
+        except ObjectExistsError:  # of an attempt whose reply was lost, or somebody else's
+            if not self._is_mine(key, mine, data):
+                raise
+
+    def put_stream(
+        self, key: str, blocks: Iterable[Buffer], *, metadata: Mapping[str, str]
+    ) -> bool:
+        """A new object from a stream that can be read once; False and none if it has no bytes.
+
+        After a lost reply the store is asked. BackendUnavailableError where there is nothing:
+        whoever has the source starts over.
+        """
+        mine = {**metadata, NONCE: self.nonce()}
+        try:
+            return self.client.put_stream(key, blocks, metadata=mine, if_absent=True) is not None
+        except (BackendUnavailableError, ObjectExistsError):
+            found = self.head(key)
+            if found is None or found.metadata.get(NONCE) != mine[NONCE]:
+                raise
+            return True
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """All of them; the first error where some are still there. What is absent is no error."""
+        for error in self.client.delete_many(list(keys)).values():
+            if not isinstance(error, SegmentNotFoundError):
+                raise error
+
+    def ranges(self, wanted: Sequence[Range]) -> list[bytes]:
+        """Each range, in order; SegmentNotFoundError where an object is gone."""
+        found = self.ranges_or_errors(wanted)
+        for each in found:
+            if isinstance(each, TieredStoreError):
+                raise each
+        return [each for each in found if isinstance(each, bytes)]
+
+    def ranges_or_errors(self, wanted: Sequence[Range]) -> list[bytes | TieredStoreError]:
+        """Each range or its error: one failure never touches another."""
+        requests, places = _merged(wanted)
+        got = self._got(requests)
+        found: list[bytes | TieredStoreError] = []
+        for each, (first, last) in zip(wanted, places, strict=True):
+            pieces: list[bytes] = []
+            failure: TieredStoreError | None = None
+            for number in range(first, last):
+                piece, request = got[number], requests[number]
+                if isinstance(piece, TieredStoreError):
+                    failure = piece
+                    break
+                begin = max(each.start - request.start, 0)
+                end = each.start + each.length - request.start
+                whole = begin == 0 and end >= len(piece)
+                pieces.append(piece if whole else piece[begin:end])
+            if failure is not None:
+                found.append(failure)
+            else:
+                found.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        return found
+
+    def _got(self, requests: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
+        if len(requests) != 1:
+            return self.client.get_ranges(requests) if requests else []
+        try:
+            only = requests[0]
+            return [self.client.get_range(only.key, only.start, only.length)]
+        except TieredStoreError as error:
+            return [error]
+
+    def nonce(self) -> str:
+        """Like no other, in this process and in any other."""
+        return f"{self._writer}-{os.getpid()}-{next(self._number)}"
+
+    def _is_mine(self, key: str, mine: Mapping[str, str], data: bytes) -> bool:
+        found = self.client.head(key)
+        if NONCE in found.metadata:
+            return found.metadata[NONCE] == mine[NONCE]
+        # A client that keeps no metadata: the bytes themselves tell.
+        return found.size == len(data) and self.client.get_range(key, 0, found.size) == data
+
+
+def _merged(wanted: Sequence[Range]) -> tuple[list[Range], list[tuple[int, int]]]:
+    """The requests to make, and for each range those that hold it: from the first, to behind the
+    last. Ranges that are not sorted are not merged."""
+    requests: list[Range] = []
+    places: list[tuple[int, int]] = []
+    for each in wanted:
+        last = requests[-1] if requests else None
+        if not each.length:
+            places.append((len(requests), len(requests)))
+            continue
+        if last is not None and last.key == each.key and last.start <= each.start:
+            end = each.start + each.length
+            near = each.start <= last.start + last.length + _MERGE_GAP_BYTES
+            if near and end - last.start <= RANGE_BYTES_MAX:
+                length = max(last.length, end - last.start)
+                requests[-1] = Range(last.key, last.start, length)
+                places.append((len(requests) - 1, len(requests)))
+                continue
+        first = len(requests)
+        for start in range(each.start, each.start + each.length, RANGE_BYTES_MAX):
+            length = min(RANGE_BYTES_MAX, each.start + each.length - start)
+            requests.append(Range(each.key, start, length))
+        places.append((first, len(requests)))
+    return requests, places

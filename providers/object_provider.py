@@ -1,0 +1,246 @@
+"""A tier in an object store: S3 and its kin, and whatever else has an `ObjectClient`.
+
+What lives here: the provider: opening and listing segments, and moving many at a time. What a
+segment is made of is in `object_segment`, who may write in `writer_epoch`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Final
+
+from tieredstore.driver.metrics import Metrics
+from tieredstore.driver.object_client import ListedKey, ObjectClient, ObjectExistsError, Range
+from tieredstore.driver.object_requests import CountedClient, PriceTable
+from tieredstore.driver.provider import (
+    Leftover,
+    ListedSegment,
+    SegmentProvider,
+    SegmentRead,
+    WritePair,
+    refuse_existing,
+)
+from tieredstore.driver.retry import RetryPolicy
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import Buffer, FileSegment, check_queue_path
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    PositionMismatchError,
+    TieredStoreError,
+)
+from tieredstore.model.values import SegmentType
+from tieredstore.providers import object_leftovers
+from tieredstore.providers.broker_parts import BrokerParts
+from tieredstore.providers.certified import Certification
+from tieredstore.providers.object_calls import EPOCH, ObjectCalls
+from tieredstore.providers.object_layout import ObjectLayout, parts_below
+from tieredstore.providers.object_parts import Part, SealedObject, segments_of
+from tieredstore.providers.object_round import ObjectRound
+from tieredstore.providers.object_segment import ObjectFileSegment, bare
+from tieredstore.providers.sealing import put_mark, remove_late_object, remove_parts
+from tieredstore.providers.writer_epoch import Boundary, newest_boundary
+
+PARTS_MAX: Final = 1_000
+LISTING_MS: Final = 1_000  # a reader's listing that is older is made anew
+
+
+class ObjectProvider(SegmentProvider):
+    """Segments of one cluster in one object store.
+
+    * Requests are tried again here, one by one: a wrapper that retries is not needed around it.
+    * Nothing is shared with a process that was forked off: that one lists, and claims, for itself.
+    * A writer that another one has taken over from raises WriterStalledError from then on.
+    * `certification` asks the store for proof before the first write; without it none is asked.
+    * `counted` knows how many requests were made, and about what they cost.
+    """
+
+    retries_itself = True
+
+    def __init__(
+        self,
+        client: ObjectClient,
+        cluster: str,
+        runtime: Runtime,
+        *,
+        retry: RetryPolicy | None = None,
+        prices: PriceTable | None = None,
+        certification: Certification | None = None,
+        parts_max: int = PARTS_MAX,
+        listing_ms: int = LISTING_MS,
+    ) -> None:
+        super().__init__(runtime)
+        self.counted = CountedClient(client, prices=prices)
+        self._certification = certification or Certification("off")
+        self._layout = ObjectLayout(cluster)
+        self._requests = ObjectCalls(self.counted, runtime, retry or RetryPolicy())
+        self._parts_max = parts_max
+        self._listing_ms = listing_ms
+        self._brokers: dict[tuple[int, str], BrokerParts] = {}
+
+    def open(self, path: str, type: SegmentType, base: int) -> ObjectFileSegment:
+        check_queue_path(path, base)
+        return ObjectFileSegment(
+            self._broker_of(path),
+            self._layout.segment_key(path, type, base),
+            path,
+            type,
+            base,
+            parts_max=self._parts_max,
+        )
+
+    def list(self, prefix: str = "") -> Iterator[ListedSegment]:
+        wanted = [part for part in prefix.split("/") if part]
+        try:
+            check_queue_path("/".join([*wanted, *["0"] * (3 - len(wanted))]), base=0)
+        except BackendRefusedError:
+            return  # no segment has such a path
+        below = self._layout.below(prefix)
+        # The parts before the sealed objects: what is sealed in between is seen twice, not never.
+        parts = self._requests.listed(parts_below(below))
+        sealed = self._requests.listed(below)
+        boundaries: dict[str, Boundary] = {}
+        found: dict[str, int] = {}
+        for broker, listed in self._by_broker(parts):
+            boundary = boundaries.setdefault(broker, self._boundary(broker))
+            for key, segment in segments_of(listed, boundary).segments.items():
+                found[key] = segment.end
+        for each in sealed:
+            name = self._layout.segment_of(each.key)
+            if name is None:
+                continue
+            if name.broker not in boundaries:
+                boundaries[name.broker] = self._boundary(name.broker)
+            if self._counts(each, boundaries[name.broker]):
+                found[each.key] = each.size
+        for key, size in found.items():
+            name = self._layout.segment_of(key)
+            if name is not None and size:
+                yield ListedSegment(name.path, name.type, name.base, size)
+
+    def read_many(self, reads: Sequence[SegmentRead]) -> Sequence[bytes]:
+        """Ranges near each other are one request; what moved meanwhile is read again alone."""
+        segments = [bare(read.segment) for read in reads]
+        wanted: list[list[tuple[Part | None, Range]]] = []
+        for segment, read in zip(segments, reads, strict=True):
+            wanted.append(segment.ranges(read.position, read.length)[0])
+        flat = [(number, n) for number, each in enumerate(wanted) for n in range(len(each))]
+        flat.sort(key=lambda place: _place(wanted[place[0]][place[1]][1]))
+        got = self._requests.ranges_or_errors([wanted[a][b][1] for a, b in flat])
+        pieces: dict[tuple[int, int], bytes | TieredStoreError] = dict(zip(flat, got, strict=True))
+        results: list[bytes] = []
+        for number, (segment, read) in enumerate(zip(segments, reads, strict=True)):
+            mine = [pieces[number, n] for n in range(len(wanted[number]))]
+            whole = [piece for piece in mine if isinstance(piece, bytes)]
+            if len(whole) == len(mine):
+                results.append(segment.joined(whole, wanted[number]))
+            else:
+                results.append(segment.read(read.position, read.length))
+        return results
+
+    def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
+        """One put a write, and a few looks for all of them."""
+        return ObjectRound(self._runtime.dispatch, pairs).send()
+
+    def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
+        """Straight to its sealed key, by multipart where it is long."""
+        inner = bare(segment)
+        refuse_existing(inner)
+        broker = self._broker_of(inner.queue_path)()
+        epoch = broker.claimed()
+        parts = broker.segment(inner.path)
+        with parts.guard:
+            put_mark(broker, parts)
+            counted = _Counted(blocks)
+            try:
+                made = self._requests.put_stream(inner.path, counted, metadata={EPOCH: str(epoch)})
+            except ObjectExistsError as error:
+                found = remove_late_object(broker, inner.path)
+                if found is None:
+                    raise BackendUnavailableError(inner.path, "create", str(error)) from error
+                raise PositionMismatchError(inner.path, expected=0, actual=found.size) from error
+            broker.looks.now()
+            if made:
+                parts.sealed = SealedObject(size=counted.bytes, epoch=epoch, checksum=None)
+            remove_parts(self._requests, parts)
+        return counted.bytes
+
+    def refresh(self) -> None:
+        for (process, _), broker in [*self._brokers.items()]:
+            if process == os.getpid():
+                broker.refresh()
+
+    def report_to(self, metrics: Metrics) -> None:
+        self.counted.report_to(metrics)
+
+    def leftovers(self, prefix: str = "") -> Sequence[Leftover]:
+        return object_leftovers.leftovers(self._requests, self._layout, prefix)
+
+    def remove_leftovers(self, leftovers: Sequence[Leftover]) -> None:
+        object_leftovers.remove(self._requests, leftovers)
+
+    def close(self) -> None:
+        self.counted.close()
+
+    def _broker_of(self, path: str) -> Callable[[], BrokerParts]:
+        """The table of the broker, of whichever process asks."""
+        broker = path.split("/", 1)[0]
+
+        def table() -> BrokerParts:
+            place = os.getpid(), broker
+            return self._brokers.get(place) or self._brokers.setdefault(
+                place,
+                BrokerParts(
+                    self._requests,
+                    self._layout,
+                    broker,
+                    self._runtime.clock,
+                    listing_ms=self._listing_ms,
+                    before_claim=self._check_store,
+                ),
+            )
+
+        return table
+
+    def _check_store(self) -> None:
+        self._certification.check(self._requests.client)
+
+    def _by_broker(self, listed: Iterable[ListedKey]) -> Iterator[tuple[str, Sequence[ListedKey]]]:
+        grouped: dict[str, list[ListedKey]] = {}
+        start = len(parts_below(self._layout.below("")))
+        for each in listed:
+            grouped.setdefault(each.key[start:].split("/", 1)[0], []).append(each)
+        yield from grouped.items()
+
+    def _boundary(self, broker: str) -> Boundary:
+        return newest_boundary(self._requests, self._layout, broker)
+
+    def _counts(self, listed: ListedKey, boundary: Boundary) -> bool:
+        if not listed.size:
+            return False
+        if not boundary.is_fenced(listed.key):
+            return True
+        facts = self._requests.head(listed.key)
+        if facts is None:
+            return False
+        epoch = facts.metadata.get(EPOCH)
+        return boundary.counts_sealed(listed.key, None if epoch is None else int(epoch))
+
+
+class _Counted:
+    """A stream that knows how long it was."""
+
+    def __init__(self, blocks: Iterable[Buffer]) -> None:
+        self._blocks = blocks
+        self.bytes = 0
+
+    def __iter__(self) -> Iterator[Buffer]:
+        for block in self._blocks:
+            self.bytes += memoryview(block).nbytes
+            yield block
+
+
+def _place(wanted: Range) -> tuple[str, int]:
+    return wanted.key, wanted.start

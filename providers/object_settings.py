@@ -1,0 +1,118 @@
+"""What an object store's clients need to know, out of the settings of a store.
+
+What lives here: `ObjectStoreSettings`. Which client is made of it is in `object_clients.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from tieredstore.driver.object_requests import PriceTable
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.setting import Secret
+
+if TYPE_CHECKING:
+    from tieredstore.model.config import StoreConfig
+
+ADDRESSINGS: Final = ("auto", "path", "virtual")
+CHECKSUMS: Final = ("", "crc32", "crc32c", "sha256", "crc64nvme")
+ENCRYPTIONS: Final = ("", "AES256", "aws:kms")
+CLIENTS: Final = ("auto", "s3fs", "obstore")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStoreSettings:
+    """One bucket and prefix of one store; checked when built. Secrets show in no repr."""
+
+    bucket: str
+    prefix: str = ""
+    endpoint: str = ""
+    region: str = ""
+    access_key: str = field(default="", repr=False)
+    secret_key: str = field(default="", repr=False)
+    session_token: str = field(default="", repr=False)
+    addressing: str = "auto"
+    storage_class: str = ""
+    encryption: str = ""
+    encryption_key: str = ""
+    conditional_put: bool = True
+    etag_quoting: bool = True
+    checksum: str = ""
+    connect_timeout_ms: int = 5_000
+    request_timeout_ms: int = 60_000
+    connections_max: int = 64
+    client: str = "auto"
+    prices: PriceTable = field(default_factory=PriceTable)
+
+    def __post_init__(self) -> None:
+        if not self.bucket or "/" in self.bucket:
+            raise InvalidConfigError(f"bucket: {self.bucket!r} is no bucket's name")
+        for name, known in (
+            ("addressing", ADDRESSINGS),
+            ("checksum", CHECKSUMS),
+            ("encryption", ENCRYPTIONS),
+            ("client", CLIENTS),
+        ):
+            if getattr(self, name) not in known:
+                listed = ", ".join(repr(each) for each in known)
+                raise InvalidConfigError(f"{name}: {getattr(self, name)!r} is none of {listed}")
+        if bool(self.access_key) != bool(self.secret_key):
+            raise InvalidConfigError("access_key and secret_key go together")
+        if self.endpoint and "://" not in self.endpoint:
+            # RocketMQ's own examples leave the scheme out
+            object.__setattr__(self, "endpoint", f"https://{self.endpoint}")
+        if "@" in self.endpoint:
+            raise InvalidConfigError("endpoint: holds credentials; give them apart")
+        for name in ("access_key", "secret_key", "session_token"):
+            object.__setattr__(self, name, Secret(getattr(self, name)))
+        object.__setattr__(self, "prefix", key_prefix(self.prefix))
+
+    @classmethod
+    def from_config(cls, config: StoreConfig) -> ObjectStoreSettings:
+        return cls(
+            bucket=config.bucket,
+            prefix=config.prefix,
+            endpoint=config.endpoint,
+            region=config.region,
+            access_key=config.access_key,
+            secret_key=config.secret_key,
+            session_token=config.session_token,
+            addressing=config.addressing,
+            storage_class=config.storage_class,
+            encryption=config.encryption,
+            encryption_key=config.encryption_key,
+            conditional_put=config.conditional_put,
+            etag_quoting=config.etag_quoting,
+            checksum=config.checksum,
+            connect_timeout_ms=config.connect_timeout_ms,
+            request_timeout_ms=config.request_timeout_ms,
+            connections_max=config.connections_max,
+            client=config.object_client,
+            prices=PriceTable.parse(config.request_prices),
+        )
+
+    @property
+    def path_addressing(self) -> bool:
+        """Whether the bucket goes into the path: by default with every endpoint but AWS's own."""
+        if self.addressing == "auto":
+            return bool(self.endpoint) and "amazonaws.com" not in self.endpoint
+        return self.addressing == "path"
+
+    def place(self) -> str:
+        """Where it is, for logs and errors."""
+        at = f" at {self.endpoint}" if self.endpoint else ""
+        return f"s3://{self.bucket}/{self.prefix}{at}"
+
+    def leaks_into(self, text: str) -> bool:
+        """Whether a text quotes one of the secrets."""
+        secrets = (self.access_key, self.secret_key, self.session_token)
+        return any(secret and secret in text for secret in secrets)
+
+
+def key_prefix(prefix: str) -> str:
+    """A prefix that ends with a slash, or none: `tier` never means `tier-2` too."""
+    stripped = prefix.strip("/")
+    if "//" in stripped or "\0" in stripped or {".", ".."} & set(stripped.split("/")):
+        raise InvalidConfigError(f"prefix: {prefix!r} is no prefix of keys")
+    return f"{stripped}/" if stripped else ""

@@ -1,0 +1,111 @@
+"""Setting a bucket up, with boto3: never on the way of a read or a write.
+
+What lives here: `create_bucket` and the lifecycle rule for uploads that a crash left behind.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from tieredstore.model.errors import BackendError, InvalidConfigError, TieredStoreError
+from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.s3_errors import error_of_reply, one_line
+
+ABORT_RULE: Final = "tieredstore-abandoned-uploads"
+ABORT_DAYS: Final = 2
+
+
+def create_bucket(settings: ObjectStoreSettings, *, abort_days: int = ABORT_DAYS) -> None:
+    """A private bucket that throws abandoned uploads away; idempotent.
+
+    One that is there already and ours stays as it is but for the rule; rules of others are kept.
+    """
+    client = admin_client(settings)
+    asked: dict[str, Any] = {"Bucket": settings.bucket}
+    region = client.meta.region_name
+    if region and region not in ("us-east-1", "aws-global"):
+        asked["CreateBucketConfiguration"] = {"LocationConstraint": region}
+    with _translated(settings, "create_bucket"):
+        try:
+            client.create_bucket(**asked)
+        except client.exceptions.BucketAlreadyOwnedByYou:
+            pass
+    abort_abandoned_uploads(settings, days=abort_days)
+
+
+def abort_abandoned_uploads(settings: ObjectStoreSettings, *, days: int = ABORT_DAYS) -> None:
+    """Have the store itself throw uploads below the prefix away when they are `days` old."""
+    if days < 1:
+        raise InvalidConfigError("abort_days: a store counts whole days, from 1")
+    client = admin_client(settings)
+    rule = {
+        "ID": f"{ABORT_RULE}-{settings.prefix.strip('/')}".strip("-"),
+        "Status": "Enabled",
+        "Filter": {"Prefix": settings.prefix},
+        "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": days},
+    }
+    with _translated(settings, "put_bucket_lifecycle"):
+        others = [kept for kept in _rules(client, settings.bucket) if kept.get("ID") != rule["ID"]]
+        client.put_bucket_lifecycle_configuration(
+            Bucket=settings.bucket, LifecycleConfiguration={"Rules": [*others, rule]}
+        )
+
+
+def admin_client(settings: ObjectStoreSettings) -> Any:
+    """boto3's client with these settings; the usual chain where no keys are given."""
+    try:
+        boto3: Any = importlib.import_module("boto3")
+        config: Any = importlib.import_module("botocore.config").Config
+    except ImportError as error:
+        raise InvalidConfigError("this needs boto3: pip install 'tieredstore[s3]'") from error
+    style = "path" if settings.path_addressing else settings.addressing
+    with _translated(settings, "connect"):
+        return boto3.session.Session().client(
+            "s3",
+            endpoint_url=settings.endpoint or None,
+            region_name=settings.region or None,
+            aws_access_key_id=str(settings.access_key) or None,
+            aws_secret_access_key=str(settings.secret_key) or None,
+            aws_session_token=str(settings.session_token) or None,
+            config=config(
+                connect_timeout=settings.connect_timeout_ms / 1000,
+                read_timeout=settings.request_timeout_ms / 1000,
+                s3={"addressing_style": style},
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+            ),
+        )
+
+
+def _rules(client: Any, bucket: str) -> list[dict[str, Any]]:
+    from botocore.exceptions import ClientError
+
+    try:
+        rules: list[dict[str, Any]] = client.get_bucket_lifecycle_configuration(Bucket=bucket)[
+            "Rules"
+        ]
+    except ClientError as error:
+        if error.response["Error"]["Code"] == "NoSuchLifecycleConfiguration":
+            return []
+        raise
+    return rules
+
+
+@contextmanager
+def _translated(settings: ObjectStoreSettings, operation: str) -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        said = error.response.get("Error", {})
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        ours: TieredStoreError = error_of_reply(
+            settings.bucket, operation, status=status, code=str(said.get("Code", ""))
+        )
+        raise ours from (None if settings.leaks_into(repr(error)) else error)
+    except BotoCoreError as error:
+        raise BackendError(settings.bucket, operation, one_line(str(error))) from error

@@ -1,0 +1,167 @@
+"""How the parts of a segment become one object.
+
+What lives here: `seal`, step by step, each of which may be the last before a crash:
+
+    1  a mark says that a sealed object may be there
+    2  a look: whoever claims a newer epoch from now on sees the mark, and fences what lands late
+    3  the parts are read in order and put as one object, where there is none yet
+    4  another look: the object counts
+    5  the parts are deleted, and then the mark
+
+Up to step 4 the parts count, from then on the object. Done again, each step finds what it did.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from tieredstore.driver.object_client import ObjectExistsError, Range
+from tieredstore.driver.segment import Buffer
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+)
+from tieredstore.providers.broker_parts import BrokerParts
+from tieredstore.providers.object_calls import CHECKSUM, EPOCH, ObjectCalls
+from tieredstore.providers.object_checksum import crc32c, joined
+from tieredstore.providers.object_layout import Mark, mark_key
+from tieredstore.providers.object_parts import Part, SealedObject, SegmentParts
+
+_BATCH_BYTES: Final = 8 << 20  # of parts read at a time; twice as much is in memory at most
+
+log = logging.getLogger(__name__)
+
+
+def seal(broker: BrokerParts, segment: SegmentParts) -> None:
+    """Make the parts one object; under the guard of the segment, with its epoch claimed."""
+    requests, epoch = broker.requests, broker.claimed()
+    if segment.sealed is None:
+        put_mark(broker, segment)
+        parts = [_with_checksum(part, requests) for part in segment.parts]
+        segment.take(parts)
+        sealed = _put_object(broker, segment, epoch) or _put_object(broker, segment, epoch)
+        if sealed is None:
+            raise BackendUnavailableError(segment.key, "seal", "late objects are in the way")
+        broker.looks.now()
+        segment.sealed = sealed
+    remove_parts(requests, segment)
+
+
+def put_mark(broker: BrokerParts, segment: SegmentParts) -> None:
+    """Steps 1 and 2."""
+    mark = mark_key(segment.key, Mark.SEALING, broker.claimed())
+    if mark not in segment.marks:
+        try:
+            broker.requests.put(mark, b"")
+        except ObjectExistsError:
+            log.debug("%s was marked before", segment.key)
+        segment.marks += (mark,)
+    broker.looks.now()
+    if broker.boundary.is_fenced(segment.key):
+        remove_late_object(broker, segment.key)
+
+
+def remove_late_object(broker: BrokerParts, key: str) -> SealedObject | None:
+    """Clear the way of an older writer's object that came too late; the one that counts."""
+    facts = broker.requests.head(key)
+    if facts is None:
+        return None
+    found = broker.sealed_of(facts)
+    if found is None:
+        broker.requests.delete([key])
+    return found
+
+
+def remove_parts(requests: ObjectCalls, segment: SegmentParts) -> None:
+    """Step 5. The mark goes last: while it is there, the sealed object is looked for."""
+    requests.delete([*segment.strays, *(part.key for part in segment.parts)])
+    segment.take(())
+    segment.strays = ()
+    requests.delete(segment.marks)
+    segment.marks = ()
+
+
+def _put_object(broker: BrokerParts, segment: SegmentParts, epoch: int) -> SealedObject | None:
+    """Step 3; the object that lies there afterwards. None where a late one had to be removed.
+
+    Each request is tried again by itself, so the whole is not: a store that is away is asked as
+    often as the policy says, and no more.
+    """
+    requests, parts = broker.requests, segment.parts
+    checksum = 0
+    for part in parts:
+        assert part.checksum is not None
+        checksum = joined(checksum, part.checksum, part.size)
+    mine = SealedObject(size=segment.end, epoch=epoch, checksum=checksum)
+    metadata = {EPOCH: str(epoch), CHECKSUM: f"{checksum:08x}"}
+    try:
+        requests.put_stream(segment.key, _blocks(requests, segment), metadata=metadata)
+        return mine
+    except ObjectExistsError:
+        found = remove_late_object(broker, segment.key)
+    if found is None:
+        return None
+    theirs = found.checksum
+    if found.size == mine.size and theirs is None:
+        theirs = _checksum_of(requests, found.size, segment.key)
+    if (found.size, theirs) != (mine.size, mine.checksum):
+        raise SegmentCorruptError(segment.key, "another object lies in its place", position=0)
+    return found
+
+
+def _blocks(requests: ObjectCalls, segment: SegmentParts) -> Iterator[Buffer]:
+    """All bytes in order, a few parts at a time, each compared with its checksum."""
+    running: dict[str, int] = {}
+    for batch in _batches(segment.parts):
+        if segment.delete_wanted:
+            raise SegmentNotFoundError(segment.key)
+        pieces = requests.ranges([wanted for _, wanted in batch])
+        for (part, wanted), piece in zip(batch, pieces, strict=True):
+            checksum = joined(running.pop(part.key, 0), crc32c(piece), len(piece))
+            if wanted.start + wanted.length < part.size:
+                running[part.key] = checksum
+            elif checksum != part.checksum:
+                raise SegmentCorruptError(
+                    part.key, "its checksum is another", position=part.position
+                )
+        yield from pieces
+
+
+def _batches(parts: Iterable[Part]) -> Iterator[list[tuple[Part, Range]]]:
+    """Ranges that together are no longer than a batch; a long part is several."""
+    batch: list[tuple[Part, Range]] = []
+    batch_bytes = 0
+    for part in parts:
+        for start in range(0, part.size, _BATCH_BYTES):
+            length = min(_BATCH_BYTES, part.size - start)
+            if batch_bytes + length > _BATCH_BYTES:
+                yield batch
+                batch, batch_bytes = [], 0
+            batch.append((part, Range(part.key, start, length)))
+            batch_bytes += length
+    if batch:
+        yield batch
+
+
+def _with_checksum(part: Part, requests: ObjectCalls) -> Part:
+    """What its writer said of it; what lies there now where that was lost."""
+    if part.checksum is not None:
+        return part
+    facts = requests.head(part.key)
+    if facts is None:
+        raise SegmentCorruptError(part.key, "the part is gone", position=part.position)
+    text = facts.metadata.get(CHECKSUM)
+    checksum = _checksum_of(requests, part.size, part.key) if text is None else int(text, 16)
+    return Part(part.key, part.position, part.size, part.epoch, checksum)
+
+
+def _checksum_of(requests: ObjectCalls, size: int, key: str) -> int:
+    checksum = 0
+    for start in range(0, size, _BATCH_BYTES):
+        length = min(_BATCH_BYTES, size - start)
+        (piece,) = requests.ranges([Range(key, start, length)])
+        checksum = joined(checksum, crc32c(piece), length)
+    return checksum

@@ -1,0 +1,151 @@
+"""A store proves that it keeps its word before the first write, once, or is not written to."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.providers.object_kit import CLUSTER, PATH
+from tieredstore.driver.certify import Certificate, certify
+from tieredstore.driver.object_client import ObjectClient, ObjectFacts
+from tieredstore.driver.object_wrapper import ObjectClientWrapper
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import Buffer
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    InvalidConfigError,
+)
+from tieredstore.model.values import SegmentType
+from tieredstore.providers.certified import Certification, certificate_key, keep
+from tieredstore.providers.fsspec_client import FsspecClient
+from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
+
+LOG = SegmentType.COMMIT_LOG
+PAGE_KEYS = 5
+
+
+class IgnoresConditions(ObjectClientWrapper):
+    def put(self, key: str, data: Buffer, **options: Any) -> ObjectFacts:
+        return self.inner.put(key, data, metadata=options.get("metadata"), if_absent=False)
+
+
+class Unreachable(ObjectClientWrapper):
+    def put(self, key: str, data: Buffer, **options: Any) -> ObjectFacts:
+        raise BackendUnavailableError(key, "put", "no route")
+
+
+def a_provider(client: ObjectClient, mode: str = "require") -> ObjectProvider:
+    certification = Certification(mode, page_keys=PAGE_KEYS)
+    return ObjectProvider(client, CLUSTER, Runtime.inline(), certification=certification)
+
+
+def puts_of_a_write(client: MemoryObjectClient, mode: str = "require") -> int:
+    """How many puts a new process needs for its first write."""
+    client.requests.clear()
+    segment = a_provider(client, mode).open(PATH, LOG, 0)
+    try:
+        position = segment.size()
+    except FileNotFoundError:
+        position = 0
+    segment.write(position, b"data")
+    return client.requests["put"]
+
+
+def test_the_first_write_asks_and_later_ones_and_later_processes_do_not() -> None:
+    objects = MemoryObjects()
+    provider = a_provider(MemoryObjectClient(objects))
+    segment = provider.open(PATH, LOG, 0)
+    assert objects.held_keys() == []
+    segment.write(0, b"data")
+    assert len(objects.held_keys(".certify/")) == 1
+    client = MemoryObjectClient(objects)
+    later = a_provider(client).open(PATH, LOG, 0)
+    assert later.read(0, 4) == b"data"
+    assert client.requests["put"] == 0
+    later.write(4, b"more")
+    assert client.requests["put"] == 3  # claim, boundary, part
+    later.write(8, b"more")
+    assert client.requests["put"] == 4
+
+
+def test_who_only_reads_never_asks() -> None:
+    client = MemoryObjectClient()
+    provider = a_provider(client)
+    assert list(provider.list()) == []
+    with pytest.raises(FileNotFoundError):
+        provider.open(PATH, LOG, 0).size()
+    assert client.requests["put"] == 0
+
+
+def test_a_store_that_lies_is_not_written_to() -> None:
+    objects = MemoryObjects()
+    provider = a_provider(IgnoresConditions(MemoryObjectClient(objects)))
+    for _ in range(2):
+        with pytest.raises(BackendRefusedError, match="create-only.*certify=warn"):
+            provider.open(PATH, LOG, 0).write(0, b"data")
+    assert all(key.startswith(".certify/") for key in objects.held_keys())
+
+
+def test_unless_it_is_told_otherwise(caplog: pytest.LogCaptureFixture) -> None:
+    objects = MemoryObjects()
+    for mode in ("warn", "warn", "off"):
+        caplog.clear()
+        client = IgnoresConditions(MemoryObjectClient(objects))
+        with caplog.at_level(logging.WARNING):
+            segment = a_provider(client, mode).open(PATH, LOG, 0)
+            segment.write(0, b"data")
+            segment.delete()
+        assert ("nevertheless" in caplog.text) == (mode == "warn")
+
+
+def test_a_failure_is_asked_again_only_where_it_matters() -> None:
+    objects = MemoryObjects()
+    keep(MemoryObjectClient(objects), certify_lying(objects))
+    client = MemoryObjectClient(objects)
+    assert puts_of_a_write(client, "warn") == 3
+    assert puts_of_a_write(client) > 10  # the store has been mended
+    assert puts_of_a_write(client) == 3
+
+
+def certify_lying(objects: MemoryObjects) -> Certificate:
+    found = certify(IgnoresConditions(MemoryObjectClient(objects)), page_keys=PAGE_KEYS)
+    assert not found.passed
+    honest = MemoryObjectClient(objects).describe()
+    return Certificate(client=honest, findings=found.findings, elapsed_ms=1)
+
+
+@pytest.mark.parametrize("kept", [b"", b"1\n{}", b"0\n{}", b"\xff\xfe", b"1\n"])
+def test_what_is_no_certificate_is_asked_for_again(kept: bytes) -> None:
+    client = MemoryObjectClient()
+    client.put(certificate_key(client), kept, if_absent=False)
+    assert puts_of_a_write(client) > 10
+    assert puts_of_a_write(client) == 3
+
+
+def test_a_network_that_fails_is_no_verdict() -> None:
+    objects = MemoryObjects()
+    provider = a_provider(Unreachable(MemoryObjectClient(objects)))
+    with pytest.raises(BackendUnavailableError):
+        provider.open(PATH, LOG, 0).write(0, b"data")
+    assert objects.held_keys() == []
+    assert puts_of_a_write(MemoryObjectClient(objects)) > 10
+
+
+def test_what_a_client_says_itself_is_no_reason_to_refuse(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = FsspecClient(tmp_path.as_uri())
+    assert not client.capabilities.metadata
+    with caplog.at_level(logging.WARNING):
+        a_provider(client).open(PATH, LOG, 0).write(0, b"data")
+    assert "run one writer only" in caplog.text
+
+
+def test_another_mode_is_refused() -> None:
+    with pytest.raises(InvalidConfigError, match="certify"):
+        Certification("maybe")

@@ -1,0 +1,175 @@
+"""A process dies or fails at every request: the next one goes on, nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from tests.providers.object_kit import CRASHES, FAILURES, PATH, Bucket, Process
+from tieredstore.driver.object_client import ObjectExistsError
+from tieredstore.driver.segment import FileSegment
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    PositionMismatchError,
+    SegmentNotFoundError,
+    SegmentSealedError,
+)
+from tieredstore.model.values import SegmentType
+from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
+
+LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
+INDEX_PATH = "broker-a/rmq_sys_INDEX/0"
+DATA = bytes(range(200))
+STEPS_MAX = 60
+Key = tuple[str, SegmentType, int]
+
+
+class Life:
+    """What a writer does, what was acknowledged to it, and what it asked for last."""
+
+    def __init__(self) -> None:
+        self.acknowledged: dict[Key, int] = {}
+        self.deleted: set[Key] = set()
+        self.doing: Key | None = None
+        self.doing_delete = False
+
+    def live(self, process: Process) -> None:
+        self.write(process, (PATH, LOG, 0), 0, 50)
+        self.write(process, (PATH, LOG, 0), 50, 120)
+        self.write(process, (PATH, LOG, 0), 120, 200)
+        self.write(process, (PATH, LOG, 200), 0, 30)
+        self._on(process, (PATH, LOG, 0)).seal()
+        self.write(process, (PATH, LOG, 200), 30, 60)
+        self.create(process, (INDEX_PATH, INDEX, 0))
+        self.delete(process, (PATH, LOG, 0))
+        self._on(process, (PATH, LOG, 200)).seal()
+        self.delete(process, (PATH, LOG, 200))
+        self.write(process, (PATH, QUEUE, 0), 0, 20)
+
+    def write(self, process: Process, key: Key, start: int, end: int) -> None:
+        self._on(process, key).write(start, DATA[start:end])
+        self.acknowledged[key] = end
+
+    def create(self, process: Process, key: Key) -> None:
+        process.provider.create(self._on(process, key), iter([DATA[:99], DATA[99:]]))
+        self.acknowledged[key] = len(DATA)
+
+    def delete(self, process: Process, key: Key) -> None:
+        self.doing_delete = True
+        self._on(process, key).delete()
+        self.doing_delete = False
+        del self.acknowledged[key]
+        self.deleted.add(key)
+
+    def _on(self, process: Process, key: Key) -> FileSegment:
+        self.doing = key
+        return process.open(*key)
+
+    def check(self, process: Process) -> None:
+        """What a new process finds."""
+        for key, size in self.acknowledged.items():
+            if self.doing_delete and key == self.doing:
+                continue
+            segment = process.open(*key)
+            assert segment.size() >= size
+            assert segment.read(0, segment.size()) == DATA[: segment.size()]
+        for key in self.deleted:
+            with pytest.raises(SegmentNotFoundError):
+                process.open(*key).size()
+        sizes = process.sizes()
+        assert not self.deleted & sizes.keys()
+
+    def go_on(self, process: Process) -> None:
+        """The next process does again, or goes on with, what the last one was at."""
+        key = self.doing
+        assert key is not None
+        segment = process.open(*key)
+        if self.doing_delete:
+            segment.delete()
+            self.acknowledged.pop(key, None)
+            self.deleted.add(key)
+        elif key[1] is INDEX:
+            with suppress(PositionMismatchError):  # it was whole
+                process.provider.create(segment, iter([DATA]))
+            assert segment.size() == len(DATA)
+        else:
+            try:
+                end = _end(segment)
+                if end < len(DATA):
+                    segment.write(end, DATA[end : end + 1])
+                    self.acknowledged[key] = end + 1
+            except SegmentSealedError:
+                assert segment.size() >= self.acknowledged[key]
+            segment.seal()
+            segment.seal()
+            assert len(_open_keys(process, key)) == 0
+        self.doing, self.doing_delete = None, False
+
+
+def _end(segment: FileSegment) -> int:
+    try:
+        return segment.size()
+    except SegmentNotFoundError:
+        return 0
+
+
+def _open_keys(process: Process, key: Key) -> list[str]:
+    return [each.key for each in process.client.inner.list(f".parts/{process.open(*key).path}/")]
+
+
+@pytest.mark.parametrize("fault", CRASHES)
+def test_nothing_acknowledged_is_lost_wherever_a_process_dies(fault: Fault) -> None:
+    for step in range(STEPS_MAX):
+        bucket, life = Bucket(), Life()
+        try:
+            life.live(bucket.process(Faults({step: fault})))
+        except SimulatedCrash:
+            life.check(bucket.process())
+            after = bucket.process()
+            life.check(after)
+            life.go_on(after)
+            life.check(after)
+            life.check(bucket.process())
+        else:
+            assert step > 30
+            return
+    pytest.fail("more steps than were tried")
+
+
+@pytest.mark.parametrize("fault", FAILURES)
+def test_one_failure_of_any_request_is_tried_again(fault: Fault) -> None:
+    def run(faults: Faults) -> Callable[[], int]:
+        bucket, life = Bucket(), Life()
+        life.live(bucket.process(faults, retries=3))
+        life.check(bucket.process())
+        assert life.acknowledged.keys() == {(INDEX_PATH, INDEX, 0), (PATH, QUEUE, 0)}
+        return lambda: faults.steps
+
+    steps = run(Faults())()
+    for step in range(steps):
+        run(Faults({step: fault}))
+
+
+@pytest.mark.parametrize("fault", FAILURES)
+def test_a_writer_whose_requests_fail_finds_out_where_it_is_and_goes_on(fault: Fault) -> None:
+    """No retries below: each failure is seen, and the writer does as the tier does."""
+    for step in range(STEPS_MAX):
+        bucket = Bucket()
+        process = bucket.process(Faults({step: fault}))
+        done = 0
+        for number in range(3):
+            end = 60 * (number + 1)
+            while done < end:
+                segment = process.open(PATH, LOG, 0)
+                try:
+                    segment.write(done, DATA[done:end])
+                    done = end
+                except (BackendUnavailableError, ObjectExistsError):
+                    done = max(done, _end(segment))
+                assert _end(segment) >= done
+        assert bucket.process().open(PATH, LOG, 0).read(0, 180) == DATA[:180]
+        if process.client.faults.steps <= step:
+            return
+    pytest.fail("more steps than were tried")

@@ -1,0 +1,62 @@
+"""The object store provider passes the shipped contracts over the double, bare and wrapped."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tieredstore.driver.metrics import MeasuredProvider, NoMetrics
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import FileSegment
+from tieredstore.model.values import SegmentType
+from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
+from tieredstore.testing.provider_contract import SegmentProviderContract
+from tieredstore.testing.segment_contract import FileSegmentContract
+from tieredstore.testing.segment_machine import SegmentMachine
+
+LOG = SegmentType.COMMIT_LOG
+CLUSTER = "DefaultCluster"
+
+
+class TestObjectFileSegment(FileSegmentContract):
+    seals_for_good = True
+
+    @pytest.fixture(autouse=True)
+    def _provider(self) -> None:
+        self.provider = ObjectProvider(MemoryObjectClient(), CLUSTER, Runtime.inline())
+
+    def open_segment(self, path: str) -> FileSegment:
+        return self.provider.open(path, LOG, 0)
+
+
+def test_any_history_with_restarts_equals_that_of_a_byte_string() -> None:
+    """Each new handle is that of a new process, which takes over as the writer."""
+    objects = MemoryObjects()
+
+    class Machine(SegmentMachine):
+        seals_for_good = True
+
+        def open_segment(self, path: str) -> FileSegment:
+            provider = ObjectProvider(
+                MemoryObjectClient(objects), CLUSTER, Runtime.inline(), listing_ms=0
+            )
+            return provider.open(path, LOG, 0)
+
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(max_examples=50, stateful_step_count=30, deadline=None),
+    )
+
+
+class TestObjectProvider(SegmentProviderContract):
+    def open_provider(self, runtime: Runtime) -> SegmentProvider:
+        return ObjectProvider(MemoryObjectClient(), CLUSTER, runtime)
+
+
+class TestMeasuredObjectProvider(SegmentProviderContract):
+    def open_provider(self, runtime: Runtime) -> SegmentProvider:
+        provider = ObjectProvider(MemoryObjectClient(), CLUSTER, runtime)
+        return MeasuredProvider(provider, NoMetrics(), runtime)

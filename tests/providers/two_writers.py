@@ -1,0 +1,72 @@
+"""Two writers of one segment, for tests: the older one stalls, and the newer one takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.providers.object_kit import PATH, Bucket, Process
+from tieredstore.driver.segment import FileSegment
+from tieredstore.model.errors import SegmentNotFoundError
+from tieredstore.model.values import SegmentType
+from tieredstore.providers.writer_epoch import WriterStalledError
+
+LOG = SegmentType.COMMIT_LOG
+
+
+def stalls(
+    process: Process, when: Callable[[str, str], bool], meanwhile: Callable[[], None]
+) -> None:
+    """Before the first request like this, everything of `meanwhile` happens."""
+    done = False
+
+    def before(operation: str, key: str) -> None:
+        nonlocal done
+        if not done and when(operation, key):
+            done = True
+            meanwhile()
+
+    process.client.before = before
+
+
+def a_part(operation: str, key: str) -> bool:
+    return operation == "put" and key.startswith(".parts/") and "sealing" not in key
+
+
+def a_sealed_object(operation: str, key: str) -> bool:
+    return operation == "put" and not key.startswith(".")
+
+
+def content(segment: FileSegment) -> bytes | None:
+    try:
+        return segment.read(0, segment.size())
+    except SegmentNotFoundError:
+        return None
+
+
+class Two:
+    """An older writer with 10 bytes in a segment, and a newer one that has not begun yet."""
+
+    def __init__(self) -> None:
+        self.bucket = Bucket()
+        self.old, self.new = self.bucket.process(), self.bucket.process()
+        self.old.open(PATH, LOG, 0).write(0, b"0123456789")
+
+    def stalled(self, meanwhile: Callable[[Process], None]) -> None:
+        """The older one sends a part, and until that lands the newer one takes over."""
+        stalls(self.old, a_part, lambda: meanwhile(self.new))
+        with pytest.raises(WriterStalledError, match="taken over, in epoch 2"):
+            self.old.open(PATH, LOG, 0).write(10, b"late and long")
+
+    def counts(self, expected: bytes | None) -> None:
+        """For the newer writer, for who only reads, for a rebuild, for a third writer's seal."""
+        for process in (self.new, self.bucket.process()):
+            assert content(process.open(PATH, LOG, 0)) == expected
+            size = process.sizes().get((PATH, LOG, 0))
+            assert size == (None if expected is None else len(expected))
+        third = self.bucket.process()
+        segment = third.open(PATH, LOG, 0)
+        segment.seal()
+        assert content(segment) == expected
+        assert content(self.bucket.process().open(PATH, LOG, 0)) == expected

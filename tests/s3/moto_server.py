@@ -1,0 +1,134 @@
+"""moto's server with a door before it: it counts requests, and breaks them on demand.
+
+What lives here: the server, the count and faults at the level of HTTP. Which client meets them is
+for the tests.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from werkzeug.serving import WSGIRequestHandler, make_server
+from werkzeug.wrappers import Request, Response
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+
+
+class Door:
+    """A WSGI application before moto's."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._guard = threading.Lock()
+        self._seen: list[str] = []
+        self._fault: Callable[[], str | None] = lambda: None
+        self.answers: dict[str, Response] = {}
+        self.headers: dict[str, str] = {}  # of the last request that changes something
+
+    def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        request = Request(environ)
+        with self._guard:
+            self._seen.append(_kind(request))
+            fault = self._fault()
+            if request.method in ("PUT", "POST"):
+                self.headers = {name.lower(): value for name, value in request.headers.items()}
+        scripted = self.answers.get(_kind(request))
+        if scripted is not None:
+            request.get_data()
+            return scripted(environ, start)
+        if fault is None:
+            return self._inner(environ, start)  # type: ignore[no-any-return]
+        return self._broken(fault, request, environ, start)
+
+    def requests(self) -> Counter[str]:
+        """Kinds of requests since the last call."""
+        with self._guard:
+            seen, self._seen = self._seen, []
+        return Counter(seen)
+
+    @contextmanager
+    def breaking(self, *faults: str, rate: float, seed: int = 1) -> Iterator[None]:
+        """This share of all requests meets one of these faults."""
+        dice = random.Random(seed)
+        self._fault = lambda: dice.choice(faults) if dice.random() < rate else None
+        try:
+            yield
+        finally:
+            self._fault = lambda: None
+
+    def _broken(
+        self, fault: str, request: Request, environ: WSGIEnvironment, start: StartResponse
+    ) -> Iterable[bytes]:
+        if fault in ("503", "429"):
+            request.get_data()
+            return Response(BUSY, int(fault), content_type="application/xml")(environ, start)
+        environ["wsgi.input"] = io.BytesIO(request.get_data())  # for moto to read again
+        reply = Response.from_app(self._inner, environ)
+        if fault == "lost-reply":
+            _hang_up(environ)
+        assert fault == "truncated"
+        whole = reply.get_data()
+        cut = reply.status_code in (200, 206) and request.method == "GET" and len(whole) > 1
+        if not cut:
+            return reply(environ, start)
+        start(reply.status, reply.headers.to_wsgi_list())
+        return _cut(whole, environ)
+
+
+def _cut(whole: bytes, environ: WSGIEnvironment) -> Iterator[bytes]:
+    yield whole[: len(whole) // 2]
+    _hang_up(environ)
+
+
+def _hang_up(environ: WSGIEnvironment) -> NoReturn:
+    environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+    raise ConnectionResetError("the connection breaks")
+
+
+def _kind(request: Request) -> str:
+    names = request.args
+    if request.method == "GET" and "list-type" in names:
+        return "LIST"
+    if request.method == "POST" and "delete" in names:
+        return "DELETE-MANY"
+    for name in ("uploads", "uploadId", "lifecycle"):
+        if name in names:
+            return f"{request.method} {name}"
+    return request.method
+
+
+class _Quiet(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log(self, type: str, message: str, *args: Any) -> None:
+        pass
+
+    def connection_dropped(self, error: BaseException, environ: Any = None) -> None:
+        pass
+
+
+@contextmanager
+def moto_server() -> Iterator[tuple[str, Door]]:
+    """A server on loopback that ends with the block: its address, and the door."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+    door = Door(DomainDispatcherApplication(create_backend_app))
+    server = make_server("127.0.0.1", 0, door, threaded=True, request_handler=_Quiet)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", door
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,1 @@
+"""Care: what keeps a tier tidy and sound: retention, sealing, audit, rebuild."""

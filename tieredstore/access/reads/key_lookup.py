@@ -1,0 +1,213 @@
+"""Messages by key: what the index suggests, and what the messages themselves say.
+
+What lives here: `KeyLookup`. An index knows hashes and whole seconds; a hit counts only if its
+message has the topic, the key and the time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from tieredstore.access.index_protocol import Index, IndexAnswer, IndexHit
+from tieredstore.access.reads.message_select import check_body
+from tieredstore.codec.end_marks import CODA_BYTES, is_coda
+from tieredstore.codec.message import decode_message
+from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.queue_read import record_place
+from tieredstore.model.errors import TieredStoreError
+from tieredstore.model.messages import QueryResult, SelectedMessage
+from tieredstore.model.values import INT64_MAX, QueueKey
+
+log = logging.getLogger(__name__)
+
+READERS_MAX: Final = 8  # requests under way for one query
+HITS_AT_ONCE: Final = 64  # hits that are read before it is seen whether they are enough
+HITS_MORE: Final = 32  # asked for beyond `count_max`: some hits are other keys' messages
+INDEX_STEP_MS: Final = 1000  # an index is this exact
+
+
+class KeyLookup:
+    """Answers queries by key from one index and the queues it names.
+
+    * Every message given has the topic, the key (UNIQ_KEY, or one of KEYS) and a store time
+      within [begin, end]; each is there once, the newest first.
+    * No more hits are read than it takes: the index has them newest first, to the second.
+    * A message that cannot be read hides no other one: the answer is not complete then. One
+      whose queue or record has gone is no message any more.
+    """
+
+    def __init__(
+        self, files: FlatFileStore, index: Index, runtime: Runtime, *, checks_crc: bool
+    ) -> None:
+        self._files = files
+        self._index = index
+        self._runtime = runtime
+        self._checks_crc = checks_crc
+
+    def query(self, topic: str, key: str, *, count_max: int, begin: int, end: int) -> QueryResult:
+        """At most `count_max` messages; none for a count of zero or less, or an unknown topic."""
+        files = {file.key: file for file in self._files.files() if file.key.topic == topic}
+        if not files or count_max <= 0 or not key or begin > end:
+            return QueryResult()
+        topic_id = next(iter(files.values())).topic_id
+        wanted = _Wanted(topic, topic_id, key, begin, end)
+        search = _Search(wanted, files, self._files, self._runtime, self._checks_crc)
+        complete = True
+        asked = min(count_max + HITS_MORE, INT64_MAX)
+        while True:
+            answer = self._ask(wanted, asked)
+            complete &= answer.complete
+            is_cut = asked < INT64_MAX and len(answer.hits) >= asked
+            if search.read(answer.hits, count_max) or not is_cut:
+                break
+            asked = min(4 * asked, INT64_MAX)
+        messages = [found.message for found in search.newest_first()[:count_max]]
+        return QueryResult(messages=messages, complete=complete and search.complete)
+
+    def _ask(self, wanted: _Wanted, count_max: int) -> IndexAnswer:
+        return self._index.query(
+            wanted.topic,
+            wanted.topic_id,
+            wanted.key,
+            count_max=count_max,
+            begin=max(wanted.begin - INDEX_STEP_MS, -INT64_MAX),
+            end=min(wanted.end + INDEX_STEP_MS, INT64_MAX),
+        )
+
+
+class _Wanted(NamedTuple):
+    topic: str
+    topic_id: int
+    key: str
+    begin: int
+    end: int
+
+
+class _Found(NamedTuple):
+    store_timestamp: int
+    message: SelectedMessage
+
+
+class _Search:
+    """One query: which hits were read, and what was found. Hits are read side by side."""
+
+    def __init__(
+        self,
+        wanted: _Wanted,
+        files: Mapping[QueueKey, FlatMessageFile],
+        store: FlatFileStore,
+        runtime: Runtime,
+        checks_crc: bool,
+    ) -> None:
+        self.complete = True
+        self._wanted = wanted
+        self._files = files
+        self._store = store
+        self._runtime = runtime
+        self._checks_crc = checks_crc
+        self._seen: set[tuple[int, int]] = set()
+        self._found: dict[tuple[int, int], _Found] = {}
+
+    def read(self, hits: Sequence[IndexHit], count_max: int) -> bool:
+        """Read those of the hits that were not read yet; True if further ones cannot matter."""
+        new = [hit for hit in hits if self._is_new(hit)]
+        new.sort(key=lambda hit: -hit.store_timestamp)
+        for start in range(0, len(new), HITS_AT_ONCE):
+            if self._is_enough(count_max, new[start].store_timestamp):
+                return True
+            self._read_side_by_side(new[start : start + HITS_AT_ONCE])
+        oldest = min((hit.store_timestamp for hit in hits), default=0)
+        return self._is_enough(count_max, oldest)
+
+    def newest_first(self) -> list[_Found]:
+        """Of equal times the later one of a queue first."""
+        return sorted(
+            self._found.values(),
+            key=lambda found: (found.store_timestamp, found.message.queue_offset),
+            reverse=True,
+        )
+
+    def _is_new(self, hit: IndexHit) -> bool:
+        place = hit.queue_id, hit.log_offset
+        if hit.topic_id != self._wanted.topic_id or place in self._seen:
+            return False
+        self._seen.add(place)
+        return True
+
+    def _is_enough(self, count_max: int, below: int) -> bool:
+        """Whether nothing that the index has at or below this time can be among the newest."""
+        if len(self._found) < count_max:
+            return False
+        return self.newest_first()[count_max - 1].store_timestamp >= below + INDEX_STEP_MS
+
+    def _read_side_by_side(self, hits: Sequence[IndexHit]) -> None:
+        """The caller's thread reads too, and never waits for a place in the pool: the query may
+        itself run there."""
+        left = deque(hits)
+        others = [
+            self._runtime.fetch.submit(self._read_some, left)
+            for _ in range(min(READERS_MAX, len(hits)) - 1)
+        ]
+        self._read_some(left)
+        for other in others:
+            if not other.cancel():
+                other.result()
+
+    def _read_some(self, left: deque[IndexHit]) -> None:
+        """Read hits until none is left. No failure of one keeps the others from being read."""
+        while True:
+            try:
+                hit = left.popleft()
+            except IndexError:
+                return
+            file = self._files.get(QueueKey(self._wanted.topic, hit.queue_id))
+            if file is None:
+                continue
+            try:
+                found = self._message_of(file, hit)
+            except (TieredStoreError, OSError) as error:
+                if not self._has_gone(file, hit):
+                    self.complete = False
+                    log.warning("%s may have the key %r: %s", hit, self._wanted.key, error)
+                continue
+            if found is not None:
+                self._found[hit.queue_id, found.message.queue_offset] = found
+
+    def _message_of(self, file: FlatMessageFile, hit: IndexHit) -> _Found | None:
+        """The message of a hit, if it is one that is asked for."""
+        wanted, place = self._wanted, record_place(file, hit.log_offset)
+        if not file.log.min_offset <= place < file.log.commit_offset:
+            return None
+        record = file.log.read(place, hit.message_bytes)
+        if is_coda(record):  # old stores may name the end marker before the record
+            place += CODA_BYTES
+            record = file.log.read(place, hit.message_bytes)
+        stored = decode_message(record, path=f"{file.path}/{file.log.type.name}", check_crc=False)
+        is_wanted = (
+            stored.topic == wanted.topic
+            and stored.queue_id == file.key.queue_id
+            and (stored.unique_key == wanted.key or wanted.key in stored.keys)
+            and wanted.begin <= stored.store_timestamp <= wanted.end
+            and file.min_offset <= stored.queue_offset < file.commit_offset
+        )
+        if not is_wanted:
+            return None
+        message = SelectedMessage(
+            queue_offset=stored.queue_offset,
+            log_offset=place,
+            tags_code=stored.tags_code,  # that of its tags: the queue is not asked
+            record=record,
+        )
+        if self._checks_crc:
+            check_body(file, message)
+        return _Found(stored.store_timestamp, message)
+
+    def _has_gone(self, file: FlatMessageFile, hit: IndexHit) -> bool:
+        """Whether it expired while it was being read, or its queue was destroyed."""
+        is_current = self._store.get(file.key) is file
+        return not is_current or record_place(file, hit.log_offset) < file.log.min_offset

@@ -1,0 +1,207 @@
+"""Commits in rounds: what many queues have appended is handed to the provider together.
+
+What lives here: `Rounds`: sending, and what follows when a pair has ended. Which queues take part
+is for the dispatcher to say.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+from tieredstore.access.upload.index_feed import IndexFeed
+from tieredstore.access.upload.queue_work import QueueWork
+from tieredstore.access.upload.upload_budget import UploadBudget
+from tieredstore.driver.metadata import MetadataStore, Put
+from tieredstore.driver.metrics import MESSAGES_DISPATCHED, Metrics
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.commit_attempt import CommitAttempt
+from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.model.errors import StoreClosedError, TieredStoreError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """One queue's part of a round, and how it ended."""
+
+    work: QueueWork
+    file: FlatMessageFile
+    attempt: CommitAttempt
+    error: BaseException | None = None
+
+
+class Rounds:
+    """Sends rounds and settles them.
+
+    * The caller holds the claim and the upload permit of each queue it sends; `ended` is told of
+      the queue when both may be given back, whatever became of it.
+    * Outcomes are settled as they come: what has ended together is one change of the catalogue.
+      Rows come before the index.
+    * Nothing is held while bytes travel but those claims and permits.
+    """
+
+    def __init__(
+        self,
+        files: FlatFileStore,
+        provider: SegmentProvider,
+        metadata: MetadataStore,
+        feed: IndexFeed,
+        budget: UploadBudget,
+        *,
+        runtime: Runtime,
+        metrics: Metrics,
+        ended: Callable[[QueueWork], None],
+    ) -> None:
+        self._files = files
+        self._provider = provider
+        self._metadata = metadata
+        self._feed = feed
+        self._budget = budget
+        self._runtime = runtime
+        self._metrics = metrics
+        self._tell = ended
+        self._finished: deque[_Sent] = deque()
+        self._settling = threading.Lock()  # only ever tried: who fails leaves it to the holder
+
+    def send(self, works: Sequence[QueueWork]) -> None:
+        """One round. Queues whose end in the backend is not known are asked first, each in the
+        fetch pool, and follow by themselves."""
+        ready: list[_Sent] = []
+        for work in works:
+            if work.file is not None and work.file.knows_its_end:
+                ready += self._begun(work)
+                continue
+            try:
+                self._runtime.fetch.submit(self._ask_and_send, work)
+            except StoreClosedError as error:
+                self._failed(work, error)
+        self._send(ready)
+
+    def _ask_and_send(self, work: QueueWork) -> None:
+        self._send(self._begun(work))
+
+    def _begun(self, work: QueueWork) -> list[_Sent]:
+        """The queue's attempt; none where it cannot be made."""
+        file = work.file
+        try:
+            if file is None:
+                raise TieredStoreError(f"{work.key} is gone")
+            attempt = file.begin_commit()
+            if attempt is None:
+                raise TieredStoreError(f"{file.path}: somebody else commits it")
+        except Exception as error:  # noqa: BLE001 - one queue never stops the others
+            self._failed(work, error)
+            return []
+        return [_Sent(work, file, attempt)]
+
+    def _send(self, round: Sequence[_Sent]) -> None:
+        if not round:
+            return
+        pairs = [sent.attempt.pair for sent in round]
+        if all(pair.log is None and pair.queue is None for pair in pairs):
+            futures: Sequence[Future[None]] = [_done() for _ in pairs]  # all had landed
+        else:
+            try:
+                futures = self._provider.write_many(pairs)
+            except Exception as error:  # noqa: BLE001
+                futures = [_done(error) for _ in pairs]
+        # What has ended by now is settled together, behind the last of them.
+        alone = self._settling.acquire(blocking=False)
+        try:
+            for sent, future in zip(round, futures, strict=True):
+                future.add_done_callback(partial(self._on_done, sent))
+        finally:
+            if alone:
+                self._settling.release()
+        self._settle()
+
+    def _on_done(self, sent: _Sent, future: Future[None]) -> None:
+        try:
+            future.result()
+        except BaseException as error:  # noqa: BLE001 - a cancelled one too
+            sent.error = error
+        self._finished.append(sent)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Settle what has ended. One thread at a time: one that comes meanwhile leaves it to it."""
+        while self._finished and self._settling.acquire(blocking=False):
+            together: list[_Sent] = []
+            try:
+                while self._finished:
+                    together.append(self._finished.popleft())
+                self._settle_files(together)
+            finally:
+                self._settling.release()
+            for sent in together:
+                self._conclude(sent)
+
+    def _settle_files(self, together: Sequence[_Sent]) -> None:
+        """Both files of each, then the catalogue for all."""
+        committed: list[_Sent] = []
+        for sent in together:
+            try:
+                if sent.error is not None:
+                    sent.file.fail_commit(sent.error)
+                    continue
+                rows = sent.file.end_commit(sent.attempt)
+                if self._files.get(sent.file.key) is sent.file:  # else it was destroyed meanwhile
+                    sent.work.rows += rows
+                committed.append(sent)
+            except Exception as error:
+                log.exception("%s: a commit could not be settled", sent.file.path)
+                sent.error = error
+        # Rows that came late may be of segments that are gone, or longer since.
+        changes = [Put(row) for sent in committed for row in sent.file.current_rows(sent.work.rows)]
+        try:
+            if changes:
+                self._metadata.apply(changes)
+        except Exception as error:  # noqa: BLE001 - the rows stay and come again
+            for sent in committed:
+                sent.error = error
+            return
+        for sent in committed:
+            sent.work.rows = []
+
+    def _conclude(self, sent: _Sent) -> None:
+        """The index, and the end of it."""
+        work, error = sent.work, sent.error
+        try:
+            if error is None:
+                self._count(sent)
+                self._feed.put_batches(work)
+                work.failure = None
+        except Exception as failure:  # noqa: BLE001
+            error = failure
+        if error is not None:
+            self._failed(work, error)
+        else:
+            self._tell(work)
+
+    def _count(self, sent: _Sent) -> None:
+        topic, queue_id = sent.file.key
+        labels = {"topic": topic, "queue_id": str(queue_id), "file_type": "commit_log"}
+        self._metrics.add(MESSAGES_DISPATCHED, sent.work.batch_count, labels)
+
+    def _failed(self, work: QueueWork, error: BaseException) -> None:
+        log.warning("%s of %s: upload failed: %s", work.key.queue_id, work.key.topic, error)
+        work.failed(error)
+        self._tell(work)
+
+
+def _done(error: Exception | None = None) -> Future[None]:
+    future: Future[None] = Future()
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+    return future
