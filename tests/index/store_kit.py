@@ -100,9 +100,16 @@ class Shop:
         """The catalogue knows of the queue up to here."""
         path = f"{BROKER}/{TOPIC}/{queue_id}"
         kind = SegmentType.CONSUME_QUEUE
+        held = self.catalogue.segment(path, kind, 0)
         self.catalogue.put(
             QueueRecord(broker_name=BROKER, topic=TOPIC, queue_id=queue_id),
-            SegmentRecord(path=path, type=kind, base_offset=0, size=20 * offset),
+            SegmentRecord(
+                path=path,
+                type=kind,
+                base_offset=0,
+                size=20 * offset,
+                create_timestamp=self.clock.now_ms() if held is None else held.create_timestamp,
+            ),
         )
 
     def put(

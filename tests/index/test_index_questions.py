@@ -116,3 +116,28 @@ def test_a_message_that_was_put_twice_is_shown_once(tmp_path: Path) -> None:
         shop.put(["k", "k"])
     assert sorted(shop.found("k")) == [(0, 0), (0, 1000)]
     assert len(shop.found("k", count_max=1)) == 1
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_the_newest_of_many_are_found_in_whatever_order_they_were_put(
+    tmp_path: Path, foreign: bool
+) -> None:
+    """A queue that lagged behind is put after the newer messages of another."""
+    shop = Shop(tmp_path, items=10_000)
+    newest = [STORE_TIMESTAMP + 100_000 + 1000 * number for number in range(5)]
+    shop.put(["k"] * 5, times=newest, unique=False)
+    shop.put(["k"] * 4000, times=[STORE_TIMESTAMP] * 4000, unique=False)
+    if foreign:
+        shop.index.shutdown()
+        for path in (tmp_path / "tiered_index_file").glob("*.keys"):
+            path.unlink()
+        shop.open()
+    wanted = [(0, 1000 * number) for number in (4, 3, 2, 1, 0)]
+    for state in ("local", "uploaded", "opened anew"):
+        if state == "uploaded":
+            shop.index.seal()
+        elif state == "opened anew":
+            shop.reopen()
+        assert shop.found("k", count_max=5) == wanted, state
+        assert shop.found("k", count_max=7)[:5] == wanted, state
+        assert len(shop.found("k", count_max=4004)) == 4004, state

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.index.store_kit import INDEX_PATH, SLOTS, Shop, put_again
+from tests.index.store_kit import BROKER, INDEX_PATH, SLOTS, Shop, put_again
 from tieredstore.index.local_folder import LocalFolder
 from tieredstore.index.store_file import IndexStoreFile
 from tieredstore.index.watermarks import QueueId
@@ -97,6 +97,31 @@ def test_a_queue_made_anew_below_its_old_end_is_indexed_from_its_begin(tmp_path:
     assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 1
 
 
+@pytest.mark.parametrize("late_sync", [False, True])
+def test_a_queue_made_anew_beyond_its_old_end_is_indexed_from_its_begin(
+    tmp_path: Path, late_sync: bool
+) -> None:
+    """Its first commit passed the old mark, and the crash came before the index had it."""
+    shop = Shop(tmp_path)
+    shop.put(["k"] * 5)
+    if not late_sync:
+        shop.index._filling.sync()
+    shop.clock.advance(1000)
+    shop.catalogue.delete_segment(f"{BROKER}/{TOPIC}/0", SegmentType.CONSUME_QUEUE, 0)
+    shop.commit(9)
+    if late_sync:  # of marks that were taken before the queue was destroyed
+        shop.index._filling.sync()
+    shop.crash()
+    shop.open()
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 0
+    shop.ends[0] = 0
+    shop.put(["new"] * 9)
+    shop.index._filling.sync()
+    shop.crash()
+    shop.open()
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 9
+
+
 def test_a_crash_at_any_step_of_an_upload_loses_nothing(tmp_path: Path) -> None:
     step = 0
     while True:
@@ -122,6 +147,37 @@ def test_a_crash_at_any_step_of_an_upload_loses_nothing(tmp_path: Path) -> None:
             listed = [(each.base, each.size) for each in shop.provider.list(INDEX_PATH)]
             assert listed == [(row.base_offset, row.size) for row in shop.segments()]
         step += 1
+
+
+@pytest.mark.parametrize("fuller", [False, True])
+def test_an_upload_that_was_cut_short_loses_no_key_put_while_the_backend_was_down(
+    tmp_path: Path, fuller: bool
+) -> None:
+    shop = Shop(tmp_path, items=1000)
+    shop.put(["k0", "k1"])
+    shop.index._filling.sync()
+    shop.faults.strike(Fault.CRASH_BEFORE, after=3)  # the bytes are there, the row is not
+    with pytest.raises(SimulatedCrash):
+        shop.index.seal()
+    shop.crash()
+    down = Faults(dict.fromkeys(range(2), Fault.BEFORE))
+    shop.open(down)
+    down.forgive()
+    if fuller:  # by a version that did not seal it
+        (file,) = shop.index._filling.files
+        file._sealed = False
+        shop.index._filling._current = file
+    put_again(shop)
+    shop.put(["k2", "k3"])
+    shop.index._filling.sync()
+    assert len(shop.local_files()) == (1 if fuller else 2)
+    shop.clock.advance(25 * 3_600_000)
+    for _ in range(2):
+        shop.index.step()
+        for number in range(4):
+            assert shop.found(f"k{number}") == [(0, 1000 * number)]
+        shop.reopen()
+    assert put_again(shop) == 0
 
 
 def test_a_backend_that_does_not_answer_keeps_no_index_from_opening(tmp_path: Path) -> None:

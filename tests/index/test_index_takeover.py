@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.index.store_kit import INDEX_PATH, ITEMS, SLOTS, Shop, put_again
+from tests.index.store_kit import ALL, INDEX_PATH, ITEMS, SLOTS, Shop, put_again
 from tieredstore.codec.tiered_index import TieredIndexHeader, encode_header, file_bytes
 from tieredstore.model.catalogue import SegmentRecord
-from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.errors import BackendUnavailableError, InvalidConfigError
 from tieredstore.model.values import SegmentType
-from tieredstore.testing.faults import Faults
+from tieredstore.testing.faults import Fault, Faults
 from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
 
 INDEX = SegmentType.INDEX
+
+
+def forget_notes(shop: Shop) -> None:
+    for kind in ("index", "index-queue", "index-file", "index-start"):
+        for key in shop.catalogue.notes(kind):
+            shop.catalogue.delete_note(kind, key)
+
+
+def without_footer(shop: Shop, items: int) -> None:
+    """The one uploaded file as RocketMQ would have made it."""
+    (row,) = shop.segments()
+    segment = shop.provider.open(row.path, row.type, 0)
+    head = segment.read(0, 28 + 8 * SLOTS + 28 * items)
+    segment.delete()
+    segment.write(0, head)
+    shop.catalogue.put(dataclasses.replace(row, size=len(head)))
 
 
 def test_java_leftovers_are_cleared_away(tmp_path: Path) -> None:
@@ -88,9 +105,7 @@ def test_an_older_index_of_somebody_else_is_taken_over_and_not_made_again(tmp_pa
     (name,) = shop.local_files()
     path = tmp_path / "tiered_index_file" / name
     path.with_name(name + ".keys").unlink()
-    for kind in ("index", "index-queue", "index-file", "index-start"):  # the catalogue is Java's
-        for key in shop.catalogue.notes(kind):
-            shop.catalogue.delete_note(kind, key)
+    forget_notes(shop)  # the catalogue is Java's
     shop.open()
     assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 1
     assert shop.found("k1") == [(0, 0)]
@@ -113,15 +128,85 @@ def test_other_slots_than_those_of_an_uploaded_file_of_java_are_refused(tmp_path
     shop = Shop(tmp_path)
     shop.put(["k"] * 3)
     shop.index.seal()
-    (row,) = shop.segments()
-    segment = shop.provider.open(row.path, row.type, 0)
-    head = segment.read(0, 28 + 8 * SLOTS + 28 * 6)
-    segment.delete()
-    segment.write(0, head)
-    shop.catalogue.put(dataclasses.replace(row, size=len(head)))
+    without_footer(shop, 6)
     shop.catalogue.delete_note("index", "sizes")
     shop.index.shutdown()
     with pytest.raises(InvalidConfigError, match="another number"):
         shop.open(config=dataclasses.replace(shop.config, index_slot_count=SLOTS + 1))
     shop.open()
     assert len(shop.found("k")) == 3
+
+
+@pytest.mark.parametrize("uploaded", [False, True])
+@pytest.mark.parametrize("local", ["kept", "lost"])
+def test_where_the_notes_of_our_own_index_are_lost_all_is_put_again(
+    tmp_path: Path, uploaded: bool, local: str
+) -> None:
+    shop = Shop(tmp_path)
+    if uploaded:
+        shop.put(["k0"])
+        shop.index.seal()
+        shop.clock.advance(1000)
+        shop.put(["k1", "k2"])
+    else:
+        shop.put(["k0", "k1", "k2"])
+    shop.index.shutdown()
+    if local == "lost":
+        shutil.rmtree(tmp_path / "tiered_index_file")
+    forget_notes(shop)
+    shop.open()
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 0
+    assert put_again(shop) == 3
+    for number in range(3):
+        assert shop.found(f"k{number}") == [(0, 1000 * number)]
+
+
+@pytest.mark.parametrize("file", ["local", "footer", "java"])
+def test_an_open_with_wrong_sizes_leaves_no_trace(tmp_path: Path, file: str) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"])
+    if file != "local":
+        shop.index.seal()
+    shop.index.shutdown()
+    if file == "java":
+        without_footer(shop, 2)
+    forget_notes(shop)
+    wrong = dataclasses.replace(shop.config, index_slot_count=SLOTS + 1)
+    with pytest.raises(InvalidConfigError):
+        shop.open(config=wrong)
+    assert not shop.catalogue.notes("index")
+    shop.open()
+    put_again(shop)
+    assert shop.found("k") == [(0, 0)]
+
+
+def test_an_index_of_java_is_not_taken_over_unseen(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"])
+    shop.index.seal()
+    shop.index.shutdown()
+    without_footer(shop, 2)
+    forget_notes(shop)
+    with pytest.raises(BackendUnavailableError):
+        shop.open(Faults({0: Fault.BEFORE}))
+    assert not shop.catalogue.notes("index")
+    shop.open()
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 1
+    assert shop.found("k") == [(0, 0)]
+
+
+@pytest.mark.parametrize("slots", [SLOTS - 7, SLOTS + 1, SLOTS + 7])
+def test_a_reader_with_other_slots_never_says_that_there_is_nothing(
+    tmp_path: Path, slots: int
+) -> None:
+    """28 bytes an item are 3.5 slots: a length alone does not tell one from the other."""
+    shop = Shop(tmp_path)
+    shop.put(["k"] * 10)
+    shop.index.seal()
+    without_footer(shop, 20)
+    shop.catalogue.delete_note("index", "sizes")
+    shop.config = dataclasses.replace(shop.config, index_slot_count=slots)
+    reader = shop.reader()
+    answer = reader.query(TOPIC, shop.topic_id, "k", **ALL)
+    assert not answer.complete
+    assert not answer.hits

@@ -53,8 +53,7 @@ class CompactUpload:
             self._uploaded.settle()
         begin = file.begin_timestamp
         forgotten = self._watermarks.forgotten(begin)
-        is_there = any(each.begin_timestamp == begin for each in self._uploaded.segments)
-        if is_there or not file.item_count:
+        if not file.item_count or self._uploaded.holds(begin, file.item_count):
             self._metadata.apply(forgotten)
         else:
             self._stream(file)

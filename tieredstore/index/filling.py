@@ -9,20 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metadata import Change, MetadataStore
 from tieredstore.driver.runtime import Clock
 from tieredstore.index.local_folder import LocalFolder
 from tieredstore.index.rows import IndexColumns
 from tieredstore.index.run_keys import RunKeys
 from tieredstore.index.store_file import IndexStoreFile
+from tieredstore.index.waiting_keys import Waiting, joined, left_behind
 from tieredstore.index.watermarks import QueueId, Watermarks
-from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.errors import BackendRefusedError, StoreClosedError, TieredStoreError
 
 log = logging.getLogger(__name__)
 
@@ -31,18 +31,13 @@ WAITING_MS_MAX: Final = 1_000
 SYNC_MS: Final = 30_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting:
-    queue: QueueId
-    first_offset: int
-    keys: RunKeys
-
-
 class Filling:
     """The local files, and the runs that are not in one yet.
 
     * A key is lost by no failure: what could not be put stays in memory, and the watermarks move
       only when the files that hold it are synced.
+    * A file that a disk could not sync is given up: it is asked as long as it is open, the
+      watermarks go back, and its messages are put again after a restart.
     * `files` are the full ones, oldest first, and the one being filled; it is replaced, never
       changed. Nothing is in it that is not to be asked.
     * Any thread may call anything. A file is synced without keeping anyone from putting.
@@ -59,16 +54,20 @@ class Filling:
         self._guard = threading.RLock()  # of everything below
         self._syncing = threading.Lock()
         self._current: IndexStoreFile | None = None
-        self._last_begin = 0
-        self._waiting: list[_Waiting] = []
+        self._last_begin = self._begun = 0
+        self._waiting: list[Waiting] = []
         self._waiting_keys = 0
         self._waiting_since = 0
         self._taken: dict[QueueId, int] = {}
         self._moved: dict[QueueId, int] = {}
+        self._put_at: dict[QueueId, int] = {}
         self._moved_since = 0
         self._unsynced: dict[int, IndexStoreFile] = {}
         self._starts: dict[tuple[int, QueueId], int] = {}
         self._known_starts: dict[tuple[int, QueueId], int] = {}
+        self._given_up: dict[int, IndexStoreFile] = {}
+        self._gaps: dict[QueueId, int] = {}  # from here on a given up file held messages
+        self.problem: str | None = None
         self._closed = False
 
     def open(self, files: Sequence[IndexStoreFile], *, last_begin: int) -> None:
@@ -83,12 +82,14 @@ class Filling:
                 last.seal()
             self._current = None if last is None or last.is_sealed else last
             self._last_begin = max([last_begin, *(file.begin_timestamp for file in files)])
+            self._begun = 0 if last is None else last.begin_timestamp
             self.files = tuple(files)
 
     @property
     def full(self) -> list[IndexStoreFile]:
         """The files that take no more keys, oldest first."""
-        return [file for file in self.files if file is not self._current]
+        kept = [file for file in self.files if file is not self._current]
+        return [file for file in kept if file.begin_timestamp not in self._given_up]
 
     @property
     def is_due(self) -> bool:
@@ -97,7 +98,7 @@ class Filling:
 
     def taken(self, queue: QueueId) -> int | None:
         """Below this everything of the queue was put; None if nothing was since the open."""
-        return self._taken.get(queue)
+        return self._gaps.get(queue, self._taken.get(queue))
 
     def put(self, queue: QueueId, first_offset: int, end_offset: int, keys: RunKeys) -> None:
         """Take the keys of one queue's next messages. After an error nothing of them was taken."""
@@ -110,18 +111,21 @@ class Filling:
             if len(keys.columns):
                 if not self._waiting:
                     self._waiting_since = now
-                self._waiting.append(_Waiting(queue=queue, first_offset=first_offset, keys=keys))
+                self._waiting.append(Waiting(queue=queue, first_offset=first_offset, keys=keys))
                 self._waiting_keys += len(keys.columns)
             if not self._moved:
                 self._moved_since = now
             self._taken[queue] = self._moved[queue] = end_offset
+            self._put_at[queue] = now
+            if first_offset <= self._gaps.get(queue, -1):  # all of it is put again
+                del self._gaps[queue]
 
     def drain(self) -> None:
         """Put what waits into files. Raises what a disk raises: then the rest goes on waiting."""
         with self._guard:
             while self._waiting:
                 waiting, self._waiting = self._waiting, []
-                columns = _joined([each.keys.columns for each in waiting])
+                columns = joined([each.keys.columns for each in waiting])
                 counts = np.concatenate([each.keys.key_counts for each in waiting])
                 done = 0
                 try:
@@ -129,8 +133,17 @@ class Filling:
                         done += self._put_some(columns, counts, done, waiting)
                 finally:
                     if done < len(columns):
-                        self._waiting = _behind(waiting, done)
+                        self._waiting = left_behind(waiting, done)
                     self._waiting_keys = sum(len(each.keys.columns) for each in self._waiting)
+
+    def has_drained(self) -> bool:
+        """Put what waits into files; False where some of it still waits."""
+        try:
+            self.drain()
+        except (TieredStoreError, OSError) as error:
+            log.warning("keys wait in memory and are not found: %s", error)
+            return False
+        return True
 
     def roll(self) -> None:
         """Begin a new file with the next key, if there is one in this."""
@@ -144,7 +157,8 @@ class Filling:
     def roll_if_older(self, before_ms: int) -> None:
         with self._guard:
             current = self._current
-            if current is not None and current.begin_timestamp <= before_ms:
+            self._begun = min(self._begun, self._clock.now_ms())  # it may have been set back
+            if current is not None and self._begun <= before_ms:
                 self.roll()
 
     def sync(self) -> None:
@@ -156,20 +170,46 @@ class Filling:
                 files, self._unsynced = self._unsynced, {}
                 starts, self._starts = self._starts, {}
                 counts = {begin: file.item_count for begin, file in files.items()}
+                put_at = dict(self._put_at)
             if not moved:
                 return
+            lost: list[Change] = []
             try:
-                for file in files.values():
-                    file.flush()
-                self._metadata.apply(
-                    [*self._watermarks.filled(counts, starts), *self._watermarks.moved(moved)]
-                )
+                for begin, file in list(files.items()):
+                    if not self._flushed(file):
+                        lost += self._watermarks.lost(begin)
+                        starts = {place: at for place, at in starts.items() if place[0] != begin}
+                        del counts[begin]
+                sure = {queue: end for queue, end in moved.items() if queue not in self._gaps}
+                filled = self._watermarks.filled(counts, starts)
+                self._metadata.apply([*filled, *self._watermarks.moved(sure, put_at), *lost])
             except BaseException:
                 with self._guard:
                     self._moved = {**moved, **self._moved}
                     self._unsynced = {**files, **self._unsynced}
                     self._starts = {**self._starts, **starts}
                 raise
+
+    def _flushed(self, file: IndexStoreFile) -> bool:
+        """False if it never will be: then it is given up."""
+        try:
+            file.flush()
+            return True
+        except BackendRefusedError as error:
+            if not file.has_failed:
+                raise
+            log.error("an index file is made again after a restart: %s", error)
+            self.problem = f"made again after a restart: {error}"
+        begin = file.begin_timestamp
+        with self._guard:
+            file.seal()
+            self._given_up[begin] = file
+            if self._current is file:
+                self._current = None
+            for (held, queue), at in self._known_starts.items():
+                if held == begin:
+                    self._gaps[queue] = min(at, self._gaps.get(queue, at))
+        return False
 
     def remove(self, file: IndexStoreFile) -> None:
         """A full file that is uploaded: it is asked no more, and goes."""
@@ -195,7 +235,7 @@ class Filling:
         columns: IndexColumns,
         counts: NDArray[np.int64],
         done: int,
-        waiting: Sequence[_Waiting],
+        waiting: Sequence[Waiting],
     ) -> int:
         """How many of the keys from `done` on were put into the file being filled.
 
@@ -217,7 +257,7 @@ class Filling:
             self._current = None
         return count
 
-    def _note_starts(self, begin: int, waiting: Sequence[_Waiting], first: int, end: int) -> None:
+    def _note_starts(self, begin: int, waiting: Sequence[Waiting], first: int, end: int) -> None:
         at = 0
         for each in waiting:
             after = at + len(each.keys.columns)
@@ -231,45 +271,7 @@ class Filling:
     def _begin_file(self) -> IndexStoreFile:
         begin = max(self._clock.now_ms(), self._last_begin + 1)
         file = self._folder.create(begin)
-        self._last_begin = begin
+        self._last_begin = self._begun = begin
         self._current = file
         self.files = (*self.files, file)
         return file
-
-
-def _joined(parts: Sequence[IndexColumns]) -> IndexColumns:
-    if len(parts) == 1:
-        return parts[0]
-    return IndexColumns(
-        key_hashes=np.concatenate([each.key_hashes for each in parts]),
-        topic_ids=np.concatenate([_column(each.topic_ids, len(each)) for each in parts]),
-        queue_ids=np.concatenate([_column(each.queue_ids, len(each)) for each in parts]),
-        log_offsets=np.concatenate([each.log_offsets for each in parts]),
-        message_bytes=np.concatenate([each.message_bytes for each in parts]),
-        store_timestamps=np.concatenate([each.store_timestamps for each in parts]),
-    )
-
-
-def _column(values: NDArray[np.int64] | int, count: int) -> NDArray[np.int64]:
-    return np.full(count, values, np.int64) if isinstance(values, int) else values
-
-
-def _behind(waiting: Sequence[_Waiting], done: int) -> list[_Waiting]:
-    """What is left of the runs behind so many keys."""
-    left = []
-    for each in waiting:
-        count = len(each.keys.columns)
-        if done < count:
-            left.append(each if done <= 0 else _cut(each, done))
-        done = max(0, done - count)
-    return left
-
-
-def _cut(waiting: _Waiting, done: int) -> _Waiting:
-    counts = waiting.keys.key_counts
-    ends = np.cumsum(counts)
-    first = int(np.searchsorted(ends, done, side="right"))
-    rest = counts[first:].copy()
-    rest[0] = ends[first] - done
-    keys = RunKeys(columns=waiting.keys.columns.part(done), key_counts=rest)
-    return _Waiting(queue=waiting.queue, first_offset=waiting.first_offset, keys=keys)

@@ -20,7 +20,8 @@ What lives here: its layout, encoding and reading its tail. The blocks in it are
     |     16 | i32   | groups                                                                |
     |     20 | i32   | fence blocks                                                          |
     |     24 | i32   | filter blocks                                                         |
-    |     28 | i32   | 1 if the times are exact, 0 if they are up to 999 ms too wide         |
+    |     28 | i32   | bit 0: the times are exact, not up to 999 ms too wide; above it n + 1  |
+    |        |       | if no item is over n seconds older than one put before, 0 if unknown  |
     |     32 | i64   | begin timestamp of the file                                           |
     |     40 | i64   | end timestamp of its header                                           |
     |     48 | i64   | smallest store timestamp                                              |
@@ -60,6 +61,7 @@ TRAILER_BYTES: Final = 84
 TAIL_BYTES: Final = 16 * 1024
 """The tail of any file of at most 2 GiB fits: it has fewer than 600 fence blocks."""
 
+_LATENESS_END: Final = (1 << 30) - 1
 _BODY: Final = Struct(">iiiiiiiiqqqqi")
 _END: Final = Struct(">4si8s")
 
@@ -77,6 +79,7 @@ class Footer:
     end_timestamp: int
     times: TimeRange
     first_slots: Sequence[int]
+    lateness: int | None = None  # no item is more seconds older than one put before it
 
     @property
     def fence_blocks(self) -> int:
@@ -108,9 +111,16 @@ def encode_tail(footer: Footer) -> bytes:
     head = np.array(footer.first_slots, ">i4").tobytes()
     blocks = footer.filter_blocks + footer.fence_blocks
     padding = bytes(footer.footer_bytes - BLOCK_BYTES * blocks - len(head) - TRAILER_BYTES)
+    late = footer.lateness
+    order = 0 if late is None or late >= _LATENESS_END else late + 1
     body = _BODY.pack(
         *(footer.footer_bytes, footer.slot_count, footer.item_count, footer.used_slot_count),
-        *(footer.group_count, footer.fence_blocks, footer.filter_blocks, int(footer.times.exact)),
+        *(
+            footer.group_count,
+            footer.fence_blocks,
+            footer.filter_blocks,
+            2 * order + footer.times.exact,
+        ),
         *(footer.begin_timestamp, footer.end_timestamp, footer.times.first, footer.times.last),
         CRC32C,
     )
@@ -132,7 +142,7 @@ def decode_tail(tail: Buffer, *, file_bytes: int, path: str = "") -> Footer:
     if not has_footer(tail):
         raise SegmentCorruptError(path, "no footer", position=max(0, at))
     trailer = bytes(tail[-TRAILER_BYTES:])
-    total, slots, items, used, groups, fences, filters, exact, *times, kind = _BODY.unpack_from(
+    total, slots, items, used, groups, fences, filters, flags, *times, kind = _BODY.unpack_from(
         trailer
     )
     found, version, _ = _END.unpack_from(trailer, _BODY.size)
@@ -155,8 +165,9 @@ def decode_tail(tail: Buffer, *, file_bytes: int, path: str = "") -> Footer:
         filter_blocks=filters,
         begin_timestamp=begin,
         end_timestamp=end,
-        times=TimeRange(first=first, last=last, exact=exact == 1),
+        times=TimeRange(first=first, last=last, exact=flags % 2 == 1),
         first_slots=np.frombuffer(tail, ">i4", fences, start).tolist(),
+        lateness=flags // 2 - 1 if flags > 1 else None,
     )
     adds_up = footer.fence_blocks == fences and footer.footer_bytes == total
     adds_up = adds_up and footer.position + total == file_bytes and file_bytes <= INT32_MAX

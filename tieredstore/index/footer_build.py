@@ -25,6 +25,7 @@ from tieredstore.index.footer import Footer, encode_tail
 from tieredstore.index.key_filter import build_filter, filter_block_count
 from tieredstore.index.key_hashes import Hashes, item_places
 from tieredstore.index.key_notes import KeyNotes
+from tieredstore.index.put_order import PutOrder
 from tieredstore.index.rows import TimeRange
 from tieredstore.model.errors import SegmentCorruptError
 
@@ -53,7 +54,10 @@ def footer_blocks(
             if count:
                 reason = "it changed while a filter was made"
                 raise SegmentCorruptError(str(notes.path), reason, position=0) from error
-    yield from _fence_blocks(compaction.starts(), compaction.header, times, filter_blocks=count)
+    lateness = PutOrder().with_items(items).lateness
+    yield from _fence_blocks(
+        compaction.starts(), compaction.header, times, filter_blocks=count, lateness=lateness
+    )
 
 
 class _Checked:
@@ -81,7 +85,12 @@ class _Checked:
 
 
 def _fence_blocks(
-    starts: NDArray[np.int32], header: TieredIndexHeader, times: TimeRange, *, filter_blocks: int
+    starts: NDArray[np.int32],
+    header: TieredIndexHeader,
+    times: TimeRange,
+    *,
+    filter_blocks: int,
+    lateness: int | None = None,
 ) -> Iterator[Buffer]:
     firsts = first_slots(starts)
     fences = encode_fences(firsts, starts)
@@ -97,6 +106,7 @@ def _fence_blocks(
             end_timestamp=header.end_timestamp,
             times=times,
             first_slots=firsts[::FENCES_A_BLOCK].tolist(),
+            lateness=lateness,
         )
     )
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tieredstore.model.messages import MessageRun
+from tieredstore.model.values import INT64_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class IndexHit(NamedTuple):
     log_offset: int  # in the tier's commit log of that queue
     message_bytes: int
     store_timestamp: int  # as exact as the index keeps it: whole seconds
+    put_before: int = INT64_MAX  # the index had it by then, where that is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

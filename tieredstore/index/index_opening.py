@@ -10,7 +10,7 @@ import logging
 
 from tieredstore.codec.tiered_index import HEADER_BYTES, compacted_file_bytes, decode_header
 from tieredstore.driver.metadata import MetadataStore
-from tieredstore.index.footer import TAIL_BYTES, has_footer
+from tieredstore.index.footer import TAIL_BYTES, decode_tail, has_footer
 from tieredstore.index.local_folder import LocalFolder
 from tieredstore.index.store_file import IndexStoreFile
 from tieredstore.index.uploaded_segment import UploadedSegment
@@ -33,13 +33,13 @@ def open_local_files(
 
     InvalidConfigError where the store has other sizes: then nothing was changed.
     """
+    _check_sizes(config, folder, uploaded, watermarks, metadata)
     begins = folder.begins()
-    _check_sizes(config, begins, uploaded, watermarks, metadata)
-    is_uploaded = {each.begin_timestamp for each in uploaded.segments}
+    begun = {each.begin_timestamp for each in uploaded.segments}
     opened: list[IndexStoreFile] = []
     try:
         for begin in begins:
-            if begin in is_uploaded:
+            if begin in begun and _has_all(uploaded, begin, watermarks.item_count(begin)):
                 metadata.apply(watermarks.forgotten(begin))
                 folder.remove(begin)
                 continue
@@ -48,6 +48,9 @@ def open_local_files(
                 _give_up(begin, folder, watermarks, metadata)
             else:
                 opened.append(file)
+                # What is in the backend gets no more keys: one whose upload was begun neither.
+                if file.item_count and (begin in begun or uploaded.has_leftovers):
+                    file.seal()
         for begin in set(watermarks.begins()) - set(begins):
             log.warning("the index file %d is gone, it is made again", begin)
             _give_up(begin, folder, watermarks, metadata)
@@ -60,11 +63,22 @@ def open_local_files(
     return _without_empty(opened)
 
 
+def _has_all(uploaded: UploadedTable, begin: int, item_count: int | None) -> bool:
+    """Whether a local file is of no use any more; no where the backend does not tell."""
+    if not item_count:  # its upload was noted to its end, or nothing in it was durable
+        return True
+    try:
+        return uploaded.holds(begin, item_count)
+    except (BackendError, SegmentError) as error:
+        log.warning("the index file %d was uploaded and is kept: %s", begin, error)
+        return False
+
+
 def _give_up(
     begin: int, folder: LocalFolder, watermarks: Watermarks, metadata: MetadataStore
 ) -> None:
     """The watermarks go back before the file does."""
-    metadata.apply(watermarks.lost(begin))
+    metadata.apply(watermarks.lost(begin, is_ours=folder.is_ours(begin)))
     folder.remove(begin)
 
 
@@ -79,37 +93,58 @@ def _without_empty(files: list[IndexStoreFile]) -> list[IndexStoreFile]:
 
 def _check_sizes(
     config: StoreConfig,
-    begins: list[int],
+    folder: LocalFolder,
     uploaded: UploadedTable,
     watermarks: Watermarks,
     metadata: MetadataStore,
 ) -> None:
-    """The sizes are those of the store, or become so. Somebody else's index is taken over."""
+    """The sizes are those of the store, or become so. Somebody else's index is taken over.
+
+    One of ours whose notes are lost is not: nobody knows what it has. Then all is put again.
+    """
+    begins = folder.begins()
+    for begin in begins:
+        folder.check_size(begin)
     slots, items = config.index_slot_count, config.index_item_count
     if watermarks.check_sizes(slot_count=slots, item_capacity=items):
         return
-    for each in uploaded.segments[-1:]:
-        _check_uploaded(each, slots)
+    has_foreign = bool(begins)
+    has_ours = any(folder.is_ours(begin) for begin in begins)
+    for each in uploaded.segments:
+        is_ours = _check_uploaded(each, slots)
+        has_ours |= is_ours is True
+        has_foreign |= is_ours is False
     changes = [watermarks.sizes(slot_count=slots, item_capacity=items)]
-    if begins or uploaded.segments:
+    if has_foreign and not has_ours:
         changes += watermarks.adopted()
     metadata.apply(changes)
 
 
-def _check_uploaded(segment: UploadedSegment, slot_count: int) -> None:
-    """Java's files do not say how many slots they have; but their length does."""
+def _check_uploaded(segment: UploadedSegment, slot_count: int) -> bool | None:
+    """Whether it is one of ours; None if it is damaged. Raises what the backend raises.
+
+    Java's files do not say how many slots they have; but their length does.
+    """
     size, handle = segment.record.size, segment.flat.segment
     try:
         tail = handle.read(max(0, size - TAIL_BYTES), min(size, TAIL_BYTES))
+        if has_footer(tail):
+            footer = decode_tail(tail, file_bytes=size, path=handle.path)
+            _check(footer.slot_count == slot_count, slot_count, handle.path)
+            return True
         header = decode_header(handle.read(0, HEADER_BYTES), path=handle.path)
-    except (BackendError, SegmentError) as error:
-        log.warning("the sizes of the index could not be checked: %s", error)
-        return
-    if has_footer(tail):
-        return
+    except SegmentError as error:
+        log.warning("the sizes of an index file could not be checked: %s", error)
+        return None
     wanted = compacted_file_bytes(slot_count=slot_count, item_count=header.item_count)
-    if size not in (wanted, wanted + 4):  # those of RocketMQ 5.1 are four bytes longer
+    # Those of RocketMQ 5.1 are four bytes longer.
+    _check(size in (wanted, wanted + 4), slot_count, handle.path)
+    return False
+
+
+def _check(is_right: bool, slot_count: int, path: str) -> None:
+    if not is_right:
         raise InvalidConfigError(
-            f"index_slot_count: {slot_count}, but {handle.path} was made with another number; "
+            f"index_slot_count: {slot_count}, but {path} was made with another number; "
             "it must never change"
         )

@@ -85,7 +85,8 @@ class IndexStore:
         """Open what there is; damaged files are dropped, and their messages put again.
 
         Raises InvalidConfigError for a store with files of other sizes. The backend is asked only
-        about files whose upload was cut short, and need not answer.
+        about files whose upload was cut short, and need not answer; but it must before an index
+        is taken over that is not noted in the catalogue: BackendError where it does not.
         """
         with self._life_guard, self._uploading:
             if self._is_open:
@@ -143,7 +144,7 @@ class IndexStore:
 
     @property
     def problem(self) -> str | None:
-        return None if self.failure is None else str(self.failure)
+        return self._filling.problem if self.failure is None else str(self.failure)
 
     # -- keys ---------------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ class IndexStore:
         full_before = len(filling.full)
         filling.put(queue, first, first + len(run), keys)
         if filling.is_due:
-            filling.sync()
+            self._try(lambda _: filling.sync(), 0)
         if self._service is not None and len(filling.full) > full_before:
             self._service.wake()
 
@@ -182,7 +183,7 @@ class IndexStore:
             return NOTHING
         for _ in range(_ASKED_AGAIN_MAX):
             self._check_open()
-            is_drained = self._is_drained()
+            is_drained = self._filling.has_drained()
             files = self._filling.files  # before those that are uploaded: one may become one
             uploaded = self._uploaded.segments
             near = [partial(ask_local, file) for file in files if file.item_count]
@@ -210,15 +211,20 @@ class IndexStore:
         if not self._is_open:
             return
         now = self._runtime.clock.now_ms()
-        failures: list[TieredStoreError] = []
+        failures = []
         for work in (self._keep_up, self._upload_in_time, self._expire, self._copy_footers):
-            try:
-                with self._uploading:
-                    work(now)
-            except TieredStoreError as error:
-                log.warning("the key index: %s", error)
-                failures.append(error)
-        self.failure = failures[0] if failures else None
+            with self._uploading:
+                failures.append(self._try(work, now))
+        self.failure = next((each for each in failures if each is not None), None)
+
+    def _try(self, work: Callable[[int], None], now: int) -> TieredStoreError | None:
+        try:
+            work(now)
+        except TieredStoreError as error:
+            log.warning("the key index: %s", error)
+            self.failure = error
+            return error
+        return None
 
     def expire(self, before_ms: int) -> int:
         """Drop the oldest uploaded files whose messages were all stored before; how many."""
@@ -285,14 +291,6 @@ class IndexStore:
             log.warning(
                 "an upload of the key index was cut short and is looked at later: %s", error
             )
-
-    def _is_drained(self) -> bool:
-        try:
-            self._filling.drain()
-        except (TieredStoreError, OSError) as error:
-            log.warning("keys wait in memory and are not found: %s", error)
-            return False
-        return True
 
     def _check_open(self) -> None:
         if not self._is_open:

@@ -47,6 +47,7 @@ class KeyNotes:
         self._descriptor = descriptor
         self._times = times
         self._closing = threading.Lock()
+        self._failure: OSError | None = None
 
     @classmethod
     def create(cls, path: Path, *, begin_timestamp: int) -> KeyNotes:
@@ -116,10 +117,20 @@ class KeyNotes:
         finally:
             os.close(descriptor)
 
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
     def sync(self) -> None:
+        """One that failed fails for ever: the kernel drops the pages that it could not write."""
+        if self._failure is not None:
+            raise OSError(*self._failure.args) from self._failure
         descriptor = self._duplicate()
         try:
             os.fdatasync(descriptor)
+        except OSError as error:
+            self._failure = error
+            raise
         finally:
             os.close(descriptor)
 

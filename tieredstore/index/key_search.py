@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappush, heapreplace
 from typing import Final
 
 from tieredstore.codec.java import index_key, wrap_int32
@@ -22,9 +23,6 @@ from tieredstore.model.values import INT64_MAX
 log = logging.getLogger(__name__)
 
 FILES_AT_ONCE: Final = 8
-SURE_MATCHES: Final = 1024
-"""So many items of a key in one file are all looked at, in whatever order they were put. Of more,
-those put last are taken for the newest as soon as there are enough of them."""
 
 Source = Callable[["Asked"], list[IndexHit]]
 
@@ -64,18 +62,39 @@ class Asked:
     def text(self) -> str:
         return index_key(self.topic, self.key)
 
-    def newest(self, items: Iterable[FoundItem]) -> list[IndexHit]:
-        """Of the items of one file, as they were put, the newest: each message once."""
+    def newest(
+        self, items: Iterable[FoundItem], lateness: Callable[[], int | None] | None = None
+    ) -> list[IndexHit]:
+        """Of the items of one file, those put last first, the newest: each message once.
+
+        All are looked at, unless it is known by how many seconds one may be older than one put
+        before it.
+        """
         wanted = wrap_int32(self.topic_id)
-        found: dict[tuple[int, int], IndexHit] = {}
-        for item in items:
+        late_ms: int | None = None
+        kept: list[tuple[int, int, IndexHit]] = []  # a heap, the oldest first
+        places: set[tuple[int, int]] = set()
+        for number, item in enumerate(items):
             if item.topic_id != wanted:  # another topic's key with the same hash
                 continue
             hit = IndexHit(self.topic_id, *item[1:])
-            found.setdefault((hit.queue_id, hit.log_offset), hit)
-            if len(found) >= max(self.count_max, SURE_MATCHES):
-                break
-        return joined([list(found.values())], self.count_max)
+            place = hit.queue_id, hit.log_offset
+            if place in places:
+                continue
+            entry = hit.store_timestamp, -number, hit
+            if len(kept) < self.count_max:
+                heappush(kept, entry)
+            elif kept[0] < entry:
+                gone = heapreplace(kept, entry)[2]
+                places.discard((gone.queue_id, gone.log_offset))
+            else:
+                if late_ms is None and lateness is not None:
+                    late_ms = _milliseconds(lateness())
+                if late_ms is not None and kept[0][0] >= hit.store_timestamp + late_ms:
+                    break
+                continue
+            places.add(place)
+        return joined([[hit for _, _, hit in sorted(kept, reverse=True)]], self.count_max)
 
 
 def ask(
@@ -102,14 +121,21 @@ def ask(
     )
 
 
+def _milliseconds(seconds: int | None) -> int | None:
+    return None if seconds is None else 1000 * seconds
+
+
 def joined(answers: Sequence[Sequence[IndexHit]], count_max: int) -> list[IndexHit]:
     """The newest of all, newest first, each message once."""
     found: dict[tuple[int, int], IndexHit] = {}
     for hit in _all(answers):
         place = hit.queue_id, hit.log_offset
-        held = found.get(place)
-        if held is None or held.store_timestamp < hit.store_timestamp:
-            found[place] = hit
+        held = found.get(place, hit)
+        newer = hit if held.store_timestamp < hit.store_timestamp else held
+        put_before = max(held.put_before, hit.put_before)
+        found[place] = (
+            newer if newer.put_before == put_before else newer._replace(put_before=put_before)
+        )
     hits = sorted(found.values(), key=lambda hit: hit.store_timestamp, reverse=True)
     return hits[:count_max]
 

@@ -17,12 +17,12 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from tieredstore.codec.tiered_index import is_legacy_written
+from tieredstore.codec.tiered_index import file_bytes, is_legacy_written
 from tieredstore.driver.durable import fsync_directory, make_directories
 from tieredstore.index.key_notes import notes_path
 from tieredstore.index.store_file import IndexStoreFile
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError
+from tieredstore.model.errors import BackendRefusedError, InvalidConfigError, SegmentCorruptError
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class LocalFolder:
         if path.is_file() and self._is_of_old_version(path):
             log.warning("%s: an index file of RocketMQ 5.1; it is made again", path)
             return None
-        if item_count is None and notes_path(path).exists():
+        if item_count is None and self.is_ours(begin):
             item_count = 0
         try:
             return IndexStoreFile.open(
@@ -88,6 +88,24 @@ class LocalFolder:
         except SegmentCorruptError as error:
             log.warning("an index file is damaged, it is made again: %s", error)
             return None
+
+    def check_size(self, begin: int) -> None:
+        """InvalidConfigError for a file with the size of other settings."""
+        path = self.path / str(begin)
+        size = file_bytes(slot_count=self.slot_count, item_capacity=self.item_capacity)
+        try:
+            held = path.stat().st_size
+        except OSError as error:
+            raise BackendRefusedError(str(path), "open", str(error)) from error
+        if held not in (0, size) and not self._is_of_old_version(path):
+            raise InvalidConfigError(
+                f"{path} has {held} bytes, but index_slot_count {self.slot_count} and "
+                f"index_item_count {self.item_capacity} make {size}: they must never change"
+            )
+
+    def is_ours(self, begin: int) -> bool:
+        """Whether we began the file: nothing in it counts before the catalogue has a note of it."""
+        return notes_path(self.path / str(begin)).exists()
 
     def create(self, begin: int) -> IndexStoreFile:
         return IndexStoreFile.create(

@@ -24,4 +24,5 @@ def ask_local(file: IndexStoreFile, asked: Asked) -> list[IndexHit]:
         slack = 0 if held.exact else 999
         if not held.overlaps(asked.begin - slack, asked.end + slack):
             return []
-    return asked.newest(file.matches(asked.text, begin=asked.begin, end=asked.end))
+    items = file.matches(asked.text, begin=asked.begin, end=asked.end)
+    return asked.newest(items, file.lateness)

@@ -104,6 +104,10 @@ class MappedIndex:
     def is_closed(self) -> bool:
         return self._data is None
 
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
     def allocate(self, end: int) -> None:
         """Give every byte below `end` its place on the disk, in steps; OSError if there is none.
 

@@ -23,11 +23,13 @@ from tieredstore.codec.tiered_index import (
     item_position,
     item_timestamp,
 )
+from tieredstore.driver.durable import fsync_directory
 from tieredstore.index.file_check import items_of
 from tieredstore.index.file_mending import FileSizes, FileState, mend, read_state, write_state
 from tieredstore.index.item_chain import LinkedItems, link_items, read_head, store_slots, walk
 from tieredstore.index.key_notes import KeyNotes, notes_path
 from tieredstore.index.mapped_index import MappedIndex
+from tieredstore.index.put_order import PutOrder
 from tieredstore.index.rows import FoundItem, IndexColumns, TimeRange, seconds_window
 from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError, SegmentSealedError
 
@@ -51,13 +53,14 @@ class IndexStoreFile:
         self.notes = notes
         self.state = FileState()
         self._mapped = mapped
+        self._order = PutOrder()
         self._sealed = mapped.read_only
 
     @classmethod
     def create(
         cls, folder: Path, begin_timestamp: int, *, slot_count: int, item_capacity: int
     ) -> IndexStoreFile:
-        """A new sparse file; durable with its name when this returns, else not there."""
+        """A new sparse file; durable with both names when this returns, else not there."""
         path = folder / str(begin_timestamp)
         mapped = MappedIndex.create(
             path,
@@ -68,6 +71,7 @@ class IndexStoreFile:
         )
         try:
             notes = KeyNotes.create(notes_path(path), begin_timestamp=begin_timestamp)
+            fsync_directory(folder)
         except OSError as error:
             mapped.close()
             path.unlink(missing_ok=True)
@@ -140,6 +144,11 @@ class IndexStoreFile:
         return self._sealed
 
     @property
+    def has_failed(self) -> bool:
+        """Whether a flush failed: nobody knows what of it is on the disk."""
+        return self._mapped.has_failed or (self.notes is not None and self.notes.has_failed)
+
+    @property
     def room(self) -> int:
         """How many keys fit."""
         return 0 if self._sealed else self.sizes.item_capacity - 1 - self.item_count
@@ -177,8 +186,7 @@ class IndexStoreFile:
                 self.notes.put(columns.key_hashes, times, first_item=first)
         except OSError as error:
             raise BackendRefusedError(str(self.path), "put", str(error)) from error
-        last = int(columns.store_timestamps.max())
-        self._store(data, linked, start, last, times)
+        self._store(data, linked, start, int(columns.store_timestamps.max()), times)
 
     def _store(
         self, data: mmap, linked: LinkedItems, start: int, last: int, times: TimeRange
@@ -241,6 +249,11 @@ class IndexStoreFile:
         """All items from the oldest on, in place: they stay as long as the array does."""
         data = self._mapped.data
         return items_of(data, slot_count=self.slot_count, item_count=self.item_count)
+
+    def lateness(self) -> int:
+        """No item is more seconds older than one that was put before it."""
+        self._order = order = self._order.with_items(self.items())
+        return order.lateness
 
     def seal(self) -> None:
         """Take no more keys."""

@@ -15,9 +15,9 @@ import numpy as np
 
 from tieredstore.codec.java import local_key_hash, local_slot, tiered_probes
 from tieredstore.codec.tiered_index import (
-    COMPACTED_ITEM_BYTES,
     HEADER_BYTES,
     SLOT_BYTES,
+    compacted_file_bytes,
     decode_compacted_slot,
     decode_header,
     is_legacy_compacted,
@@ -98,7 +98,7 @@ class UploadedFile:
         `slot_count` is what files without a footer were made with. A footer that is damaged can be
         passed over: what lies before it is a file as Java writes it.
         """
-        if size <= HEADER_BYTES:  # Java uploads nothing where there is no item
+        if not size:  # Java uploads nothing where there is no item
             return cls(read, 0, path=path, slot_count=slot_count, begin_timestamp=0)
         tail_bytes = min(size, TAIL_BYTES)
         tail = _exactly(read, size - tail_bytes, tail_bytes, path)
@@ -108,10 +108,17 @@ class UploadedFile:
         head = tail if size <= TAIL_BYTES else _exactly(read, 0, HEADER_BYTES, path)
         header = decode_header(head, path=path)
         is_legacy = is_legacy_compacted(header, file_bytes=size, slot_count=slot_count)
-        _check_length(size, slot_count, is_legacy, path)
+        wanted = compacted_file_bytes(slot_count=slot_count, item_count=header.item_count)
+        has_more = has_footer(tail) and size > wanted  # the footer is passed over
+        if size != (wanted + 4 if is_legacy else wanted) and not has_more:
+            raise SegmentCorruptError(
+                path,
+                f"{size} bytes, but {slot_count} slots and {header.item_count} items take {wanted}",
+                position=HEADER_BYTES,
+            )
         return cls(
             read,
-            size,
+            wanted,
             path=path,
             slot_count=slot_count,
             begin_timestamp=header.begin_timestamp,
@@ -227,10 +234,3 @@ def _exactly(read: Read, position: int, length: int, path: str) -> bytes:
         reason = f"{len(data)} bytes were read of {length}"
         raise SegmentCorruptError(path, reason, position=position)
     return data
-
-
-def _check_length(size: int, slot_count: int, is_legacy: bool, path: str) -> None:
-    rest = size - slot_position(slot_count)
-    if rest < 0 or (rest % COMPACTED_ITEM_BYTES and not is_legacy):
-        reason = f"{size} bytes do not hold {slot_count} slots and whole items"
-        raise SegmentCorruptError(path, reason, position=HEADER_BYTES)

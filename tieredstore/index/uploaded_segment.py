@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from tieredstore.codec.bounds import Buffer
@@ -21,12 +22,21 @@ from tieredstore.index.key_search import Asked
 from tieredstore.index.rows import FoundItem, TimeRange
 from tieredstore.index.uploaded_file import UploadedFile
 from tieredstore.model.catalogue import SegmentRecord
-from tieredstore.model.errors import SegmentCorruptError, SegmentNotFoundError
+from tieredstore.model.errors import (
+    BackendError,
+    SegmentCorruptError,
+    SegmentError,
+    SegmentNotFoundError,
+    TieredStoreError,
+)
 from tieredstore.model.values import INT64_MAX
 
 log = logging.getLogger(__name__)
 
 COPY_BYTES: Final = 4 << 20
+FENCES_PART: Final = 1024  # the fences of a file without a footer are smaller than that part of it
+FENCES_BYTES_MIN: Final = 4200
+FAILED_COPIES_MAX: Final = 30
 ASKED_OFTEN: Final = 8  # so many lookups, and a file without a footer gets fences of its own
 
 
@@ -46,7 +56,7 @@ class UploadedSegment:
         self._file: UploadedFile | None = None
         self._is_near = False
         self._trusts_footer = True
-        self._asked = 0
+        self._asked = self._failed_copies = 0
 
     @property
     def begin_timestamp(self) -> int:
@@ -65,9 +75,20 @@ class UploadedSegment:
         file = self._file
         if self._is_near or self._cache is None or file is None or file.is_legacy:
             return False
-        if file.footer is not None and not self._cache.has_room(file.footer.footer_bytes):
+        footer = file.footer
+        size = FENCES_BYTES_MIN + self.record.size // FENCES_PART
+        if not self._cache.has_room(size if footer is None else footer.footer_bytes):
             return False  # those that were made later stay
-        return file.footer is not None or self._asked >= ASKED_OFTEN
+        if footer is not None and not self._failed_copies:
+            return True
+        return self._asked >= ASKED_OFTEN << self._failed_copies
+
+    def item_count(self) -> int:
+        """How many keys it has; may take a read or two."""
+        footer = self.file().footer
+        if footer is not None:
+            return footer.item_count
+        return decode_header(self._read(0, HEADER_BYTES), path=self._path).item_count
 
     def may_overlap(self, begin: int, end: int) -> bool:
         """Whether it may have messages stored within [begin, end]; may take one read, once."""
@@ -102,8 +123,13 @@ class UploadedSegment:
                 if not self.may_overlap(asked.begin, asked.end):
                     return []
                 file = self.file()
-                return asked.newest(self._items(file, asked))
-            except (SegmentCorruptError, SegmentNotFoundError) as error:
+                hits = asked.newest(self._items(file, asked), partial(_lateness, file))
+                # Its row was made when it was uploaded: nothing was put into it later.
+                put_before = self.record.create_timestamp or INT64_MAX
+                return [hit._replace(put_before=put_before) for hit in hits]
+            except (SegmentCorruptError, SegmentNotFoundError, OSError) as error:
+                if not isinstance(error, SegmentError) and not self._is_near_failure(error):
+                    raise
                 is_gone = isinstance(error, SegmentNotFoundError) and error.path == self._path
                 if is_gone or not self._trusts_less(file):
                     raise
@@ -116,7 +142,13 @@ class UploadedSegment:
         file, cache = self.file(), self._cache
         if self._is_near or cache is None or file.is_legacy:
             return False
-        if not cache.keep(self.origin, self._footer_bytes(file)):
+        try:
+            is_kept = cache.keep(self.origin, self._footer_bytes(file))
+        except (BackendError, SegmentError) as error:  # it may be the same the next time
+            self._failed_copies = min(self._failed_copies + 2, FAILED_COPIES_MAX)
+            log.warning("%s is asked without a copy of its footer: %s", self._path, error)
+            return False
+        if not is_kept:
             return False
         self._file = None  # opened anew, from the copy
         return True
@@ -151,6 +183,10 @@ class UploadedSegment:
             trust_footer=self._trusts_footer,
         )
 
+    def _is_near_failure(self, error: OSError) -> bool:
+        """Whether it is the broker's own disk that failed, which has only a copy."""
+        return self._is_near and not isinstance(error, TieredStoreError)
+
     def _trusts_less(self, failed: UploadedFile | None) -> bool:
         """Try again without what may be damaged; False if there is nothing left to do without."""
         if self._file is not failed:
@@ -172,6 +208,12 @@ class UploadedSegment:
     @property
     def _path(self) -> str:
         return self.flat.segment.path
+
+
+def _lateness(file: UploadedFile) -> int | None:
+    """Nothing is known of a file that somebody else filled, or whose times are not believed."""
+    footer = file.footer
+    return footer.lateness if footer is not None and footer.filter_blocks else None
 
 
 def _overlaps(times: TimeRange, begin: int, end: int) -> bool:

@@ -23,7 +23,7 @@ from tieredstore.index.uploaded_segment import UploadedSegment
 from tieredstore.index.watermarks import Watermarks
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.errors import SegmentCorruptError, SegmentError
 from tieredstore.model.values import INT32_MAX, SegmentType
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,14 @@ class UploadedTable:
     def has_leftovers(self) -> bool:
         """Whether there are rows whose segment was not finished."""
         return any(_is_unfinished(each.record) for each in self._file.segments)
+
+    def holds(self, begin: int, item_count: int) -> bool:
+        """Whether a file in the backend has so many keys of a local one; may ask the backend.
+
+        One with fewer was uploaded before the local one was filled further: then both are needed.
+        """
+        same = [each for each in self.segments if each.begin_timestamp == begin]
+        return any(each.item_count() >= item_count for each in same)
 
     def settle(self) -> None:
         """Finish or drop what a crash or a failed upload left behind.
@@ -168,8 +176,12 @@ class UploadedTable:
                 self._cache.forget(Origin.of(each.record))
 
     def _latest(self, segment: UploadedSegment) -> int:
-        """When its newest message was stored: the row tells, where we wrote it."""
-        file = segment.file()
+        """When its newest message was stored, by its row if the file is gone or damaged."""
+        try:
+            file = segment.file()
+        except SegmentError as error:
+            log.warning("an index file that is to expire cannot be read: %s", error)
+            return segment.latest
         if file.footer is not None and file.footer.filter_blocks:
             return file.footer.times.last
         return segment.latest

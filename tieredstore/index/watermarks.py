@@ -7,19 +7,21 @@ written is for `index_store`.
     | -------------- | ------------------------------ | ----------------------------------------- |
     | index          | sizes                          | slots and items of every file             |
     | index          | end                            | the next uploaded file begins there       |
-    | index-queue    | <topic id>/<queue id>          | below this queue offset all is durable    |
+    | index-queue    | <topic id>/<queue id>          | below this queue offset all is durable;   |
+    |                |                                | or that, and when it was put              |
     | index-file     | <begin>                        | so many items of a local file are durable |
     | index-start    | <begin>/<topic id>/<queue id>  | from there on the file may hold the queue |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tieredstore.codec.names import queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metadata import Change, DeleteNote, Json, MetadataStore, PutNote
+from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.values import SegmentType
 
@@ -96,23 +98,37 @@ class Watermarks:
     # Of a queue
 
     def of_queue(self, topic: str, queue: QueueId) -> int:
-        """Below this all is durable. A queue that ends before it was made anew: then nothing is."""
-        held = self.held(queue)
+        """Below this all is durable. Of a queue that was made anew nothing is: it ends before, or
+        all that it has was begun after its last message was put."""
+        held, put_at = _mark(self._metadata.note(QUEUE, queue.key))
+        rows = self._rows(topic, queue.queue_id)
+        if put_at is not None and all(row.create_timestamp > put_at for row in rows):
+            return 0
         return held if held <= self.committed(topic, queue.queue_id) else 0
 
     def held(self, queue: QueueId) -> int:
         """What the note says, whatever became of the queue."""
-        return _number(self._metadata.note(QUEUE, queue.key)) or 0
+        return _mark(self._metadata.note(QUEUE, queue.key))[0]
 
     def committed(self, topic: str, queue_id: int) -> int:
         """Where the queue ends, as the catalogue has it."""
-        path = queue_path(self._broker_name, topic, queue_id)
-        rows = self._metadata.segments(path, SegmentType.CONSUME_QUEUE)
+        rows = self._rows(topic, queue_id)
         return max((row.end_offset for row in rows), default=0) // UNIT_BYTES
 
+    def _rows(self, topic: str, queue_id: int) -> Sequence[SegmentRecord]:
+        path = queue_path(self._broker_name, topic, queue_id)
+        return self._metadata.segments(path, SegmentType.CONSUME_QUEUE)
+
     @staticmethod
-    def moved(queues: Mapping[QueueId, int]) -> list[Change]:
-        return [PutNote(QUEUE, queue.key, offset) for queue, offset in queues.items()]
+    def moved(
+        queues: Mapping[QueueId, int], put_at: Mapping[QueueId, int] | None = None
+    ) -> list[Change]:
+        """With when each was put, where that is known: a mark outlives its queue else."""
+        times = put_at or {}
+        return [
+            PutNote(QUEUE, queue.key, [offset, times[queue]] if queue in times else offset)
+            for queue, offset in queues.items()
+        ]
 
     # Of a local file
 
@@ -150,19 +166,21 @@ class Watermarks:
         changes += [DeleteNote(START, key) for key in self._starts(begin)]
         return changes
 
-    def lost(self, begin: int) -> list[Change]:
+    def lost(self, begin: int, *, is_ours: bool = True) -> list[Change]:
         """The file is lost: all that it may have held is to be put again.
 
         Of a file that was not ours nobody knows what it held: then everything is.
         """
         held = self._metadata.notes(QUEUE)
         starts = {key.partition("/")[2]: at for key, at in self._starts(begin).items()}
-        if not starts and self.item_count(begin) is None:
+        if not starts and self.item_count(begin) is None and not is_ours:
             starts = dict.fromkeys(held, 0)
         changes = self.forgotten(begin)
         for key, start in starts.items():
-            if start < (_number(held.get(key)) or 0):
-                changes.append(PutNote(QUEUE, key, start))
+            offset, put_at = _mark(held.get(key))
+            if start < offset:
+                value: Json = start if put_at is None else [start, put_at]
+                changes.append(PutNote(QUEUE, key, value))
         return changes
 
     def unknown(self) -> list[Change]:
@@ -183,6 +201,13 @@ class Watermarks:
         prefix = f"{begin}/"
         notes = self._metadata.notes(START)
         return {key: _number(at) or 0 for key, at in notes.items() if key.startswith(prefix)}
+
+
+def _mark(value: Json) -> tuple[int, int | None]:
+    """A queue offset, and when what lies before it was put."""
+    if isinstance(value, list) and len(value) == 2:
+        return _number(value[0]) or 0, _number(value[1])
+    return _number(value) or 0, None
 
 
 def _number(value: Json) -> int | None:

@@ -19,7 +19,7 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.queue_read import record_place
-from tieredstore.model.errors import TieredStoreError
+from tieredstore.model.errors import SegmentCorruptError, TieredStoreError
 from tieredstore.model.messages import QueryResult, SelectedMessage
 from tieredstore.model.values import INT64_MAX, QueueKey
 
@@ -171,7 +171,8 @@ class _Search:
             try:
                 found = self._message_of(file, hit)
             except (TieredStoreError, OSError) as error:
-                if not self._has_gone(file, hit):
+                is_damage = isinstance(error, SegmentCorruptError)
+                if not self._has_gone(file, hit) and not (is_damage and _is_stale(file, hit)):
                     self.complete = False
                     log.warning("%s may have the key %r: %s", hit, self._wanted.key, error)
                 continue
@@ -211,3 +212,15 @@ class _Search:
         """Whether it expired while it was being read, or its queue was destroyed."""
         is_current = self._store.get(file.key) is file
         return not is_current or record_place(file, hit.log_offset) < file.log.min_offset
+
+
+def _is_stale(file: FlatMessageFile, hit: IndexHit) -> bool:
+    """Whether it is of a queue that was destroyed since, so that no message need be there: the
+    index had it before there was a segment at its place, or it is older than all in there."""
+    segment = file.log.segment_at(record_place(file, hit.log_offset))
+    if segment is None:
+        return True
+    begin = segment.record.begin_timestamp
+    return hit.put_before < segment.record.create_timestamp or (
+        begin is not None and hit.store_timestamp + INDEX_STEP_MS <= begin
+    )

@@ -1,0 +1,102 @@
+"""Index files in the long run: expiry, rolling by age, and what fails while they are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.index.store_kit import SLOTS, Shop
+from tieredstore.index.uploaded_file import NearFooter, UploadedFile
+from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.testing.messages import STORE_TIMESTAMP
+
+HOUR_MS = 3_600_000
+
+
+def test_a_vanished_oldest_file_does_not_keep_the_others_from_expiring(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    for _ in range(3):
+        shop.put(["k"])
+        shop.index.seal()
+        shop.clock.advance(HOUR_MS)
+    (first, _, _) = shop.segments()
+    shop.provider.open(first.path, first.type, first.base_offset).delete()
+    shop.index._cache.clear()
+    shop.reopen()
+    assert shop.index.expire(STORE_TIMESTAMP + HOUR_MS + 1) == 2
+    assert len(shop.segments()) == 1
+    assert shop.found("k") == [(0, 2000)]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_file_begun_by_a_clock_that_was_ahead_is_uploaded_in_time(
+    tmp_path: Path, restarted: bool
+) -> None:
+    shop = Shop(tmp_path)
+    shop.clock.advance(1000 * HOUR_MS)
+    shop.put(["k"])
+    shop.index._filling.drain()
+    shop.clock._passed_ms -= 1000 * HOUR_MS  # it was set right
+    if restarted:
+        shop.reopen()
+    shop.index.step()
+    assert not shop.segments()
+    shop.clock.advance((shop.config.index_rolling_hours + 1) * HOUR_MS)
+    shop.index.step()
+    assert len(shop.segments()) == 1
+
+
+def test_a_file_whose_row_was_cut_is_damage_and_not_empty() -> None:
+    with pytest.raises(SegmentCorruptError):
+        UploadedFile.open(lambda position, length: bytes(length), 28, slot_count=61)
+
+
+def test_a_copy_that_the_disk_cannot_read_costs_a_read_and_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"])
+    shop.index.seal()
+    assert shop.found("k") == [(0, 0)]
+
+    def broken(position: int, length: int) -> bytes:
+        raise OSError(5, "the disk is broken")
+
+    file = shop.index._uploaded.segments[0].file()
+    near = file._near
+    assert near is not None
+    monkeypatch.setattr(file, "_near", NearFooter(footer=near.footer, read=broken))
+    assert shop.found("k") == [(0, 0)]
+
+
+@pytest.mark.parametrize("harm", ["gap", "small cache"])
+def test_a_file_whose_fences_cannot_be_kept_is_not_read_at_every_step(
+    tmp_path: Path, harm: str
+) -> None:
+    cache_bytes = 4096 if harm == "small cache" else 1 << 30
+    shop = Shop(tmp_path, index_footer_cache_bytes=cache_bytes)
+    shop.put(["k"] * 5, unique=False)
+    shop.index.seal()
+    (row,) = shop.segments()
+    segment = shop.provider.open(row.path, row.type, 0)
+    data = bytearray(segment.read(0, 28 + 8 * SLOTS + 28 * 5))
+    if harm == "gap":
+        at = 28 + 8 * (SLOTS - 1)
+        data[at : at + 8] = (28).to_bytes(4) + (28).to_bytes(4)
+    segment.delete()
+    segment.write(0, bytes(data))
+    shop.catalogue.put(dataclasses.replace(row, size=len(data)))
+    shop.index._cache.clear()
+    shop.reopen()
+    for _ in range(10):
+        shop.ask("k")
+    read_at = []
+    for step in range(6):
+        shop.provider.reads.clear()
+        shop.index.step()
+        if shop.provider.reads:
+            read_at.append(step)
+    assert read_at == ([0] if harm == "gap" else [])
+    assert not shop.index.problem
