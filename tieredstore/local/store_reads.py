@@ -167,8 +167,8 @@ class StoreReads:
     def _up_to_date(self) -> StoreParts:
         """The parts, after every put that returned before has been dispatched.
 
-        Where that fails, a full disk say, reads go on with what was dispatched. Whoever puts next
-        is told, and the log has it from the service.
+        Where that fails, a full disk say, reads go on with what was dispatched. The service tries
+        again and logs it; puts are refused while too much waits (`dispatch_behind_max`).
         """
         parts = self._loaded()
         try:
