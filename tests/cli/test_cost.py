@@ -1,0 +1,86 @@
+"""The verb cost: known prices come out, and more of something never costs less."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cli.cli_kit import Command
+from tests.cli.tier_kit import TIER, asked
+from tieredstore.access.cost import Load, commits_per_second, monthly_cost
+from tieredstore.cli.failures import ExitCode
+from tieredstore.model.config import StoreConfig
+
+SLOW = Load(queue_count=1, messages_per_second=1, message_bytes=100)
+
+
+def test_a_queue_that_commits_every_thirty_seconds_costs_what_its_puts_cost() -> None:
+    """Two parts each 30 s are 172 800 PUTs in 30 days: 0.86 dollars, as the list prices say."""
+    (commits,) = [
+        line for line in monthly_cost(SLOW, StoreConfig()).lines if "commits" in line.what
+    ]
+    assert commits.amount == 172_800
+    assert math.isclose(commits.dollars, 0.864)
+
+
+def test_a_queue_without_messages_commits_nothing() -> None:
+    idle = Load(queue_count=100, messages_per_second=0, message_bytes=100)
+    cost = monthly_cost(idle, StoreConfig())
+    assert cost.dollars == 0
+    assert commits_per_second(idle, StoreConfig()) == 0
+
+
+def test_a_full_batch_is_committed_before_it_is_old() -> None:
+    fast = Load(queue_count=1, messages_per_second=4096, message_bytes=10)
+    assert commits_per_second(fast, StoreConfig()) == 1
+    large = Load(queue_count=1, messages_per_second=8, message_bytes=1 << 20)
+    assert commits_per_second(large, StoreConfig()) == 2
+
+
+def test_a_longer_wait_for_a_batch_saves_requests() -> None:
+    often = monthly_cost(SLOW, StoreConfig(group_commit_timeout_ms=10_000))
+    seldom = monthly_cost(SLOW, StoreConfig(group_commit_timeout_ms=300_000))
+    assert seldom.dollars < often.dollars / 3
+
+
+@given(
+    st.integers(1, 10_000),
+    st.floats(0, 1e5),
+    st.floats(1, 1e6),
+    st.floats(1, 4),
+)
+def test_more_messages_never_cost_less(
+    queues: int, rate: float, message_bytes: float, more: float
+) -> None:
+    config = StoreConfig()
+    some = Load(queue_count=queues, messages_per_second=rate, message_bytes=message_bytes)
+    many = Load(queue_count=queues, messages_per_second=rate * more, message_bytes=message_bytes)
+    cost = monthly_cost(some, config).dollars
+    assert cost >= 0
+    assert monthly_cost(many, config).dollars >= cost * (1 - 1e-9)
+
+
+def test_the_prices_of_the_settings_count(command: Command) -> None:
+    words = ["cost", "--messages-per-second", 1, "--message-bytes", 100, "--queues", 1, "--json"]
+    rows = command.run(*words).rows
+    assert rows[0]["dollars"] == 0.864
+    assert rows[-1]["what"] == "total"
+    free = command.run(*words, "--storage-price", 0).rows
+    assert free[-1]["dollars"] < rows[-1]["dollars"]
+
+
+def test_a_tier_that_is_there_costs_what_its_bytes_cost(command: Command) -> None:
+    ran = asked(command, TIER, "cost", "--json")
+    assert ran.code == 0
+    stored = next(row for row in ran.rows if row["operation"] == "store")
+    segments = asked(command, TIER, "segments", "--json").rows
+    assert math.isclose(stored["amount"], sum(row["size"] for row in segments) / 1e9, abs_tol=0.001)
+    assert "total: " in asked(command, TIER, "cost").out
+
+
+def test_neither_a_tier_nor_rates_is_a_clear_error(command: Command) -> None:
+    ran = command.run("cost")
+    assert ran.code == ExitCode.USAGE
+    assert "--messages-per-second" in ran.err

@@ -1,0 +1,121 @@
+"""The verb that estimates a bill: cost.
+
+What lives here: arguments and what is printed. The arithmetic is in `access.cost`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tieredstore.cli.failures import CommandError, ExitCode
+from tieredstore.cli.output import note, write_json, write_line, write_table
+from tieredstore.cli.tier_options import TierOptions, config_of, takes_tier
+
+if TYPE_CHECKING:  # help must be fast
+    from tieredstore.access.cost import Load, MonthlyCost
+    from tieredstore.model.config import StoreConfig
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(
+    short_help="Requests and storage in a month, in dollars.",
+    epilog="Example: tieredstore cost --messages-per-second 2000 --message-bytes 1000 --queues 64",
+)
+@takes_tier
+def cost(
+    messages_per_second: Annotated[
+        float | None,
+        typer.Option("--messages-per-second", min=0, help="Without a tier: of all queues."),
+    ] = None,
+    message_bytes: Annotated[
+        float, typer.Option("--message-bytes", min=1, help="Of one stored message.")
+    ] = 1024,
+    queues: Annotated[int, typer.Option("--queues", min=1, help="That messages come to.")] = 8,
+    keys: Annotated[float, typer.Option("--keys", min=0, help="Of one message.")] = 2,
+    read_bytes: Annotated[
+        float, typer.Option("--read-bytes-per-second", min=0, help="Read from the tier.")
+    ] = 0,
+    reserve_hours: Annotated[
+        float | None, typer.Option("--reserve-hours", min=0, help="Else as the settings say.")
+    ] = None,
+    storage_price: Annotated[
+        float | None, typer.Option("--storage-price", min=0, help="Dollars for a GB-month.")
+    ] = None,
+    *,
+    tier: TierOptions,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")] = (
+        False
+    ),
+) -> None:
+    """Estimate what a tier costs in an object store: this one, or one of given rates and settings.
+
+    Prices of requests are S3's list prices, or the setting request_prices. What leaves the cloud is
+    not counted.
+    """
+    from tieredstore.access.cost import STORAGE_DOLLARS, Load, monthly_cost
+    from tieredstore.model.config import StoreConfig
+
+    if messages_per_second is None:
+        config, load = _of_tier(tier, read_bytes)
+    else:
+        named = tier.config is not None
+        config = config_of(tier) if named else StoreConfig(**tier.settings())
+        load = Load(
+            queue_count=queues,
+            messages_per_second=messages_per_second,
+            message_bytes=message_bytes,
+            keys_per_message=keys,
+            read_bytes_per_second=read_bytes,
+            reserve_hours=reserve_hours,
+        )
+    dollars = STORAGE_DOLLARS if storage_price is None else storage_price
+    _print(load, monthly_cost(load, config, storage_dollars=dollars), json=json)
+
+
+def _of_tier(tier: TierOptions, read_bytes: float) -> tuple[StoreConfig, Load]:
+    from dataclasses import replace
+
+    from tieredstore.access.cost import load_of
+    from tieredstore.cli.tier import opened_tier
+    from tieredstore.driver.runtime import SystemClock
+
+    if tier.config is None and tier.provider is None:
+        raise CommandError("name a tier, or give rates with --messages-per-second", ExitCode.USAGE)
+    with opened_tier(tier) as opened:
+        load = load_of(opened.reader, SystemClock().now_ms())
+        if not load.messages_per_second:
+            note("the catalogue does not tell how fast messages came: only bytes are counted")
+        return opened.config, replace(load, read_bytes_per_second=read_bytes)
+
+
+def _print(load: Load, found: MonthlyCost, *, json: bool) -> None:
+    if json:
+        for line in found.lines:
+            write_json(
+                {
+                    "what": line.what,
+                    "operation": line.operation,
+                    "amount": round(line.amount, 3),
+                    "dollars": round(line.dollars, 4),
+                }
+            )
+        write_json({"what": "total", "dollars": round(found.dollars, 4)})
+        return
+    write_line(
+        f"{load.queue_count} queues, {load.messages_per_second:,.1f} messages/s of "
+        f"{load.message_bytes:,.0f} bytes"
+    )
+    rows = [
+        (line.what, line.operation, _amount(line.operation, line.amount), f"{line.dollars:,.2f}")
+        for line in found.lines
+    ]
+    title = "in 30 days, estimated"
+    write_table(title, ("", "requests", "how many", "dollars"), rows)
+    write_line(f"total: {found.dollars:,.2f} dollars")
+
+
+def _amount(operation: str, amount: float) -> str:
+    return f"{amount:,.1f} GB" if operation == "store" else f"{amount:,.0f}"
