@@ -42,7 +42,7 @@ def audited(tier: TierOptions, *, repair: bool) -> AuditReport:
         metadata = backend.metadata
         if repair:
             metadata.close()
-            metadata = _for_writing(backend.config, backend.runtime)
+            metadata = for_writing(backend.config, backend.runtime)
             opened.callback(metadata.close)
         return audit(metadata, backend.provider, backend.config, backend.runtime, repair=repair)
 
@@ -56,7 +56,7 @@ def rebuilt(tier: TierOptions) -> RebuildReport:
         opened.callback(provider.close)
         check_root(config)
         _check_there_is_data(config, provider)
-        metadata = _for_writing(config, runtime)
+        metadata = for_writing(config, runtime)
         opened.callback(metadata.close)
         try:
             return rebuild(metadata, provider, config, runtime)
@@ -83,7 +83,8 @@ def certified(tier: TierOptions) -> Sequence[ProbeFinding]:
         return provider.probe()
 
 
-def _for_writing(config: StoreConfig, runtime: Runtime) -> MetadataStore:
+def for_writing(config: StoreConfig, runtime: Runtime) -> MetadataStore:
+    """The catalogue, locked: no broker may be running on it."""
     try:
         return catalogue_of(config, runtime, read_only=False)
     except MetadataError as error:

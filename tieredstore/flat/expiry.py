@@ -1,7 +1,7 @@
 """What is no longer kept of a queue: segments whose messages are all older than a time.
 
-What lives here: `kept_from` and `expire`. When it is done is for `access`; deleting what could not
-be deleted at once is in `doomed`.
+What lives here: `kept_from`, `expirable` and `expire`. When it is done is for `access`; deleting
+what could not be deleted at once is in `doomed`.
 """
 
 from __future__ import annotations
@@ -61,12 +61,8 @@ def expire(file: FlatMessageFile, before_ms: int, *, source: ByteSource = DIRECT
     For the one who appends to this queue, while no commit of it is under way. Raises what the
     backend raises where times have to be read, and what the catalogue raises.
     """
-    # What may have to be taken back must be the end of the queue until then.
-    is_sure = file.problem is None and file.unconfirmed_from is None
-    may_roll = is_sure and not file.waiting_bytes
-    old = _expired(file, before_ms, may_roll, source)
-    while old and _is_needed(file, old[-1].end, source):
-        old.pop()
+    may_roll = _may_roll(file)
+    old = expirable(file, before_ms, source=source)
     if not old:
         return Expired(segment_count=0, dropped_bytes=0, min_offset=file.min_offset)
     new_minimum = first_unit_from(file, old[-1].end, source=source)
@@ -85,6 +81,22 @@ def expire(file: FlatMessageFile, before_ms: int, *, source: ByteSource = DIRECT
         min_offset=file.min_offset,
         undeleted=tuple(undeleted),
     )
+
+
+def expirable(
+    file: FlatMessageFile, before_ms: int, *, source: ByteSource = DIRECT
+) -> list[FlatSegment]:
+    """The segments of the log that `expire` would drop; those of the queue follow them."""
+    old = _expired(file, before_ms, _may_roll(file), source)
+    while old and _is_needed(file, old[-1].end, source):
+        old.pop()
+    return old
+
+
+def _may_roll(file: FlatMessageFile) -> bool:
+    """What may have to be taken back must be the end of the queue until then."""
+    is_sure = file.problem is None and file.unconfirmed_from is None
+    return is_sure and not file.waiting_bytes
 
 
 def _expired(

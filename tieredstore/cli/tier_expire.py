@@ -1,0 +1,47 @@
+"""Opening a tier to drop what is too old in it.
+
+What lives here: `expired_queues`. It is imported when the verb runs: help must be fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from tieredstore.access.care.expire_tier import ExpiredQueue, expire_tier
+from tieredstore.access.index_protocol import NoIndex
+from tieredstore.access.wiring import GivenParts, open_tier
+from tieredstore.cli.failures import CommandError, ExitCode
+from tieredstore.cli.tier import check_broker, opened_backend
+from tieredstore.cli.tier_care import for_writing
+from tieredstore.cli.tier_options import TierOptions
+
+
+def expired_queues(tier: TierOptions, *, dry_run: bool) -> Iterator[ExpiredQueue]:
+    """What went, queue by queue as it goes."""
+    with ExitStack() as opened:
+        backend = opened.enter_context(opened_backend(tier))
+        metadata = backend.metadata
+        if metadata is None:
+            raise backend.failure or CommandError("there is no catalogue", ExitCode.NOT_THERE)
+        check_broker(backend.config, metadata)
+        if not dry_run:
+            metadata.close()
+            metadata = for_writing(backend.config, backend.runtime)
+            opened.callback(metadata.close)
+        given = GivenParts(
+            runtime=backend.runtime,
+            provider=backend.provider,
+            metadata=metadata,
+            index=NoIndex(),
+        )
+        parts = open_tier(backend.config, given, read_only=dry_run)
+        opened.callback(parts.close)
+        parts.load()
+        yield from expire_tier(
+            parts.files,
+            metadata,
+            backend.config,
+            now_ms=backend.runtime.clock.now_ms(),
+            dry_run=dry_run,
+        )
