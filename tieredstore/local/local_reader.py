@@ -6,7 +6,6 @@ those of `StoreReads`.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
@@ -25,9 +24,8 @@ from tieredstore.local.recovery import RecoveryReport, missing_files
 from tieredstore.local.store_files import StoreFiles
 from tieredstore.local.store_parts import StoreParts
 from tieredstore.local.store_reads import StoreReads
-from tieredstore.local.store_sizes import SIZE_SETTINGS, check_sizes
+from tieredstore.local.store_sizes import check_sizes, stored_sizes
 from tieredstore.model.errors import (
-    InvalidConfigError,
     SegmentError,
     SegmentNotFoundError,
 )
@@ -80,7 +78,7 @@ class LocalReader(StoreReads):
             "index_slot_count": index_slot_count,
             "index_item_count": index_item_count,
         }
-        sizes = _stored_sizes(files)
+        sizes = stored_sizes(files)
         sizes |= {name: value for name, value in given.items() if value is not None}
         reader = cls(_config(str(directory), sizes))
         reader.load()
@@ -240,16 +238,3 @@ def _config(directory: str, sizes: dict[str, int]) -> LocalConfig:
         # A query ends where the caller says: this is no broker that has to be protected.
         query_count_max=INT32_MAX,
     )
-
-
-def _stored_sizes(files: StoreFiles) -> dict[str, int]:
-    """The sizes written down beside the store, if they can be read: check_sizes judges them."""
-    try:
-        document = json.loads(files.sizes.read_bytes())
-        return {name: document[name] for name in SIZE_SETTINGS}
-    except FileNotFoundError:
-        return {}
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidConfigError(
-            f"{files.sizes}: damaged, the store's sizes are unknown"
-        ) from error

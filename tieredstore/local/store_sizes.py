@@ -1,8 +1,9 @@
 """The sizes that a store was made with, kept beside it.
 
-What lives here: `check_sizes`. No file of a store carries them, and with others its bytes mean
-something else: a queue is read from the wrong place, an index loses its keys. So they are written
-down when a store is made, in a file that Java does not look at, and compared at each opening.
+What lives here: `check_sizes` and `stored_sizes`. No file of a store carries them, and with others
+its bytes mean something else: a queue is read from the wrong place, an index loses its keys. So
+they are written down when a store is made, in a file that Java does not look at, and compared at
+each opening.
 A store that Java made has no such file. There the files must have the lengths that the settings
 ask for, and then the sizes are written down too.
 """
@@ -50,6 +51,19 @@ def check_sizes(files: StoreFiles, config: LocalConfig, *, write: bool = True) -
             raise InvalidConfigError(
                 f"{name}: the store was made with {stored[name]}, not {wanted[name]} ({files.root})"
             )
+
+
+def stored_sizes(files: StoreFiles) -> dict[str, int]:
+    """The sizes written down beside the store, none where nothing is: `check_sizes` judges them."""
+    try:
+        document = json.loads(files.sizes.read_bytes())
+        return {name: document[name] for name in SIZE_SETTINGS}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidConfigError(
+            f"{files.sizes}: damaged, the store's sizes are unknown"
+        ) from error
 
 
 def _decode(path: Path, data: bytes) -> dict[str, int]:

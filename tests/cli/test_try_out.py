@@ -1,0 +1,73 @@
+"""The verbs put and offload: a store made by hand, its tier, and every other verb on them."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+
+import pytest
+
+from tests.cli.cli_kit import Command, picture
+from tieredstore.cli.failures import ExitCode
+
+
+def tier_of(folder: Path) -> list[object]:
+    return [*("--provider", "posix", "--path", folder / "tier"), "--store-path", folder]
+
+
+def test_what_is_put_by_hand_is_found_in_the_local_store_and_in_the_tier(
+    command: Command, tmp_path: Path
+) -> None:
+    folder = tmp_path / "try"
+    words = ("--body", "hello", "--key", "order-1", "--key", "vip", "--tag", "new")
+    (row,) = command.run("put", "Orders", "--store-path", folder, *words, "--json").rows
+    assert (row["topic"], row["queue_id"], row["queue_offset"]) == ("Orders", 0, 0)
+    (local,) = command.run("local", "cat", folder, "--json", "--body").rows
+    assert base64.b64decode(local["body"]) == b"hello"
+    (offloaded,) = command.run("offload", "--store-path", folder, "--seal", "--json").rows
+    assert offloaded["committed_offset"] == offloaded["max_offset"] == 1
+    for key in ("order-1", "vip"):
+        (found,) = command.run("query", "Orders", key, *tier_of(folder), "--json").rows
+        assert found["sha256"] == local["sha256"]  # at the same place in both logs: the first
+        assert found["tags"] == "new"
+    assert command.run("audit", *tier_of(folder)).code == 0
+
+
+def test_lines_of_stdin_are_messages(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = io.TextIOWrapper(io.BytesIO(b"one\r\ntwo\n\xff\xfe"))
+    monkeypatch.setattr("sys.stdin", lines)
+    ran = command.run("put", "Lines", "--store-path", tmp_path, "--queue", 2)
+    assert ran.out == "3 messages put into Lines/2, the last one at offset 2\n"
+    bodies = command.run("local", "cat", tmp_path, "--json", "--body").rows
+    assert [base64.b64decode(row["body"]) for row in bodies] == [b"one", b"two", b"\xff\xfe"]
+
+
+def test_a_second_offload_uploads_only_what_is_new(command: Command, tmp_path: Path) -> None:
+    for count in (300, 700):
+        put = ("put", "Many", "--store-path", tmp_path, "--body", "x", "--count", count)
+        assert command.run(*put).code == 0
+        assert command.run("offload", "--store-path", tmp_path).code == 0
+    (row,) = command.run("queues", *tier_of(tmp_path), "--json").rows
+    assert (row["min_offset"], row["max_offset"]) == (0, 1000)
+    before = picture(tmp_path / "tier")
+    said = command.run("offload", "--store-path", tmp_path).out
+    assert "Many/0: 1000 of 1000 in the tier" in said
+    assert "tieredstore queues --provider posix" in said
+    assert picture(tmp_path / "tier") == before
+
+
+def test_what_cannot_be_done_is_one_clear_line(command: Command, tmp_path: Path) -> None:
+    absent = command.run("offload", "--store-path", tmp_path / "absent")
+    assert absent.code == ExitCode.NOT_THERE
+    assert "no local store" in absent.err
+    assert not (tmp_path / "absent").exists()
+    unnamed = command.run("offload")
+    assert unnamed.code == ExitCode.USAGE
+    assert "--store-path" in unnamed.err
+    refused = command.run("put", "a/b", "--store-path", tmp_path / "s", "--body", "x")
+    assert refused.code == ExitCode.REFUSED
+    assert refused.err.startswith("tieredstore: not put: ")
+    assert refused.err.count("\n") == 1
