@@ -22,7 +22,7 @@ app = typer.Typer(
     help=f"Look at RocketMQ stores and tiers.\n\n{_EXAMPLE}",
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,  # boxes cost 0.15 s, and a pager or a log shows them badly
     pretty_exceptions_enable=False,
 )
