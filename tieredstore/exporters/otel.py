@@ -1,0 +1,74 @@
+"""Metrics for OpenTelemetry, under RocketMQ's names, units and labels.
+
+What lives here: `OpenTelemetryMetrics`. Where they go is up to the application's SDK.
+
+    from opentelemetry import metrics
+    store = TieredMessageStore(
+        local, config, metrics=OpenTelemetryMetrics(metrics.get_meter("tieredstore"))
+    )
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+from tieredstore.driver.metrics import Labels, Metric
+from tieredstore.exporters.gauge_reads import GaugeReads
+from tieredstore.exporters.label_sets import LabelSets
+
+
+class OpenTelemetryMetrics:
+    """Counters, histograms with RocketMQ's buckets, and gauges read at each export.
+
+    `labels` are the broker's own, such as cluster, node_type and node_id; all metrics get them.
+    """
+
+    def __init__(self, meter: Meter, labels: Mapping[str, str] | None = None) -> None:
+        self._meter = meter
+        self._labels = LabelSets(labels or {})
+        self._guard = threading.Lock()
+        self._instruments: dict[str, Any] = {}
+        self._gauges = GaugeReads()
+
+    def add(self, metric: Metric, amount: int, labels: Labels) -> None:
+        counter = self._of(metric, self._meter.create_counter)
+        counter.add(amount, self._labels.mapping(metric, labels))
+
+    def record(self, metric: Metric, value: float, labels: Labels) -> None:
+        histogram = self._of(
+            metric,
+            self._meter.create_histogram,
+            explicit_bucket_boundaries_advisory=metric.buckets,
+        )
+        histogram.record(value, self._labels.mapping(metric, labels))
+
+    def observe(self, metric: Metric, read: Callable[[], Iterable[tuple[float, Labels]]]) -> None:
+        if self._gauges.add(metric, read):
+            self._meter.create_observable_gauge(
+                metric.name, callbacks=[partial(self._observed, metric)], unit=metric.unit
+            )
+
+    def _observed(self, metric: Metric, options: CallbackOptions) -> Iterable[Observation]:
+        found = {
+            self._labels.values(metric, labels): value
+            for value, labels in self._gauges.read(metric)
+        }
+        names = self._labels.names(metric)
+        return [
+            Observation(value, dict(zip(names, values, strict=True)))
+            for values, value in found.items()
+        ]
+
+    def _of(self, metric: Metric, create: Callable[..., Any], **settings: Any) -> Any:
+        found = self._instruments.get(metric.name)
+        if found is not None:
+            return found
+        with self._guard:
+            if metric.name not in self._instruments:
+                self._instruments[metric.name] = create(metric.name, unit=metric.unit, **settings)
+            return self._instruments[metric.name]

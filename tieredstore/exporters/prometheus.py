@@ -1,0 +1,87 @@
+"""Metrics for Prometheus, under RocketMQ's names and labels.
+
+What lives here: `PrometheusMetrics`. Serving them over HTTP is `prometheus_client`'s.
+
+    from prometheus_client import start_http_server
+    store = TieredMessageStore(local, config, metrics=PrometheusMetrics({"cluster": "c"}))
+    start_http_server(9464, addr="127.0.0.1")
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from tieredstore.driver.metrics import Labels, Metric
+from tieredstore.exporters.gauge_reads import GaugeReads
+from tieredstore.exporters.label_sets import LabelSets
+
+
+class PrometheusMetrics(Collector):
+    """Counters and histograms as they are counted, gauges read at each scrape.
+
+    * One for a process and registry: several stores may share it.
+    * `labels` are the broker's own, such as cluster, node_type and node_id; all metrics get them.
+    """
+
+    def __init__(
+        self, labels: Mapping[str, str] | None = None, *, registry: CollectorRegistry = REGISTRY
+    ) -> None:
+        self._labels = LabelSets(labels or {})
+        self._registry = registry
+        self._guard = threading.Lock()
+        self._instruments: dict[str, Any] = {}
+        self._gauges = GaugeReads()
+        registry.register(self)
+
+    def add(self, metric: Metric, amount: int, labels: Labels) -> None:
+        self._of(metric, Counter).labels(*self._labels.values(metric, labels)).inc(amount)
+
+    def record(self, metric: Metric, value: float, labels: Labels) -> None:
+        instrument = self._of(metric, Histogram, buckets=metric.buckets)
+        instrument.labels(*self._labels.values(metric, labels)).observe(value)
+
+    def observe(self, metric: Metric, read: Callable[[], Iterable[tuple[float, Labels]]]) -> None:
+        self._gauges.add(metric, read)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The gauges: what `prometheus_client` asks for at a scrape."""
+        for metric in self._gauges.metrics():
+            family = GaugeMetricFamily(
+                metric.name, _help(metric), labels=self._labels.names(metric)
+            )
+            found = {
+                self._labels.values(metric, labels): value
+                for value, labels in self._gauges.read(metric)
+            }
+            for values, value in found.items():
+                family.add_metric(values, value)
+            yield family
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Nothing: which gauges there are is known later."""
+        return iter(())
+
+    def _of(self, metric: Metric, kind: Any, **settings: Any) -> Any:
+        found = self._instruments.get(metric.name)
+        if found is not None:
+            return found
+        with self._guard:
+            if metric.name not in self._instruments:
+                self._instruments[metric.name] = kind(
+                    metric.name,
+                    _help(metric),
+                    labelnames=self._labels.names(metric),
+                    registry=self._registry,
+                    **settings,
+                )
+            return self._instruments[metric.name]
+
+
+def _help(metric: Metric) -> str:
+    return f"in {metric.unit}" if metric.unit else metric.name.rpartition("store_")[2]
