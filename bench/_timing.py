@@ -1,4 +1,4 @@
-"""What every benchmark shares: medians, a table of ratios, results as JSON.
+"""How benchmarks take times: medians, and two ways compared in turns.
 
 What lives here: `median_seconds`, `compare` and `report`. On shared machines only ratios mean
 much, so a promise is a ratio: `report` says which are missed.
@@ -6,15 +6,13 @@ much, so a promise is a ratio: `report` says which are missed.
 
 from __future__ import annotations
 
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
-RESULTS = Path(__file__).parent / "results"
+from bench import _rows
+from bench._rows import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +27,6 @@ class Comparison:
     @property
     def ratio(self) -> float:
         return self.plain_seconds / self.ours_seconds
-
-    @property
-    def is_kept(self) -> bool:
-        return self.promised is None or self.ratio >= self.promised
 
 
 def seconds_of(action: Callable[[], object], *, repeats: int = 15, loops: int = 1) -> list[float]:
@@ -75,35 +69,19 @@ def compare(
     )
 
 
-def table(comparisons: Sequence[Comparison]) -> str:
-    """One line for each comparison."""
-    width = max(len(row.what) for row in comparisons)
-    lines = [f"{'':{width}}  {'plain':>10}  {'ours':>10}  {'ratio':>7}  promised"]
-    for row in comparisons:
-        promised = "" if row.promised is None else f">= {row.promised:g}"
-        verdict = "" if row.is_kept else "  MISSED"
-        lines.append(
-            f"{row.what:{width}}  {_shown(row.plain_seconds):>10}  {_shown(row.ours_seconds):>10}"
-            f"  {row.ratio:6.1f}x  {promised}{verdict}"
-        )
-    return "\n".join(line.rstrip() for line in lines)
-
-
 def report(name: str, comparisons: Sequence[Comparison]) -> int:
     """Print the table, keep the figures under the name, return the exit code."""
-    print(f"{name}, Python {platform.python_version()}")
-    print(table(comparisons))
-    rows = [{**asdict(row), "ratio": row.ratio, "kept": row.is_kept} for row in comparisons]
-    save(name, {"python": platform.python_version(), "rows": rows})
-    return 0 if all(row.is_kept for row in comparisons) else 1
+    return _rows.report(name, [row_of(each) for each in comparisons])
 
 
-def save(name: str, figures: object) -> Path:
-    """Write the figures as JSON beside the benchmarks, where git does not look."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    return path
+def row_of(comparison: Comparison) -> Row:
+    return Row(
+        what=comparison.what,
+        beside=_shown(comparison.plain_seconds),
+        ours=_shown(comparison.ours_seconds),
+        ratio=comparison.ratio,
+        promised=comparison.promised,
+    )
 
 
 def _shown(seconds: float) -> str:

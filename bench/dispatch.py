@@ -17,14 +17,13 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from bench._timing import save
-from bench.local import Row, rate_row
+from bench._rows import Row, rate_row, report
 from tieredstore.access.index_protocol import NoIndex
 from tieredstore.access.upload.dispatcher import Dispatcher
 from tieredstore.codec.queue_unit import encode_units
@@ -221,7 +220,7 @@ def queue_rows() -> Iterator[Row]:
     allowed = BUFFER_BYTES * 1.25
     yield Row(
         what=f"memory of an upload of {QUEUES} queues (buffer + 25 %)",
-        plain=f"{allowed / MIB:.0f} MiB",
+        beside=f"{allowed / MIB:.0f} MiB",
         ours=f"{peak / MIB:.1f} MiB",
         ratio=allowed / peak,
         promised=1.0,
@@ -229,7 +228,7 @@ def queue_rows() -> Iterator[Row]:
     spent = statistics.median(scans)
     yield Row(
         what=f"a look at {QUEUES} queues of which none is due (what is promised)",
-        plain=f"{SCAN_SECONDS:.0f} s",
+        beside=f"{SCAN_SECONDS:.0f} s",
         ours=f"{spent * 1e3:.0f} ms",
         ratio=SCAN_SECONDS / spent,
         promised=1.0,
@@ -238,15 +237,7 @@ def queue_rows() -> Iterator[Row]:
 
 def main() -> int:
     rows = [*upload_rows(), *queue_rows()]
-    width = max(len(row.what) for row in rows)
-    print(f"{'':{width}}  {'beside':>12}  {'ours':>12}  {'ratio':>8}  promised")
-    for row in rows:
-        promised = "" if row.promised is None else f">= {row.promised:g}"
-        verdict = "" if row.is_kept else "  MISSED"
-        line = f"{row.what:{width}}  {row.plain:>12}  {row.ours:>12}  {row.ratio:7.2f}x  "
-        print((line + promised + verdict).rstrip())
-    save("dispatch", [{**asdict(row), "kept": row.is_kept} for row in rows])
-    return 0 if all(row.is_kept for row in rows) else 1
+    return report("dispatch", rows)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench._rows import Row, report
 from bench._tiered_queue import BATCH, MESSAGES, TOPIC, Bench
-from bench._timing import save
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.config import MIB
 
@@ -31,21 +30,6 @@ CACHED_CALLS = 500
 COLD_RATIO = 0.5
 ONE_SECONDS, PULL_SECONDS = 50e-6, 115e-6
 JAVA_FETCH, JAVA_PULL = 3_300e6, 278e6  # bytes a second: batches of 4 096; 32 through its cache
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One figure as text, and how many times better it is than what stands beside it."""
-
-    what: str
-    plain: str
-    ours: str
-    ratio: float
-    promised: float | None = None
-
-    @property
-    def is_kept(self) -> bool:
-        return self.promised is None or self.ratio >= self.promised
 
 
 def cold_rows(bench: Bench) -> list[Row]:
@@ -69,7 +53,7 @@ def cold_rows(bench: Bench) -> list[Row]:
         rows.append(
             Row(
                 what=f"{what}, requests",
-                plain=f"<= {allowed}",
+                beside=f"<= {allowed}",
                 ours=f"{reads}",
                 ratio=allowed / reads,
                 promised=1.0,
@@ -81,7 +65,7 @@ def cold_rows(bench: Bench) -> list[Row]:
 def speed_row(what: str, bench: Bench, plain: float, ours: float, promised: float | None) -> Row:
     return Row(
         what=what,
-        plain=f"{bench.bytes / plain / 1e6:,.0f} MB/s",
+        beside=f"{bench.bytes / plain / 1e6:,.0f} MB/s",
         ours=f"{bench.bytes / ours / 1e6:,.0f} MB/s",
         ratio=plain / ours,
         promised=promised,
@@ -103,7 +87,7 @@ def cached_rows(bench: Bench) -> list[Row]:
             rows.append(
                 Row(
                     what=f"cached read of {count_max}",
-                    plain=f"< {promised * 1e6:.0f} us",
+                    beside=f"< {promised * 1e6:.0f} us",
                     ours=f"{ours * 1e6:.1f} us",
                     ratio=promised / ours,
                     promised=1.0,
@@ -113,7 +97,7 @@ def cached_rows(bench: Bench) -> list[Row]:
     rows.append(
         Row(
             what="cached pull of 32, beside Java's",
-            plain=f"{JAVA_PULL / 1e6:,.0f} MB/s",
+            beside=f"{JAVA_PULL / 1e6:,.0f} MB/s",
             ours=f"{speed / 1e6:,.0f} MB/s",
             ratio=speed / JAVA_PULL,
             promised=1.0,
@@ -137,7 +121,7 @@ def shared_row(bench: Bench) -> Row:
     reads = kinds.count("COMMIT_LOG")
     return Row(
         what=f"{READERS} readers of one cold block, requests",
-        plain="1",
+        beside="1",
         ours=f"{reads}",
         ratio=1 / reads,
         promised=1.0,
@@ -149,15 +133,7 @@ def main() -> int:
         bench = Bench(Path(folder), runtime)
         rows = [*cold_rows(bench), *cached_rows(bench), shared_row(bench)]
         bench.store.close()
-    width = max(len(row.what) for row in rows)
-    print(f"fetch\n{'':{width}}  {'plain':>12}  {'ours':>12}  {'ratio':>7}  promised")
-    for row in rows:
-        promised = "" if row.promised is None else f">= {row.promised:g}"
-        verdict = "" if row.is_kept else "  MISSED"
-        line = f"{row.what:{width}}  {row.plain:>12}  {row.ours:>12}  {row.ratio:6.2f}x  {promised}"
-        print((line + verdict).rstrip())
-    save("fetch", [asdict(row) | {"kept": row.is_kept} for row in rows])
-    return 0 if all(row.is_kept for row in rows) else 1
+    return report("fetch", rows)
 
 
 if __name__ == "__main__":

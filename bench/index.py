@@ -1,6 +1,7 @@
 """The tier's key index beside plain numpy, what was promised, and the Java broker's figures.
 
-Batches of keys hashed and put; a full file of 20 million items compacted, with its footer apart and
+Batches of keys hashed and put into a file; runs of whole messages put into an index, so that their
+properties are taken apart too; a full file of 20 million items compacted, with its footer apart and
 the memory it takes; keys found in the full file before it is uploaded. Prints one table. Exits with
 1 where a promise is missed:
 
@@ -14,15 +15,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import _index_memory
-from bench._timing import save
+from bench import _index_memory, _index_store
+from bench._index_store import RUN_MESSAGES
+from bench._rows import Row, report
 from tieredstore.codec.bounds import Buffer
 from tieredstore.index.compaction import Compaction
 from tieredstore.index.footer_build import footer_blocks
@@ -40,22 +41,8 @@ ASKED_KEYS = 5_000
 TURNS = 5
 
 KEYS_A_SECOND, JAVA_KEYS_A_SECOND = 3_000_000, 2_200_000
+STORE_KEYS_A_SECOND = 1_000_000
 QUERY_SECONDS, MEMORY_BYTES, JAVA_COMPACTION_SECONDS = 30e-6, 200e6, 4.8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One figure as text, and how many times better it is than what stands beside it."""
-
-    what: str
-    plain: str
-    ours: str
-    ratio: float
-    promised: float | None = None
-
-    @property
-    def is_kept(self) -> bool:
-        return self.promised is None or self.ratio >= self.promised
 
 
 def columns(hashes: NDArray[np.uint64], start: int) -> IndexColumns:
@@ -107,16 +94,39 @@ def put_rows(file: IndexStoreFile) -> Iterator[Row]:
     ):
         yield Row(
             what=f"keys hashed and put, batches of {BATCH_KEYS} ({beside})",
-            plain=f"{plain:,}/s",
+            beside=f"{plain:,}/s",
             ours=f"{speed:,.0f}/s",
             ratio=speed / plain,
             promised=promised,
         )
     yield Row(
         what="the same, the share of hashing",
-        plain="",
+        beside="",
         ours=f"{statistics.median(bare) / statistics.median(spent):.0%}",
         ratio=1.0,
+    )
+
+
+def store_rows(folder: Path) -> Iterator[Row]:
+    """All that an index does with messages that were committed, and then the sync of them."""
+    figures = _index_store.measured(folder)
+    speed = figures.keys_a_second
+    for beside, plain, promised in (
+        ("the aim", STORE_KEYS_A_SECOND, None),
+        ("decoded one by one, not put", figures.plain_keys_a_second, 4.0),
+    ):
+        yield Row(
+            what=f"messages of two keys put, runs of {RUN_MESSAGES}, keys ({beside})",
+            beside=f"{plain:,.0f}/s",
+            ours=f"{speed:,.0f}/s",
+            ratio=speed / plain,
+            promised=promised,
+        )
+    yield Row(
+        what="making them durable at once (putting them)",
+        beside=f"{figures.put_seconds:.2f} s",
+        ours=f"{figures.sync_seconds:.2f} s",
+        ratio=figures.put_seconds / figures.sync_seconds,
     )
 
 
@@ -158,14 +168,14 @@ def compaction_rows(file: IndexStoreFile, folder: Path) -> Iterator[Row]:
     ):
         yield Row(
             what=f"compaction of {file.item_count:,} items ({beside})",
-            plain=f"{seconds:.2f} s",
+            beside=f"{seconds:.2f} s",
             ours=f"{mine:.2f} s",
             ratio=seconds / mine,
             promised=promised,
         )
     yield Row(
         what="its footer, filter and fences (the compaction)",
-        plain=f"{mine:.2f} s",
+        beside=f"{mine:.2f} s",
         ours=f"{statistics.median(footers):.2f} s",
         ratio=mine / statistics.median(footers),
     )
@@ -173,7 +183,7 @@ def compaction_rows(file: IndexStoreFile, folder: Path) -> Iterator[Row]:
     for name in ("compaction", "footer"):
         yield Row(
             what=f"anonymous memory of a process, {name} (what is promised)",
-            plain=f"{MEMORY_BYTES / 1e6:.0f} MB",
+            beside=f"{MEMORY_BYTES / 1e6:.0f} MB",
             ours=f"{figures[name] / 1e6:.0f} MB",
             ratio=MEMORY_BYTES / figures[name],
             promised=1.0,
@@ -196,7 +206,7 @@ def query_rows(file: IndexStoreFile) -> Iterator[Row]:
         seconds = float(np.percentile(spent, share))
         yield Row(
             what=f"key in a full unsealed file, {name} (what is promised)",
-            plain=f"{QUERY_SECONDS * 1e6:.0f} us",
+            beside=f"{QUERY_SECONDS * 1e6:.0f} us",
             ours=f"{seconds * 1e6:.1f} us",
             ratio=QUERY_SECONDS / seconds,
             promised=promised,
@@ -209,15 +219,8 @@ def main() -> int:
         file = IndexStoreFile.create(folder, BEGIN, slot_count=SLOTS, item_capacity=ITEMS)
         rows = [*put_rows(file), *query_rows(file), *compaction_rows(file, folder)]
         file.close()
-    width = max(len(row.what) for row in rows)
-    print(f"{'':{width}}  {'beside':>12}  {'ours':>12}  {'ratio':>8}  promised")
-    for row in rows:
-        promised = "" if row.promised is None else f">= {row.promised:.2g}"
-        verdict = "" if row.is_kept else "  MISSED"
-        line = f"{row.what:{width}}  {row.plain:>12}  {row.ours:>12}  {row.ratio:7.2f}x  "
-        print((line + promised + verdict).rstrip())
-    save("index", [{**asdict(row), "kept": row.is_kept} for row in rows])
-    return 0 if all(row.is_kept for row in rows) else 1
+        rows += store_rows(folder / "store")
+    return report("index", rows)
 
 
 if __name__ == "__main__":

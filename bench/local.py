@@ -14,14 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from bench import _group_commit, _sparse_store
 from bench._messages import BATCH_MESSAGES, a_second, batches
-from bench._timing import save
+from bench._rows import Row, rate_row, report
 from tieredstore.codec.java import index_key, local_key_hash
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.batch_encoder import BatchEncoder
@@ -44,31 +43,6 @@ ASKED_KEYS = 2_000
 MEMORY_BYTES = 50e6
 
 PUTS_A_SECOND, JAVA_A_SECOND, SCANNED_A_SECOND = 250_000, 226_000, 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One figure as text, and how many times better it is than what stands beside it."""
-
-    what: str
-    plain: str
-    ours: str
-    ratio: float
-    promised: float | None = None
-
-    @property
-    def is_kept(self) -> bool:
-        return self.promised is None or self.ratio >= self.promised
-
-
-def rate_row(what: str, plain: float, ours: float, promised: float | None = 1.0) -> Row:
-    return Row(
-        what=what,
-        plain=f"{plain:,.0f}/s",
-        ours=f"{ours:,.0f}/s",
-        ratio=ours / plain,
-        promised=promised,
-    )
 
 
 def puts_a_second(messages: list[list[Message]]) -> float:
@@ -200,7 +174,7 @@ def query_rows() -> Iterator[Row]:
         seconds = float(np.percentile(spent, share))
         yield Row(
             what=f"key in a full index file, {name} (what is promised)",
-            plain="1 ms",
+            beside="1 ms",
             ours=f"{seconds * 1e6:.1f} us",
             ratio=1e-3 / seconds,
             promised=1.0,
@@ -223,7 +197,7 @@ def memory_row() -> Row:
     grown = figures["after_opening"] - figures["after_imports"]
     return Row(
         what="memory to open 100 GB (what is promised)",
-        plain=f"{MEMORY_BYTES / 1e6:.0f} MB",
+        beside=f"{MEMORY_BYTES / 1e6:.0f} MB",
         ours=f"{grown / 1e6:.1f} MB",
         ratio=MEMORY_BYTES / max(grown, 1),
         promised=1.0,
@@ -232,15 +206,7 @@ def memory_row() -> Row:
 
 def main() -> int:
     rows = [*put_rows(), *group_commit_rows(), scan_row(), *query_rows(), memory_row()]
-    width = max(len(row.what) for row in rows)
-    print(f"{'':{width}}  {'beside':>12}  {'ours':>12}  {'ratio':>8}  promised")
-    for row in rows:
-        promised = "" if row.promised is None else f">= {row.promised:g}"
-        verdict = "" if row.is_kept else "  MISSED"
-        line = f"{row.what:{width}}  {row.plain:>12}  {row.ours:>12}  {row.ratio:7.2f}x  "
-        print((line + promised + verdict).rstrip())
-    save("local", [{**asdict(row), "kept": row.is_kept} for row in rows])
-    return 0 if all(row.is_kept for row in rows) else 1
+    return report("local", rows)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,9 @@ def test_an_ordinary_end_needs_nothing_to_be_put_again(tmp_path: Path) -> None:
     assert shop.found("k1") == [(0, 0)]
 
 
-@pytest.mark.parametrize("harm", ["torn", "garbage", "gone", "empty"])
+@pytest.mark.parametrize(
+    "harm", ["torn", "garbage", "gone", "empty", "cut off", "longer", "one bit", "a hash"]
+)
 def test_a_damaged_local_file_is_made_again(tmp_path: Path, harm: str) -> None:
     shop = Shop(tmp_path)
     shop.put(["k1"])
@@ -70,10 +72,18 @@ def test_a_damaged_local_file_is_made_again(tmp_path: Path, harm: str) -> None:
         data[28 + 8 * SLOTS + 32 :] = bytes(len(data) - 28 - 8 * SLOTS - 32)
     elif harm == "garbage":
         data[:28] = b"x" * 28
+    elif harm == "one bit":
+        data[28 + 8 * SLOTS + 32 + 19] ^= 4  # of a log offset
+    elif harm == "a hash":  # its upper half, which no item has
+        notes = path.with_name(name + ".keys")
+        hashes = bytearray(notes.read_bytes())
+        hashes[-1] ^= 1
+        notes.write_bytes(hashes)
     if harm == "gone":
         path.unlink()
     else:
-        path.write_bytes(b"" if harm == "empty" else data)
+        cut = {"empty": data[:0], "cut off": data[:-900], "longer": data + bytes(8)}
+        path.write_bytes(cut.get(harm, data))
     shop.open()
     assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 1
     assert put_again(shop) == 2

@@ -164,10 +164,11 @@ def test_copies_of_files_that_are_gone_go(tmp_path: Path) -> None:
     assert len(list(folder.iterdir())) == 1
     (folder / "1-2-3-4.footer").write_bytes(b"abcd")
     (folder / "new-1.tmp").write_bytes(b"abcd")
+    (folder / "\u00b2-1-1-4.footer").write_bytes(b"abcd")  # a digit, but no number
     shop.reopen()
-    assert len(list(folder.iterdir())) == 1
+    assert len([path for path in folder.iterdir() if path.name.isascii()]) == 1
     shop.index.expire(1 << 60)
-    assert not list(folder.iterdir())
+    assert not [path for path in folder.iterdir() if path.name.isascii()]
 
 
 def test_a_file_without_a_footer_gets_fences_when_it_is_asked_often(tmp_path: Path) -> None:

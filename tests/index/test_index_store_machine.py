@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.index.store_kit import Shop, check_like_scan
+from tests.index.store_kit import ALL, Shop, check_like_scan
+from tieredstore.codec.java import string_hash
 from tieredstore.model.values import INT64_MAX
 from tieredstore.testing.faults import Fault
-from tieredstore.testing.messages import STORE_TIMESTAMP
+from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
 
 KEYS = ["a", "b", "c", "主题", "Aa", "BB"]
 MINUTE = 60_000
@@ -32,6 +33,7 @@ class IndexMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._folder = tempfile.TemporaryDirectory()
+        self.sent: dict[int, list[tuple[str, int]]] = {}
 
     @initialize(items=st.integers(4, 30), slots=st.sampled_from([1, 5, 64]))
     def begin(self, items: int, slots: int) -> None:
@@ -40,7 +42,39 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(queue_id=st.integers(0, 2), batch=messages)
     def put(self, queue_id: int, batch: list[tuple[str, int]]) -> None:
         keys, stamps = zip(*batch, strict=True)
+        self.sent.setdefault(queue_id, []).extend(batch)
         self.shop.put(keys, queue_id=queue_id, times=stamps)
+
+    @rule()
+    def sync(self) -> None:
+        self.shop.index._filling.sync()
+
+    @rule()
+    def crash(self) -> None:
+        """What was not synced is gone, and is put again from where the index says."""
+        self.shop.crash()
+        self.shop.open()
+        rows = list(self.shop.rows)
+        for queue_id, batch in self.sent.items():
+            start = self.shop.index.indexed_offset(TOPIC, self.shop.topic_id, queue_id)
+            assert start is not None
+            if start < len(batch):
+                keys, stamps = zip(*batch[start:], strict=True)
+                self.shop.ends[queue_id] = start
+                self.shop.put(keys, queue_id=queue_id, times=stamps)
+        self.shop.rows = rows
+
+    @rule(key=st.sampled_from(KEYS))
+    def ask_elsewhere(self, key: str) -> None:
+        """A reader without a disk finds all that is uploaded."""
+        self.shop.index.seal()
+        reader = self.shop.reader()
+        answer = reader.query(TOPIC, self.shop.topic_id, key, **ALL)
+        assert answer.complete
+        found = {(hit.queue_id, hit.log_offset) for hit in answer.hits}
+        same = {name for name in KEYS if string_hash(name) == string_hash(key)}
+        assert self.shop.scan(key).keys() <= found
+        assert found <= {place for name in same for place in self.shop.scan(name)}
 
     @rule(hours=st.integers(0, 30))
     def time_passes(self, hours: int) -> None:

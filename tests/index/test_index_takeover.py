@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.index.store_kit import ALL, INDEX_PATH, ITEMS, SLOTS, Shop, put_again
+from tests.index.store_kit import ALL, BROKER, INDEX_PATH, ITEMS, SLOTS, Shop, put_again
 from tieredstore.codec.tiered_index import TieredIndexHeader, encode_header, file_bytes
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import BackendUnavailableError, InvalidConfigError
@@ -58,6 +58,13 @@ def test_a_local_file_of_rocketmq_5_1_is_made_again(tmp_path: Path) -> None:
     (folder / "1690000000000").write_bytes(bytes(size))
     shop = Shop(tmp_path)
     assert not shop.local_files()
+    shop.put(["k1", "k2"])
+    shop.index.shutdown()
+    (folder / "1690000000000").write_bytes(bytes(size))
+    shop.open()
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 0
+    assert put_again(shop) == 2
+    assert shop.found("k2") == [(0, 1000)]
 
 
 def test_a_row_without_bytes_goes_and_its_base_is_used(tmp_path: Path) -> None:
@@ -109,6 +116,27 @@ def test_an_older_index_of_somebody_else_is_taken_over_and_not_made_again(tmp_pa
     shop.open()
     assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 1
     assert shop.found("k1") == [(0, 0)]
+
+
+def test_a_queue_made_anew_after_an_index_was_taken_over_is_indexed_from_its_begin(
+    tmp_path: Path,
+) -> None:
+    """Its first commit passed the end that was taken over, and a crash came before the index."""
+    shop = Shop(tmp_path)
+    shop.put(["k1"])
+    shop.index.shutdown()
+    (name,) = shop.local_files()
+    (tmp_path / "tiered_index_file" / f"{name}.keys").unlink()
+    forget_notes(shop)
+    shop.clock.advance(1000)
+    shop.open()
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 1
+    shop.clock.advance(1000)
+    shop.catalogue.delete_segment(f"{BROKER}/{TOPIC}/0", SegmentType.CONSUME_QUEUE, 0)
+    shop.commit(9)
+    shop.crash()
+    shop.open()
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 0
 
 
 def test_a_damaged_file_of_somebody_else_makes_everything_be_put_again(tmp_path: Path) -> None:
@@ -210,3 +238,19 @@ def test_a_reader_with_other_slots_never_says_that_there_is_nothing(
     answer = reader.query(TOPIC, shop.topic_id, "k", **ALL)
     assert not answer.complete
     assert not answer.hits
+
+
+def test_a_file_that_somebody_else_made_with_other_sizes_is_refused_and_kept(
+    tmp_path: Path,
+) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"])
+    shop.index.shutdown()
+    path = tmp_path / "tiered_index_file" / str(STORE_TIMESTAMP + 500)
+    path.write_bytes(bytes(file_bytes(slot_count=SLOTS + 1, item_capacity=ITEMS)))
+    with pytest.raises(InvalidConfigError, match="must never change"):
+        shop.open()
+    assert path.exists()
+    path.unlink()
+    shop.open()
+    assert shop.found("k") == [(0, 0)]

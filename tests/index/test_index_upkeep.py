@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.index.store_kit import SLOTS, Shop
+from tests.index.store_kit import BROKER, INDEX_PATH, SLOTS, Shop, put_again
 from tieredstore.index.uploaded_file import NearFooter, UploadedFile
 from tieredstore.model.errors import SegmentCorruptError
-from tieredstore.testing.messages import STORE_TIMESTAMP
+from tieredstore.model.values import SegmentType
+from tieredstore.testing.faults import Fault, SimulatedCrash
+from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
 
 HOUR_MS = 3_600_000
 
@@ -100,3 +102,68 @@ def test_a_file_whose_fences_cannot_be_kept_is_not_read_at_every_step(
             read_at.append(step)
     assert read_at == ([0] if harm == "gap" else [])
     assert not shop.index.problem
+
+
+def test_a_crash_at_any_step_of_an_expiry_leaves_no_bytes_behind(tmp_path: Path) -> None:
+    step = 0
+    while True:
+        for fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF):
+            shop = Shop(tmp_path / f"{step}-{fault.name}")
+            for _ in range(3):
+                shop.put(["k"])
+                shop.index.seal()
+                shop.clock.advance(60_000)
+            ends = [row.end_offset for row in shop.segments()]
+            before = STORE_TIMESTAMP + 60_001
+            shop.faults.strike(fault, after=step)
+            try:
+                assert shop.index.expire(before) == 2
+            except SimulatedCrash:
+                shop.crash()
+            else:
+                assert step == 4  # rows, two files, notes
+                return
+            shop.open()
+            assert put_again(shop) == 0
+            kept = shop.found("k")
+            assert kept[0] == (0, 2000)
+            assert len(kept) == len(shop.segments())
+            shop.index.expire(before)
+            assert shop.found("k") == [(0, 2000)]
+            shop.reopen()
+            listed = [(each.base, each.size) for each in shop.provider.list(INDEX_PATH)]
+            assert listed == [(row.base_offset, row.size) for row in shop.segments()], (step, fault)
+            shop.put(["k"])
+            shop.index.seal()
+            assert [row.base_offset for row in shop.segments()] == ends[1:]  # never used twice
+            assert len(shop.found("k")) == 2
+        step += 1
+
+
+def test_what_expires_while_the_last_file_goes_is_never_at_an_old_place(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"])
+    shop.index.seal()
+    end = shop.segments()[0].end_offset
+    shop.faults.strike(Fault.CRASH_AFTER, after=0)
+    with pytest.raises(SimulatedCrash):
+        shop.index.expire(1 << 60)
+    shop.crash()
+    shop.open()
+    shop.put(["k"])
+    shop.index.seal()
+    assert [row.base_offset for row in shop.segments()] == [end]
+    assert shop.found("k") == [(0, 1000)]
+
+
+def test_marks_of_queues_and_topics_that_are_gone_go_at_the_next_open(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    for queue_id in (0, 1):
+        shop.put(["k"], queue_id=queue_id)
+    shop.catalogue.put_note("index-queue", "99/0", 5)
+    shop.index.shutdown()
+    path = f"{BROKER}/{TOPIC}/1"
+    shop.catalogue.delete_segment(path, SegmentType.CONSUME_QUEUE, 0)
+    shop.catalogue.delete_queue(TOPIC, 1)
+    shop.open()
+    assert list(shop.catalogue.notes("index-queue")) == [f"{shop.topic_id}/0"]

@@ -82,3 +82,32 @@ def test_a_record_that_is_cut_off_is_passed_over(cut: int) -> None:
     damaged = whole[:cut] + b"\xff" * (len(whole) - cut)
     found = keys_of_run(TOPIC, 1, 2, committed([damaged, whole]))
     assert found.columns.log_offsets.tolist() == [7, 7]
+
+
+def twins(length: int = 2048) -> tuple[str, str]:
+    """Two texts with one 64-bit hash: a Thue-Morse word and its opposite, whatever the factor."""
+    bits = [number.bit_count() % 2 for number in range(length)]
+    return "".join("ab"[bit] for bit in bits), "".join("ba"[bit] for bit in bits)
+
+
+def test_keys_of_one_hash_are_two_keys_and_equal_ones_are_one() -> None:
+    one, other = twins()
+    assert key_hash(index_key(TOPIC, one)) == key_hash(index_key(TOPIC, other))
+    rows = [f"{one} {other}", f"{one} {one}", f"a {one} b a {other} {one}", "a"]
+    records = [a_record(at, properties={"KEYS": keys}) for at, keys in enumerate(rows)]
+    assert keys_of_run(TOPIC, 1, 2, committed(records)).key_counts.tolist() == [2, 1, 4, 1]
+    record = a_record(1, properties={"KEYS": one, "UNIQ_KEY": other})
+    assert keys_of_run(TOPIC, 1, 2, committed([record])).key_counts.tolist() == [2]
+
+
+def test_a_long_run_gives_what_its_messages_give_alone() -> None:
+    texts = ["", "k", "k k", "主 k 主", "a  b  ", " " * 50, "x" * 9000]
+    records = [
+        a_record(at, properties={"KEYS": f"{texts[at % 7]} n{at // 14}", "UNIQ_KEY": f"u{at}"})
+        for at in range(1400)
+    ]
+    together = keys_of_run(TOPIC, 1, 2, committed(records))
+    alone = [keys_of_run(TOPIC, 1, 2, committed([record])) for record in records]
+    assert together.key_counts.tolist() == [int(each.key_counts[0]) for each in alone]
+    hashes = np.concatenate([each.columns.key_hashes for each in alone])
+    assert np.array_equal(together.columns.key_hashes, hashes)

@@ -102,12 +102,12 @@ def mend(data: mmap, sizes: FileSizes, notes: KeyNotes | None, item_count: int |
     if not np.array_equal(np.maximum(heads, 0), found.heads):
         heads[:] = found.heads
     cut = count < state.item_count
-    times = _times(found, notes, cut=cut)
+    times = _times(found, notes, cut=cut, begin=sizes.begin_timestamp)
     end = state.end_timestamp
     if times is None:
         end = 0
-    elif cut or end < found.least_end:
-        end = times.last
+    elif cut or end < found.least_end or (times.exact and end != max(0, times.last)):
+        end = max(0, times.last)
     mended = FileState(
         end_timestamp=end, used_slot_count=found.used_slots, item_count=count, times=times
     )
@@ -116,14 +116,18 @@ def mend(data: mmap, sizes: FileSizes, notes: KeyNotes | None, item_count: int |
     return mended
 
 
-def _times(found: Examined, notes: KeyNotes | None, *, cut: bool) -> TimeRange | None:
+def _times(found: Examined, notes: KeyNotes | None, *, cut: bool, begin: int) -> TimeRange | None:
     """Exact times where they were noted, else from the items' seconds."""
     bounds = found.times
     if bounds is None:
         if notes is not None and notes.times is not None:
             notes.forget_times()
         return None
-    noted = None if cut or notes is None else notes.times
+    noted = None if notes is None else notes.times
+    if noted is not None and noted.outruns_seconds(begin):  # then the items cannot say
+        return replace(noted.joined(bounds), exact=False)
+    if cut:
+        return bounds
     if noted is None or not found.least_end <= noted.last <= bounds.last:
         return bounds
     near = bounds.first <= noted.first <= bounds.first + 2 * SECOND_SLACK_MS

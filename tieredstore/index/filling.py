@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from tieredstore.driver.metadata import Change, MetadataStore
 from tieredstore.driver.runtime import Clock
+from tieredstore.index.items_checksum import ItemsChecksum
 from tieredstore.index.local_folder import LocalFolder
 from tieredstore.index.rows import IndexColumns
 from tieredstore.index.run_keys import RunKeys
 from tieredstore.index.store_file import IndexStoreFile
 from tieredstore.index.waiting_keys import Waiting, joined, left_behind
-from tieredstore.index.watermarks import QueueId, Watermarks
+from tieredstore.index.watermarks import Durable, QueueId, Watermarks
 from tieredstore.model.errors import BackendRefusedError, StoreClosedError, TieredStoreError
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Filling:
         self._put_at: dict[QueueId, int] = {}
         self._moved_since = 0
         self._unsynced: dict[int, IndexStoreFile] = {}
+        self._checksums: dict[int, ItemsChecksum] = {}  # by begin; of who syncs
         self._starts: dict[tuple[int, QueueId], int] = {}
         self._known_starts: dict[tuple[int, QueueId], int] = {}
         self._given_up: dict[int, IndexStoreFile] = {}
@@ -74,6 +76,7 @@ class Filling:
         """Go on with these; the last one is filled further if it can be."""
         with self._guard:
             self._known_starts = self._watermarks.starts()
+            self._checksums = dict(self._folder.checksums)
             for file in files[:-1]:
                 file.seal()
             last = files[-1] if files else None
@@ -170,18 +173,20 @@ class Filling:
                 files, self._unsynced = self._unsynced, {}
                 starts, self._starts = self._starts, {}
                 counts = {begin: file.item_count for begin, file in files.items()}
+                durable: dict[int, Durable] = {}
                 put_at = dict(self._put_at)
             if not moved:
                 return
             lost: list[Change] = []
             try:
                 for begin, file in list(files.items()):
-                    if not self._flushed(file):
+                    if self._flushed(file):
+                        durable[begin] = self._durable(file, counts[begin])
+                    else:
                         lost += self._watermarks.lost(begin)
                         starts = {place: at for place, at in starts.items() if place[0] != begin}
-                        del counts[begin]
                 sure = {queue: end for queue, end in moved.items() if queue not in self._gaps}
-                filled = self._watermarks.filled(counts, starts)
+                filled = self._watermarks.filled(durable, starts)
                 self._metadata.apply([*filled, *self._watermarks.moved(sure, put_at), *lost])
             except BaseException:
                 with self._guard:
@@ -189,6 +194,12 @@ class Filling:
                     self._unsynced = {**files, **self._unsynced}
                     self._starts = {**self._starts, **starts}
                 raise
+
+    def _durable(self, file: IndexStoreFile, item_count: int) -> Durable:
+        begin = file.begin_timestamp
+        known = self._checksums.get(begin, ItemsChecksum())
+        self._checksums[begin] = checksum = known.with_more(file, item_count)
+        return Durable(item_count, checksum.items, checksum.hashes)
 
     def _flushed(self, file: IndexStoreFile) -> bool:
         """False if it never will be: then it is given up."""
@@ -218,6 +229,7 @@ class Filling:
             begin = file.begin_timestamp
             starts = self._known_starts
             self._known_starts = {place: at for place, at in starts.items() if place[0] != begin}
+            self._checksums.pop(begin, None)
         file.delete()
 
     def close(self) -> None:

@@ -224,7 +224,11 @@ class FooterCopy:
 def _parse(name: str) -> tuple[Origin, int] | None:
     stem, dot, suffix = name.partition(".")
     parts = stem.split("-")
-    if f"{dot}{suffix}" != _SUFFIX or len(parts) != 4 or not all(p.isdigit() for p in parts):
+    if f"{dot}{suffix}" != _SUFFIX or len(parts) != 4 or not all(_is_number(p) for p in parts):
         return None
     base, created, size, footer_bytes = map(int, parts)
     return Origin(base, created, size), footer_bytes
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()

@@ -22,6 +22,11 @@ def foreign_times(*, begin: int, end: int) -> TimeRange:
     return TimeRange(first=begin - LATE_MS, last=max(begin, end) + DAY_MS, exact=False)
 
 
+def undated(items: Iterable[FoundItem], *, last: int) -> Iterator[FoundItem]:
+    """Items none of whose times is believed: all count as the newest of their file."""
+    return (item._replace(store_timestamp=last) for item in items)
+
+
 def with_true_times(
     items: Iterable[FoundItem], times: TimeRange, *, begin: int, end: int
 ) -> Iterator[FoundItem]:

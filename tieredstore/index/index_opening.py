@@ -28,12 +28,14 @@ def open_local_files(
     uploaded: UploadedTable,
     watermarks: Watermarks,
     metadata: MetadataStore,
+    *,
+    now_ms: int,
 ) -> list[IndexStoreFile]:
     """The files to go on with, oldest first; the catalogue knows of all that changed.
 
     InvalidConfigError where the store has other sizes: then nothing was changed.
     """
-    _check_sizes(config, folder, uploaded, watermarks, metadata)
+    _check_sizes(config, folder, uploaded, watermarks, metadata, now_ms)
     begins = folder.begins()
     begun = {each.begin_timestamp for each in uploaded.segments}
     opened: list[IndexStoreFile] = []
@@ -43,7 +45,7 @@ def open_local_files(
                 metadata.apply(watermarks.forgotten(begin))
                 folder.remove(begin)
                 continue
-            file = folder.open(begin, watermarks.item_count(begin))
+            file = folder.open(begin, watermarks.durable(begin))
             if file is None:
                 _give_up(begin, folder, watermarks, metadata)
             else:
@@ -97,16 +99,19 @@ def _check_sizes(
     uploaded: UploadedTable,
     watermarks: Watermarks,
     metadata: MetadataStore,
+    now_ms: int,
 ) -> None:
     """The sizes are those of the store, or become so. Somebody else's index is taken over.
 
     One of ours whose notes are lost is not: nobody knows what it has. Then all is put again.
     """
+    slots, items = config.index_slot_count, config.index_item_count
+    is_noted = watermarks.check_sizes(slot_count=slots, item_capacity=items)
     begins = folder.begins()
     for begin in begins:
-        folder.check_size(begin)
-    slots, items = config.index_slot_count, config.index_item_count
-    if watermarks.check_sizes(slot_count=slots, item_capacity=items):
+        if not (is_noted and folder.is_ours(begin)):  # else another length is damage
+            folder.check_size(begin)
+    if is_noted:
         return
     has_foreign = bool(begins)
     has_ours = any(folder.is_ours(begin) for begin in begins)
@@ -116,7 +121,7 @@ def _check_sizes(
         has_foreign |= is_ours is False
     changes = [watermarks.sizes(slot_count=slots, item_capacity=items)]
     if has_foreign and not has_ours:
-        changes += watermarks.adopted()
+        changes += watermarks.adopted(now_ms=now_ms)
     metadata.apply(changes)
 
 

@@ -98,9 +98,9 @@ class IndexStore:
             self._cache.keep_only(each.origin for each in self._uploaded.segments)
             self._filling = self._new_filling()
             begins = [row.begin_timestamp or 0 for row in self._uploaded.rows()]
-            files = open_local_files(
-                self._config, self._folder, self._uploaded, self._watermarks, self._metadata
-            )
+            now = self._runtime.clock.now_ms()
+            known = self._uploaded, self._watermarks, self._metadata
+            files = open_local_files(self._config, self._folder, *known, now_ms=now)
             self._filling.open(files, last_begin=max(begins, default=0))
             self._is_open, self._is_closing = True, False
 

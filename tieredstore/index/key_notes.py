@@ -101,9 +101,11 @@ class KeyNotes:
         write_all(self._descriptor, _HEADER.pack(MAGIC, 0, *_NO_TIMES)[16:], 16)
         self._times = _NO_TIMES
 
-    def blocks(self, item_count: int) -> Iterator[NDArray[np.uint64]]:
-        """The hashes of items 1 to `item_count` in order; fewer where the file is too short."""
-        position, end = _HEADER.size, _HEADER.size + _ENTRY_BYTES * item_count
+    def blocks(self, item_count: int, *, after: int = 0) -> Iterator[NDArray[np.uint64]]:
+        """The hashes of the items behind `after` up to `item_count`, in order; fewer where the file
+        is too short."""
+        position = _HEADER.size + _ENTRY_BYTES * after
+        end = _HEADER.size + _ENTRY_BYTES * item_count
         descriptor = self._duplicate()
         try:
             while position < end:

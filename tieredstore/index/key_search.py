@@ -48,7 +48,7 @@ class Asked:
             topic_id=topic_id,
             key=key,
             count_max=min(count_max, INT64_MAX),
-            begin=max(begin, -INT64_MAX),
+            begin=max(begin, -INT64_MAX - 1),
             end=min(end, INT64_MAX),
         )
 

@@ -19,8 +19,10 @@ from typing import Final
 
 from tieredstore.codec.tiered_index import file_bytes, is_legacy_written
 from tieredstore.driver.durable import fsync_directory, make_directories
+from tieredstore.index.items_checksum import ItemsChecksum
 from tieredstore.index.key_notes import notes_path
 from tieredstore.index.store_file import IndexStoreFile
+from tieredstore.index.watermarks import Durable
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendRefusedError, InvalidConfigError, SegmentCorruptError
 
@@ -39,6 +41,7 @@ class LocalFolder:
         self.path = Path(config.store_path) / FOLDER
         self.slot_count = config.index_slot_count
         self.item_capacity = config.index_item_count
+        self.checksums: dict[int, ItemsChecksum] = {}  # of the files as they were opened
 
     def prepare(self) -> None:
         """Make the directory, and clear away what Java and older versions left in it."""
@@ -66,8 +69,8 @@ class LocalFolder:
             if _is_begin(each.name) and each.is_file() and not each.is_symlink()
         )
 
-    def open(self, begin: int, item_count: int | None) -> IndexStoreFile | None:
-        """The file, mended; None where it is damaged. InvalidConfigError for other sizes.
+    def open(self, begin: int, durable: Durable | None) -> IndexStoreFile | None:
+        """The file, mended; None where it is damaged, or has not the length of all of them.
 
         Of a file of ours only the items that are known to be durable are kept: the rest is put
         again. Of somebody else's nobody knows, so all are kept.
@@ -76,18 +79,35 @@ class LocalFolder:
         if path.is_file() and self._is_of_old_version(path):
             log.warning("%s: an index file of RocketMQ 5.1; it is made again", path)
             return None
-        if item_count is None and self.is_ours(begin):
-            item_count = 0
+        if durable is None and self.is_ours(begin):
+            durable = Durable(0)
         try:
-            return IndexStoreFile.open(
+            file = IndexStoreFile.open(
                 path,
                 slot_count=self.slot_count,
                 item_capacity=self.item_capacity,
-                item_count=item_count,
+                item_count=None if durable is None else durable.item_count,
             )
-        except SegmentCorruptError as error:
+            self._check_items(file, durable)
+            return file
+        except (SegmentCorruptError, InvalidConfigError) as error:
             log.warning("an index file is damaged, it is made again: %s", error)
             return None
+
+    def _check_items(self, file: IndexStoreFile, durable: Durable | None) -> None:
+        """SegmentCorruptError where they are not what was made durable; the file is closed then."""
+        if durable is None or durable.items is None:
+            return
+        try:
+            found = ItemsChecksum().with_more(file, durable.item_count)
+            has_hashes = file.notes is not None and durable.hashes is not None
+            if found.items != durable.items or (has_hashes and found.hashes != durable.hashes):
+                reason = "items with another checksum"
+                raise SegmentCorruptError(str(file.path), reason, position=0)
+        except BaseException:
+            file.close()
+            raise
+        self.checksums[file.begin_timestamp] = found
 
     def check_size(self, begin: int) -> None:
         """InvalidConfigError for a file with the size of other settings."""

@@ -5,7 +5,7 @@ What lives here: `ask_local`: whether the file may have answers, and what is bel
 
 from __future__ import annotations
 
-from tieredstore.index.foreign_times import foreign_times, with_true_times
+from tieredstore.index.foreign_times import foreign_times, undated, with_true_times
 from tieredstore.index.hits import IndexHit
 from tieredstore.index.key_search import Asked
 from tieredstore.index.store_file import IndexStoreFile
@@ -24,5 +24,8 @@ def ask_local(file: IndexStoreFile, asked: Asked) -> list[IndexHit]:
         slack = 0 if held.exact else 999
         if not held.overlaps(asked.begin - slack, asked.end + slack):
             return []
+        if held.outruns_seconds(file.begin_timestamp):
+            items = file.matches(asked.text, begin=-INT64_MAX, end=INT64_MAX)
+            return asked.newest(undated(items, last=held.last))
     items = file.matches(asked.text, begin=asked.begin, end=asked.end)
     return asked.newest(items, file.lateness)

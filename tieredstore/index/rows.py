@@ -5,7 +5,7 @@ What lives here: the columns of a put, an item that was found, and when an item'
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -15,6 +15,8 @@ from tieredstore.model.values import INT32_MAX
 
 SECOND_SLACK_MS: Final = 999
 """An item keeps whole seconds, cut toward the begin of its file."""
+
+_REACH_MS: Final = 1000 * INT32_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,13 @@ class TimeRange:
 
     def overlaps(self, begin: int, end: int) -> bool:
         return self.first <= end and begin <= self.last
+
+    def outruns_seconds(self, begin_timestamp: int) -> bool:
+        """Whether some are too far from the begin of a file for the 32 bits that an item has.
+
+        Then any item may stand for another time than its message's.
+        """
+        return max(begin_timestamp - self.first, self.last - begin_timestamp) >= _REACH_MS
 
     def joined(self, other: TimeRange) -> TimeRange:
         return TimeRange(
@@ -54,14 +63,11 @@ class IndexColumns:
         return len(self.key_hashes)
 
     def times(self, begin_timestamp: int) -> TimeRange:
-        """Of all rows; wide where a time is too far from the file's begin for an item to say."""
+        """Of all rows; not exact where one is too far from the file's begin for an item to say."""
         stamps = self.store_timestamps
         first, last = int(stamps.min()), int(stamps.max())
-        reach = 1000 * INT32_MAX
-        low, high = begin_timestamp - reach, begin_timestamp + reach
-        if low <= first and last <= high:
-            return TimeRange(first=first, last=last)
-        return TimeRange(first=min(first, low), last=max(last, high), exact=False)
+        times = TimeRange(first=first, last=last)
+        return replace(times, exact=False) if times.outruns_seconds(begin_timestamp) else times
 
     def part(self, start: int, stop: int | None = None) -> IndexColumns:
         where = slice(start, stop)

@@ -1,7 +1,7 @@
 """The keys of a run of messages, as columns to be put.
 
 What lives here: `keys_of_run`. Where the fields of a record lie is told in `codec.record_fields`;
-all records of a run are looked at together, only the property text of each is taken apart alone.
+all records of a run are looked at together. What their property texts say is in `property_keys`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.java import decode_utf8
-from tieredstore.codec.properties import KEYS, UNIQUE_KEY, decode_properties, split_keys
 from tieredstore.codec.record_fields import (
     BORN_HOST_IPV6,
     JAVA_STORE_TIMESTAMP_POSITION,
@@ -25,16 +23,13 @@ from tieredstore.codec.record_fields import (
     SYS_FLAG_POSITION,
 )
 from tieredstore.index.hits import CommittedRun
-from tieredstore.index.key_hashes import key_hashes
+from tieredstore.index.property_keys import keys_of_texts
 from tieredstore.index.rows import IndexColumns
 
 log = logging.getLogger(__name__)
 
 _FIXED_BYTES: Final = 88
 _IPV6_BYTES: Final = 12
-_UNIQUE_MARK: Final = f"{UNIQUE_KEY}\x01".encode()
-_KEYS_MARK: Final = f"{KEYS}\x01".encode()
-_END: Final = b"\x02"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,26 +46,19 @@ def keys_of_run(topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> 
     A record that is none is passed over: nothing could find it.
     """
     spans = _spans(run)
-    keys: list[str] = []
-    counts = np.zeros(len(run), np.int64)
-    records = memoryview(run.run.records)
-    for row, (start, end) in enumerate(zip(*spans.properties, strict=True)):
-        if start < end:
-            found = _keys(bytes(records[start:end]))
-            keys += found
-            counts[row] = len(found)
+    keys = keys_of_texts(_texts(run.run.records, spans), prefix=f"{topic}#")
     log_offsets = np.asarray(run.log_offsets, np.int64)
     sizes = run.run.message_bytes.astype(np.int64)
     return RunKeys(
         columns=IndexColumns(
-            key_hashes=key_hashes(keys, prefix=f"{topic}#"),
+            key_hashes=keys.hashes,
             topic_ids=topic_id,
             queue_ids=queue_id,
-            log_offsets=np.repeat(log_offsets, counts),
-            message_bytes=np.repeat(sizes, counts),
-            store_timestamps=np.repeat(spans.store_timestamps, counts),
+            log_offsets=np.repeat(log_offsets, keys.counts),
+            message_bytes=np.repeat(sizes, keys.counts),
+            store_timestamps=np.repeat(spans.store_timestamps, keys.counts),
         ),
-        key_counts=counts[counts > 0],
+        key_counts=keys.counts[keys.counts > 0],
     )
 
 
@@ -78,6 +66,14 @@ def keys_of_run(topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> 
 class _Spans:
     properties: tuple[list[int], list[int]]
     store_timestamps: NDArray[np.int64]
+
+
+def _texts(records: bytes | bytearray | memoryview, spans: _Spans) -> list[bytes | bytearray]:
+    """Copies: thousands of views would each be looked at by the garbage collector."""
+    places = zip(*spans.properties, strict=True)
+    if isinstance(records, memoryview):
+        return [records[start:end].tobytes() for start, end in places]
+    return [records[start:end] for start, end in places]
 
 
 def _spans(run: CommittedRun) -> _Spans:
@@ -116,30 +112,3 @@ def _words(data: Any, positions: NDArray[np.int64], kind: str) -> NDArray[np.int
         return np.zeros(len(positions), np.int64)
     words: NDArray[Any] = np.ndarray((count,), kind, data, strides=(1,))
     return words[np.clip(positions, 0, count - 1)].astype(np.int64)
-
-
-def _keys(properties: bytes) -> list[str]:
-    """UNIQ_KEY and each of KEYS, each once."""
-    unique, ok = _value(properties, _UNIQUE_MARK)
-    keys, also_ok = _value(properties, _KEYS_MARK)
-    if not (ok and also_ok):  # empty values: an earlier one of the same name counts
-        found = decode_properties(properties)
-        unique, keys = found.get(UNIQUE_KEY, ""), found.get(KEYS, "")
-    parts = split_keys(keys)
-    if not unique:
-        return list(dict.fromkeys(parts)) if len(parts) > 1 else list(parts)
-    return list(dict.fromkeys((unique, *parts))) if parts else [unique]
-
-
-def _value(properties: bytes, mark: bytes) -> tuple[str, bool]:
-    """The last value under a name, and whether that is what counts."""
-    at = properties.rfind(_END + mark)
-    if at >= 0:
-        start = at + 1 + len(mark)
-    elif properties.startswith(mark):
-        start = len(mark)
-    else:
-        return "", True
-    end = properties.find(_END, start)
-    value = properties[start:] if end < 0 else properties[start:end]
-    return decode_utf8(value), bool(value)

@@ -5,25 +5,33 @@ What lives here: `UploadedIndex`. What the broker has not uploaded yet is not fo
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Final
 
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.index.hits import NOTHING, CommittedRun, IndexAnswer
 from tieredstore.index.key_search import Asked, ask
+from tieredstore.index.uploaded_segment import UploadedSegment
 from tieredstore.index.uploaded_table import UploadedTable
 from tieredstore.index.watermarks import Watermarks
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import BackendRefusedError, StoreClosedError
+from tieredstore.model.errors import BackendRefusedError, StoreClosedError, TieredStoreError
+
+_ASKED_AGAIN_MAX: Final = 16
 
 
 class UploadedIndex:
     """Finds messages in the uploaded files; changes nothing and keeps nothing on a disk.
 
     A file that is asked for the first time takes three reads of at most 36 KiB together, then two.
-    What the catalogue shows is what is asked: `MetadataStore.refresh` shows new files. Any thread
-    may call anything.
+    What the catalogue shows is what is asked: `MetadataStore.refresh` shows new files. A file that
+    cannot be read may have expired: then the catalogue is refreshed, and what it names now is
+    asked. Any thread may call anything.
     """
 
     def __init__(
@@ -39,6 +47,7 @@ class UploadedIndex:
         self._metadata = metadata
         self._runtime = runtime
         self._uploaded = self._table(config)
+        self._refreshing = threading.Lock()
         self._is_open = False
 
     def _table(self, config: StoreConfig) -> UploadedTable:
@@ -91,6 +100,25 @@ class UploadedIndex:
         asked = Asked.of(topic, topic_id, key, count_max=count_max, begin=begin, end=end)
         if not asked.can_have_answers:
             return NOTHING
-        self._uploaded.refresh()
-        far = [each.ask for each in reversed(self._uploaded.segments)]
-        return ask(asked, (), far, self._runtime)
+        known = self._segments()
+        answer = self._asked(asked, known)
+        for _ in range(_ASKED_AGAIN_MAX):
+            if answer.complete:
+                break
+            with suppress(TieredStoreError):  # that the answer is not complete says enough
+                self._metadata.refresh()
+                self._provider.refresh()
+            before, known = known, self._segments()
+            if known == before:  # nothing has expired meanwhile: it is damage
+                break
+            answer = self._asked(asked, known)
+        return answer
+
+    def _asked(self, asked: Asked, segments: Sequence[UploadedSegment]) -> IndexAnswer:
+        return ask(asked, (), [each.ask for each in reversed(segments)], self._runtime)
+
+    def _segments(self) -> tuple[UploadedSegment, ...]:
+        """Those that the catalogue names now."""
+        with self._refreshing:
+            self._uploaded.refresh()
+            return self._uploaded.segments

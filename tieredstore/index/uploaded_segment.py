@@ -16,7 +16,7 @@ from tieredstore.codec.tiered_index import HEADER_BYTES, decode_header
 from tieredstore.flat.flat_segment import FlatSegment
 from tieredstore.index.footer_build import fences_of_table
 from tieredstore.index.footer_cache import FooterCache, Origin
-from tieredstore.index.foreign_times import DAY_MS, foreign_times, with_true_times
+from tieredstore.index.foreign_times import DAY_MS, foreign_times, undated, with_true_times
 from tieredstore.index.hits import IndexHit
 from tieredstore.index.key_search import Asked
 from tieredstore.index.rows import FoundItem, TimeRange
@@ -29,7 +29,7 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
     TieredStoreError,
 )
-from tieredstore.model.values import INT64_MAX
+from tieredstore.model.values import INT32_MAX, INT64_MAX
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,9 @@ class UploadedSegment:
         """No message in it was stored later, as far as its row tells; RocketMQ's end is too early
         where the file was open over a restart."""
         record = self.record
-        return max(record.end_timestamp or 0, record.create_timestamp)
+        if record.end_timestamp is None:  # the last time there is stands for none in the catalogue
+            return INT64_MAX
+        return max(record.end_timestamp, record.create_timestamp)
 
     @property
     def wants_copy(self) -> bool:
@@ -158,10 +160,17 @@ class UploadedSegment:
         text = asked.text
         if not file.may_hold(text):
             return iter(())
-        if file.footer is not None and file.footer.filter_blocks:
-            return file.matches(text, begin=asked.begin, end=asked.end)
+        footer, times = file.footer, self.times()
+        if footer is not None and footer.filter_blocks:
+            if not times.outruns_seconds(file.begin_timestamp):
+                return file.matches(text, begin=asked.begin, end=asked.end)
+            is_dated = False
+        else:  # one of 5.1 has 32 bits for milliseconds: they last for 24 days
+            is_dated = not file.is_legacy or self.latest - file.begin_timestamp <= INT32_MAX
         items = file.matches(text, begin=-INT64_MAX, end=INT64_MAX)
-        return with_true_times(items, self.times(), begin=asked.begin, end=asked.end)
+        if not is_dated:
+            return undated(items, last=times.last)
+        return with_true_times(items, times, begin=asked.begin, end=asked.end)
 
     def _footer_bytes(self, file: UploadedFile) -> Iterator[Buffer]:
         footer = file.footer
@@ -213,7 +222,9 @@ class UploadedSegment:
 def _lateness(file: UploadedFile) -> int | None:
     """Nothing is known of a file that somebody else filled, or whose times are not believed."""
     footer = file.footer
-    return footer.lateness if footer is not None and footer.filter_blocks else None
+    if footer is None or not footer.filter_blocks:
+        return None
+    return None if footer.times.outruns_seconds(file.begin_timestamp) else footer.lateness
 
 
 def _overlaps(times: TimeRange, begin: int, end: int) -> bool:

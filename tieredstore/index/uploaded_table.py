@@ -19,12 +19,13 @@ from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.flat_segment import FlatSegment
 from tieredstore.index.footer import TAIL_BYTES, decode_tail, has_footer
 from tieredstore.index.footer_cache import FooterCache, Origin
+from tieredstore.index.foreign_times import DAY_MS
 from tieredstore.index.uploaded_segment import UploadedSegment
 from tieredstore.index.watermarks import Watermarks
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import SegmentCorruptError, SegmentError
-from tieredstore.model.values import INT32_MAX, SegmentType
+from tieredstore.model.values import INT32_MAX, INT64_MAX, SegmentType
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ class UploadedTable:
         """Drop the oldest files, those all of whose messages were stored before a time."""
         old: list[UploadedSegment] = []
         for each in self.segments:
-            if (each.record.end_timestamp or 0) >= before_ms or self._latest(each) >= before_ms:
+            if not self._is_older(each, before_ms):
                 break
             old.append(each)
         if old:
@@ -175,16 +176,24 @@ class UploadedTable:
             for each in dropped:
                 self._cache.forget(Origin.of(each.record))
 
-    def _latest(self, segment: UploadedSegment) -> int:
-        """When its newest message was stored, by its row if the file is gone or damaged."""
+    def _is_older(self, segment: UploadedSegment, before_ms: int) -> bool:
+        """Whether its newest message is: by its row if the file is gone, damaged or not ours.
+
+        RocketMQ may have taken a part of an address for the end: no message is newer than the day
+        after the file was uploaded.
+        """
+        record = segment.record
+        last = record.create_timestamp + DAY_MS if record.create_timestamp else INT64_MAX
+        if record.end_timestamp is not None and before_ms <= record.end_timestamp <= last:
+            return False  # without a look into the file
         try:
-            file = segment.file()
+            footer = segment.file().footer
         except SegmentError as error:
             log.warning("an index file that is to expire cannot be read: %s", error)
-            return segment.latest
-        if file.footer is not None and file.footer.filter_blocks:
-            return file.footer.times.last
-        return segment.latest
+            footer = None
+        if footer is not None and footer.filter_blocks:
+            return footer.times.last < before_ms
+        return min(segment.latest, last) < before_ms
 
     def _renew(self) -> None:
         held = {each.origin: each for each in self.segments}

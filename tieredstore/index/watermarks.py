@@ -10,12 +10,13 @@ written is for `index_store`.
     | index-queue    | <topic id>/<queue id>          | below this queue offset all is durable;   |
     |                |                                | or that, and when it was put              |
     | index-file     | <begin>                        | so many items of a local file are durable |
+    |                |                                | and two CRC32C, or only how many          |
     | index-start    | <begin>/<topic id>/<queue id>  | from there on the file may hold the queue |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tieredstore.codec.names import queue_path
@@ -40,6 +41,15 @@ class QueueId(NamedTuple):
     @property
     def key(self) -> str:
         return f"{self.topic_id}/{self.queue_id}"
+
+
+class Durable(NamedTuple):
+    """The first items of a local file, and the checksums of them and of the hashes beside them,
+    where these were noted."""
+
+    item_count: int
+    items: int | None = None
+    hashes: int | None = None
 
 
 class Watermarks:
@@ -77,7 +87,7 @@ class Watermarks:
     def sizes(*, slot_count: int, item_capacity: int) -> Change:
         return PutNote(STORE, "sizes", {"slots": slot_count, "items": item_capacity})
 
-    def adopted(self) -> list[Change]:
+    def adopted(self, *, now_ms: int) -> list[Change]:
         """Somebody else's index is taken over: it holds all that the catalogue knows of."""
         found: list[Change] = []
         for record in self._metadata.queues():
@@ -85,7 +95,7 @@ class Watermarks:
             if topic is not None:
                 queue = QueueId(topic.topic_id, record.queue_id)
                 end = self.committed(record.topic, record.queue_id)
-                found.append(PutNote(QUEUE, queue.key, end))
+                found.append(PutNote(QUEUE, queue.key, [end, now_ms]))
         return found
 
     def end(self) -> int:
@@ -133,18 +143,26 @@ class Watermarks:
     # Of a local file
 
     def item_count(self, begin: int) -> int | None:
-        return _number(self._metadata.note(FILE, str(begin)))
+        durable = self.durable(begin)
+        return None if durable is None else durable.item_count
+
+    def durable(self, begin: int) -> Durable | None:
+        """What is known to be on the disk of a local file."""
+        value = self._metadata.note(FILE, str(begin))
+        numbers = [_number(each) for each in (value if isinstance(value, list) else [value])]
+        count, items, hashes, *_ = *numbers, None, None, None
+        return None if count is None else Durable(count, items, hashes)
 
     def begins(self) -> list[int]:
         """Files that have durable items."""
-        return [int(key) for key in self._metadata.notes(FILE) if key.isdigit()]
+        return [int(key) for key in self._metadata.notes(FILE) if _is_digits(key)]
 
     @staticmethod
     def filled(
-        counts: Mapping[int, int], starts: Mapping[tuple[int, QueueId], int]
+        durable: Mapping[int, Durable], starts: Mapping[tuple[int, QueueId], int]
     ) -> list[Change]:
         changes: list[Change] = [
-            PutNote(FILE, str(begin), count) for begin, count in counts.items()
+            PutNote(FILE, str(begin), list(held)) for begin, held in durable.items()
         ]
         for (begin, queue), offset in starts.items():
             changes.append(PutNote(START, f"{begin}/{queue.key}", offset))
@@ -155,7 +173,7 @@ class Watermarks:
         found = {}
         for key, at in self._metadata.notes(START).items():
             numbers = key.split("/")
-            if len(numbers) == 3 and all(each.isdigit() for each in numbers):
+            if len(numbers) == 3 and all(map(_is_digits, numbers)):
                 begin, topic_id, queue_id = map(int, numbers)
                 found[begin, QueueId(topic_id, queue_id)] = _number(at) or 0
         return found
@@ -184,10 +202,22 @@ class Watermarks:
         return changes
 
     def unknown(self) -> list[Change]:
-        """Notes of queues whose topic is no more."""
-        known = {str(record.topic_id) for record in self._metadata.topics()}
-        keys: Iterable[str] = self._metadata.notes(QUEUE)
-        return [DeleteNote(QUEUE, key) for key in keys if key.partition("/")[0] not in known]
+        """Notes of queues that are no more: neither a row nor a segment is left of them."""
+        topics = {record.topic: record.topic_id for record in self._metadata.topics()}
+        names = {topic_id: topic for topic, topic_id in topics.items()}
+        known = {
+            QueueId(topics[record.topic], record.queue_id).key
+            for record in self._metadata.queues()
+            if record.topic in topics
+        }
+        gone: list[Change] = []
+        for key in self._metadata.notes(QUEUE).keys() - known:
+            topic_id, _, queue_id = key.partition("/")
+            numbers = _is_digits(topic_id) and _is_digits(queue_id)
+            topic = names.get(int(topic_id)) if numbers else None
+            if topic is None or not self._rows(topic, int(queue_id)):
+                gone.append(DeleteNote(QUEUE, key))
+        return gone
 
     def everything(self) -> list[Change]:
         """All notes of the index, to be deleted."""
@@ -212,3 +242,7 @@ def _mark(value: Json) -> tuple[int, int | None]:
 
 def _number(value: Json) -> int | None:
     return value if type(value) is int and value >= 0 else None
+
+
+def _is_digits(text: str) -> bool:
+    return text.isascii() and text.isdigit()

@@ -1,0 +1,108 @@
+"""How fast a key index takes runs of messages, and how long it takes to make them durable.
+
+What lives here: messages as a broker stores them, and one measurement. The table is in `index`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.message import decode_message
+from tieredstore.driver.runtime import Runtime
+from tieredstore.index.hits import CommittedRun
+from tieredstore.index.index_store import IndexStore
+from tieredstore.index.key_hashes import key_hashes
+from tieredstore.metadata.json_store import JsonMetadataStore
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.messages import MessageRun
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_record
+
+RUN_MESSAGES = 4_096
+KEYS_A_MESSAGE = 2
+RUNS_A_TURN = 2  # so many wait in memory before they are written
+TURNS, FIRST_TURNS = 20, 3  # the first ones make the file and touch its slots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreFigures:
+    keys_a_second: float
+    plain_keys_a_second: float
+    put_seconds: float
+    sync_seconds: float
+
+
+def run_of(first: int) -> CommittedRun:
+    """Messages of one queue: a UNIQ_KEY, one key and three other properties each."""
+    records = [
+        a_record(
+            number,
+            properties={
+                "KEYS": f"order-{number:012d}",
+                "UNIQ_KEY": f"7F0000010A2F18B4AAC2{number:012X}",
+                "CLUSTER": "DefaultCluster",
+                "TAGS": "TagA",
+                "WAIT": "true",
+            },
+        )
+        for number in range(first, first + RUN_MESSAGES)
+    ]
+    sizes = np.array([len(record) for record in records], np.int32)
+    starts = np.cumsum(sizes, dtype=np.int64) - sizes
+    run = MessageRun(
+        first_offset=first,
+        log_offsets=starts,
+        message_bytes=sizes,
+        tags_codes=np.zeros(RUN_MESSAGES, np.int64),
+        starts=starts,
+        records=b"".join(records),
+    )
+    return CommittedRun(run=run, log_offsets=starts + 400 * first)
+
+
+def hashed_one_by_one(run: CommittedRun) -> NDArray[np.uint64]:
+    """The keys of the messages as who decodes each of them finds them; nothing is put."""
+    keys: list[str] = []
+    for row in range(len(run)):
+        message = decode_message(run.run.record(row), check_crc=False)
+        keys += {message.unique_key or "", *message.keys}
+    return key_hashes(keys, prefix=f"{TOPIC}#")
+
+
+def measured(folder: Path) -> StoreFigures:
+    runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+    config = StoreConfig(broker_name="broker", store_path=str(folder))
+    with JsonMetadataStore.open(config.catalogue_path) as catalogue:
+        topic_id = catalogue.add_topic(TOPIC).topic_id
+        index = IndexStore(
+            config, provider=MemoryProvider(runtime), metadata=catalogue, runtime=runtime
+        )
+        index.load()
+        spent, plain = [], []
+        for turn in range(TURNS):
+            first = turn * RUNS_A_TURN * RUN_MESSAGES
+            runs = [run_of(first + number * RUN_MESSAGES) for number in range(RUNS_A_TURN)]
+            started = time.perf_counter()
+            for run in runs:
+                index.put(TOPIC, topic_id, 0, run)
+            spent.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            for run in runs:
+                hashed_one_by_one(run)
+            plain.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        index.shutdown()
+        synced = time.perf_counter() - started
+    keys = KEYS_A_MESSAGE * RUNS_A_TURN * RUN_MESSAGES
+    return StoreFigures(
+        keys_a_second=keys / statistics.median(spent[FIRST_TURNS:]),
+        plain_keys_a_second=keys / statistics.median(plain[FIRST_TURNS:]),
+        put_seconds=sum(spent),
+        sync_seconds=synced,
+    )
