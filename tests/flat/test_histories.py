@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 from tests.flat.store_kit import KEY, LOG, QUEUE, Tier, content, unplaced
 from tests.flat.tiers import run_of
 from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.recovery import recover
 from tieredstore.model.errors import TieredStoreError
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
 from tieredstore.testing.messages import a_record
@@ -111,11 +112,20 @@ class QueueMachine(RuleBasedStateMachine):
         self.append(3)
 
     @precondition(lambda self: not self.file.waiting_bytes)
+    @rule()
+    def find_out_what_has_landed(self) -> None:
+        """In the same life, for instance before it rolls: what is in doubt now is settled then."""
+        recover(self.file, self.tier.catalogue(), self.tier.clock)
+        assert self.file.problem is None, self.file.problem
+        assert not self.file.is_in_doubt
+        self.acknowledge_what_is_there()
+
+    @precondition(lambda self: not (self.file.waiting_bytes or self.file.is_in_doubt))
     @rule(by=st.integers(1, 5))
     def skip(self, by: int) -> None:
         self.file.skip_to(self.file.append_offset + by)
 
-    @precondition(lambda self: not self.file.waiting_bytes)
+    @precondition(lambda self: not (self.file.waiting_bytes or self.file.is_in_doubt))
     @rule()
     def roll(self) -> None:
         self.file.log.roll()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.flat.store_kit import KEY, LOG, PATH, QUEUE, Tier, append, content, unplaced
@@ -11,9 +13,16 @@ from tieredstore.codec.names import segment_name
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.recovery import recover
 from tieredstore.flat.sealing import roll_unsealed, seal_full
-from tieredstore.model.errors import SegmentCorruptError, SegmentSealedError
+from tieredstore.flat.unconfirmed import confirm
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    SegmentCorruptError,
+    SegmentSealedError,
+)
 from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.testing.faults import Fault, Faults
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 
 
@@ -127,6 +136,44 @@ def test_nothing_rolls_while_something_waits_or_where_nothing_is_to_be_sealed() 
     append(plain, numbered(0, 3))
     assert roll_unsealed(plain)
     assert len(plain.log.segments) == 1
+
+
+def test_nothing_rolls_while_messages_are_to_be_compared_with_the_local_ones() -> None:
+    tier = ObjectTier()
+    put(tier.file(), 0, 2)
+    for kind in (LOG, QUEUE):
+        (row,) = tier.rows(kind)
+        tier.catalogue().put(replace(row, size=0, begin_timestamp=None, end_timestamp=None))
+    tier.restart()
+    file = tier.file()
+    assert file.unconfirmed_from == 0
+    assert not roll_unsealed(file)
+    assert len(file.log.segments) == len(file.queue.segments) == 1
+    confirm(file, tier.catalogue())
+    assert roll_unsealed(file)
+    assert len(file.log.segments) == 2
+
+
+def test_nothing_rolls_or_skips_while_it_is_not_known_what_has_landed() -> None:
+    tier = Tier(log_bytes=1 << 20)
+    faults = Faults()
+    file = tier.file(faults)
+    append(file, numbered(0, 2))
+    file.append(run_of(2, numbered(2, 2)))
+    faults.strike(Fault.AFTER, after=1)  # both have landed
+    with pytest.raises(BackendUnavailableError):
+        file.commit()
+    faults.forgive()
+    assert file.discard()
+    tier.clock.advance(48 * 3_600_000)
+    assert not roll_unsealed(file)
+    assert not file.roll_if_due()
+    with pytest.raises(ValueError, match="what has landed"):
+        file.skip_to(10)
+    recover(file, tier.catalogue(), tier.clock)
+    assert content(file) == expected(4)
+    file.skip_to(10)
+    assert content(tier.file()) == expected(4)
 
 
 def test_the_file_goes_on_behind_a_segment_that_somebody_sealed() -> None:

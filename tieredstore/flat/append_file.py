@@ -53,7 +53,7 @@ class FlatAppendFile:
     ) -> None:
         self.path = path
         self.type = type
-        self._provider = provider
+        self.provider = provider
         self._metadata = metadata
         self._clock = clock
         self._segment_bytes_max = segment_bytes_max
@@ -94,6 +94,10 @@ class FlatAppendFile:
     def knows_its_end(self) -> bool:
         """Whether the backend's end of the last segment is known, so that nobody has to ask."""
         return self._writer is not None and self._writer.knows_its_end
+
+    @property
+    def is_in_doubt(self) -> bool:
+        return self._writer is not None and self._writer.is_in_doubt
 
     def room(self) -> int:
         """How many bytes the last segment still takes; an empty one takes anything once."""
@@ -145,9 +149,8 @@ class FlatAppendFile:
         base = self.commit_offset if offset is None else offset
         last = self._segments[-1] if self._segments else None
         if last is not None and not last.record.size:
-            if base == last.base:
-                return
-            self.drop([last], following=self.record_of_new(base))  # nothing was written to it
+            if base != last.base:  # nothing was written to it
+                self.drop([last], following=self.record_of_new(base))
             return
         self._go_on_at(base)
         if last is not None:
@@ -277,7 +280,7 @@ class FlatAppendFile:
         self.adopt(record)
 
     def _handle(self, record: SegmentRecord) -> FileSegment:
-        return self._provider.open(self.path, self.type, record.base_offset)
+        return self.provider.open(self.path, self.type, record.base_offset)
 
     def _write_behind(self, last: FlatSegment) -> None:
         self._writer = SegmentWriter(

@@ -51,6 +51,11 @@ class FlatCommitLogFile(FlatAppendFile):
         self._rolling_bytes = config.commit_log_rolling_min_bytes
         self._first: tuple[FlatSegment, int] | None = None  # the oldest segment's first message
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the last segment has nothing, and nothing waits for it."""
+        return self.append_offset == self.segments[-1].base
+
     def is_due_to_roll(self) -> bool:
         """Whether the last segment is old and large enough for a next one.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TypeAlias
 
-from tieredstore.codec.names import queue_path
+from tieredstore.codec.names import INDEX_TOPIC, queue_path
 from tieredstore.driver.metadata import Change, DeleteQueue, DeleteTopic, MetadataStore
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
@@ -77,7 +77,7 @@ class FlatFileStore:
         self._check_open()
         if not self._read_only:
             self._runtime.dispatch.submit(self._finish_doomed)
-        rows = self._metadata.queues()
+        rows = self._rows()
         self._warn_of_other_brokers(rows)
         self._open([self._made(record) for record in rows])
         lost = [each for each in self._unrecovered.values() if _is_transient(each)]
@@ -106,7 +106,7 @@ class FlatFileStore:
         self._check_open()
         self._metadata.refresh()
         self._provider.refresh()  # or a newer catalogue would name bytes that seem to be missing
-        rows = {record.key: record for record in self._metadata.queues()}
+        rows = {record.key: record for record in self._rows()}
         with self._guard:
             gone = self._taken_out(self._files.keys() - rows.keys())
             known = dict(self._files)
@@ -157,7 +157,7 @@ class FlatFileStore:
         self._check_open()
         count = 0
         for topic in topics:
-            if self._metadata.topic(topic) is not None:
+            if topic != INDEX_TOPIC and self._metadata.topic(topic) is not None:
                 keys = [record.key for record in self._metadata.queues(topic)]
                 self._destroy(keys, DeleteTopic(topic))
                 count += 1
@@ -172,6 +172,11 @@ class FlatFileStore:
         self._closed = True
         for file in self.files():
             file.close()
+
+    def _rows(self) -> list[QueueRecord]:
+        """The catalogue's queues. The key index lies where a queue of its name would: taken for
+        one, it would be dropped with the topics that stay out of the tier."""
+        return [row for row in self._metadata.queues() if row.topic != INDEX_TOPIC]
 
     def _finish_doomed(self) -> None:
         """In a pool, at the beginning: nobody waits for it, it comes again with the retention."""

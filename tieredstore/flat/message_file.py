@@ -8,7 +8,6 @@ and reading runs back. What is done when it is opened is in `recovery`; searchin
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections.abc import Iterable
 
 import numpy as np
@@ -32,7 +31,7 @@ from tieredstore.model.errors import (
     StoreClosedError,
 )
 from tieredstore.model.messages import MessageRun
-from tieredstore.model.values import QueueKey
+from tieredstore.model.values import QueueKey, SegmentType
 
 _TIME_BYTES = 76  # up to and with the store time of a message born on IPv6
 
@@ -67,6 +66,7 @@ class FlatMessageFile:
         parts = {"provider": provider, "metadata": metadata, "clock": clock}
         self.log = FlatCommitLogFile(path, config, **parts)  # type: ignore[arg-type]
         self.queue = FlatConsumeQueueFile(path, config, **parts)  # type: ignore[arg-type]
+        self.seen_to: dict[SegmentType, int] = {}  # full segments below this were found in place
         self._metadata = metadata
         self._provider = provider
         self._committing = threading.Lock()
@@ -109,6 +109,11 @@ class FlatMessageFile:
         """Whether `begin_commit` can do without asking the backend."""
         return self.log.knows_its_end and self.queue.knows_its_end
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a failed upload may have landed: no segment may begin before that is settled."""
+        return self.log.is_in_doubt or self.queue.is_in_doubt
+
     # Writing
 
     def start_at(self, queue_offset: int) -> None:
@@ -125,8 +130,10 @@ class FlatMessageFile:
             self.log.adopt(records[1])
 
     def skip_to(self, queue_offset: int) -> None:
-        """Leave a gap: the messages up to here are lost. Nothing may wait."""
+        """Leave a gap: the messages up to here are lost. Nothing may wait or be in doubt."""
         self._check_writable()
+        if self.is_in_doubt:
+            raise ValueError(f"{self.path}: skip while it is not known what has landed")
         if queue_offset > self.append_offset:
             self.queue.roll(queue_offset * UNIT_BYTES)
 
@@ -145,7 +152,7 @@ class FlatMessageFile:
                 maximum=self.append_offset,
             )
         count = self._fitting(run)
-        if not count and len(run) and not self.waiting_bytes:
+        if not count and len(run) and not (self.waiting_bytes or self.is_in_doubt):
             self._roll_what_is_full(run)
             count = self._fitting(run)
         if not count:
@@ -162,8 +169,8 @@ class FlatMessageFile:
         return Appended(count=count, log_offsets=log_offsets, records=memoryview(data))
 
     def roll_if_due(self) -> bool:
-        """Begin a new log segment where the last one is old enough. Nothing may wait."""
-        if self.waiting_bytes or not self.log.is_due_to_roll():
+        """Begin a new log segment where the last one is old enough, and nothing is in doubt."""
+        if self.waiting_bytes or self.is_in_doubt or not self.log.is_due_to_roll():
             return False
         self.log.roll()
         return True
@@ -272,12 +279,8 @@ class FlatMessageFile:
             return self.log.first_queue_offset() or 0
         except (SegmentNotFoundError, SegmentCorruptError, OffsetOutOfRangeError):
             spans = UnitSpans.of(self.queue, self.queue.min_unit, self.queue.commit_unit)
-            found = bisect_left(
-                range(spans.count),
-                self.log.min_offset,
-                key=lambda index: int(self.units(spans.offset(index), 1).log_offsets[0]),
-            )
-            first = spans.offset(found) if found < spans.count else self.commit_offset
+            found = spans.first_at(self.log.min_offset, self.units)
+            first = self.commit_offset if found is None else found
             self.log.assume_first(first)
             return first
 
@@ -286,15 +289,12 @@ class FlatMessageFile:
         rows = min(len(run), self.queue.room() // UNIT_BYTES)
         ends = np.cumsum(run.message_bytes[:rows], dtype=np.int64)
         count = int(np.searchsorted(ends, self.log.room(), "right"))
-        if not count and rows and self._log_is_empty():
+        if not count and rows and self.log.is_empty:
             return 1
         return count
-
-    def _log_is_empty(self) -> bool:
-        return self.log.append_offset == self.log.segments[-1].base
 
     def _roll_what_is_full(self, run: MessageRun) -> None:
         if self.queue.room() < UNIT_BYTES:
             self.queue.roll()
-        if self.log.room() < int(run.message_bytes[0]) and not self._log_is_empty():
+        if self.log.room() < int(run.message_bytes[0]) and not self.log.is_empty:
             self.log.roll()

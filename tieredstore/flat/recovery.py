@@ -25,6 +25,7 @@ from tieredstore.driver.runtime import Clock
 from tieredstore.flat import unconfirmed
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.flat_segment import FlatSegment
+from tieredstore.flat.full_segments import gone_from
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError, SegmentError
@@ -41,7 +42,8 @@ def recover(
     """Take over the segments that the catalogue names, as long as they truly are.
 
     * The last segments, and those that end before the next one begins, are as long as the backend
-      says. Where the catalogue says the same of all, nothing is read.
+      says. Where the catalogue says the same of all, nothing is read. The others are looked for in
+      a listing, unless it is read only; those keep their rows, and reading what is gone fails.
     * A queue unit counts if its record is in the log. The log counts up to the record of the last
       unit; bytes behind it are compared with what is written there next.
     * Messages that the catalogue did not name are noted: somebody has to compare them.
@@ -56,6 +58,8 @@ def recover(
     queue = _Found.by_asking(file.queue)
     commit_log = _Found.by_asking(file.log)
     problems = [*queue.losses(), *commit_log.losses()]
+    if not read_only:
+        problems += gone_from(file)
     if any(each.base % UNIT_BYTES for each in queue.segments):
         problems.append("a consume queue segment begins within a unit")
     if not (queue.is_clean and commit_log.is_clean):

@@ -42,8 +42,11 @@ def seal_full(file: FlatMessageFile) -> dict[str, TieredStoreError]:
 
 def roll_unsealed(file: FlatMessageFile) -> bool:
     """Begin new segments where those that are written would have to be sealed; for who claims the
-    queue. False where something waits: it must be committed first."""
-    if file.waiting_bytes or file.problem is not None:
+    queue. False where something waits or is in doubt: it must be committed first. And where
+    messages are to be compared: they may be taken back, and what follows them not."""
+    if file.waiting_bytes or file.is_in_doubt or file.problem is not None:
+        return False
+    if file.unconfirmed_from is not None:
         return False
     for each in (file.log, file.queue):
         if each.is_started and _is_unsealed(each):

@@ -47,6 +47,7 @@ class SegmentWriter:
         self._waiting_bytes = 0
         self._end: int | None = None  # of the segment in the backend; None: not known
         self._is_sealed = False
+        self._is_in_doubt = False
         self._guard = threading.Lock()
 
     @property
@@ -62,6 +63,11 @@ class SegmentWriter:
     def knows_its_end(self) -> bool:
         """Whether it is known where the segment ends in the backend."""
         return self._end is not None
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether an attempt may have left bytes in the backend that are not committed yet."""
+        return self._is_in_doubt
 
     def room(self) -> int:
         """How many bytes still fit; what waits goes in one write, so more may wait with it."""
@@ -111,10 +117,13 @@ class SegmentWriter:
             self.committed_bytes = upload.end
             self._waiting_bytes -= done
             self._end = max(self._end or 0, upload.end)
+            if self._end == upload.end:
+                self._is_in_doubt = False
 
     def doubt(self, error: BaseException | None = None) -> None:
         """What became of the upload is not known: ask before the next one."""
         self._end = None
+        self._is_in_doubt = True
         if isinstance(error, SegmentSealedError) and error.path == self.segment.path:
             self._is_sealed = True
 

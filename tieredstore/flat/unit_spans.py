@@ -6,10 +6,11 @@ offsets are not where messages were lost.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from itertools import accumulate
 
-from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits
 from tieredstore.flat.append_file import FlatAppendFile
 
 
@@ -54,6 +55,16 @@ class UnitSpans:
             if offset in span:
                 return first + offset - span.start
         return None
+
+    def first_at(self, log_offset: int, units: Callable[[int, int], QueueUnits]) -> int | None:
+        """The queue offset of the first unit whose record lies at this place of the log or behind
+        it; `units` reads some."""
+
+        def place(index: int) -> int:
+            return int(units(self.offset(index), 1).log_offsets[0])
+
+        found = bisect_left(range(self.count), log_offset, key=place)
+        return self.offset(found) if found < self.count else None
 
     def part(self, low: int, high: int) -> list[range]:
         """Numbers [low, high) as ranges of queue offsets."""
