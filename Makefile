@@ -43,9 +43,9 @@ test: $(STAMP)  ## run every test, with S3 on a local server and with Spark
 quick: $(STAMP)  ## run the tests that take no time: no Spark, no S3, nothing slow
 	$(PYTEST) -n $(WORKERS) -m 'not (slow or spark or s3 or fuzz or torture or interop)' $(ARGS)
 
-# The server is somebody else's and runs already: LocalStack 4.13.1 in an environment of its own.
-test-s3: $(STAMP)  ## contract and proof on the S3 server that TIEREDSTORE_S3_ENDPOINT names
-	$(PYTEST) tests/s3/test_second_server.py tests/s3/test_object_clients.py $(ARGS)
+# LocalStack 4.13.1 in .s3srv, an environment of its own, unless TIEREDSTORE_S3_ENDPOINT names a server.
+test-s3: $(STAMP)  ## contracts and proof on a stricter S3 server than moto, which it sets up itself
+	$(BIN)/python tests/s3/localstack_server.py $(PYTEST) tests/s3/test_second_server.py tests/s3/test_object_clients.py $(ARGS)
 
 fuzz: $(STAMP)  ## feed 100 000 damaged inputs to each decoder
 	$(PYTEST) -n $(WORKERS) -m fuzz $(ARGS)
@@ -77,9 +77,8 @@ check: lint types layers  ## everything that reads the code without running it
 	$(PYTEST) -q tests/test_house.py
 
 # A script whose name begins with an underscore is a part of others.
-bench: $(STAMP)  ## run every benchmark (BENCH=name: only that one)
-	@set -e; for script in bench/$(or $(BENCH),[!_]*).py; do \
-	  echo "== $$script"; $(BIN)/python -m "bench.$$(basename $$script .py)"; done
+bench: $(STAMP)  ## run every benchmark, draw one table (BENCH=name: only that one)
+	$(BIN)/python -m bench $(BENCH)
 
 clean:  ## remove .venv and what tools have left behind
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

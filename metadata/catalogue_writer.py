@@ -15,6 +15,7 @@ from typing import Final
 
 from tieredstore.driver.durable import fsync_directory, make_directories, write_atomically
 from tieredstore.driver.file_lock import FileLock
+from tieredstore.driver.published import CatalogueUpkeep
 from tieredstore.metadata import rocketmq_json
 from tieredstore.metadata.catalogue_files import (
     JOURNAL_ASIDE,
@@ -84,6 +85,15 @@ class CatalogueWriter:
             lock.release()
             raise
         return cls(files, lock, journal, catalogue, journal_bytes_max), catalogue, stale
+
+    @property
+    def upkeep(self) -> CatalogueUpkeep:
+        """From the file itself: RocketMQ may have written it."""
+        try:
+            snapshot_ms: int | None = os.stat(self._files.snapshot).st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            snapshot_ms = None
+        return CatalogueUpkeep(journal_bytes=self._journal.bytes_count, snapshot_ms=snapshot_ms)
 
     @property
     def outgrown(self) -> bool:

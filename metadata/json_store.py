@@ -16,15 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tieredstore.driver.generations import Generations
 from tieredstore.driver.metadata import Change, Put
+from tieredstore.driver.published import CatalogueFacts, CatalogueUpkeep
 from tieredstore.driver.runtime import SystemClock
 from tieredstore.metadata import changes as codec
-from tieredstore.metadata import rocketmq_json
 from tieredstore.metadata.catalogue_files import Catalogue, CatalogueFiles
+from tieredstore.metadata.catalogue_publisher import CataloguePublisher, PublishedSource
 from tieredstore.metadata.catalogue_writer import CatalogueWriter
 from tieredstore.metadata.follower import Follower
 from tieredstore.metadata.memory_reads import MemoryReads
 from tieredstore.metadata.open_report import OpenReport
+from tieredstore.metadata.tables import Tables
 from tieredstore.model.catalogue import TopicRecord
 from tieredstore.model.errors import MetadataError
 
@@ -70,6 +73,7 @@ class JsonMetadataStore(MemoryReads):
         self._access = access
         self._clock_ms = clock_ms
         self._pending: deque[_Ticket] = deque()
+        self._change_count = 0  # batches since it was opened
         # Held by who commits, compacts, refreshes or closes, also while bytes travel. Tables
         # change under both locks, so they hold still under either.
         self._commit_lock = threading.Lock()
@@ -141,11 +145,6 @@ class JsonMetadataStore(MemoryReads):
             self._settle(ticket)
             return self._tables.topics[topic]
 
-    def snapshot_bytes(self) -> bytes:
-        """RocketMQ's JSON for all that is in here now, journal included."""
-        with self._commit_lock:
-            return rocketmq_json.encode(self._open_tables().document())
-
     def compact(self) -> None:
         """Make RocketMQ's file hold all that is in here now, and the journal nothing."""
         self._writer()
@@ -183,6 +182,31 @@ class JsonMetadataStore(MemoryReads):
             self._closed = True  # who still waits for a commit is told so
             self._access.close(self._tables)
 
+    # -- to be published ----------------------------------------------------------------------
+
+    @property
+    def facts(self) -> CatalogueFacts:
+        return CatalogueFacts(source="file", place=self._name)
+
+    def publisher(
+        self, generations: Generations, *, cluster: str, broker: str
+    ) -> CataloguePublisher:
+        self._writer()
+        source = PublishedSource(
+            tables=self._copied,
+            last_change=lambda: self._change_count,
+            apply=self.apply,
+            now_ms=self._clock_ms,
+            cluster=cluster,
+            broker=broker,
+        )
+        return CataloguePublisher(source, generations)
+
+    def _copied(self) -> tuple[Tables, int]:
+        """The tables as of one moment, and how many batches are in them; no commit waits long."""
+        with self._tables_lock:
+            return self._open_tables().copied(), self._change_count
+
     # -- commits ------------------------------------------------------------------------------
 
     def _ticket(self, changes: Iterable[Change]) -> _Ticket:
@@ -206,6 +230,7 @@ class JsonMetadataStore(MemoryReads):
             with self._tables_lock:
                 for ticket in tickets:
                     self._tables.apply(ticket.changes)
+                self._change_count += len(tickets)
         except BaseException as error:
             writer.fail(error)
             for ticket in tickets:
@@ -238,6 +263,11 @@ class JsonMetadataStore(MemoryReads):
             raise MetadataError(str(self._files.snapshot), "it was opened read only")
         self._access.require_owner()
         return self._access
+
+    @property
+    def upkeep(self) -> CatalogueUpkeep:
+        access = self._access
+        return access.upkeep if isinstance(access, CatalogueWriter) else CatalogueUpkeep()
 
 
 def _loaded(follower: Follower) -> Catalogue:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
-from tieredstore.driver.metadata import Json, MetadataStore
+from tieredstore.driver.metadata import (
+    Change,
+    DeleteTopic,
+    Json,
+    MetadataStore,
+    Put,
+    PutNote,
+)
+from tieredstore.metadata import rocketmq_json
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.values import SegmentType
+
+_NOBODY: Final = "\0copied"
 
 
 class MemoryReads(MetadataStore):
@@ -76,6 +87,25 @@ class MemoryReads(MetadataStore):
         with self._tables_lock:
             found = dict(self._open_tables().notes.get(kind, {}))
         return {key: _note(text) for key, text in found.items()}
+
+    def snapshot_bytes(self) -> bytes:
+        with self._tables_lock:
+            tables = self._open_tables().copied()
+        return rocketmq_json.encode(tables.document())
+
+    def contents(self) -> Sequence[Change]:
+        with self._tables_lock:
+            tables = self._open_tables().copied()
+        # The number first, so that no topic that is deleted by now gives its own away again.
+        last = TopicRecord(topic=_NOBODY, topic_id=max(0, tables.topic_serial))
+        changes: list[Change] = [Put(last), DeleteTopic(_NOBODY)] if tables.topic_serial > 0 else []
+        changes += [Put(row) for row in tables.topics.values()]
+        changes += [Put(row) for found in tables.queues.values() for row in found.values()]
+        for of_type in tables.segments.values():
+            changes += [Put(row) for found in of_type.values() for row in found.values()]
+        for kind, notes in tables.notes.items():
+            changes += [PutNote(kind, key, _note(text)) for key, text in notes.items()]
+        return changes
 
     def _open_tables(self) -> Tables:
         self._require_open()

@@ -157,6 +157,21 @@ class Tables:
             return row | unknown | {"queue": ours | theirs}
         return row | unknown
 
+    def copied(self) -> Tables:
+        """Tables that stay as these are now. The rows are shared: they never change."""
+        copy = Tables()
+        copy.topics = dict(self.topics)
+        copy.queues = {topic: dict(found) for topic, found in self.queues.items()}
+        copy.segments = {
+            kind: {path: dict(found) for path, found in table.items()}
+            for kind, table in self.segments.items()
+        }
+        copy.notes = {kind: dict(found) for kind, found in self.notes.items()}
+        copy.topic_serial = self.topic_serial
+        copy._unknown = dict(self._unknown)
+        copy._unknown_members = self._unknown_members
+        return copy
+
     # -- changes ------------------------------------------------------------------------------
 
     def apply(self, changes: Iterable[Change]) -> None:

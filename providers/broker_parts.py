@@ -14,13 +14,16 @@ from collections.abc import Callable, Iterable, Mapping
 from tieredstore.driver.object_client import ObjectFacts
 from tieredstore.driver.runtime import Clock
 from tieredstore.model.errors import StoreClosedError, TieredStoreError
-from tieredstore.providers.object_calls import CHECKSUM, EPOCH, ObjectCalls
+from tieredstore.providers.in_doubt import is_quiet
+from tieredstore.providers.object_calls import ObjectCalls
 from tieredstore.providers.object_layout import Mark, ObjectLayout, mark_key, part_of, parts_below
-from tieredstore.providers.object_parts import SealedObject, SegmentParts, segments_of
+from tieredstore.providers.object_parts import SealedObject, SegmentParts, sealed_of, segments_of
 from tieredstore.providers.shared_looks import SharedLooks
 from tieredstore.providers.writer_epoch import (
     Boundary,
+    Found,
     WriterEpoch,
+    WriterStalledError,
     newest_boundary,
 )
 
@@ -46,20 +49,23 @@ class BrokerParts:
         *,
         listing_ms: int,
         before_claim: Callable[[], None] = lambda: None,
+        joins: bool = False,
     ) -> None:
         self.requests = requests
         self.boundary = Boundary()
-        self.looks = SharedLooks(self._look)
+        self.looks = SharedLooks(self.look)
         self._layout = layout
         self._broker = broker
-        self._clock = clock
+        self.clock = clock
         self._listing_ms = listing_ms
         self._before_claim = before_claim  # raises where the store is not to be written to
+        self._joins = joins  # shares the epoch that there is, and claims none
         self._listed_at = 0.0
         self._segments: dict[str, SegmentParts] | None = None
         self._epoch: WriterEpoch | None = None
         self._beginning: WriterEpoch | None = None  # claimed, and its boundary does not hold yet
         self._gone: Mapping[str, int] = {}
+        self._deleting: Mapping[str, int] = {}
         self._guard = threading.Lock()  # of listing and claiming: those who come meanwhile wait
 
     # What there is
@@ -79,16 +85,24 @@ class BrokerParts:
         return (self._segments or {}).get(key)
 
     def reloaded(self, key: str) -> SegmentParts:
-        """The segment as the store has it now; the writer's own table is the truth already."""
-        if self._epoch is not None:
-            return self.segment(key)
+        """The segment as the store has it now; the writer's own table is the truth already.
+
+        But for a sealed object that an older writer's delete may have taken: its parts are kept.
+        And a writer that was overtaken only reads.
+        """
+        if self._is_writer_still():
+            segment = self.segment(key)
+            if segment.sealed is not None and segment.parts:
+                facts = self.requests.head(key)
+                segment.sealed = None if facts is None else self.sealed_of(facts, segment.gone)
+            return segment
         with self._guard:
             listed = self.requests.listed(parts_below(key) + "/")
             boundary = newest_boundary(self.requests, self._layout, self._broker)
             listing = segments_of(listed, boundary)
             segment = listing.segments.get(key) or SegmentParts(key)
             self.boundary = boundary
-            if self._segments is not None and self._epoch is None:
+            if self._segments is not None and not self.is_writer:
                 self._segments[key] = segment
         self.resolve(segment)
         return segment
@@ -101,23 +115,25 @@ class BrokerParts:
         """Find out whether there is a sealed object, where that is not known: one request."""
         if segment.may_be_sealed:
             facts = self.requests.head(segment.key)
-            segment.sealed = None if facts is None else self.sealed_of(facts)
+            segment.sealed = None if facts is None else self.sealed_of(facts, segment.gone)
             # Somebody else may seal it later, but not while we are the writer.
-            segment.absent_known = segment.sealed is None and self._epoch is not None
+            segment.absent_known = segment.sealed is None and self.is_writer
 
-    def sealed_of(self, facts: ObjectFacts) -> SealedObject | None:
+    def sealed_of(self, facts: ObjectFacts, gone: int = 0) -> SealedObject | None:
         """The sealed object, if it counts: what an older writer made late does not."""
-        epoch = _number(facts.metadata.get(EPOCH), 10)
-        if not self.boundary.counts_sealed(facts.key, epoch):
-            return None
-        checksum = _number(facts.metadata.get(CHECKSUM), 16)
-        return SealedObject(size=facts.size, epoch=epoch, checksum=checksum)
+        return sealed_of(facts, self.boundary, gone)
+
+    def keeps_parts(self, segment: SegmentParts) -> bool:
+        """Whether the sealed object alone is not enough: a delete of its key may be under way."""
+        in_doubt = not is_quiet(self.clock, segment.key_quiet_until)
+        return in_doubt or segment.key in self.boundary.unsafe
 
     # Writing
 
     @property
     def is_writer(self) -> bool:
-        return self._epoch is not None
+        """As far as is known: a look that finds a newer claim ends it."""
+        return self._epoch is not None and not self._epoch.is_stalled
 
     def claimed(self) -> int:
         """The number of our epoch, claimed if it has not been yet."""
@@ -125,7 +141,8 @@ class BrokerParts:
         if epoch is None:
             self._before_claim()
             with self._guard:
-                epoch = self._epoch or self._claim()
+                epoch = self._epoch or (self._join() if self._joins else self._claim())
+        epoch.check()
         return epoch.number
 
     def _claim(self) -> WriterEpoch:
@@ -139,30 +156,63 @@ class BrokerParts:
         table = self._load()
         epoch.look()
         before = self.boundary
-        ends: dict[str, int] = {}
-        over: list[str] = []
-        for key, segment in table.items():
-            if segment.marks:
-                self.resolve(segment)
-            if segment.sealed is not None:
-                continue
-            if segment.parts or segment.marks:
-                ends[key] = segment.end
-            if segment.parts:  # its sealing never came to an end: whatever lands late is fenced
-                segment.strays += segment.marks
-            else:
-                over += [mark for mark in segment.marks if _is_older(mark, epoch.number)]
-            segment.marks = ()
-        gone = self._gone
+        found, over = self._found(table, before, epoch.number)
         boundary = before
         if before.epoch < epoch.number:  # else it was published, and the reply was lost
-            boundary = before.next(epoch.number, ends, gone, now_ms=self._clock.now_ms())
+            boundary = before.next(epoch.number, found, now_ms=self.clock.now_ms())
             epoch.publish(boundary)
         self.boundary, self._epoch = boundary, epoch
         if 0 < before.epoch < epoch.number:
             over.append(self._layout.boundary_key(self._broker, before.epoch))
-        over += [mark_key(key, Mark.GONE, of) for key, of in gone.items() if of < epoch.number]
+        for mark, notes in ((Mark.GONE, self._gone), (Mark.DELETING, self._deleting)):
+            over += [mark_key(key, mark, of) for key, of in notes.items() if of < epoch.number]
         self._tidy(over)
+        return epoch
+
+    def _found(
+        self, table: Mapping[str, SegmentParts], before: Boundary, epoch: int
+    ) -> tuple[Found, list[str]]:
+        """What the new boundary is made of, and the marks that it stands for."""
+        # A note of an epoch before that one came late: its writer saw that, and deleted nothing.
+        doomed = {key: of for key, of in self._deleting.items() if of >= before.epoch}
+        ends: dict[str, int] = {}
+        kept: dict[str, int] = {}
+        unsafe, over = [*doomed], list[str]()
+        for key, segment in table.items():
+            if key in doomed:
+                over += segment.marks
+                segment.doom()
+            elif segment.sealed_marks:  # from now on no part of it counts anyway
+                over += [*segment.sealed_marks, *segment.marks]
+                segment.sealed_marks = segment.marks = ()
+            elif self._is_sealed(segment):
+                if segment.end == _sealed_bytes(segment) and before.is_fenced(key):
+                    kept[key] = segment.end  # both are there, since a delete may be under way
+            elif segment.parts or segment.marks:
+                ends[key] = segment.end
+                if segment.marks and before.is_fenced(key):
+                    unsafe.append(key)  # it may clear a late object out of its way
+                if segment.parts:  # its sealing never came to an end: what lands late is fenced
+                    segment.strays += segment.marks
+                else:
+                    over += [mark for mark in segment.marks if _is_older(mark, epoch)]
+                segment.marks = ()
+        unsafe += [key for key in kept if key not in before.unsafe]
+        gone = {**self._gone, **{key: of + 1 for key, of in doomed.items()}}
+        return Found(ends=ends, kept=kept, gone=gone, unsafe=unsafe), over
+
+    def _is_sealed(self, segment: SegmentParts) -> bool:
+        """Only where a mark says that it may be is the store asked."""
+        if segment.marks:
+            self.resolve(segment)
+        return segment.sealed is not None
+
+    def _join(self) -> WriterEpoch:
+        """Write in the epoch that there is: all that counts now goes on counting."""
+        epoch = WriterEpoch.join(self.requests, self._layout, self._broker)
+        self._load()
+        epoch.look()
+        self._epoch = epoch
         return epoch
 
     def _load(self) -> dict[str, SegmentParts]:
@@ -174,19 +224,28 @@ class BrokerParts:
         listed = self.requests.listed(prefix)
         boundary = newest_boundary(self.requests, self._layout, self._broker)
         listing = segments_of(listed, boundary)
-        self.boundary, self._gone = boundary, listing.gone
+        self.boundary = boundary
+        self._gone, self._deleting = listing.gone, listing.deleting
         self._segments = table = dict(listing.segments)
-        self._listed_at = self._clock.monotonic()
+        self._listed_at = self.clock.monotonic()
         return table
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """A look of one's own: for who may be called when a shared one is told of."""
         if self._epoch is None:
             raise StoreClosedError(f"{self._broker}: nothing is claimed")
         self._epoch.look()
 
     def _is_old(self) -> bool:
-        age_ms = (self._clock.monotonic() - self._listed_at) * 1000
-        return self._epoch is None and age_ms >= self._listing_ms
+        age_ms = (self.clock.monotonic() - self._listed_at) * 1000
+        return not self.is_writer and age_ms >= self._listing_ms
+
+    def _is_writer_still(self) -> bool:
+        try:
+            self.look()
+        except (StoreClosedError, WriterStalledError):
+            return False
+        return True
 
     def _tidy(self, keys: Iterable[str]) -> None:
         """Marks and an older boundary, for all of which the new one stands."""
@@ -201,8 +260,5 @@ def _is_older(mark: str, epoch: int) -> bool:
     return name is not None and name.epoch < epoch
 
 
-def _number(text: str | None, radix: int) -> int | None:
-    try:
-        return None if text is None else int(text, radix)
-    except ValueError:
-        return None
+def _sealed_bytes(segment: SegmentParts) -> int:
+    return 0 if segment.sealed is None else segment.sealed.size

@@ -69,15 +69,19 @@ class ObjectCalls:
     def listed(self, prefix: str) -> list[ListedKey]:
         return list(self.client.list(prefix))
 
-    def put(self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None) -> None:
-        """A new object. ObjectExistsError where one lies there that is not this very put's."""
+    def put(self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None) -> bool:
+        """A new object. ObjectExistsError where one lies there that is not this very put's.
+
+        False where it had to be sent again: of the first request nobody knows when it lands.
+        """
         mine = {**(metadata or {}), NONCE: self.nonce(), CHECKSUM: f"{crc32c(data):08x}"}
 
         try:
-            self.client.put(key, data, metadata=mine, if_absent=True)
+            return self.client.created(key, data, metadata=mine)
         except ObjectExistsError:  # of an attempt whose reply was lost, or somebody else's
             if not self._is_mine(key, mine, data):
                 raise
+            return False
 
     def put_stream(
         self, key: str, blocks: Iterable[Buffer], *, metadata: Mapping[str, str]
@@ -96,11 +100,16 @@ class ObjectCalls:
                 raise
             return True
 
-    def delete(self, keys: Sequence[str]) -> None:
-        """All of them; the first error where some are still there. What is absent is no error."""
-        for error in self.client.delete_many(list(keys)).values():
+    def delete(self, keys: Sequence[str]) -> bool:
+        """All of them; the first error where some are still there. What is absent is no error.
+
+        False where requests had to be sent again: of the first ones nobody knows when they land.
+        """
+        errors, sent_once = self.client.deleted(keys)
+        for error in errors.values():
             if not isinstance(error, SegmentNotFoundError):
                 raise error
+        return sent_once
 
     def ranges(self, wanted: Sequence[Range]) -> list[bytes]:
         """Each range, in order; SegmentNotFoundError where an object is gone."""
@@ -147,7 +156,10 @@ class ObjectCalls:
         return f"{self._writer}-{os.getpid()}-{next(self._number)}"
 
     def _is_mine(self, key: str, mine: Mapping[str, str], data: bytes) -> bool:
-        found = self.client.head(key)
+        try:
+            found = self.client.head(key)
+        except SegmentNotFoundError:
+            return False  # somebody has deleted it since
         if NONCE in found.metadata:
             return found.metadata[NONCE] == mine[NONCE]
         # A client that keeps no metadata: the bytes themselves tell.

@@ -5,7 +5,9 @@ What lives here: text. Keys are relative to the client's bucket and prefix.
     sealed segment  <h8>_<cluster>/<broker>/<topic>/<queue id>/<TYPE>/<segment name>
     part            .parts/<sealed key>/<position, 20 digits>-<epoch, 10 digits>
     mark            .parts/<sealed key>/sealing-<epoch>     a sealed object may be there
+                    .parts/<sealed key>/sealed-<epoch>      it is, whatever parts there are
                     .parts/<sealed key>/gone-<epoch>        what older epochs made is deleted
+                    .parts/<sealed key>/deleting-<epoch>    a delete may be under way
     claim           .epochs/<h8>_<cluster>/<broker>/<epoch, 10 digits>
     boundary        .epochs/<h8>_<cluster>/<broker>/<epoch, 10 digits>.ends
 
@@ -30,14 +32,16 @@ EPOCHS: Final = ".epochs/"
 
 _TYPES: Final = {kind.name: kind for kind in SegmentType}
 _PART: Final = re.compile(r"([0-9]{20})-([0-9]{10})")
-_MARK: Final = re.compile(r"(sealing|gone)-([0-9]{10})")
+_MARK: Final = re.compile(r"(sealing|sealed|gone|deleting)-([0-9]{10})")
 _EPOCH: Final = re.compile(r"([0-9]{10})(\.ends)?")
 
 
 class Mark(Enum):
     PART = "part"
     SEALING = "sealing"
+    SEALED = "sealed"
     GONE = "gone"
+    DELETING = "deleting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +143,3 @@ def part_of(key: str) -> PartName | None:
     if found := _MARK.fullmatch(name):
         return PartName(segment_key, Mark(found[1]), 0, int(found[2]))
     return None
-
-
-def is_deletion(key: str) -> bool:
-    """Whether this key is the note that a segment was deleted."""
-    name = part_of(key)
-    return name is not None and name.mark is Mark.GONE

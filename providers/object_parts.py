@@ -11,7 +11,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tieredstore.driver.object_client import ListedKey, Range
+from tieredstore.driver.object_client import ListedKey, ObjectFacts, Range
+from tieredstore.providers.object_calls import CHECKSUM, EPOCH
 from tieredstore.providers.object_layout import Mark, PartName, part_of
 from tieredstore.providers.writer_epoch import Boundary
 
@@ -48,13 +49,19 @@ class SegmentParts:
     __slots__ = (
         "absent_known",
         "delete_wanted",
+        "deleting",
         "doubtful_at",
         "ends",
+        "gone",
         "guard",
         "key",
+        "key_quiet_until",
         "marks",
         "parts",
+        "quiet_until",
+        "seal_begun",
         "sealed",
+        "sealed_marks",
         "strays",
     )
 
@@ -65,10 +72,17 @@ class SegmentParts:
         self.ends: tuple[int, ...] = ()
         self.marks: tuple[str, ...] = ()  # that a sealed object may be there
         self.strays: tuple[str, ...] = ()  # parts that do not count
+        self.sealed_marks: tuple[str, ...] = ()  # that it is sealed, whatever parts there are
+        self.gone = 0  # nothing of an older epoch counts
+        self.seal_begun = False  # by this process, which writes no more then
         self.sealed: SealedObject | None = None
         self.absent_known = False  # that there is no sealed object
         self.doubtful_at: int | None = None  # where a put of ours may have landed
         self.delete_wanted = False
+        self.deleting: str | None = None  # our note that we delete it, while that is there
+        # Until then a request of ours may be under way: any; one that deletes the sealed object.
+        self.quiet_until: float | None = None
+        self.key_quiet_until: float | None = None
 
     @property
     def end(self) -> int:
@@ -85,17 +99,25 @@ class SegmentParts:
 
     def keys(self) -> list[str]:
         """All that lies below the parts of this segment, the first part and marks last."""
-        return [*self.strays, *(part.key for part in reversed(self.parts)), *self.marks]
+        parts = (part.key for part in reversed(self.parts))
+        return [*self.strays, *parts, *self.marks, *self.sealed_marks]
 
     def take(self, parts: Iterable[Part]) -> None:
         self.parts = tuple(parts)
         self.ends = tuple(part.end for part in self.parts)
 
+    def doom(self) -> None:
+        """Nothing of it counts, and what is there goes when it is deleted or sealed again."""
+        self.strays += tuple(part.key for part in self.parts)
+        self.take(())
+        self.marks = ()
+
     def forget(self) -> None:
         """There is nothing any more."""
         self.take(())
-        self.marks = self.strays = ()
+        self.marks = self.strays = self.sealed_marks = ()
         self.sealed = None
+        self.seal_begun = False
         self.doubtful_at = None
         self.absent_known = True
 
@@ -119,6 +141,18 @@ class Listing:
 
     segments: Mapping[str, SegmentParts]
     gone: Mapping[str, int]  # deletions that the next boundary takes over: key to epoch
+    deleting: Mapping[str, int]  # deletes that may be under way: key to the newest epoch that did
+
+
+def sealed_of(facts: ObjectFacts, boundary: Boundary, gone: int) -> SealedObject | None:
+    """The sealed object, if it counts: what an older writer made late does not."""
+    epoch = _number(facts.metadata.get(EPOCH), 10)
+    if epoch is not None and epoch < gone:
+        return None
+    if not boundary.counts_sealed(facts.key, epoch):
+        return None
+    checksum = _number(facts.metadata.get(CHECKSUM), 16)
+    return SealedObject(size=facts.size, epoch=epoch, checksum=checksum)
 
 
 def segments_of(listed: Iterable[ListedKey], boundary: Boundary) -> Listing:
@@ -133,18 +167,26 @@ def segments_of(listed: Iterable[ListedKey], boundary: Boundary) -> Listing:
             found.setdefault(name.segment_key, []).append((name, each))
     segments: dict[str, SegmentParts] = {}
     gone: dict[str, int] = {}
+    deleting: dict[str, int] = {}
     for key, names in found.items():
-        epochs = [name.epoch for name, _ in names if name.mark is Mark.GONE]
-        if epochs:
-            gone[key] = max(epochs)
+        for name, _ in names:
+            if name.mark is Mark.GONE:
+                gone[key] = max(gone.get(key, 0), name.epoch)
+            elif name.mark is Mark.DELETING:
+                deleting[key] = max(deleting.get(key, 0), name.epoch)
         segments[key] = _segment(key, names, boundary, gone.get(key, 0))
-    return Listing(segments=segments, gone=gone)
+    return Listing(segments=segments, gone=gone, deleting=deleting)
 
 
 def _segment(
     key: str, names: list[tuple[PartName, ListedKey]], boundary: Boundary, gone: int
 ) -> SegmentParts:
     segment = SegmentParts(key)
+    segment.gone = gone
+    # One of an epoch before the boundary came late: what was open then is open still.
+    sealed = [n for n, _ in names if n.mark is Mark.SEALED and n.epoch >= boundary.epoch]
+    if sealed:
+        gone = max(gone, max(name.epoch for name in sealed) + 1)
     best: dict[int, Part] = {}
     for name, listed in names:
         end = name.position + listed.size
@@ -163,7 +205,17 @@ def _segment(
     counted = {part.key for part in chain}
     marks = [listed.key for name, listed in names if name.mark is Mark.SEALING]
     segment.marks = tuple(marks)
+    segment.sealed_marks = tuple(
+        listed.key for name, listed in names if name.mark is Mark.SEALED and name in sealed
+    )
     segment.strays = tuple(
         listed.key for name, listed in names if name.mark is Mark.PART and listed.key not in counted
     )
     return segment
+
+
+def _number(text: str | None, radix: int) -> int | None:
+    try:
+        return None if text is None else int(text, radix)
+    except ValueError:
+        return None

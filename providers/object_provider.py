@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from tieredstore.driver.metrics import Metrics
-from tieredstore.driver.object_client import ListedKey, ObjectClient, ObjectExistsError, Range
+from tieredstore.driver.object_client import ListedKey, ObjectClient, Range
 from tieredstore.driver.object_requests import CountedClient, PriceTable
 from tieredstore.driver.provider import (
     Leftover,
@@ -24,23 +24,25 @@ from tieredstore.driver.provider import (
 )
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.scratch import remove_staged, staged_leftovers
 from tieredstore.driver.segment import Buffer, FileSegment, check_queue_path
 from tieredstore.model.errors import (
     BackendRefusedError,
-    BackendUnavailableError,
-    PositionMismatchError,
     TieredStoreError,
 )
 from tieredstore.model.values import SegmentType
 from tieredstore.providers import object_leftovers
 from tieredstore.providers.broker_parts import BrokerParts
 from tieredstore.providers.certified import Certification
-from tieredstore.providers.object_calls import EPOCH, ObjectCalls
+from tieredstore.providers.deleting import end_deletion
+from tieredstore.providers.object_calls import ObjectCalls
+from tieredstore.providers.object_generations import ObjectGenerations
 from tieredstore.providers.object_layout import ObjectLayout, parts_below
-from tieredstore.providers.object_parts import Part, SealedObject, segments_of
+from tieredstore.providers.object_parts import Part, sealed_of, segments_of
 from tieredstore.providers.object_round import ObjectRound
+from tieredstore.providers.object_scratch import ObjectScratch
 from tieredstore.providers.object_segment import ObjectFileSegment, bare
-from tieredstore.providers.sealing import put_mark, remove_late_object, remove_parts
+from tieredstore.providers.sealing import create
 from tieredstore.providers.writer_epoch import Boundary, newest_boundary
 
 PARTS_MAX: Final = 1_000
@@ -70,6 +72,7 @@ class ObjectProvider(SegmentProvider):
         certification: Certification | None = None,
         parts_max: int = PARTS_MAX,
         listing_ms: int = LISTING_MS,
+        joins_epoch: bool = False,
     ) -> None:
         super().__init__(runtime)
         self.counted = CountedClient(client, prices=prices)
@@ -78,6 +81,7 @@ class ObjectProvider(SegmentProvider):
         self._requests = ObjectCalls(self.counted, runtime, retry or RetryPolicy())
         self._parts_max = parts_max
         self._listing_ms = listing_ms
+        self._joins_epoch = joins_epoch
         self._brokers: dict[tuple[int, str], BrokerParts] = {}
 
     def open(self, path: str, type: SegmentType, base: int) -> ObjectFileSegment:
@@ -103,17 +107,18 @@ class ObjectProvider(SegmentProvider):
         sealed = self._requests.listed(below)
         boundaries: dict[str, Boundary] = {}
         found: dict[str, int] = {}
+        gone: dict[str, int] = {}
         for broker, listed in self._by_broker(parts):
             boundary = boundaries.setdefault(broker, self._boundary(broker))
             for key, segment in segments_of(listed, boundary).segments.items():
-                found[key] = segment.end
+                found[key], gone[key] = segment.end, segment.gone
         for each in sealed:
             name = self._layout.segment_of(each.key)
             if name is None:
                 continue
             if name.broker not in boundaries:
                 boundaries[name.broker] = self._boundary(name.broker)
-            if self._counts(each, boundaries[name.broker]):
+            if self._counts(each, boundaries[name.broker], gone.get(each.key, 0)):
                 found[each.key] = each.size
         for key, size in found.items():
             name = self._layout.segment_of(key)
@@ -147,24 +152,14 @@ class ObjectProvider(SegmentProvider):
     def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
         """Straight to its sealed key, by multipart where it is long."""
         inner = bare(segment)
-        refuse_existing(inner)
         broker = self._broker_of(inner.queue_path)()
-        epoch = broker.claimed()
+        broker.claimed()  # before anything is looked at: what an older writer doomed is gone by now
+        refuse_existing(inner)
         parts = broker.segment(inner.path)
         with parts.guard:
-            put_mark(broker, parts)
+            end_deletion(broker, parts)
             counted = _Counted(blocks)
-            try:
-                made = self._requests.put_stream(inner.path, counted, metadata={EPOCH: str(epoch)})
-            except ObjectExistsError as error:
-                found = remove_late_object(broker, inner.path)
-                if found is None:
-                    raise BackendUnavailableError(inner.path, "create", str(error)) from error
-                raise PositionMismatchError(inner.path, expected=0, actual=found.size) from error
-            broker.looks.now()
-            if made:
-                parts.sealed = SealedObject(size=counted.bytes, epoch=epoch, checksum=None)
-            remove_parts(self._requests, parts)
+            create(broker, parts, counted)
         return counted.bytes
 
     def refresh(self) -> None:
@@ -174,12 +169,28 @@ class ObjectProvider(SegmentProvider):
 
     def report_to(self, metrics: Metrics) -> None:
         self.counted.report_to(metrics)
+        self._requests.client.report_to(metrics)
 
     def leftovers(self, prefix: str = "") -> Sequence[Leftover]:
-        return object_leftovers.leftovers(self._requests, self._layout, prefix)
+        found = object_leftovers.leftovers(self._requests, self._layout, prefix)
+        return [*found, *staged_leftovers(prefix, self.scratch)]
 
     def remove_leftovers(self, leftovers: Sequence[Leftover]) -> None:
         object_leftovers.remove(self._requests, leftovers)
+        remove_staged(leftovers, self.scratch)
+
+    def generations(self, broker: str) -> ObjectGenerations:
+        return ObjectGenerations(
+            self._requests,
+            self._layout.directory,
+            broker,
+            before_put=lambda: self._check_publisher(broker),
+        )
+
+    def scratch(self, broker: str) -> ObjectScratch:
+        return ObjectScratch(
+            self._requests, self._layout.directory, broker, before_put=self._check_store
+        )
 
     def close(self) -> None:
         self.counted.close()
@@ -199,6 +210,7 @@ class ObjectProvider(SegmentProvider):
                     self._runtime.clock,
                     listing_ms=self._listing_ms,
                     before_claim=self._check_store,
+                    joins=self._joins_epoch,
                 ),
             )
 
@@ -206,6 +218,13 @@ class ObjectProvider(SegmentProvider):
 
     def _check_store(self) -> None:
         self._certification.check(self._requests.client)
+
+    def _check_publisher(self, broker: str) -> None:
+        """Raises where another writer has taken over: what this one knows is history."""
+        self._check_store()
+        table = self._brokers.get((os.getpid(), broker))
+        if table is not None and table.is_writer:
+            table.looks.now()
 
     def _by_broker(self, listed: Iterable[ListedKey]) -> Iterator[tuple[str, Sequence[ListedKey]]]:
         grouped: dict[str, list[ListedKey]] = {}
@@ -217,20 +236,17 @@ class ObjectProvider(SegmentProvider):
     def _boundary(self, broker: str) -> Boundary:
         return newest_boundary(self._requests, self._layout, broker)
 
-    def _counts(self, listed: ListedKey, boundary: Boundary) -> bool:
+    def _counts(self, listed: ListedKey, boundary: Boundary, gone: int) -> bool:
         if not listed.size:
             return False
-        if not boundary.is_fenced(listed.key):
+        if not gone and not boundary.is_fenced(listed.key):
             return True
         facts = self._requests.head(listed.key)
-        if facts is None:
-            return False
-        epoch = facts.metadata.get(EPOCH)
-        return boundary.counts_sealed(listed.key, None if epoch is None else int(epoch))
+        return facts is not None and sealed_of(facts, boundary, gone) is not None
 
 
 class _Counted:
-    """A stream that knows how long it was."""
+    """A stream that knows how long it is so far."""
 
     def __init__(self, blocks: Iterable[Buffer]) -> None:
         self._blocks = blocks

@@ -1,17 +1,19 @@
 """A segment in an object store: parts while it grows, one object when it is sealed.
 
-What lives here: `ObjectFileSegment`: reading, writing and deleting. How parts become one object is
-in `sealing`, where they lie in `object_layout`.
+What lives here: `ObjectFileSegment`: reading and writing. How parts become one object is in
+`sealing`, how a segment goes away in `deleting`, where all this lies in `object_layout`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from tieredstore.driver.object_client import ObjectExistsError, Range
 from tieredstore.driver.segment import Buffer, FileSegment, check_range
 from tieredstore.driver.wrapper import SegmentWrapper
 from tieredstore.model.errors import (
+    BackendRefusedError,
     BackendUnavailableError,
     PositionMismatchError,
     SegmentCorruptError,
@@ -21,18 +23,16 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.broker_parts import BrokerParts
+from tieredstore.providers.deleting import delete, end_deletion
+from tieredstore.providers.in_doubt import carefully
 from tieredstore.providers.object_calls import EPOCH
 from tieredstore.providers.object_checksum import crc32c
-from tieredstore.providers.object_layout import (
-    Mark,
-    is_deletion,
-    mark_key,
-    part_key,
-    parts_below,
-)
+from tieredstore.providers.object_layout import part_key
 from tieredstore.providers.object_parts import Part, SegmentParts
 from tieredstore.providers.sealing import seal
 from tieredstore.providers.shared_looks import SharedLooks
+
+PUT_BYTES_MAX: Final = 5 << 30  # of one request, which is what a write is
 
 
 class ObjectFileSegment(FileSegment):
@@ -83,8 +83,13 @@ class ObjectFileSegment(FileSegment):
     def wants_seal(self) -> bool:
         if self._closed:
             return False
-        known = self._broker().known(self._key)
-        return known is not None and bool(known.parts or known.marks)
+        broker = self._broker()
+        known = broker.known(self._key)
+        if known is None or known.deleting is not None:
+            return False
+        if known.sealed is not None and broker.keeps_parts(known):
+            return False
+        return bool(known.parts or known.marks)
 
     def size(self) -> int:
         broker = self._open_broker()
@@ -109,6 +114,8 @@ class ObjectFileSegment(FileSegment):
         try:
             return self.joined(broker.requests.ranges([each for _, each in ranges]), ranges)
         except SegmentNotFoundError as error:
+            if segment.deleting is not None:  # by us: it has gone, though we were not told
+                raise SegmentNotFoundError(self._key) from error
             raise SegmentCorruptError(
                 self._key, f"an object is gone: {error.path}", position=position
             ) from error
@@ -164,19 +171,28 @@ class ObjectFileSegment(FileSegment):
         broker = self._open_broker()
         epoch = broker.claimed()
         segment = broker.segment(self._key)
+        end_deletion(broker, segment)
         self._settle(broker, segment)
         broker.resolve(segment)
-        if self._sealed or segment.sealed is not None:
+        if self._sealed or segment.seal_begun or segment.sealed is not None:
             raise SegmentSealedError(self._key)
         self._check_position(segment, position)
         if not view:
             return None
+        if view.nbytes > PUT_BYTES_MAX:
+            raise BackendRefusedError(
+                self._key, "write", f"{view.nbytes} bytes are more than one request may hold"
+            )
         if len(segment.parts) >= self._parts_max:
             raise SegmentSealedError(self._key)
         data = bytes(view)
         part = Part(part_key(self._key, position, epoch), position, len(data), epoch, crc32c(data))
         try:
-            broker.requests.put(part.key, data, metadata={EPOCH: str(epoch)})
+            carefully(
+                broker.clock,
+                segment,
+                lambda: broker.requests.put(part.key, data, metadata={EPOCH: str(epoch)}),
+            )
         except ObjectExistsError:  # an earlier write landed after all
             segment.doubtful_at = position
             self._settle(broker, segment)
@@ -207,6 +223,8 @@ class ObjectFileSegment(FileSegment):
         broker.claimed()
         segment = broker.segment(self._key)
         with segment.guard:
+            if segment.deleting is not None:
+                raise SegmentNotFoundError(self._key)
             self._settle(broker, segment)
             broker.resolve(segment)
             if segment.parts or segment.sealed is not None:
@@ -214,33 +232,17 @@ class ObjectFileSegment(FileSegment):
 
     def delete(self) -> None:
         broker = self._open_broker()
-        epoch = broker.claimed()
+        broker.claimed()
         segment = broker.segment(self._key)
         segment.delete_wanted = True  # a sealing that is under way gives up
         with segment.guard:
             try:
-                broker.looks.now()
-                if broker.boundary.is_fenced(self._key):
-                    self._note_deletion(broker, epoch)
-                keys = segment.keys()
-                if segment.doubtful_at is not None:
-                    listed = broker.requests.listed(parts_below(self._key) + "/")
-                    keys = [each.key for each in listed if not is_deletion(each.key)]
-                broker.requests.delete([*keys, self._key])
-                segment.forget()
+                delete(broker, segment)
             finally:
                 segment.delete_wanted = False
 
     def close(self) -> None:
         self._closed = True
-
-    def _note_deletion(self, broker: BrokerParts, epoch: int) -> None:
-        """What an older writer puts here late must not come back to life."""
-        key = mark_key(self._key, Mark.GONE, epoch)
-        try:
-            broker.requests.put(key, b"")
-        except ObjectExistsError:
-            return  # noted before
 
     def _settle(self, broker: BrokerParts, segment: SegmentParts) -> None:
         """Find out what became of a put of which nothing was heard."""
@@ -251,7 +253,7 @@ class ObjectFileSegment(FileSegment):
         key = part_key(self._key, position, epoch)
         facts = broker.requests.head(key)
         if facts is not None:
-            broker.looks.now()
+            broker.look()
             self.acknowledge(Part(key, position, facts.size, epoch))
         segment.doubtful_at = None
 

@@ -33,6 +33,7 @@ class S3Provider(ObjectProvider):
             runtime,
             prices=settings.prices,
             certification=certification,
+            joins_epoch=not config.claim_epoch,
         )
 
 
@@ -49,4 +50,5 @@ class FsspecProvider(ObjectProvider):
             runtime,
             prices=prices,
             certification=certification,
+            joins_epoch=not config.claim_epoch,
         )

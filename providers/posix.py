@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -24,11 +24,11 @@ from tieredstore.driver.durable import (
     write_all,
     write_atomically,
 )
-from tieredstore.driver.provider import ListedSegment, SegmentProvider, refuse_existing
+from tieredstore.driver.provider import Leftover, ListedSegment, SegmentProvider, refuse_existing
 from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.scratch import remove_staged, staged_leftovers
 from tieredstore.driver.segment import Buffer, FileSegment, check_queue_path, check_range
 from tieredstore.model.errors import (
-    BackendError,
     BackendRefusedError,
     BackendUnavailableError,
     InvalidConfigError,
@@ -38,23 +38,13 @@ from tieredstore.model.errors import (
     StoreClosedError,
 )
 from tieredstore.model.values import SegmentType
+from tieredstore.providers.posix_errors import backend_error
+from tieredstore.providers.posix_generations import PosixGenerations
+from tieredstore.providers.posix_scratch import PosixScratch
 
 if TYPE_CHECKING:
     from tieredstore.model.config import StoreConfig
 
-_TRANSIENT: Final = frozenset(
-    {
-        errno.EAGAIN,
-        errno.EBUSY,
-        errno.EINTR,
-        errno.EIO,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-    }
-)
 _TYPES: Final = {kind.name: kind for kind in SegmentType}
 
 
@@ -136,6 +126,8 @@ class PosixFileSegment(FileSegment):
                 try:
                     write_atomically(self._file, blocks)
                     size = self._file.stat().st_size
+                except BlockingIOError:
+                    raise  # another process is at it: the file is its own
                 except BaseException:
                     self._file.unlink(missing_ok=True)  # its name may not be durable
                     raise
@@ -212,7 +204,7 @@ class PosixFileSegment(FileSegment):
                 raise
             raise SegmentNotFoundError(self.path) from error
         except OSError as error:
-            raise _backend_error(self.path, operation, error) from error
+            raise backend_error(self.path, operation, error) from error
 
 
 class PosixProvider(SegmentProvider):
@@ -258,6 +250,18 @@ class PosixProvider(SegmentProvider):
             for type_name, kind in _TYPES.items():
                 yield from _segments(path, queue / type_name, kind)
 
+    def generations(self, broker: str) -> PosixGenerations:
+        return PosixGenerations(self._root.parent, self._root.name, broker)
+
+    def scratch(self, broker: str) -> PosixScratch:
+        return PosixScratch(self._root.parent, self._root.name, broker)
+
+    def leftovers(self, prefix: str = "") -> Sequence[Leftover]:
+        return staged_leftovers(prefix, self.scratch)
+
+    def remove_leftovers(self, leftovers: Sequence[Leftover]) -> None:
+        remove_staged(leftovers, self.scratch)
+
 
 def _segments(path: str, directory: Path, kind: SegmentType) -> Iterator[ListedSegment]:
     for entry in _entries(directory):
@@ -290,10 +294,4 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
     except OSError as error:
         if error.errno == errno.ELOOP:
             return []  # a link to itself
-        raise _backend_error(str(directory), "list", error) from error
-
-
-def _backend_error(path: str, operation: str, error: OSError) -> BackendError:
-    """Whether another try is worth it, is for the error number to say."""
-    kind = BackendUnavailableError if error.errno in _TRANSIENT else BackendRefusedError
-    return kind(path, operation, error.strerror or str(error))
+        raise backend_error(str(directory), "list", error) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import itertools
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +26,7 @@ from tieredstore.providers.s3fs_connection import S3fsConnection
 
 log = logging.getLogger(__name__)
 
-PART_BYTES: Final = 16 * 1024 * 1024
+PART_BYTES: Final = 8 * 1024 * 1024
 PARTS_MAX: Final = 10_000
 _AT_ONCE_BYTES: Final = 512 * 1024
 
@@ -98,14 +99,17 @@ class S3Puts:
         if first is None:
             return None
         if len(first) < PART_BYTES:  # there is no other
+            whole = first
 
             def put() -> ObjectFacts:
-                return self.put(key, first, metadata=metadata, if_absent=if_absent, if_match=None)
+                return self.put(key, whole, metadata=metadata, if_absent=if_absent, if_match=None)
 
-            return attempt(settling(put, head, key, len(first), metadata))
+            return attempt(settling(put, head, key, len(whole), metadata))
         upload_id = attempt(lambda: self._start(key, metadata))
+        parts = itertools.chain([first], parts)
+        first = None  # one part at a time is in memory, and what is sent of it
         try:
-            size, sent = self._send(key, upload_id, first, parts, attempt)
+            size, sent = self._send(key, upload_id, parts, attempt)
 
             def finish() -> ObjectFacts:
                 return self._finish(key, upload_id, sent, size, metadata, if_absent)
@@ -136,19 +140,17 @@ class S3Puts:
         self,
         key: str,
         upload_id: str,
-        first: bytearray,
-        rest: Iterator[bytearray],
+        parts: Iterator[bytearray],
         attempt: Attempt,
     ) -> tuple[int, list[dict[str, Any]]]:
         sent: list[dict[str, Any]] = []
         size = 0
-        part: bytearray | None = first
-        while part is not None:
+        while (part := next(parts, None)) is not None:
             if len(sent) == PARTS_MAX:
                 raise BackendRefusedError(key, "upload_part", f"more than {PARTS_MAX} parts")
             sent.append(self._send_part(key, upload_id, len(sent) + 1, part, attempt))
             size += len(part)
-            part = next(rest, None)
+            del part  # before the next one is gathered
         return size, sent
 
     def _send_part(
@@ -210,8 +212,9 @@ def gathered(blocks: Iterable[Buffer], size: int) -> Iterator[bytearray]:
             part += taken
             view = view[len(taken) :]
             if len(part) == size:
-                yield part
-                part = bytearray()
+                whole, part = part, bytearray()
+                yield whole
+                del whole
     if part:
         yield part
 

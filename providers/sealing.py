@@ -9,78 +9,144 @@ What lives here: `seal`, step by step, each of which may be the last before a cr
     5  the parts are deleted, and then the mark
 
 Up to step 4 the parts count, from then on the object. Done again, each step finds what it did.
+Where a delete of the object's key may still be under way, step 5 is left out: should that land, the
+parts count again, and are sealed again.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 from tieredstore.driver.object_client import ObjectExistsError, Range
 from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import (
     BackendUnavailableError,
+    PositionMismatchError,
     SegmentCorruptError,
     SegmentNotFoundError,
 )
 from tieredstore.providers.broker_parts import BrokerParts
+from tieredstore.providers.in_doubt import carefully, is_quiet, put_note
 from tieredstore.providers.object_calls import CHECKSUM, EPOCH, ObjectCalls
 from tieredstore.providers.object_checksum import crc32c, joined
-from tieredstore.providers.object_layout import Mark, mark_key
+from tieredstore.providers.object_layout import Mark, mark_key, part_key
 from tieredstore.providers.object_parts import Part, SealedObject, SegmentParts
 
 _BATCH_BYTES: Final = 8 << 20  # of parts read at a time; twice as much is in memory at most
 
-log = logging.getLogger(__name__)
+
+class Counted(Protocol):
+    """A stream that knows how long it is so far."""
+
+    bytes: int
+
+    def __iter__(self) -> Iterator[Buffer]: ...
 
 
 def seal(broker: BrokerParts, segment: SegmentParts) -> None:
     """Make the parts one object; under the guard of the segment, with its epoch claimed."""
-    requests, epoch = broker.requests, broker.claimed()
+    epoch = broker.claimed()
     if segment.sealed is None:
         put_mark(broker, segment)
-        parts = [_with_checksum(part, requests) for part in segment.parts]
-        segment.take(parts)
-        sealed = _put_object(broker, segment, epoch) or _put_object(broker, segment, epoch)
+        try:
+            segment.take([_with_checksum(part, broker.requests) for part in segment.parts])
+            sealed = _put_object(broker, segment, epoch) or _put_object(broker, segment, epoch)
+        except (SegmentNotFoundError, SegmentCorruptError):
+            broker.looks.now()  # a newer writer may have sealed or deleted it
+            raise
         if sealed is None:
             raise BackendUnavailableError(segment.key, "seal", "late objects are in the way")
         broker.looks.now()
         segment.sealed = sealed
-    remove_parts(requests, segment)
+    else:
+        broker.looks.now()  # what lies there may have come too late to count for a newer writer
+    if not broker.keeps_parts(segment):
+        remove_parts(broker, segment)
+
+
+def create(broker: BrokerParts, segment: SegmentParts, blocks: Counted) -> None:
+    """A sealed segment from a stream, under the guard of the segment: step 3 without parts.
+
+    Where its key is not safe, the stream becomes one part, and that is sealed.
+    """
+    requests, epoch = broker.requests, broker.claimed()
+    put_mark(broker, segment)
+    is_safe = not broker.keeps_parts(segment)
+    part = part_key(segment.key, 0, epoch)
+    key = segment.key if is_safe else part
+    if not is_safe:
+        segment.doubtful_at = 0  # until it is known to count
+    made = False
+
+    def put() -> bool:
+        nonlocal made
+        made = requests.put_stream(key, blocks, metadata={EPOCH: str(epoch)})
+        return True
+
+    try:
+        carefully(broker.clock, segment, put)
+    except ObjectExistsError as error:
+        found = remove_late_object(broker, segment) if is_safe else None
+        if found is None:
+            raise BackendUnavailableError(segment.key, "create", str(error)) from error
+        raise PositionMismatchError(segment.key, expected=0, actual=found.size) from error
+    broker.looks.now()
+    if made and not is_safe:
+        segment.doubtful_at = None
+        segment.take([Part(part, 0, blocks.bytes, epoch)])
+        seal(broker, segment)
+        return
+    if made:
+        segment.sealed = SealedObject(size=blocks.bytes, epoch=epoch, checksum=None)
+    remove_parts(broker, segment)
 
 
 def put_mark(broker: BrokerParts, segment: SegmentParts) -> None:
     """Steps 1 and 2."""
     mark = mark_key(segment.key, Mark.SEALING, broker.claimed())
     if mark not in segment.marks:
-        try:
-            broker.requests.put(mark, b"")
-        except ObjectExistsError:
-            log.debug("%s was marked before", segment.key)
+        put_note(broker.requests, mark)
         segment.marks += (mark,)
+    segment.absent_known = False  # from now on only the store knows
     broker.looks.now()
     if broker.boundary.is_fenced(segment.key):
-        remove_late_object(broker, segment.key)
+        remove_late_object(broker, segment)
 
 
-def remove_late_object(broker: BrokerParts, key: str) -> SealedObject | None:
+def remove_late_object(broker: BrokerParts, segment: SegmentParts) -> SealedObject | None:
     """Clear the way of an older writer's object that came too late; the one that counts."""
-    facts = broker.requests.head(key)
+    facts = broker.requests.head(segment.key)
     if facts is None:
         return None
-    found = broker.sealed_of(facts)
+    found = broker.sealed_of(facts, segment.gone)
     if found is None:
-        broker.requests.delete([key])
+        carefully(
+            broker.clock,
+            segment,
+            lambda: broker.requests.delete([segment.key]),
+            sealed_key=True,
+        )
     return found
 
 
-def remove_parts(requests: ObjectCalls, segment: SegmentParts) -> None:
-    """Step 5. The mark goes last: while it is there, the sealed object is looked for."""
-    requests.delete([*segment.strays, *(part.key for part in segment.parts)])
+def remove_parts(broker: BrokerParts, segment: SegmentParts) -> None:
+    """Step 5. The mark goes last: while it is there, the sealed object is looked for.
+
+    Where a part may still come, of ours or of an older writer, another mark stays: alone, such a
+    part would hide the object.
+    """
+    may_come = broker.boundary.is_fenced(segment.key)
+    may_come = may_come or not is_quiet(broker.clock, segment.quiet_until)
+    if may_come and segment.sealed is not None and not segment.sealed_marks:
+        mark = mark_key(segment.key, Mark.SEALED, broker.claimed())
+        carefully(broker.clock, segment, lambda: put_note(broker.requests, mark))
+        segment.sealed_marks = (mark,)
+    keys = [*segment.strays, *(part.key for part in segment.parts)]
+    carefully(broker.clock, segment, lambda: broker.requests.delete(keys))
     segment.take(())
     segment.strays = ()
-    requests.delete(segment.marks)
+    broker.requests.delete(segment.marks)
     segment.marks = ()
 
 
@@ -91,6 +157,7 @@ def _put_object(broker: BrokerParts, segment: SegmentParts, epoch: int) -> Seale
     often as the policy says, and no more.
     """
     requests, parts = broker.requests, segment.parts
+    segment.seal_begun = True  # the object may land at any time from now on
     checksum = 0
     for part in parts:
         assert part.checksum is not None
@@ -98,10 +165,14 @@ def _put_object(broker: BrokerParts, segment: SegmentParts, epoch: int) -> Seale
     mine = SealedObject(size=segment.end, epoch=epoch, checksum=checksum)
     metadata = {EPOCH: str(epoch), CHECKSUM: f"{checksum:08x}"}
     try:
-        requests.put_stream(segment.key, _blocks(requests, segment), metadata=metadata)
+        carefully(
+            broker.clock,
+            segment,
+            lambda: requests.put_stream(segment.key, _blocks(requests, segment), metadata=metadata),
+        )
         return mine
     except ObjectExistsError:
-        found = remove_late_object(broker, segment.key)
+        found = remove_late_object(broker, segment)
     if found is None:
         return None
     theirs = found.checksum

@@ -14,7 +14,7 @@ before the claim, and so before the listing.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -43,18 +43,32 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a new epoch found: how far open segments went, sealed ones that keep their parts,
+    which were deleted by which epoch, and whose sealed objects may still be deleted late."""
+
+    ends: Mapping[str, int] = field(default_factory=dict)
+    kept: Mapping[str, int] = field(default_factory=dict)
+    gone: Mapping[str, int] = field(default_factory=dict)
+    unsafe: Iterable[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Boundary:
     """What an epoch found when it began; the keys are those of sealed segments.
 
-    * `ends`: how far each segment that was not sealed went.
+    * `ends`: how far the parts of each segment went that was not sealed, or keeps them.
     * `sealed_from`: sealed objects of older epochs do not count. Kept from older boundaries.
     * `gone`: nothing at all of older epochs counts: deleted since. Kept from older boundaries.
+    * `unsafe`: an older writer's delete of the sealed object may be under way, and since when.
+      Kept from older boundaries. Such a segment keeps its parts when it is sealed.
     """
 
     epoch: int = 0
     ends: Mapping[str, int] = field(default_factory=dict)
     sealed_from: Mapping[str, Fence] = field(default_factory=dict)
     gone: Mapping[str, Fence] = field(default_factory=dict)
+    unsafe: Mapping[str, int] = field(default_factory=dict)
 
     def counts_part(self, key: str, end: int, epoch: int) -> bool:
         """Whether a part of this epoch that ends here is one of the segment's."""
@@ -66,7 +80,7 @@ class Boundary:
     def counts_sealed(self, key: str, epoch: int | None) -> bool:
         """Whether a sealed object of this epoch is the segment. None: it came from elsewhere."""
         if epoch is None:
-            return True
+            return key not in self.unsafe
         fences = (self.sealed_from.get(key), self.gone.get(key))
         return all(fence is None or epoch >= fence.epoch for fence in fences)
 
@@ -74,16 +88,22 @@ class Boundary:
         """Whether something of this segment that an older writer makes late must not count."""
         return key in self.ends or key in self.sealed_from or key in self.gone
 
-    def next(
-        self, epoch: int, ends: Mapping[str, int], gone: Mapping[str, int], *, now_ms: int
-    ) -> Boundary:
-        """The boundary of a new epoch that found these ends, and these deletions since."""
+    def next(self, epoch: int, found: Found, *, now_ms: int) -> Boundary:
+        """The boundary of a new epoch that found this."""
         oldest = now_ms - _REMEMBERED_MS
         sealed_from = {k: each for k, each in self.sealed_from.items() if each.since_ms > oldest}
-        sealed_from.update({key: Fence(epoch=epoch, since_ms=now_ms) for key in ends})
+        sealed_from.update({key: Fence(epoch=epoch, since_ms=now_ms) for key in found.ends})
         gone_by_now = {k: each for k, each in self.gone.items() if each.since_ms > oldest}
-        gone_by_now.update({key: Fence(epoch=of, since_ms=now_ms) for key, of in gone.items()})
-        return Boundary(epoch=epoch, ends=dict(ends), sealed_from=sealed_from, gone=gone_by_now)
+        gone_by_now.update({k: Fence(epoch=of, since_ms=now_ms) for k, of in found.gone.items()})
+        unsafe_by_now = {key: since for key, since in self.unsafe.items() if since > oldest}
+        unsafe_by_now.update(dict.fromkeys(found.unsafe, now_ms))
+        return Boundary(
+            epoch=epoch,
+            ends={**found.ends, **found.kept},
+            sealed_from=sealed_from,
+            gone=gone_by_now,
+            unsafe=unsafe_by_now,
+        )
 
     def encode(self) -> bytes:
         def rows(fences: Mapping[str, Fence]) -> dict[str, list[int]]:
@@ -94,6 +114,7 @@ class Boundary:
             "ends": dict(self.ends),
             "sealed_from": rows(self.sealed_from),
             "gone": rows(self.gone),
+            "unsafe": dict(self.unsafe),
         }
         return json.dumps(text, ensure_ascii=False, separators=(",", ":")).encode()
 
@@ -112,6 +133,7 @@ class Boundary:
                 ends={name: int(end) for name, end in text["ends"].items()},
                 sealed_from=fences(text["sealed_from"]),
                 gone=fences(text["gone"]),
+                unsafe={name: int(since) for name, since in text.get("unsafe", {}).items()},
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise SegmentCorruptError(key, "no boundary of an epoch", position=0) from error
@@ -169,12 +191,30 @@ class WriterEpoch:
                 continue  # somebody else was quicker
         raise BackendRefusedError(layout.epochs(broker), "claim", "others are always quicker")
 
+    @classmethod
+    def join(cls, requests: ObjectCalls, layout: ObjectLayout, broker: str) -> WriterEpoch:
+        """The newest one that there is, shared: nobody is taken over from. 0 before the first.
+
+        For processes that write different segments while no broker runs: one that starts claims
+        the next, and then their looks fail as an older writer's do.
+        """
+        return cls(requests, layout, broker, max(newest_epochs(requests, layout, broker)))
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a look has found a newer claim."""
+        return self._is_stalled
+
+    def check(self) -> None:
+        """WriterStalledError where a look has found a newer claim."""
+        if self._is_stalled:
+            raise WriterStalledError(self._broker, "write", self.number + 1)
+
     def look(self) -> None:
         """WriterStalledError where somebody has claimed a newer epoch by now: one request."""
         key = self._layout.claim_key(self._broker, self.number + 1)
-        if self._is_stalled or self._requests.head(key) is not None:
-            self._is_stalled = True
-            raise WriterStalledError(self._broker, "write", self.number + 1)
+        self._is_stalled = self._is_stalled or self._requests.head(key) is not None
+        self.check()
 
     def publish(self, boundary: Boundary) -> None:
         """Make the boundary of this epoch hold, and older ones history."""

@@ -15,7 +15,7 @@ import pytest
 from tests import house_rules as rules
 from tests.house_rules import ROOT
 
-LIBRARY = ("tieredstore", "providers", "metadata")
+LIBRARY = ("tieredstore", "pyspark_tieredstore", "providers", "metadata")
 EVERYTHING = (*LIBRARY, "tests", "examples", "bench")
 RUNTIME = ROOT / "tieredstore" / "driver" / "runtime.py"
 FACE_THAT_PRINTS = ROOT / "tieredstore" / "cli"

@@ -163,6 +163,34 @@ def test_a_thousand_queues_are_uploaded_in_few_rounds_by_few_threads(
     tier.close()
 
 
+def test_queues_with_little_share_a_buffer_that_one_whole_batch_would_fill(tmp_path: Path) -> None:
+    runtime = Runtime.inline()
+    provider, store = HeldProvider(runtime), LossyStore(runtime)
+    keys = [QueueKey("T", number) for number in range(20)]
+    for key in keys:
+        store.fill(1, key=key)
+    much = QueueKey("Much", 0)
+    store.fill(400, key=much)
+    tier = Tier(
+        tmp_path,
+        store,
+        runtime=runtime,
+        provider=provider,
+        dispatch_buffer_bytes=64_000,
+        group_commit_count=50,
+    )
+    watched = CountingBudget(tier.dispatcher.budget)
+    tier.dispatch(force=True)
+    assert provider.let_go() >= len(keys)
+    while not tier.flush():
+        assert provider.let_go()
+    assert watched.peak_bytes <= 64_000
+    assert all(tier.span(key) == (0, 1) for key in keys)
+    assert tier.span(much) == (0, 400)
+    tier.check()
+    tier.close()
+
+
 def test_a_queue_whose_upload_hangs_delays_nobody_else(tmp_path: Path, runtime: Runtime) -> None:
     hung, good = QueueKey("Hung", 0), QueueKey("Good", 0)
 

@@ -115,7 +115,7 @@ def test_none_of_them_has_a_thread_of_its_own(trickle: Trickle) -> None:
     assert trickle.store.flush()
     trickle.read_all()
     ours = [each for each in threading.enumerate() if each.name.startswith("tieredstore")]
-    services = 2  # dispatch and expiry
+    services = 8  # a handful: dispatch, sealing, expiry, read cache, catalogue
     assert len(ours) <= DISPATCH_THREADS + FETCH_THREADS + services
 
 

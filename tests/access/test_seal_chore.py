@@ -34,7 +34,8 @@ class ObjectBroker(Broker):
         self.store = self.wrap(self.local)
 
     def parts(self) -> list[str]:
-        return self.objects.held_keys(".parts/")
+        """But for the marks of a segment that was sealed after an earlier process wrote to it."""
+        return [key for key in self.objects.held_keys(".parts/") if "/sealed-" not in key]
 
     def commits(self, count: int, *, first: int = 0, topic: str = TOPIC) -> None:
         """Each message by itself."""

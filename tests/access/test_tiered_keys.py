@@ -8,9 +8,11 @@ from typing import Any
 from tests.access.tiered_kit import ShortStore, a_config, numbers
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.codec.names import INDEX_TOPIC, index_queue_path
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.metadata.json_store import JsonMetadataStore
+from tieredstore.model.catalogue import QueueRecord
 from tieredstore.model.messages import Message
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_message
@@ -116,7 +118,7 @@ def test_an_index_that_was_off_is_made_when_it_is_turned_on(tmp_path: Path) -> N
     broker.put(0, 20)
     assert broker.store.flush()
     broker.forget_locally(20)
-    assert broker.found("key-7") == []
+    assert not broker.store.query_message(TOPIC, "key-7").messages
     broker.store.shutdown()
     broker.config = a_config(tmp_path, index_slot_count=100, index_item_count=50)
     broker.open()
@@ -151,3 +153,35 @@ def test_the_parts_of_the_settings_work_together(tmp_path: Path) -> None:
     with TieredReader.open(config) as reader:
         assert numbers(reader.query_message(TOPIC, "key-99")) == [99]
         assert len(reader.query_message(TOPIC, "shared", count_max=200).messages) == 100
+
+
+def test_without_an_index_an_answer_by_key_is_not_called_complete(tmp_path: Path) -> None:
+    broker = KeyBroker(tmp_path, index_enabled=False)
+    broker.put(0, 20)
+    assert broker.store.query_message("Nobody", "key-7").complete  # the tier has none of it
+    assert broker.store.flush()
+    result = broker.store.query_message(TOPIC, "key-7")
+    assert (numbers(result), result.complete) == ([7], False)
+    broker.forget_locally(20)
+    result = broker.store.query_message(TOPIC, "key-7")
+    assert (numbers(result), result.complete) == ([], False)
+    broker.store.shutdown()
+
+
+def test_a_row_that_takes_the_key_index_for_a_queue_does_it_no_harm(tmp_path: Path) -> None:
+    broker = KeyBroker(tmp_path)
+    broker.put(0, 60)
+    assert broker.store.flush(seal=True)
+    broker.forget_locally(60)
+    index = set(broker.provider.list(index_queue_path("broker-a")))
+    assert index
+    broker.store.shutdown()
+    broker.catalogue.add_topic(INDEX_TOPIC)
+    broker.catalogue.put(QueueRecord(broker_name="broker-a", topic=INDEX_TOPIC, queue_id=0))
+    broker.open()
+    assert broker.store.flush()
+    assert broker.store.delete_topics([INDEX_TOPIC]) <= 1
+    assert INDEX_TOPIC not in {key.topic for key in broker.store.queues()}
+    assert set(broker.provider.list(index_queue_path("broker-a"))) == index
+    assert broker.found("key-7") == [7]
+    broker.store.shutdown()

@@ -141,6 +141,48 @@ def test_an_index_that_hangs_neither(tmp_path: Path, monkeypatch: pytest.MonkeyP
         may_go.set()
 
 
+@pytest.mark.parametrize("pending_max", [4, 1_000], ids=["full pools", "pools with room"])
+def test_a_flush_ends_in_time_too_and_leaves_one_thread_behind(
+    tmp_path: Path, pending_max: int
+) -> None:
+    with Runtime.threads(dispatch_threads=2, fetch_threads=2, pending_max=pending_max) as runtime:
+        local = LossyStore(runtime)
+        store = a_hung_store(tmp_path, local, runtime)
+        store.load()
+        store.start()
+        for number in range(30):
+            local.fill(1, key=QueueKey("T", number))
+        assert arrived.wait(WAIT)
+        answers: list[bool] = []
+        for _ in range(3):
+            assert seconds_of(lambda: answers.append(store.flush(SECONDS, seal=True))) < LATE
+        assert answers == [False] * 3
+        assert sum("tier-flush" in thread.name for thread in threading.enumerate()) <= 1
+        may_go.set()
+        assert store.flush(WAIT)
+        assert store.committed_offset("T", 29) == 1
+        store.shutdown()
+
+
+def test_a_flush_ends_in_time_where_the_index_hangs(tmp_path: Path) -> None:
+    may_go.set()
+    with Runtime.threads() as runtime:
+        store = a_hung_store(tmp_path, LossyStore(runtime), runtime)
+        store.load()
+        store.start()
+        may_go.clear()
+
+        def hang() -> None:
+            may_go.wait(WAIT)
+
+        store._loaded().parts.index.seal = hang  # type: ignore[method-assign]
+        answers: list[bool] = []
+        assert seconds_of(lambda: answers.append(store.flush(SECONDS, seal=True))) < LATE
+        assert answers == [False]
+        may_go.set()
+        store.shutdown()
+
+
 def test_the_next_store_is_told_what_is_needed_before_it_starts_and_until_it_has_ended(
     tmp_path: Path,
 ) -> None:

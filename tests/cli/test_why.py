@@ -89,3 +89,28 @@ def test_a_damaged_message_is_damage(command: Command, tmp_path: Path) -> None:
     assert ran.code == ExitCode.DAMAGE
     assert ran.rows[0]["place"] == "DAMAGED"
     assert ran.err.count("\n") == 1
+
+
+def test_a_message_whose_log_is_gone_is_damaged_and_not_still_to_come(
+    command: Command, tmp_path: Path
+) -> None:
+    root = copied(tmp_path / "tier")
+    told = bounds(command, "GoldAa", 0)
+    for file in segment_file(root, "GoldAa/0", "COMMIT_LOG", 0).parent.iterdir():
+        file.unlink()
+    ran = asked(command, root, "why", "GoldAa", 0, told["max_offset"] - 1)
+    assert ran.code == ExitCode.DAMAGE
+    assert "is damaged" in ran.out
+    assert "gone" in ran.err
+
+
+def test_why_looks_past_other_messages_of_the_same_key_and_time(
+    command: Command, tmp_path: Path
+) -> None:
+    put = ("put", "Many", "--store-path", tmp_path, "--body", "x", "--key", "same")
+    assert command.run(*put, "--count", 100).code == 0
+    assert command.run("offload", "--store-path", tmp_path, "--seal").code == 0
+    tier = ("--provider", "posix", "--path", tmp_path / "tier", "--store-path", tmp_path)
+    for offset in (0, 50, 99):
+        (row,) = command.run("why", "Many", 0, offset, *tier, "--json").rows
+        assert (row["found_by"], row["not_found_by"]) == (["same"], [])

@@ -7,14 +7,13 @@ from collections.abc import Iterable
 
 import pytest
 
+from tieredstore.driver.measured import MeasuredProvider, MeasuredSegment
 from tieredstore.driver.metrics import (
     DOWNLOAD_BYTES,
     ROCKETMQ_METRICS,
     RPC_LATENCY,
     UPLOAD_BYTES,
     Labels,
-    MeasuredProvider,
-    MeasuredSegment,
     Metric,
     MetricKind,
     NoMetrics,

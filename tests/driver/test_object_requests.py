@@ -9,13 +9,8 @@ import pytest
 
 from tieredstore.driver.metrics import Labels, Metric, NoMetrics
 from tieredstore.driver.object_client import Range
-from tieredstore.driver.object_requests import (
-    OBJECT_BILL,
-    OBJECT_BYTES,
-    OBJECT_REQUESTS,
-    CountedClient,
-    PriceTable,
-)
+from tieredstore.driver.object_requests import CountedClient, PriceTable
+from tieredstore.driver.our_metrics import OBJECT_BILL, OBJECT_BYTES, OBJECT_REQUESTS
 from tieredstore.model.errors import InvalidConfigError, SegmentNotFoundError
 from tieredstore.providers.fsspec_client import FsspecClient
 

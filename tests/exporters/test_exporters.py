@@ -5,16 +5,11 @@ Both get the same measurements and must show the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 
+from tests.exporters.shown import BROKER, Exporter, labels_of
 from tests.testing.list_store import ListMessageStore
 from tieredstore import StorageLevel, StoreConfig, TieredMessageStore
 from tieredstore.driver.metrics import (
@@ -22,86 +17,20 @@ from tieredstore.driver.metrics import (
     BASE_LABELS,
     DISPATCH_BEHIND,
     MESSAGES_OUT,
+    READ_CACHE_ACCESS,
     READ_CACHE_BYTES,
     RPC_LATENCY,
+    STORAGE_RESERVE_TIME,
     UPLOAD_BYTES,
     Labels,
-    Metrics,
 )
 from tieredstore.driver.runtime import Runtime
 from tieredstore.exporters import label_sets
-from tieredstore.exporters.otel import OpenTelemetryMetrics
-from tieredstore.exporters.prometheus import PrometheusMetrics
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.testing.messages import TOPIC, a_message
 
-BROKER = {"cluster": "c", "node_id": "broker-a"}
-Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
-
-class Prometheus:
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self.metrics: Metrics = PrometheusMetrics(BROKER, registry=self._registry)
-
-    def samples(self) -> Samples:
-        families = text_string_to_metric_families(generate_latest(self._registry).decode())
-        return {
-            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-            for family in families
-            for sample in family.samples
-            if not sample.name.endswith("_created")
-        }
-
-
-class OpenTelemetry:
-    """Shown as Prometheus shows it, so that both can be compared."""
-
-    def __init__(self) -> None:
-        self._reader = InMemoryMetricReader()
-        self.provider = MeterProvider(metric_readers=[self._reader], shutdown_on_exit=False)
-        self.metrics: Metrics = OpenTelemetryMetrics(self.provider.get_meter("test"), BROKER)
-
-    def samples(self) -> Samples:
-        data = self._reader.get_metrics_data()
-        found: Samples = {}
-        for resource in data.resource_metrics if data else ():
-            for scope in resource.scope_metrics:
-                for metric in scope.metrics:
-                    for point in metric.data.data_points:
-                        found |= _of(metric.name, point)
-        return found
-
-
-def _of(name: str, point: Any) -> Samples:
-    labels: Mapping[str, str] = dict(point.attributes)
-    if not hasattr(point, "bucket_counts"):
-        return {(name, tuple(sorted(labels.items()))): point.value}
-    found = {(f"{name}_count", tuple(sorted(labels.items()))): float(point.count)}
-    so_far = 0
-    bounds = [*point.explicit_bounds, float("inf")]
-    for bound, count in zip(bounds, point.bucket_counts, strict=True):
-        so_far += count
-        edge = "+Inf" if bound == float("inf") else str(float(bound))
-        found[f"{name}_bucket", tuple(sorted({**labels, "le": edge}.items()))] = float(so_far)
-    return found
-
-
-@pytest.fixture(params=[Prometheus, OpenTelemetry])
-def exporter(request: pytest.FixtureRequest) -> Iterator[Prometheus | OpenTelemetry]:
-    made = request.param()
-    yield made
-    if isinstance(made, OpenTelemetry):
-        made.provider.shutdown()
-
-
-def labels_of(**own: str) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted({**own, **BASE_LABELS, **BROKER}.items()))
-
-
-def test_a_store_is_seen_under_the_names_of_rocketmq(
-    exporter: Prometheus | OpenTelemetry, tmp_path: Path
-) -> None:
+def test_a_store_is_seen_under_the_names_of_rocketmq(exporter: Exporter, tmp_path: Path) -> None:
     config = StoreConfig(
         provider="posix",
         path=str(tmp_path / "tier"),
@@ -138,7 +67,7 @@ def test_a_store_is_seen_under_the_names_of_rocketmq(
     assert {float(edge) for edge in edges} == {*map(float, UPLOAD_BYTES.buckets), float("inf")}
 
 
-def test_a_gauge_that_cannot_be_read_is_left_out(exporter: Prometheus | OpenTelemetry) -> None:
+def test_a_gauge_that_cannot_be_read_is_left_out(exporter: Exporter) -> None:
     def closed() -> list[tuple[float, Labels]]:
         raise StoreClosedError("closed")
 
@@ -147,8 +76,21 @@ def test_a_gauge_that_cannot_be_read_is_left_out(exporter: Prometheus | OpenTele
     assert exporter.samples() == {(READ_CACHE_BYTES.name, labels_of()): 7}
 
 
+def test_what_several_stores_show_is_added_up_and_the_longest_time_counts(
+    exporter: Exporter,
+) -> None:
+    queue = {"topic": TOPIC, "queue_id": "0"}
+    for figure in (7, 5):
+        exporter.metrics.observe(READ_CACHE_ACCESS, lambda figure=figure: [(figure, {})])
+        exporter.metrics.observe(STORAGE_RESERVE_TIME, lambda figure=figure: [(figure, queue)])
+    assert exporter.samples() == {
+        (READ_CACHE_ACCESS.name, labels_of()): 12,
+        (STORAGE_RESERVE_TIME.name, labels_of(**queue)): 7,
+    }
+
+
 def test_the_number_of_label_sets_is_bounded(
-    exporter: Prometheus | OpenTelemetry, monkeypatch: pytest.MonkeyPatch
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(label_sets, "LABEL_SETS_MAX", 3)
     for number in range(10):

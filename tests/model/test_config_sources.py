@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tieredstore.local.config import LocalConfig
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.values import StorageLevel
@@ -90,6 +91,15 @@ class TestEnvironment:
         assert config.index_enabled is False
         assert config.storage_level is StorageLevel.FORCE
         assert StoreConfig.from_env({"TIEREDSTORE_PROVIDER": "posix"}).provider == "posix"
+
+    def test_variables_of_the_local_store_are_its_own(self) -> None:
+        environ = {
+            "TIEREDSTORE_PROVIDER": "posix",
+            "TIEREDSTORE_LOCAL_FLUSH_DISK_TYPE": "SYNC_FLUSH",
+            "TIEREDSTORE_S3_ENDPOINT": "http://127.0.0.1:1",
+        }
+        assert StoreConfig.from_env(environ).provider == "posix"
+        assert LocalConfig.from_env(environ).sync_flush
 
     def test_an_unknown_variable_is_an_error_that_suggests_the_nearest(self) -> None:
         with pytest.raises(InvalidConfigError, match="did you mean TIEREDSTORE_PROVIDER"):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tieredstore.driver.metrics import MeasuredProvider, NoMetrics
+from tieredstore.driver.measured import MeasuredProvider
+from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import mmap
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from tests.providers.object_kit import CLUSTER, PATH, Bucket
+from tieredstore.driver.object_client import ListedKey, ObjectFacts, Range
+from tieredstore.driver.object_wrapper import ObjectClientWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import (
+    BackendRefusedError,
     BackendUnavailableError,
     SegmentCorruptError,
     SegmentNotFoundError,
     SegmentSealedError,
+    TieredStoreError,
 )
 from tieredstore.model.values import SegmentType
+from tieredstore.providers.object_layout import part_key
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.testing.faults import Fault
 from tieredstore.testing.memory_objects import MemoryObjectClient
@@ -49,7 +55,10 @@ def test_more_than_a_thousand_parts() -> None:
     assert again.read(0, 10_000) == whole
     again.seal()
     assert bucket.process().open(PATH, LOG, 0).read(0, 10_000) == whole
-    assert [key for key in bucket.objects.held_keys() if key.startswith(".parts/")] == []
+    left = bucket.objects.held_keys(".parts/")
+    assert [key.rpartition("/")[2] for key in left] == ["sealed-0000000002"]
+    bucket.process().open(PATH, QUEUE, 0).delete()  # the next writer has no need of it
+    assert bucket.objects.held_keys(".parts/") == []
 
 
 def test_segments_whose_bases_begin_alike_are_apart() -> None:
@@ -156,3 +165,61 @@ def test_a_store_that_is_away_is_asked_no_more_often_by_a_sealing() -> None:
     process.client.before = lambda operation, key: None
     segment.seal()
     assert segment.read(0, 4) == b"data"
+
+
+def test_a_write_that_no_request_can_hold_is_refused_before_it_is_copied() -> None:
+    process = Bucket().process()
+    segment = process.open(PATH, LOG, 0)
+    with (
+        mmap.mmap(-1, (5 << 30) + 1) as untouched,
+        memoryview(untouched) as view,
+        pytest.raises(BackendRefusedError, match="5368709121 bytes"),
+    ):
+        segment.write(0, view)
+    segment.write(0, b"small")
+    assert segment.read(0, 5) == b"small"
+
+
+class Vast(ObjectClientWrapper):
+    """Objects of any size: their bytes are their positions, eight at a time."""
+
+    def __init__(self, inner: MemoryObjectClient, sizes: dict[str, int]) -> None:
+        super().__init__(inner)
+        self.sizes = sizes
+
+    def head(self, key: str) -> ObjectFacts:
+        if key in self.sizes:
+            return ObjectFacts(key=key, size=self.sizes[key], etag="e")
+        return self.inner.head(key)
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
+        vast = [ListedKey(key, size) for key, size in self.sizes.items() if key.startswith(prefix)]
+        return iter([*self.inner.list(prefix, after=after), *vast])
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if key not in self.sizes:
+            return self.inner.get_range(key, start, length)
+        assert start % 8 == length % 8 == 0
+        assert start + length <= self.sizes[key]
+        return b"".join(n.to_bytes(8, "big") for n in range(start, start + length, 8))
+
+    def get_ranges(self, ranges: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
+        return [self.get_range(each.key, each.start, each.length) for each in ranges]
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_bytes_beyond_5_gib_are_found(sealed: bool) -> None:
+    limit = 5 << 30
+    client = Vast(MemoryObjectClient(), {})
+    segment = ObjectProvider(client, CLUSTER, Runtime.inline()).open(PATH, LOG, 0)
+    if sealed:
+        client.sizes[segment.path] = 2 * limit + 16
+    else:
+        client.sizes[part_key(segment.path, 0, 1)] = limit
+        client.sizes[part_key(segment.path, limit, 1)] = limit
+        client.sizes[part_key(segment.path, 2 * limit, 1)] = 16
+        # without a boundary nothing is fenced: these count
+    assert segment.size() == 2 * limit + 16
+    for position in (limit - 8, limit, 2 * limit - 8, 2 * limit):
+        wanted = position if sealed else position % limit
+        assert int.from_bytes(segment.read(position, 16)[:8], "big") == wanted

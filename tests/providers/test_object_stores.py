@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from tieredstore.access.wiring import provider_of
-from tieredstore.driver.metrics import Labels, MeasuredProvider, Metric, NoMetrics
-from tieredstore.driver.object_requests import OBJECT_BILL, OBJECT_REQUESTS
+from tieredstore.driver.measured import MeasuredProvider
+from tieredstore.driver.metrics import Labels, Metric, NoMetrics
+from tieredstore.driver.our_metrics import OBJECT_BILL, OBJECT_REQUESTS
 from tieredstore.driver.provider import SegmentWrite, WritePair
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.config import StoreConfig

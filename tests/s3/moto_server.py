@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import random
+import re
 import socket
 import threading
 from collections import Counter
@@ -34,14 +35,23 @@ class Door:
         self._fault: Callable[[], str | None] = lambda: None
         self.answers: dict[str, Response] = {}
         self.headers: dict[str, str] = {}  # of the last request that changes something
+        self.begun: dict[str, str] = {}  # of the last one that begins an upload in parts
+        self.last = "", ""  # host and path of the last request
+        self.slow_seconds = 0.02
+        self._newest = ""
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         request = Request(environ)
         with self._guard:
             self._seen.append(_kind(request))
+            self.last = request.host, request.path
             fault = self._fault()
             if request.method in ("PUT", "POST"):
                 self.headers = {name.lower(): value for name, value in request.headers.items()}
+            if _kind(request) == "POST uploads":
+                self.begun = self.headers
+            if request.method == "PUT":
+                self._newest = request.path.rpartition("/")[2]
         scripted = self.answers.get(_kind(request))
         if scripted is not None:
             request.get_data()
@@ -72,11 +82,22 @@ class Door:
         if fault in ("503", "429"):
             request.get_data()
             return Response(BUSY, int(fault), content_type="application/xml")(environ, start)
-        environ["wsgi.input"] = io.BytesIO(request.get_data())  # for moto to read again
+        body, refused = request.get_data(), b""
+        if fault == "partial-delete" and _kind(request) == "DELETE-MANY":
+            body, refused = _half_refused(body)
+            environ["CONTENT_LENGTH"] = str(len(body))
+        environ["wsgi.input"] = io.BytesIO(body)  # for moto to read again
         reply = Response.from_app(self._inner, environ)
         if fault == "lost-reply":
             _hang_up(environ)
-        assert fault == "truncated"
+        if fault == "slow":
+            threading.Event().wait(self.slow_seconds)
+        if fault == "stale-listing" and _kind(request) == "LIST":
+            reply.set_data(_without_newest(reply.get_data(), self._newest))
+        if refused:
+            reply.set_data(reply.get_data().replace(b"</DeleteResult>", refused))
+        if fault != "truncated":
+            return reply(environ, start)
         whole = reply.get_data()
         cut = reply.status_code in (200, 206) and request.method == "GET" and len(whole) > 1
         if not cut:
@@ -88,6 +109,30 @@ class Door:
 def _cut(whole: bytes, environ: WSGIEnvironment) -> Iterator[bytes]:
     yield whole[: len(whole) // 2]
     _hang_up(environ)
+
+
+def _half_refused(body: bytes) -> tuple[bytes, bytes]:
+    """A batch delete of every other key only, and what its reply says of the rest."""
+    objects = re.findall(rb"<Object>.*?</Object>", body, re.DOTALL)
+    for left in objects[::2]:
+        body = body.replace(left, b"", 1)
+    keys = [re.findall(rb"<Key>.*?</Key>", left, re.DOTALL)[0] for left in objects[::2]]
+    errors = b"".join(
+        b"<Error>" + key + b"<Code>InternalError</Code><Message>no</Message></Error>"
+        for key in keys
+    )
+    if len(objects) < 2:  # there is no such request without a key
+        body = body.replace(b"</Delete>", b"<Object><Key>no/such/key</Key></Object></Delete>")
+    return body, errors + b"</DeleteResult>"
+
+
+def _without_newest(listing: bytes, name: str) -> bytes:
+    """A listing that does not know the newest object yet."""
+
+    def kept(found: re.Match[bytes]) -> bytes:
+        return b"" if f"{name}</Key>".encode() in found[0] else found[0]
+
+    return re.sub(rb"<Contents>.*?</Contents>", kept, listing, flags=re.DOTALL)
 
 
 def _hang_up(environ: WSGIEnvironment) -> NoReturn:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-import socket
+import logging
 
 import pytest
+from werkzeug.wrappers import Response
 
 from tests.s3.moto_server import Door
 from tests.s3.s3_clients import CLIENTS, new_client, new_settings
+from tieredstore.access.wiring import provider_of
 from tieredstore.driver.certify import certify
+from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.object_client import ObjectExistsError
+from tieredstore.driver.runtime import Runtime, SystemClock
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import SegmentNotFoundError
+from tieredstore.model.values import SegmentType
 from tieredstore.providers.object_clients import open_client
+from tieredstore.providers.object_settings import ObjectStoreSettings
 from tieredstore.providers.s3_admin import admin_client, create_bucket
 
 MIB = 1024 * 1024
@@ -86,20 +93,91 @@ def test_a_checksum_goes_along_as_a_plain_header(
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_the_bucket_may_be_in_the_host_s_name(moto: tuple[str, Door], name: str) -> None:
-    settings = new_settings(moto[0], name)
-    host = f"{settings.bucket}.localhost"
-    try:
-        socket.getaddrinfo(host, 80)
-    except OSError:
-        pytest.skip("this machine does not resolve names below localhost")
-    port = moto[0].rpartition(":")[2]
-    virtual = dataclasses.replace(
-        settings, endpoint=f"http://localhost:{port}", addressing="virtual"
+@pytest.mark.parametrize("addressing", ["virtual", "path"])
+def test_the_bucket_is_in_the_host_s_name_or_in_the_path(
+    moto: tuple[str, Door], name: str, addressing: str
+) -> None:
+    """Without a name server: bucket `127` at the host `0.0.1` is this machine."""
+    endpoint, door = moto
+    virtual, port = addressing == "virtual", endpoint.rpartition(":")[2]
+    settings = ObjectStoreSettings(
+        bucket="127",
+        prefix="some/tier",
+        endpoint=f"http://0.0.1:{port}" if virtual else endpoint,
+        region="us-east-1",
+        access_key="testing",
+        secret_key="testing-secret",
+        addressing=addressing,
+        client=name,
     )
-    with open_client(virtual) as client:
+    with open_client(settings) as client:
+        door.answers["PUT"] = Response(headers={"ETag": '"e"'})
+        try:
+            assert client.put("k", b"x").etag == '"e"'
+        finally:
+            door.answers.clear()
+    assert door.last == (f"127.0.0.1:{port}", "/some/tier/k" if virtual else "/127/some/tier/k")
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_tier_is_written_to_once_the_store_has_proved_itself(
+    moto: tuple[str, Door], name: str
+) -> None:
+    """As `certify = require` does it, which is the default: asked once, and kept in the bucket."""
+    endpoint, door = moto
+    settings = new_settings(endpoint, name)
+    config = StoreConfig(
+        provider="s3",
+        object_client=name,
+        bucket=settings.bucket,
+        prefix=settings.prefix,
+        endpoint=settings.endpoint,
+        region=settings.region,
+        access_key=str(settings.access_key),
+        secret_key=str(settings.secret_key),
+    )
+    assert config.certify == "require"
+    clock = SystemClock()
+    for position in (0, 4):
+        door.requests()
+        started = clock.monotonic()
+        with Runtime.inline() as runtime:
+            provider = provider_of(config, runtime, NoMetrics())
+            segment = provider.open("broker-a/T/0", SegmentType.COMMIT_LOG, 0)
+            segment.write(position, b"data")
+            assert segment.read(0, position + 4) == b"datadata"[: position + 4]
+            provider.close()
+        assert clock.monotonic() - started < 60
+        puts = door.requests()["PUT"]
+        assert puts > 1_000 if position == 0 else puts == 3  # claim, boundary, part
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("encryption", ["AES256", "aws:kms"])
+def test_uploads_in_parts_are_encrypted_too(
+    moto: tuple[str, Door], name: str, encryption: str
+) -> None:
+    endpoint, door = moto
+    options = {"encryption": encryption, "storage_class": "STANDARD_IA"}
+    with new_client(endpoint, name, **options) as client:
+        assert client.put_stream("large", [bytes(MIB)] * 17) is not None
+        assert door.begun["x-amz-server-side-encryption"] == encryption
+        assert door.begun["x-amz-storage-class"] == "STANDARD_IA"
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_no_secret_is_logged_by_anybody(
+    moto: tuple[str, Door], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not by us, and not by the libraries below at the level that we leave them."""
+    secret = "a-very-secret-key-0123456789"
+    settings = new_settings(moto[0], name, access_key="AKIDKNOWN", secret_key=secret)
+    with caplog.at_level(logging.DEBUG, logger="tieredstore"), open_client(settings) as client:
         client.put("k", b"x")
-        assert client.get_range("k", 0, 1) == b"x"
+        with pytest.raises(SegmentNotFoundError) as caught:
+            client.head("absent")
+        shown = (repr(client), repr(vars(client)), repr(caught.value), caplog.text)
+        assert not [text for text in shown if secret in text]
 
 
 @pytest.mark.parametrize("name", CLIENTS)

@@ -1,4 +1,4 @@
-"""A client that was used before a fork works on both sides of it."""
+"""A client, and a provider, that was used before a fork works on both sides of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from multiprocessing.connection import Connection
 import pytest
 
 from tests.s3.moto_server import Door
-from tests.s3.s3_clients import CLIENTS, new_client
+from tests.s3.s3_clients import CLIENTS, new_client, new_settings
 from tieredstore.driver.object_client import ObjectClient, Range
+from tieredstore.driver.provider import SegmentRead
+from tieredstore.driver.runtime import Runtime
+from tieredstore.model.values import SegmentType
+from tieredstore.providers.object_clients import open_client
+from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.providers.writer_epoch import WriterStalledError
 
 CHILD_SECONDS = 60
 
@@ -59,3 +65,46 @@ def test_it_works_on_both_sides(moto: tuple[str, Door], name: str) -> None:
         ]
         assert before[0] == b"234"
         assert client.get_range("child/a", 0, 10) == b"0123456789"
+
+
+LOG = SegmentType.COMMIT_LOG
+PATH = "broker-a/TopicTest/0"
+
+
+def read_in_child(provider: ObjectProvider, pipe: Connection) -> None:
+    """What Spark's and multiprocessing's workers do: the provider came along with the fork."""
+    try:
+        segment = provider.open(PATH, LOG, 0)
+        reads = [SegmentRead(segment, start, 2) for start in (0, 4, 8)]
+        seen = [segment.size(), segment.read(2, 5), list(provider.read_many(reads))]
+        seen.append([each.size for each in provider.list()])
+        segment.write(10, b"child")  # it takes over: it is another process
+        pipe.send([*seen, segment.read(0, 15)])
+    except Exception as error:  # noqa: BLE001 - the parent says what went wrong
+        pipe.send(repr(error))
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_provider_works_on_both_sides(moto: tuple[str, Door], name: str) -> None:
+    context = multiprocessing.get_context("fork")
+    client = open_client(new_settings(moto[0], name))
+    provider = ObjectProvider(client, "DefaultCluster", Runtime.inline())
+    segment = provider.open(PATH, LOG, 0)
+    segment.write(0, b"0123456789")
+    assert segment.read(0, 10) == b"0123456789"
+    ours, theirs = context.Pipe()
+    child = context.Process(target=read_in_child, args=(provider, theirs))
+    child.start()
+    try:
+        assert ours.poll(CHILD_SECONDS), "the child hangs"
+        seen = ours.recv()
+        child.join(CHILD_SECONDS)
+    finally:
+        child.kill()
+        child.join()
+    assert seen == [10, b"23456", [b"01", b"45", b"89"], [10], b"0123456789child"]
+    with pytest.raises(WriterStalledError):
+        segment.write(10, b"parent")
+    assert segment.read(0, 10) == b"0123456789"
+    provider.close()

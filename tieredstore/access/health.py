@@ -45,6 +45,16 @@ class CacheHealth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueHealth:
+    """The catalogue as readers elsewhere find it."""
+
+    published_count: int = 0
+    failure_count: int = 0
+    error: str | None = None
+    """Why the newest changes are not published, the last time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TierHealth:
     """The whole tier; `ok` where no queue needs a person, fails or has lost something."""
 
@@ -57,10 +67,12 @@ class TierHealth:
     """Uploads under way."""
     index_error: str | None = None
     """Why the key index could not be uploaded or expired, the last time."""
+    catalogue: CatalogueHealth = CatalogueHealth()
 
     @property
     def ok(self) -> bool:
-        return self.index_error is None and all(queue.ok for queue in self.queues)
+        sound = self.index_error is None and self.catalogue.error is None
+        return sound and all(queue.ok for queue in self.queues)
 
     @property
     def behind_count(self) -> int:
@@ -82,4 +94,5 @@ class TierHealth:
             "index_error": self.index_error,
             "queues": [{"ok": queue.ok, **asdict(queue)} for queue in self.queues],
             "cache": asdict(self.cache),
+            "catalogue": asdict(self.catalogue),
         }

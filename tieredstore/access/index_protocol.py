@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tieredstore.index.hits import NOTHING, CommittedRun, IndexAnswer, IndexHit
+from tieredstore.index.hits import NOTHING, CommittedRun, IndexAnswer, IndexFigures, IndexHit
 
-__all__ = ["NOTHING", "CommittedRun", "Index", "IndexAnswer", "IndexHit", "NoIndex"]
+__all__ = [
+    "NOTHING",
+    "CommittedRun",
+    "Index",
+    "IndexAnswer",
+    "IndexFigures",
+    "IndexHit",
+    "NoIndex",
+]
 
 
 class Index(Protocol):
@@ -27,6 +35,10 @@ class Index(Protocol):
     @property
     def problem(self) -> str | None:
         """What went wrong in the background last, as long as it does."""
+
+    @property
+    def figures(self) -> IndexFigures:
+        """What there is, from memory."""
 
     def load(self) -> None: ...
 
@@ -55,11 +67,15 @@ class Index(Protocol):
 
 
 class NoIndex:
-    """Keeps nothing and finds nothing, and says that this is all there is."""
+    """Keeps nothing and finds nothing, and says so: what it is asked for may be in the tier."""
 
     @property
     def problem(self) -> str | None:
         return None
+
+    @property
+    def figures(self) -> IndexFigures:
+        return IndexFigures()
 
     def load(self) -> None:
         pass
@@ -85,4 +101,4 @@ class NoIndex:
     def query(
         self, topic: str, topic_id: int, key: str, *, count_max: int, begin: int, end: int
     ) -> IndexAnswer:
-        return NOTHING
+        return IndexAnswer(complete=False)

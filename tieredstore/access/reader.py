@@ -8,26 +8,33 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from tieredstore.access.asked_fresh import asked_fresh
+from tieredstore.access.copied_rows import amend_problems, refresh_copy
 from tieredstore.access.index_protocol import Index
 from tieredstore.access.queue_summary import QueueSummary, summary_of
+from tieredstore.access.reads.whole_queue import messages_of, next_run
 from tieredstore.access.wiring import GivenParts, TierParts, open_tier
+from tieredstore.codec.names import INDEX_TOPIC
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import Metrics
 from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.published import CatalogueFacts
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.queue_read import read_run
+from tieredstore.index.index_reach import IndexTimes, indexed_offset, indexed_times
+from tieredstore.index.watermarks import QueueId
 from tieredstore.model.catalogue import SegmentRecord, TopicRecord
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
+from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
 from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
 
 T = TypeVar("T")
+
+CLOSE_SECONDS: Final = 60.0
 
 
 class TieredReader:
@@ -74,6 +81,7 @@ class TieredReader:
             parts = open_tier(self.config, self._given, read_only=True)
             try:
                 parts.load()
+                amend_problems(parts.files, parts.metadata, parts.provider)
             except BaseException:
                 parts.close()
                 raise
@@ -82,14 +90,15 @@ class TieredReader:
     def refresh(self) -> None:
         """Show what a writer has done since."""
         with self._life_guard:
-            self._loaded().files.refresh()
+            self._freshen()
 
-    def close(self) -> None:
-        """Release what was opened; idempotent."""
+    def close(self, timeout: float | None = CLOSE_SECONDS) -> None:
+        """Release what was opened, in so many seconds; idempotent. Who does not answer in time is
+        left behind, and the log says so."""
         with self._life_guard:
             parts, self._parts = self._parts, None
-            if parts is not None:
-                parts.close()
+        if parts is not None:
+            parts.close(timeout)
 
     def __enter__(self) -> Self:
         self.load()
@@ -99,6 +108,11 @@ class TieredReader:
         self.close()
 
     # -- what there is ------------------------------------------------------------------------
+
+    @property
+    def catalogue(self) -> CatalogueFacts:
+        """Where all this comes from: the writer's own file, or a copy that lags behind."""
+        return self._loaded().metadata.facts
 
     def topics(self) -> Sequence[TopicRecord]:
         return sorted(self._loaded().metadata.topics(), key=lambda record: record.topic)
@@ -167,10 +181,25 @@ class TieredReader:
             )
 
         result = ask()
-        if result.complete:
+        if result.complete or not self.config.index_enabled:
             return result
-        self.refresh()  # what is missing may have expired
+        self._freshen(INDEX_TOPIC, topic)  # what is missing may have expired
         return ask()
+
+    def indexed_offset(self, topic: str, queue_id: int) -> int | None:
+        """Below this `query_message` finds every message; None where nobody noted it."""
+        parts = self._loaded()
+        file = parts.files.get(QueueKey(topic, queue_id))
+        if file is None:
+            return None
+        queue = QueueId(file.topic_id, queue_id)
+        return indexed_offset(parts.metadata, self.config.broker_name, topic, queue)
+
+    def indexed_times(self) -> IndexTimes | None:
+        """The store times that `query_message` finds messages of; None where that is not known."""
+        parts = self._loaded()
+        now = parts.runtime.clock.now_ms()
+        return indexed_times(parts.metadata, self.config.broker_name, now)
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
@@ -219,7 +248,7 @@ class TieredReader:
     ) -> Iterator[SelectedMessage]:
         """The same, one by one."""
         runs = self.runs(topic, queue_id, start=start)
-        return (message for _, run in runs for message in _messages_of(run))
+        return (message for _, run in runs for message in messages_of(run))
 
     def _runs_of(self, file: FlatMessageFile, start: int) -> Iterator[MessageRun]:
         end = file.commit_offset
@@ -233,28 +262,26 @@ class TieredReader:
 
     def _run_at(self, file: FlatMessageFile, start: int, end: int) -> MessageRun | None:
         """The next run; None where there is none before `end`, or the queue is gone."""
-        end = min(end, file.commit_offset)
-        if self._loaded().files.get(file.key) is not file or start >= end:
+        if self._loaded().files.get(file.key) is not file:
             return None
-        offset = file.queue.first_unit_from(max(start, file.min_offset))
-        if offset >= end:
-            return None
-        run = read_run(
-            file,
-            offset,
-            count_max=min(self.config.read_ahead_count, end - offset),
-            bytes_max=self.config.read_ahead_bytes,
-        )
-        if not len(run):
-            raise SegmentCorruptError(file.path, f"message {offset} cannot be read", position=0)
-        return run
+        return next_run(file, self.config, start, end)
 
     def _asked(self, key: QueueKey, call: Callable[[], T]) -> T:
         def state() -> object:
             file = self._loaded().files.get(key)
-            return file and (file, file.log.min_offset, file.queue.min_offset)
+            if file is None:
+                return None
+            log, queue = file.log, file.queue
+            return file, log.is_started, queue.is_started, log.min_offset, queue.min_offset
 
-        return asked_fresh(call, state=state, refresh=self.refresh)
+        queue = f"{key.topic}/{key.queue_id}"
+        return asked_fresh(call, state=state, refresh=lambda: self._freshen(queue))
+
+    def _freshen(self, *places: str) -> None:
+        with self._life_guard:
+            parts, broker = self._loaded(), self.config.broker_name
+            paths = [f"{broker}/{place}" for place in places]
+            refresh_copy(parts.files, parts.metadata, parts.provider, *paths)
 
     def _files(
         self, topic: str | None = None, queue_id: int | None = None
@@ -271,13 +298,3 @@ class TieredReader:
         if parts is None:
             raise StoreClosedError("the reader is not open")
         return parts
-
-
-def _messages_of(run: MessageRun) -> Iterator[SelectedMessage]:
-    for row in range(len(run)):
-        yield SelectedMessage(
-            queue_offset=run.first_offset + row,
-            log_offset=int(run.log_offsets[row]),
-            tags_code=int(run.tags_codes[row]),
-            record=bytes(run.record(row)),
-        )

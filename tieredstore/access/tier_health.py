@@ -38,6 +38,7 @@ def health_of(tier: OpenTier, next_store: MessageStore, level: StorageLevel) -> 
         buffered_bytes=upload.buffered_bytes,
         uploads=upload.uploads,
         index_error=tier.parts.index.problem,
+        catalogue=tier.parts.publishing.health(),
     )
 
 

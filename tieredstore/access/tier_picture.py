@@ -13,7 +13,8 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.codec.names import index_queue_path, queue_path
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.flat.segment_times import catalogue_times
-from tieredstore.index.watermarks import QueueId, Watermarks
+from tieredstore.index.index_reach import indexed_offset
+from tieredstore.index.watermarks import QueueId
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentError
 from tieredstore.model.values import QueueKey, SegmentType
@@ -100,14 +101,13 @@ def picture_of(
     for row in reader.segments():
         by_path.setdefault(row.path, []).append(row)
     topics = {row.topic: row for row in reader.topics()}
-    watermarks = Watermarks(metadata, config.broker_name)
     queues = []
     for key in reader.queues():
         topic = topics.get(key.topic)
         indexed = None
-        # A broker in Java keeps no such marks.
-        if topic is not None and watermarks.slot_count() is not None:
-            indexed = watermarks.of_queue(key.topic, QueueId(topic.topic_id, key.queue_id))
+        if topic is not None:
+            queue = QueueId(topic.topic_id, key.queue_id)
+            indexed = indexed_offset(metadata, config.broker_name, key.topic, queue)
         rows = by_path.get(queue_path(config.broker_name, *key), [])
         local = None if local_offsets is None else local_offsets.get(key)
         queues.append(_queue(reader, key, rows, indexed, local, now_ms))

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from tieredstore.access.care.flush import TierFlush
 from tieredstore.access.care.retention import Retention
 from tieredstore.access.care.seal_chore import SealChore
 from tieredstore.access.merged_reads import MergedReads
@@ -29,6 +30,7 @@ class OpenTier:
     dispatcher: Dispatcher
     retention: Retention
     sealing: SealChore
+    flushing: TierFlush
     messages: MessageReads
     merged: MergedReads
 

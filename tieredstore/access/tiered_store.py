@@ -9,35 +9,38 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Self
 
 from tieredstore.access.care.chores import end_chores, end_uploads, start_chores
+from tieredstore.access.care.flush import TierFlush
 from tieredstore.access.care.retention import Retention
 from tieredstore.access.care.seal_chore import SealChore
+from tieredstore.access.care.topic_deletion import delete_topics, unused_topics
 from tieredstore.access.health import TierHealth
 from tieredstore.access.index_protocol import Index
 from tieredstore.access.merged_reads import MergedReads
 from tieredstore.access.message_reads import MessageReads
 from tieredstore.access.read_decision import ReadDecision
 from tieredstore.access.store_listener import StoreListener
+from tieredstore.access.tier_gauges import TierGauges
 from tieredstore.access.tier_health import health_of
 from tieredstore.access.tiered_reads import OpenTier, TieredReads
 from tieredstore.access.upload.dispatcher import Dispatcher
-from tieredstore.access.upload.topic_filter import TopicFilter, is_system_topic
+from tieredstore.access.upload.topic_filter import TopicFilter
 from tieredstore.access.wiring import GivenParts, TierParts, open_tier
 from tieredstore.driver import message_store
 from tieredstore.driver.message_store import MessageStore, RetentionGuard
 from tieredstore.driver.metadata import MetadataStore
-from tieredstore.driver.metrics import Metrics, NoMetrics
+from tieredstore.driver.metrics import Metrics, MetricsOfOneLife, NoMetrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Deadline, Runtime, Service
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import BackendUnavailableError, StoreClosedError
+from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.messages import Message, PutResult
-from tieredstore.model.values import StorageLevel
+from tieredstore.model.values import QueueKey, StorageLevel
 
 FLUSH_SECONDS = 60.0
-LIGHT_QUEUE_PREFIX = "%LMQ%"
 
 
 class TieredMessageStore(TieredReads):
@@ -65,6 +68,7 @@ class TieredMessageStore(TieredReads):
         super().__init__(next_store)
         self.config = config
         self.metrics = metrics or NoMetrics()
+        self._life = MetricsOfOneLife(self.metrics)
         self._given = GivenParts(
             runtime=runtime,
             provider=provider,
@@ -102,13 +106,20 @@ class TieredMessageStore(TieredReads):
             with ExitStack() as undo:
                 undo.callback(self._next.shutdown)
                 self._next.load()
-                parts = open_tier(self.config, self._given)
+                parts = self._opened_parts()
                 undo.callback(parts.close)
                 parts.load()
                 tier = self._opened(parts)
                 self._listener.follow(self._next, tier.dispatcher)  # before anything is deleted
+                TierGauges(tier, self._next).register(parts.metrics)
                 self._tier = tier
                 undo.pop_all()
+
+    def _opened_parts(self) -> TierParts:
+        """They show their figures until the next ones are opened, or the life is over."""
+        self._life.end()
+        self._life = MetricsOfOneLife(self.metrics)
+        return open_tier(self.config, replace(self._given, metrics=self._life))
 
     def _opened(self, parts: TierParts) -> OpenTier:
         config, runtime, metrics = self.config, parts.runtime, parts.metrics
@@ -123,6 +134,7 @@ class TieredMessageStore(TieredReads):
             metrics,
             self._decision.topic_filter,
         )
+        sealing = SealChore(parts.files, dispatcher, runtime.clock)
         return OpenTier(
             parts=parts,
             dispatcher=dispatcher,
@@ -134,7 +146,8 @@ class TieredMessageStore(TieredReads):
                 config=config,
                 clock=runtime.clock,
             ),
-            sealing=SealChore(parts.files, dispatcher, runtime.clock),
+            sealing=sealing,
+            flushing=TierFlush(self._next, dispatcher, parts.index, sealing, runtime),
             messages=MessageReads(
                 self._next,
                 parts.fetcher,
@@ -161,7 +174,7 @@ class TieredMessageStore(TieredReads):
             self._started = True
 
     def shutdown(self, *, drain: bool = True, timeout: float | None = FLUSH_SECONDS) -> None:
-        """End it all, in so many seconds; with `drain` what is confirmed is uploaded first.
+        """End it all, in so many seconds; with `drain` everything is uploaded first, as by `flush`.
 
         Every part is ended, whatever becomes of the others; then the first failure is raised.
         Who does not answer in time is left behind, and the log says so.
@@ -175,6 +188,7 @@ class TieredMessageStore(TieredReads):
             started, self._started = self._started, False
             deadline = Deadline(tier.parts.runtime.clock, timeout)
             with ExitStack() as ending:  # last in, first out
+                ending.callback(self._life.end)
                 ending.callback(self._end_next)
                 ending.callback(lambda: tier.parts.close(deadline.left()))
                 ending.callback(end_chores, services, deadline)
@@ -192,12 +206,13 @@ class TieredMessageStore(TieredReads):
         """Delete the data of both tiers; a store that is open is shut down first, undrained."""
         with self._life_guard:
             self.shutdown(drain=False)
-            parts = open_tier(self.config, self._given)
+            parts = self._opened_parts()
             try:
                 parts.index.destroy()
                 parts.files.delete_topics([record.topic for record in parts.metadata.topics()])
             finally:
                 parts.close()
+                self._life.end()
             self._next.destroy()
 
     def __enter__(self) -> Self:
@@ -219,69 +234,50 @@ class TieredMessageStore(TieredReads):
         return self._next.put_message(message)
 
     def flush(self, timeout: float | None = FLUSH_SECONDS, *, seal: bool = False) -> bool:
-        """Upload everything below `confirmed_offset`, now; whether all of it is in the tier.
+        """Upload everything, now; whether all that the next store has confirmed is in the tier.
 
-        A queue that fails is tried once. Queues that have a problem stay behind, and `health`
-        names them. With `seal` no segment stays open, and the key index is uploaded too, as far as
-        it goes, so that readers elsewhere find the keys; raises what the backend raises then.
+        That store is first asked to make durable, and confirm, what it took: so True means that
+        all is in the tier that was put before. One without a method `flush` is not asked, and
+        what it has not confirmed does not count, as while a replica is behind. False too where
+        either store fails, or is late. A queue that fails is tried once. Queues that
+        have a problem stay behind, and `health` names them. With `seal` no segment stays open, and
+        the key index is uploaded too, as far as it goes, so that readers elsewhere find the keys;
+        raises what the backend raises then.
         """
         tier = self._running()
-        dispatcher = tier.dispatcher
-        confirmed = self._next.confirmed_offset()
-        if not dispatcher.dispatch_once(force=True, timeout=timeout):
-            return False
+        done = tier.flushing.flush(timeout, seal=seal)
         if seal:
-            tier.parts.index.seal()
-        sealed = not seal or tier.sealing.seal_all(timeout)
-        needed = dispatcher.needed_from()
-        done = needed is None or needed >= confirmed
-        return sealed and done and not dispatcher.health().stopped
+            tier.parts.publishing.step()
+        return done
 
     def health(self) -> TierHealth:
         """How the tier is doing, without asking the backend."""
         tier = self._loaded()
         return health_of(tier, self._next, self.level)
 
+    def resume_queue(
+        self, topic: str, queue_id: int, *, timeout: float | None = FLUSH_SECONDS
+    ) -> str | None:
+        """Upload a stopped queue again, if the tier and the next store hold the same; else why not.
+
+        A queue stops where the next store has lost or changed what the tier has. Nothing in the
+        tier is overwritten by this; where the next store no longer has a message to compare, the
+        queue goes on behind a gap. Raises what the backend raises when it is asked.
+        """
+        return self._loaded().dispatcher.resume(QueueKey(topic, queue_id), timeout=timeout)
+
     # -- topics -------------------------------------------------------------------------------
 
     def delete_topics(self, topics: Iterable[str]) -> int:
-        """Delete topics from both tiers; how many of them there were in either.
-
-        The tier first: a crash in between leaves a topic that is uploaded again, not one whose
-        tier is ahead. Nothing is uploaded meanwhile, but to queues that come just now; so the
-        tier is emptied again at the end.
-        """
-        tier = self._loaded()
-        wanted = set(topics)
-        files = tier.parts.files
-        keys = {*self._next.queues(), *(file.key for file in files.files())}
-        known = {key.topic for key in keys} | self._tiered_topics(tier)
-        with ExitStack() as alone:
-            for key in sorted(key for key in keys if key.topic in wanted):
-                if not alone.enter_context(tier.dispatcher.alone_with(key, timeout=FLUSH_SECONDS)):
-                    raise BackendUnavailableError(
-                        f"{key.topic}/{key.queue_id}", "delete", "its upload does not end"
-                    )
-            files.delete_topics(wanted)
-            self._next.delete_topics(wanted)
-            files.delete_topics(wanted)
-        return len(wanted & known)
+        """Delete topics from both tiers; how many of them there were in either."""
+        return delete_topics(self._loaded(), self._next, topics, timeout=FLUSH_SECONDS)
 
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
         """Delete every topic but the retained, the system's and light queues."""
-        tier = self._loaded()
         kept = set(retained)
-        unused = {
-            topic
-            for topic in self._tiered_topics(tier) - kept
-            if not is_system_topic(topic) and not topic.startswith(LIGHT_QUEUE_PREFIX)
-        }
+        unused = unused_topics(self._loaded(), kept)
         self.delete_topics(unused)
         return len(unused) + self._next.clean_unused_topics(kept)
-
-    @staticmethod
-    def _tiered_topics(tier: OpenTier) -> set[str]:
-        return {record.topic for record in tier.parts.metadata.topics()}
 
     # -- others -------------------------------------------------------------------------------
 

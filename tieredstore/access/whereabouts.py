@@ -21,6 +21,7 @@ from tieredstore.model.messages import SelectedMessage
 from tieredstore.model.values import QueueKey, SegmentType
 
 KEYS_ASKED_MAX: Final = 16  # of one message; each costs a look-up
+HITS_MAX: Final = 1_024  # stored in one millisecond: where there are more, nothing is said
 
 
 class Place(Enum):
@@ -83,7 +84,8 @@ def whereabouts(
         )
 
     if queue_offset >= maximum:
-        return at(Place.ABOVE)
+        problem = _problem(reader, key)  # a queue that lost its end ends too early
+        return at(Place.ABOVE if problem is None else Place.DAMAGED, problem)
     if queue_offset < minimum:
         return at(Place.BELOW)
     try:
@@ -94,6 +96,11 @@ def whereabouts(
     except SegmentError as error:
         return at(Place.DAMAGED, str(error))
     return _in_tier(reader, found[0], message, at(Place.IN_TIER), now_ms)
+
+
+def _problem(reader: TieredReader, key: QueueKey) -> str | None:
+    summary = reader.summary(*key)
+    return None if summary is None else summary.problem
 
 
 def _in_tier(
@@ -145,12 +152,21 @@ def _look_up(
     found: dict[str, bool] = {}
     for word in keys:
         answer = reader.query_message(
-            message.topic, word, begin=message.store_timestamp, end=message.store_timestamp
+            message.topic,
+            word,
+            count_max=HITS_MAX,
+            begin=message.store_timestamp,
+            end=message.store_timestamp,
         )
-        found[word] = any(each.log_offset == selected.log_offset for each in answer.messages)
+        is_found = any(
+            each.log_offset == selected.log_offset and each.record == selected.record
+            for each in answer.messages  # of all queues: each has a log of its own
+        )
+        if is_found or len(answer.messages) < HITS_MAX:
+            found[word] = is_found
     return (
-        tuple(word for word in keys if found[word]),
-        tuple(word for word in keys if not found[word]),
+        tuple(word for word in found if found[word]),
+        tuple(word for word in found if not found[word]),
     )
 
 

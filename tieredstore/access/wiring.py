@@ -11,14 +11,29 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from tieredstore.access.care.publish_chore import PublishChore
+from tieredstore.access.care.rebuild import rebuild
+from tieredstore.access.catalogue_choice import (
+    CatalogueOpeners,
+    NoCatalogueError,
+    chosen_catalogue,
+)
 from tieredstore.access.index_protocol import Index, NoIndex
 from tieredstore.access.reads.fetcher import Fetcher
 from tieredstore.driver.in_time import in_time
+from tieredstore.driver.measured import MeasuredProvider
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore
-from tieredstore.driver.metrics import MeasuredProvider, Metrics, NoMetrics
+from tieredstore.driver.metrics import Metrics, NoMetrics
 from tieredstore.driver.provider import SegmentProvider
-from tieredstore.driver.registry import MESSAGE_STORES, METADATA_STORES, PROVIDERS, resolve
+from tieredstore.driver.published import Publisher
+from tieredstore.driver.registry import (
+    CATALOGUE_COPIES,
+    MESSAGE_STORES,
+    METADATA_STORES,
+    PROVIDERS,
+    resolve,
+)
 from tieredstore.driver.retry import RetryingProvider, RetryPolicy
 from tieredstore.driver.runtime import Deadline, Runtime
 from tieredstore.flat.file_store import FlatFileStore
@@ -83,11 +98,15 @@ class TierParts:
             config, provider=provider, metadata=metadata, runtime=runtime, read_only=read_only
         )
         self.fetcher = Fetcher(self.files, index, config, runtime, metrics)
+        self.publishing = PublishChore(
+            None if read_only else publisher_of(config, provider, metadata)
+        )
         self._owned = ExitStack()
         self._ending = ending
 
     def own(self, opened: ExitStack) -> None:
         """Take over what was opened for these parts, to be released after them."""
+        opened.callback(self._publish_last)
         opened.callback(self.files.close)
         opened.callback(self.fetcher.close)
         opened.callback(self._end_index)
@@ -102,6 +121,14 @@ class TierParts:
     def close(self, timeout: float | None = None) -> None:
         self._ending.deadline = Deadline(self.runtime.clock, timeout)
         self._owned.close()
+
+    def _publish_last(self) -> None:
+        """What this life has changed, if there is time; else the next one publishes it."""
+        left = self._ending.left()
+        if not self.publishing.has_changes or left == 0:
+            return
+        if not in_time(self.runtime, "tier-catalogue-end", self.publishing.step, left).done():
+            log.warning("the catalogue was not published in time")
 
     def _end_index(self) -> None:
         """It may be waiting for a backend that never answers."""
@@ -135,7 +162,10 @@ def open_tier(config: StoreConfig, given: GivenParts, *, read_only: bool = False
             opened.callback(provider.close)
         metadata = given.metadata
         if metadata is None:
-            metadata = catalogue_of(config, runtime, read_only=read_only)
+            if read_only:
+                metadata = catalogue_to_read(config, runtime, provider)
+            else:
+                metadata = catalogue_of(config, runtime, read_only=False)
             opened.callback(metadata.close)
         parts = TierParts(
             config,
@@ -159,12 +189,11 @@ def _end_runtime(runtime: Runtime, ending: Ending) -> None:
 def provider_of(config: StoreConfig, runtime: Runtime, metrics: Metrics) -> SegmentProvider:
     """The provider of the settings, each of its requests measured, and tried again if need be."""
     found: type[SegmentProvider] = resolve(PROVIDERS, config.provider, SegmentProvider)
-    provider = found.from_config(config, runtime)
-    provider.report_to(metrics)
-    measured = MeasuredProvider(provider, metrics, runtime)
-    return (
-        measured if provider.retries_itself else RetryingProvider(measured, RetryPolicy(), runtime)
-    )
+    made: SegmentProvider = MeasuredProvider(found.from_config(config, runtime), metrics, runtime)
+    if not made.retries_itself:
+        made = RetryingProvider(made, RetryPolicy(), runtime)
+    made.report_to(metrics)
+    return made
 
 
 def catalogue_of(config: StoreConfig, runtime: Runtime, *, read_only: bool) -> MetadataStore:
@@ -177,6 +206,49 @@ def catalogue_of(config: StoreConfig, runtime: Runtime, *, read_only: bool) -> M
         config.catalogue_path, read_only=read_only, clock_ms=runtime.clock.now_ms
     )
     return catalogue
+
+
+def catalogue_to_read(
+    config: StoreConfig, runtime: Runtime, provider: SegmentProvider
+) -> MetadataStore:
+    """The catalogue that a reader starts from: the file, what is published, or the bytes alone."""
+    openers = CatalogueOpeners(
+        file=lambda: catalogue_of(config, runtime, read_only=True),
+        published=lambda: published_catalogue(config, provider),
+        rebuilt=lambda: _rebuilt_catalogue(config, runtime, provider),
+    )
+    return chosen_catalogue(config, openers)
+
+
+def published_catalogue(config: StoreConfig, provider: SegmentProvider) -> MetadataStore | None:
+    """What the broker of the settings last published beside its tier; None where it has not."""
+    generations = provider.generations(config.broker_name)
+    if generations is None:
+        return None
+    kind: Any = resolve(CATALOGUE_COPIES, "published", MetadataStore)
+    found: MetadataStore | None = kind.open(generations)
+    return found
+
+
+def _rebuilt_catalogue(
+    config: StoreConfig, runtime: Runtime, provider: SegmentProvider
+) -> MetadataStore:
+    kind: Any = resolve(CATALOGUE_COPIES, "rebuild", MetadataStore)
+    place = f"the bytes of {config.broker_name}"
+    made: MetadataStore = kind(place=place, clock_ms=runtime.clock.now_ms)
+    if not rebuild(made, provider, config, runtime).segment_count:
+        raise NoCatalogueError(place, "there is not one segment")
+    return made
+
+
+def publisher_of(
+    config: StoreConfig, provider: SegmentProvider, metadata: MetadataStore
+) -> Publisher | None:
+    """What publishes this catalogue, which is open for writing; None where nothing can or is to."""
+    generations = provider.generations(config.broker_name)
+    if generations is None or not config.publish_interval_ms:
+        return None
+    return metadata.publisher(generations, cluster=config.cluster_name, broker=config.broker_name)
 
 
 def index_of(

@@ -47,6 +47,28 @@ def audit(tier: TierOptions, repair: Repair = False, json: Json = False) -> None
 
 
 @app.command(
+    short_help="Let a stopped queue go on, if it can.",
+    epilog="Example: tieredstore resume Orders 3 --config broker.conf",
+)
+@takes_tier
+def resume(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    queue_id: Annotated[int, typer.Argument(metavar="QUEUE", help="The queue id.")],
+    *,
+    tier: TierOptions,
+) -> None:
+    """Have the broker, at its next start, compare a stopped queue with its own messages again.
+
+    It goes on where both hold the same, or the broker has none left to compare; else it stays
+    stopped, and the log says why. No broker may be running on this tier.
+    """
+    from tieredstore.cli import tier_care
+
+    tier_care.resumed(tier, topic, queue_id)
+    write_line(f"{topic}/{queue_id} is compared at the next start of the broker")
+
+
+@app.command(
     short_help="Restore a lost catalogue from the bytes.",
     epilog="Example: tieredstore rebuild --config broker.conf",
 )

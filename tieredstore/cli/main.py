@@ -11,7 +11,23 @@ from collections.abc import Sequence
 
 import typer
 
-from tieredstore.cli import care, cost, expire, find, local, look, read, try_out, why
+from tieredstore.cli import (
+    care,
+    catalogue,
+    cost,
+    expire,
+    export,
+    find,
+    local,
+    look,
+    migrate,
+    read,
+    reindex,
+    report,
+    try_out,
+    verify,
+    why,
+)
 from tieredstore.cli.failures import EXIT_CODES, ExitCode, outcome
 from tieredstore.cli.output import finish_output, silence_output
 
@@ -26,9 +42,24 @@ app = typer.Typer(
     rich_markup_mode=None,  # boxes cost 0.15 s, and a pager or a log shows them badly
     pretty_exceptions_enable=False,
 )
-for verbs in (look.app, read.app, find.app, why.app, care.app, expire.app, cost.app, try_out.app):
+for verbs in (
+    look.app,
+    read.app,
+    find.app,
+    why.app,
+    care.app,
+    expire.app,
+    cost.app,
+    report.app,
+    try_out.app,
+    migrate.app,
+    verify.app,
+    export.app,
+    reindex.app,
+):
     app.add_typer(verbs)
 app.add_typer(local.app, name="local")
+app.add_typer(catalogue.app, name="metadata")
 
 
 @app.callback()

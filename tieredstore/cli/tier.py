@@ -11,21 +11,22 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tieredstore.access.catalogue_choice import NoCatalogueError
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.wiring import catalogue_of, provider_of
+from tieredstore.access.wiring import catalogue_to_read, provider_of
 from tieredstore.cli.choice import known_names
 from tieredstore.cli.failures import CommandError, ExitCode
 from tieredstore.cli.output import note, printable
 from tieredstore.cli.tier_options import TierOptions, config_of
+from tieredstore.cli.times import shown_time
 from tieredstore.codec.names import cluster_directory
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.published import CatalogueFacts
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import MetadataError
-
-_CATALOGUE_SUFFIXES = ("", ".bak", ".journal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +85,12 @@ def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
         metadata: MetadataStore | None = None
         failure: CommandError | MetadataError | None = None
         try:
-            _check_catalogue(config)
-            metadata = catalogue_of(config, runtime, read_only=True)
+            metadata = catalogue_to_read(config, runtime, provider)
             opened.callback(metadata.close)
-        except (CommandError, MetadataError) as error:
+            tell_copy(metadata.facts)
+        except NoCatalogueError as error:
+            failure = no_catalogue(error)
+        except MetadataError as error:
             failure = error
         if metadata is not None:
             _check_cluster(config, metadata)
@@ -107,16 +110,29 @@ def check_root(config: StoreConfig) -> None:
     )
 
 
-def _check_catalogue(config: StoreConfig) -> None:
-    """A catalogue that is not there would be opened as an empty one."""
-    path = config.catalogue_path
-    if config.metadata != "json" or any(Path(path + end).exists() for end in _CATALOGUE_SUFFIXES):
-        return
-    raise CommandError(
-        f"{path}: there is no such file; name the catalogue with --metadata, or with "
-        "--store-path the directory whose config/ has it",
-        ExitCode.NOT_THERE,
-    )
+def no_catalogue(error: NoCatalogueError) -> CommandError:
+    """What to do where there is none."""
+    text = f"{error.path}: {error.reason}"
+    if error.names_file:
+        text += (
+            "; name the catalogue with --metadata, or with --store-path the directory whose "
+            "config/ has it"
+        )
+    if error.is_published_missing:
+        text += (
+            "; none of this broker is published beside the tier either: `rebuild` makes one from "
+            "the bytes, and --catalogue rebuild does without"
+        )
+    return CommandError(printable(text), ExitCode.NOT_THERE)
+
+
+def tell_copy(facts: CatalogueFacts) -> None:
+    """Who reads a copy is told how old it is."""
+    if facts.source == "published":
+        note(
+            f"from the published catalogue, generation {facts.generation} of "
+            f"{shown_time(facts.written_ms or 0)}: newer segments are not in it"
+        )
 
 
 def _check_cluster(config: StoreConfig, metadata: MetadataStore) -> None:

@@ -13,12 +13,28 @@ from typing import Any, Final
 from tieredstore.access.care.audit import audit
 from tieredstore.access.care.audit_report import AuditReport, Finding, Severity
 from tieredstore.access.care.rebuild import NewerCatalogueError, RebuildReport, rebuild
-from tieredstore.access.wiring import catalogue_of, provider_of
+from tieredstore.access.care.rebuild_published import rebuild_beside_published
+from tieredstore.access.catalogue_choice import NoCatalogueError, has_file
+from tieredstore.access.copied_rows import amend_copy
+from tieredstore.access.upload.agreement import ask_to_resume
+from tieredstore.access.wiring import (
+    catalogue_of,
+    provider_of,
+    published_catalogue,
+    publisher_of,
+)
 from tieredstore.cli.choice import known_names
 from tieredstore.cli.failures import CommandError, ExitCode
 from tieredstore.cli.output import printable
-from tieredstore.cli.tier import check_broker, check_root, notes_of_the_library, opened_backend
+from tieredstore.cli.tier import (
+    check_broker,
+    check_root,
+    no_catalogue,
+    notes_of_the_library,
+    opened_backend,
+)
 from tieredstore.cli.tier_options import TierOptions, config_of
+from tieredstore.codec.names import queue_path
 from tieredstore.driver.certify import certify
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import NoMetrics
@@ -44,7 +60,24 @@ def audited(tier: TierOptions, *, repair: bool) -> AuditReport:
             metadata.close()
             metadata = for_writing(backend.config, backend.runtime)
             opened.callback(metadata.close)
+        else:
+            amend_copy(metadata, backend.provider, [backend.config.broker_name])
         return audit(metadata, backend.provider, backend.config, backend.runtime, repair=repair)
+
+
+def resumed(tier: TierOptions, topic: str, queue_id: int) -> None:
+    with ExitStack() as opened:
+        backend = opened.enter_context(opened_backend(tier))
+        if backend.metadata is None:
+            raise backend.failure or CommandError("there is no catalogue", ExitCode.NOT_THERE)
+        check_broker(backend.config, backend.metadata)
+        backend.metadata.close()
+        metadata = for_writing(backend.config, backend.runtime)
+        opened.callback(metadata.close)
+        path = queue_path(backend.config.broker_name, topic, queue_id)
+        if not ask_to_resume(path, metadata):
+            text = f"{printable(topic)}/{queue_id} was not stopped; audit shows which queues are"
+            raise CommandError(text, ExitCode.NOT_THERE)
 
 
 def rebuilt(tier: TierOptions) -> RebuildReport:
@@ -56,10 +89,20 @@ def rebuilt(tier: TierOptions) -> RebuildReport:
         opened.callback(provider.close)
         check_root(config)
         _check_there_is_data(config, provider)
-        metadata = for_writing(config, runtime)
+        metadata = for_writing(config, runtime, create=True)
         opened.callback(metadata.close)
+        publisher = publisher_of(config, provider, metadata)
         try:
-            return rebuild(metadata, provider, config, runtime)
+            if publisher is None:
+                return rebuild(metadata, provider, config, runtime)
+            return rebuild_beside_published(
+                metadata,
+                provider,
+                config,
+                runtime,
+                publisher=publisher,
+                published=lambda: published_catalogue(config, provider),
+            )
         except NewerCatalogueError as error:
             text = f"{config.catalogue_path} is not written over: {error}"
             raise CommandError(printable(text), ExitCode.REFUSED) from error
@@ -83,8 +126,11 @@ def certified(tier: TierOptions) -> Sequence[ProbeFinding]:
         return provider.probe()
 
 
-def for_writing(config: StoreConfig, runtime: Runtime) -> MetadataStore:
-    """The catalogue, locked: no broker may be running on it."""
+def for_writing(config: StoreConfig, runtime: Runtime, *, create: bool = False) -> MetadataStore:
+    """The catalogue, locked: no broker may be running on it. A copy of it cannot be written."""
+    if not create and not has_file(config):
+        missing = NoCatalogueError(config.catalogue_path, "there is no such file", names_file=True)
+        raise no_catalogue(missing)
     try:
         return catalogue_of(config, runtime, read_only=False)
     except MetadataError as error:

@@ -7,6 +7,7 @@ new option is one more field, with the name of its setting. Opening what was nam
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import wraps
@@ -63,6 +64,14 @@ class TierOptions:
         str | None,
         typer.Option("--metadata", metavar="FILE", help="The catalogue: tieredStoreMetadata.json."),
     ] = None
+    catalogue: Annotated[
+        str | None,
+        typer.Option(
+            "--catalogue",
+            metavar="WHICH",
+            help="file, published, or rebuild: in memory; else the file, or what is published.",
+        ),
+    ] = None
     store_path: Annotated[
         str | None,
         typer.Option(
@@ -95,19 +104,26 @@ class TierOptions:
 
 def takes_tier(verb: Callable[..., None]) -> Callable[..., None]:
     """The verb with the options of `TierOptions` in the place of its argument `tier`."""
-    names = [spec.name for spec in fields(TierOptions)]
+    return takes_bundle(verb, "tier", TierOptions)
+
+
+def takes_bundle(
+    verb: Callable[..., None], argument: str, bundle: Callable[..., Any]
+) -> Callable[..., None]:
+    """The verb with the options of `bundle`, a dataclass, in the place of this argument."""
+    defaults = {spec.name: spec.default for spec in fields(bundle)}  # type: ignore[arg-type]
 
     @wraps(verb)
     def with_options(**words: Any) -> None:
-        tier = TierOptions(**{name: words.pop(name) for name in names})
-        verb(tier=tier, **words)
+        words[argument] = bundle(**{name: words.pop(name) for name in defaults})
+        verb(**words)
 
     hints = get_type_hints(verb, include_extras=True)
-    options = get_type_hints(TierOptions, include_extras=True)
+    options = get_type_hints(bundle, include_extras=True)
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(verb).parameters.values():
-        if parameter.name == "tier":
-            parameters += [_parameter(name, options[name], None) for name in names]
+        if parameter.name == argument:
+            parameters += [_parameter(name, options[name], defaults[name]) for name in defaults]
         else:
             parameters.append(_parameter(parameter.name, hints[parameter.name], parameter.default))
     # What typer looks at instead of the verb's own.
@@ -123,7 +139,10 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def config_of(tier: TierOptions) -> StoreConfig:
-    """The settings of the tier that was named; what is said beside a file counts more than it."""
+    """The settings of the tier that was named; what is said beside a file counts more than it.
+
+    Keys of an object store that neither says come from the environment: a file need hold no secret.
+    """
     from tieredstore.model.config import StoreConfig
 
     if tier.config is not None:
@@ -145,4 +164,13 @@ def config_of(tier: TierOptions) -> StoreConfig:
         raise CommandError(f"{where}name the root of the tier with --path ROOT", ExitCode.USAGE)
     if config.provider == "s3" and not config.bucket:
         raise CommandError(f"{where}name the bucket of the tier with --bucket NAME", ExitCode.USAGE)
-    return config
+    return config if config.access_key or config.secret_key else _with_secrets(config)
+
+
+def _with_secrets(config: StoreConfig) -> StoreConfig:
+    """Nothing else of the environment counts here: a verb may name two tiers."""
+    from tieredstore.model.setting import facts_of, settings_of
+
+    secret = [name for name, spec in settings_of(config).items() if facts_of(spec).secret]
+    names = [f"{config.ENV_PREFIX}{name.upper()}" for name in secret]
+    return config.with_env({name: os.environ[name] for name in names if name in os.environ})

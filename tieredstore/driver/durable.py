@@ -5,12 +5,18 @@ What lives here: fsync of directories, durable creation of directories, atomic r
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+log = logging.getLogger(__name__)
+
 DURABLE_DIRECTORIES_MAX: Final = 100_000
+OPENS_MAX: Final = 8
 _durable_directories: set[str] = set()
 
 
@@ -62,12 +68,14 @@ def write_atomically(
 ) -> None:
     """Replace the file at `path`: after a crash there is the old content or the new, whole.
 
-    One writer a path at a time; what a crashed one left behind is written over.
+    One writer a path at a time: BlockingIOError, and nothing changed, where another process is at
+    it. What a crashed one left behind is written over.
     """
     target = Path(path)
     temporary = target.with_name(target.name + ".tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    descriptor = _opened_alone(temporary)
     try:
+        os.ftruncate(descriptor, 0)
         position = 0
         for block in blocks:
             write_all(descriptor, block, position)
@@ -80,3 +88,20 @@ def write_atomically(
     finally:
         os.close(descriptor)
     fsync_directory(target.parent)
+
+
+def _opened_alone(path: Path) -> int:
+    """The file, made if need be, and locked until it is closed."""
+    for _ in range(OPENS_MAX):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        except FileNotFoundError:
+            log.debug("%s got its name just now", path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # whoever had the lock has given the file its own name
+    raise BlockingIOError(errno.EAGAIN, "others are always quicker", str(path))

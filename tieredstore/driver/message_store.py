@@ -54,6 +54,8 @@ class MessageStore(Protocol):
     * Absence is None, a status or an empty answer; failure is an exception. Unknown topics and
       queues are absence.
     * Any thread may call anything at any time. What is returned does not change later.
+    * A store that confirms late may also have `flush()`: make durable, and confirm, what was put
+      before. Whoever needs that looks for it; a store without one confirms in its own time.
 
     Raises: StoreClosedError, InvalidConfigError (load), SegmentCorruptError, BackendError.
     """

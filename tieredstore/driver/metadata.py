@@ -9,10 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
+from tieredstore.driver.published import CatalogueFacts, CatalogueUpkeep, Publisher
 from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
+from tieredstore.model.errors import MetadataError
 from tieredstore.model.values import SegmentType
+
+if TYPE_CHECKING:
+    from tieredstore.driver.generations import Generations
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -121,6 +126,40 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
+
+    @property
+    def facts(self) -> CatalogueFacts:
+        """Where all this comes from; does not change but with `refresh`."""
+        return CatalogueFacts(source=type(self).__name__, place="")
+
+    @property
+    def upkeep(self) -> CatalogueUpkeep:
+        """How its files are doing, where it has any."""
+        return CatalogueUpkeep()
+
+    def snapshot_bytes(self) -> bytes:
+        """RocketMQ's own JSON for all that is in here now; MetadataError from who cannot."""
+        raise MetadataError(self.facts.place, "it cannot be written as RocketMQ's JSON")
+
+    def contents(self) -> Sequence[Change]:
+        """Changes that make an empty catalogue say all that this one does."""
+        return [
+            *map(Put, self.topics()),
+            *map(Put, self.queues()),
+            *map(Put, self.segments()),
+        ]
+
+    def amend(self, *, gone: Sequence[SegmentRecord], come: Sequence[SegmentRecord]) -> None:
+        """Show what has happened since a copy was made: until it is replaced by a newer one.
+
+        Only for a store whose `facts` say that it is a copy; MetadataError from any other, where
+        bytes that are missing are damage.
+        """
+        raise MetadataError(self.facts.place, "it is no copy: what it names must be there")
+
+    def publisher(self, generations: Generations, *, cluster: str, broker: str) -> Publisher | None:
+        """What publishes this catalogue; None where its kind cannot be published."""
+        return None
 
     def put(self, *records: TopicRecord | QueueRecord | SegmentRecord) -> None:
         self.apply([Put(record) for record in records])

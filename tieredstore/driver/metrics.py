@@ -1,28 +1,19 @@
 """What is measured, under RocketMQ's names and labels, and where it goes.
 
-What lives here: the metrics of RocketMQ's tiered store as data, the `Metrics` protocol with a
-default that does nothing, and the wrapper that measures every request to a backend. Exporters for
-Prometheus and OpenTelemetry live elsewhere and only read these declarations.
+What lives here: the metrics of RocketMQ's tiered store as data, and the `Metrics` protocol with a
+default that does nothing. Metrics of ours are in `our_metrics`; what measures requests is
+`measured`. Exporters for Prometheus and OpenTelemetry live elsewhere and read the declarations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
-from typing import Final, ParamSpec, Protocol, TypeAlias, TypeVar
-
-from tieredstore.driver.provider import SegmentProvider, SegmentRead, WritePair
-from tieredstore.driver.runtime import Runtime
-from tieredstore.driver.segment import Buffer, FileSegment
-from tieredstore.driver.wrapper import ProviderWrapper, SegmentWrapper
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from typing import Final, Protocol, TypeAlias
 
 Labels: TypeAlias = Mapping[str, str]
+GaugeRead: TypeAlias = Callable[[], Iterable[tuple[float, Labels]]]
 
 BASE_LABELS: Final[Labels] = {"storage_type": "tiered", "storage_medium": "blob"}
 
@@ -42,6 +33,7 @@ class Metric:
     labels: tuple[str, ...] = ()
     unit: str = ""
     buckets: tuple[float, ...] = ()
+    meaning: str = ""
 
 
 _MS = (1, 3, 5, 7, 10, 100, 200, 400, 600, 800, 1000, 1500, 3000)
@@ -53,28 +45,91 @@ _STORE = "rocketmq_tiered_store_"
 _COUNTER, _HISTOGRAM, _GAUGE = MetricKind.COUNTER, MetricKind.HISTOGRAM, MetricKind.GAUGE
 
 API_LATENCY = Metric(
-    _STORE + "api_latency", _HISTOGRAM, ("operation", "topic", "group"), "milliseconds", _MS
+    _STORE + "api_latency",
+    _HISTOGRAM,
+    ("operation", "topic", "group"),
+    "milliseconds",
+    _MS,
+    "How long the tier took to answer a question of the broker",
 )
 RPC_LATENCY = Metric(
-    _STORE + "provider_rpc_latency", _HISTOGRAM, (*_RPC, "success"), "milliseconds", _MS
+    _STORE + "provider_rpc_latency",
+    _HISTOGRAM,
+    (*_RPC, "success"),
+    "milliseconds",
+    _MS,
+    "How long one read or write of a segment took",
 )
-UPLOAD_BYTES = Metric(_STORE + "provider_upload_bytes", _HISTOGRAM, _RPC, "bytes", _BYTES)
-DOWNLOAD_BYTES = Metric(_STORE + "provider_download_bytes", _HISTOGRAM, _RPC, "bytes", _BYTES)
-DISPATCH_BEHIND = Metric(_STORE + "dispatch_behind", _GAUGE, _QUEUE)
+UPLOAD_BYTES = Metric(
+    _STORE + "provider_upload_bytes",
+    _HISTOGRAM,
+    _RPC,
+    "bytes",
+    _BYTES,
+    "How many bytes one write of a segment had",
+)
+DOWNLOAD_BYTES = Metric(
+    _STORE + "provider_download_bytes",
+    _HISTOGRAM,
+    _RPC,
+    "bytes",
+    _BYTES,
+    "How many bytes one read of a segment had",
+)
+DISPATCH_BEHIND = Metric(
+    _STORE + "dispatch_behind",
+    _GAUGE,
+    _QUEUE,
+    meaning="Messages of a queue that the tier has not taken yet",
+)
 # The unit is what RocketMQ declares and dashboards expect; the value is in milliseconds there too.
-DISPATCH_LATENCY = Metric(_STORE + "dispatch_latency", _GAUGE, _QUEUE, "seconds")
-MESSAGES_DISPATCHED = Metric(_STORE + "messages_dispatch_total", _COUNTER, _QUEUE)
-MESSAGES_OUT = Metric(_STORE + "messages_out_total", _COUNTER, ("topic", "group"))
-GET_MESSAGE_FALLBACK = Metric(
-    _STORE + "get_message_fallback_total", _COUNTER, ("operation", "topic", "group")
+DISPATCH_LATENCY = Metric(
+    _STORE + "dispatch_latency",
+    _GAUGE,
+    _QUEUE,
+    "seconds",
+    meaning="The age of the oldest of them; in milliseconds, whatever RocketMQ's unit says",
 )
-READ_CACHE_COUNT = Metric(_STORE + "read_ahead_cache_count", _GAUGE)
-READ_CACHE_BYTES = Metric(_STORE + "read_ahead_cache_bytes", _GAUGE, (), "bytes")
-READ_CACHE_ACCESS = Metric(_STORE + "read_ahead_cache_access_total", _COUNTER)
-READ_CACHE_HIT = Metric(_STORE + "read_ahead_cache_hit_total", _COUNTER)
-STORAGE_SIZE = Metric("rocketmq_storage_size", _GAUGE, ("topic", "file_type"), "bytes")
+MESSAGES_DISPATCHED = Metric(
+    _STORE + "messages_dispatch_total", _COUNTER, _QUEUE, meaning="Messages that were uploaded"
+)
+MESSAGES_OUT = Metric(
+    _STORE + "messages_out_total",
+    _COUNTER,
+    ("topic", "group"),
+    meaning="Messages that the tier gave to consumers",
+)
+GET_MESSAGE_FALLBACK = Metric(
+    _STORE + "get_message_fallback_total",
+    _COUNTER,
+    ("operation", "topic", "group"),
+    meaning="Questions that the broker's own store answered because the backend could not",
+)
+READ_CACHE_COUNT = Metric(
+    _STORE + "read_ahead_cache_count", _GAUGE, meaning="Pieces of segments in the read cache"
+)
+READ_CACHE_BYTES = Metric(
+    _STORE + "read_ahead_cache_bytes", _GAUGE, (), "bytes", meaning="Bytes in the read cache"
+)
+READ_CACHE_ACCESS = Metric(
+    _STORE + "read_ahead_cache_access_total", _COUNTER, meaning="Reads that asked the read cache"
+)
+READ_CACHE_HIT = Metric(
+    _STORE + "read_ahead_cache_hit_total", _COUNTER, meaning="Reads that it had everything for"
+)
+STORAGE_SIZE = Metric(
+    "rocketmq_storage_size",
+    _GAUGE,
+    ("topic", "file_type"),
+    "bytes",
+    meaning="Bytes in the tier; `topic` is a queue's path, as in RocketMQ",
+)
 STORAGE_RESERVE_TIME = Metric(
-    "rocketmq_storage_message_reserve_time", _GAUGE, ("topic", "queue_id"), "milliseconds"
+    "rocketmq_storage_message_reserve_time",
+    _GAUGE,
+    ("topic", "queue_id"),
+    "milliseconds",
+    meaning="The age of the oldest message of a queue in the tier",
 )
 
 ROCKETMQ_METRICS: Final[tuple[Metric, ...]] = (
@@ -108,8 +163,9 @@ class Metrics(Protocol):
     def record(self, metric: Metric, value: float, labels: Labels) -> None:
         """Put one value into a histogram."""
 
-    def observe(self, metric: Metric, read: Callable[[], Iterable[tuple[float, Labels]]]) -> None:
-        """Have a gauge read, with all its label sets, whenever it is exported."""
+    def observe(self, metric: Metric, read: GaugeRead) -> None:
+        """Have a gauge, or a counter that is kept elsewhere, read whenever it is exported: each
+        label set once."""
 
 
 class NoMetrics:
@@ -121,104 +177,32 @@ class NoMetrics:
     def record(self, metric: Metric, value: float, labels: Labels) -> None:
         pass
 
-    def observe(self, metric: Metric, read: Callable[[], Iterable[tuple[float, Labels]]]) -> None:
+    def observe(self, metric: Metric, read: GaugeRead) -> None:
         pass
 
 
-class MeasuredSegment(SegmentWrapper):
-    """A segment whose reads and writes are measured under RocketMQ's names."""
+class MetricsOfOneLife:
+    """Forwards to `inner`; what is observed through it is let go of by `end`.
 
-    def __init__(self, inner: FileSegment, metrics: Metrics, runtime: Runtime) -> None:
-        super().__init__(inner)
-        self._metrics = metrics
-        self._clock = runtime.clock
-        self._labels = {"path": inner.queue_path, "file_type": inner.type.name.lower()}
+    A store that is shut down shows no gauges, and what it was made of is not kept by them.
+    """
 
-    def read(self, position: int, length: int) -> bytes:
-        data = self.measured("read", self.inner.read, position, length)
-        self.record_download(len(data))
-        return data
+    def __init__(self, inner: Metrics) -> None:
+        self.add = inner.add
+        self.record = inner.record
+        self._inner = inner
+        self._reads: list[GaugeRead | None] = []
 
-    def write(self, position: int, data: Buffer) -> None:
-        self.measured("write", self.inner.write, position, data)
-        self.record_upload(memoryview(data).nbytes)
+    def observe(self, metric: Metric, read: GaugeRead) -> None:
+        place = len(self._reads)
+        self._reads.append(read)
 
-    def record_download(self, size: int) -> None:
-        self._metrics.record(DOWNLOAD_BYTES, size, {**self._labels, "operation": "read"})
+        def read_while_alive() -> Iterable[tuple[float, Labels]]:
+            mine = self._reads[place]
+            return () if mine is None else mine()
 
-    def record_upload(self, size: int) -> None:
-        self._metrics.record(UPLOAD_BYTES, size, {**self._labels, "operation": "write"})
+        self._inner.observe(metric, read_while_alive)
 
-    def measured(
-        self, operation: str, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        started = self._clock.monotonic()
-        success = False
-        try:
-            outcome = call(*args, **kwargs)
-            success = True
-            return outcome
-        finally:
-            self.record_call(operation, started, success=success)
-
-    def record_call(self, operation: str, started: float, *, success: bool) -> None:
-        spent_ms = (self._clock.monotonic() - started) * 1000
-        labels = {**self._labels, "operation": operation, "success": str(success).lower()}
-        self._metrics.record(RPC_LATENCY, spent_ms, labels)
-
-
-class MeasuredProvider(ProviderWrapper):
-    """A provider whose segments are measured."""
-
-    def __init__(self, inner: SegmentProvider, metrics: Metrics, runtime: Runtime) -> None:
-        super().__init__(inner, runtime)
-        self._metrics = metrics
-
-    def wrap(self, segment: FileSegment) -> MeasuredSegment:
-        return MeasuredSegment(segment, self._metrics, self._runtime)
-
-    def read_many(self, reads: Sequence[SegmentRead]) -> Sequence[bytes]:
-        """Each by itself, or in the provider's own way: then each took as long as all."""
-        if not self.retries_itself:
-            return super().read_many(reads)
-        started = self._runtime.clock.monotonic()
-        results: Sequence[bytes] | None = None
-        try:
-            results = self.inner.read_many(reads)
-        finally:
-            for each in _measured(read.segment for read in reads):
-                each.record_call("read", started, success=results is not None)
-        for read, data in zip(reads, results, strict=True):
-            for each in _measured([read.segment]):
-                each.record_download(len(data))
-        return results
-
-    def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
-        """Each by itself, or in the provider's own way: then both of a pair took as long."""
-        if not self.retries_itself:
-            return super().write_many(pairs)
-        started = self._runtime.clock.monotonic()
-        futures = self.inner.write_many(pairs)
-        for pair, future in zip(pairs, futures, strict=True):
-            future.add_done_callback(partial(self._record_pair, pair, started))
-        return futures
-
-    def _record_pair(self, pair: WritePair, started: float, future: Future[None]) -> None:
-        success = not future.cancelled() and future.exception() is None
-        for write in (pair.log, pair.queue):
-            if write is not None:
-                for each in _measured([write.segment]):
-                    each.record_call("write", started, success=success)
-                    if success:
-                        each.record_upload(memoryview(write.data).nbytes)
-
-    def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
-        if not isinstance(segment, MeasuredSegment):
-            return super().create(segment, blocks)
-        size = segment.measured("write", super().create, segment, blocks)
-        segment.record_upload(size)
-        return size
-
-
-def _measured(segments: Iterable[FileSegment]) -> Iterator[MeasuredSegment]:
-    return (each for each in segments if isinstance(each, MeasuredSegment))
+    def end(self) -> None:
+        """Show nothing any more; idempotent."""
+        self._reads[:] = [None] * len(self._reads)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, ParamSpec, TypeVar
 
-from tieredstore.driver.metrics import Metric, MetricKind, Metrics, NoMetrics
+from tieredstore.driver.metrics import Metrics, NoMetrics
 from tieredstore.driver.object_client import (
     KEYS_PER_REQUEST,
     AbandonedUpload,
@@ -26,6 +26,7 @@ from tieredstore.driver.object_client import (
     once,
 )
 from tieredstore.driver.object_wrapper import ObjectClientWrapper
+from tieredstore.driver.our_metrics import OBJECT_BILL, OBJECT_BYTES, OBJECT_REQUESTS
 from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import InvalidConfigError, TieredStoreError
 
@@ -33,12 +34,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 OPERATIONS: Final = ("put", "list", "get", "head", "delete")
-
-OBJECT_REQUESTS = Metric(
-    "tieredstore_object_requests_total", MetricKind.COUNTER, ("operation", "success")
-)
-OBJECT_BYTES = Metric("tieredstore_object_bytes_total", MetricKind.COUNTER, ("operation",), "bytes")
-OBJECT_BILL = Metric("tieredstore_object_requests_estimated_cost", MetricKind.GAUGE, (), "dollars")
 
 _LABELS: Final = {
     (operation, success): {"operation": operation, "success": str(success).lower()}

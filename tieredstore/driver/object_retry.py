@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tieredstore.driver.lost_reply import settling
+from tieredstore.driver.metrics import Metrics
 from tieredstore.driver.object_client import (
     AbandonedUpload,
     Attempt,
@@ -40,6 +41,10 @@ class RetryingClient(ObjectClientWrapper):
     def __init__(self, inner: ObjectClient, policy: RetryPolicy, runtime: Runtime) -> None:
         super().__init__(inner)
         self._retry = Retry(policy, runtime)
+
+    def report_to(self, metrics: Metrics) -> None:
+        """Have retries shown from now on."""
+        self._retry.report_to(metrics)
 
     def head(self, key: str) -> ObjectFacts:
         return self._retry(self.inner.head, key)
@@ -84,6 +89,30 @@ class RetryingClient(ObjectClientWrapper):
                 key, data, metadata=metadata, if_absent=if_absent, if_match=if_match
             )
 
+        return self._put(put, key, data, metadata)
+
+    def created(self, key: str, data: Buffer, *, metadata: Mapping[str, str]) -> bool:
+        """Put a new object; whether it had to be asked for only once. What it raises is `put`'s.
+
+        A put that was sent again may land long after its answer: the first one is under way.
+        """
+        attempts = 0
+
+        def put() -> ObjectFacts:
+            nonlocal attempts
+            attempts += 1
+            return self.inner.put(key, data, metadata=metadata, if_absent=True)
+
+        self._put(put, key, data, metadata)
+        return attempts < 2
+
+    def _put(
+        self,
+        put: Callable[[], ObjectFacts],
+        key: str,
+        data: Buffer,
+        metadata: Mapping[str, str] | None,
+    ) -> ObjectFacts:
         size = memoryview(data).nbytes
         return self._retry(settling(put, self.inner.head, key, size, metadata))
 
@@ -119,10 +148,20 @@ class RetryingClient(ObjectClientWrapper):
             yield found
 
     def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
+        return self.deleted(keys)[0]
+
+    def deleted(self, keys: Sequence[str]) -> tuple[Mapping[str, TieredStoreError], bool]:
+        """What failed and why, and whether nothing had to be asked for a second time.
+
+        A delete that was sent again may land long after its answer: the first one is under way.
+        """
         failed: dict[str, TieredStoreError] = {}
         pending = list(keys)
+        attempts = 0
 
         def attempt() -> None:
+            nonlocal attempts
+            attempts += 1
             try:
                 errors = self.inner.delete_many(pending)
             except BackendUnavailableError as error:
@@ -142,7 +181,7 @@ class RetryingClient(ObjectClientWrapper):
                 raise failure
 
         self._all_retried(attempt)
-        return failed
+        return failed, attempts < 2
 
     def abandoned_uploads(self, prefix: str = "") -> Sequence[AbandonedUpload]:
         return self._retry(self.inner.abandoned_uploads, prefix)

@@ -17,7 +17,9 @@ from tieredstore.model.errors import PositionMismatchError, SegmentNotFoundError
 from tieredstore.model.values import SegmentType
 
 if TYPE_CHECKING:
+    from tieredstore.driver.generations import Generations
     from tieredstore.driver.metrics import Metrics
+    from tieredstore.driver.scratch import Scratch
     from tieredstore.model.config import StoreConfig
 
 
@@ -161,6 +163,17 @@ class SegmentProvider(ABC):
 
     def remove_leftovers(self, leftovers: Sequence[Leftover]) -> None:  # noqa: B027 - has none
         """Delete what `leftovers` showed; for who holds the catalogue's lock."""
+
+    def generations(self, broker: str) -> Generations | None:
+        """Where this broker's catalogue is published; None where nobody could read it."""
+        return None
+
+    def scratch(self, broker: str) -> Scratch | None:
+        """Where jobs stage what is to become part of the tier; None where there is no such place.
+
+        What lies there is among the `leftovers` too.
+        """
+        return None
 
     def probe(self) -> Sequence[ProbeFinding]:
         """Can this backend be trusted? Writes, reads, lists and deletes a segment of its own."""

@@ -19,6 +19,7 @@ from tieredstore.model.errors import InvalidConfigError
 
 PROVIDERS: Final = "tieredstore.providers"
 METADATA_STORES: Final = "tieredstore.metadata"
+CATALOGUE_COPIES: Final = "tieredstore.catalogue_copies"
 MESSAGE_STORES: Final = "tieredstore.message_stores"
 
 _BUILT_IN: Final[Mapping[str, Mapping[str, str]]] = {
@@ -30,6 +31,10 @@ _BUILT_IN: Final[Mapping[str, Mapping[str, str]]] = {
     },
     METADATA_STORES: {
         "json": "tieredstore.metadata.json_store:JsonMetadataStore",
+    },
+    CATALOGUE_COPIES: {
+        "published": "tieredstore.metadata.published_store:PublishedMetadataStore",
+        "rebuild": "tieredstore.metadata.memory_store:MemoryMetadataStore",
     },
     MESSAGE_STORES: {
         "tiered": "tieredstore.access.tiered_store:TieredMessageStore",

@@ -13,6 +13,8 @@ from typing import ParamSpec, TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type
 
+from tieredstore.driver.metrics import Metrics, NoMetrics
+from tieredstore.driver.our_metrics import RETRIES
 from tieredstore.driver.provider import ListedSegment, SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
@@ -46,12 +48,18 @@ class Retry:
     """Calls a function again while it raises BackendUnavailableError and the policy allows it.
 
     The machinery is entered after a first failure only: a call that succeeds costs nothing more.
-    No attempt starts after the deadline; the last error is the one that is raised.
+    No attempt starts after the deadline; the last error is the one that is raised. Each further
+    call is counted under the operation that the failure before it names.
     """
 
     def __init__(self, policy: RetryPolicy, runtime: Runtime) -> None:
         self._policy = policy
         self._runtime = runtime
+        self._metrics: Metrics = NoMetrics()
+
+    def report_to(self, metrics: Metrics) -> None:
+        """Have retries shown from now on."""
+        self._metrics = metrics
 
     def __call__(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         started = self._runtime.clock.monotonic()
@@ -68,6 +76,11 @@ class Retry:
             return call(*args, **kwargs)
 
         return self._retrying(started)(attempt)
+
+    def _count(self, state: RetryCallState) -> None:
+        failure = None if state.outcome is None else state.outcome.exception()
+        if isinstance(failure, BackendUnavailableError):
+            self._metrics.add(RETRIES, 1, {"operation": failure.operation})
 
     def _retrying(self, started: float) -> Retrying:
         policy, clock, dice = self._policy, self._runtime.clock, self._runtime.dice
@@ -86,6 +99,7 @@ class Retry:
             retry=retry_if_exception_type(BackendUnavailableError),
             wait=wait,
             stop=stop,
+            before_sleep=self._count,
             sleep=clock.sleep,
             reraise=True,
         )
@@ -126,6 +140,10 @@ class RetryingProvider(ProviderWrapper):
 
     def wrap(self, segment: FileSegment) -> RetryingSegment:
         return RetryingSegment(segment, self._retry)
+
+    def report_to(self, metrics: Metrics) -> None:
+        self._retry.report_to(metrics)
+        super().report_to(metrics)
 
     def list(self, prefix: str = "") -> Iterator[ListedSegment]:
         """The whole listing is one attempt, so that a retry neither skips nor repeats."""

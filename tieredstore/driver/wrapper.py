@@ -14,7 +14,9 @@ from tieredstore.driver.segment import Buffer, FileSegment
 from tieredstore.model.values import SegmentType
 
 if TYPE_CHECKING:
+    from tieredstore.driver.generations import Generations
     from tieredstore.driver.metrics import Metrics
+    from tieredstore.driver.scratch import Scratch
 
 
 class SegmentWrapper(FileSegment):
@@ -92,6 +94,12 @@ class ProviderWrapper(SegmentProvider):
 
     def remove_leftovers(self, leftovers: Sequence[Leftover]) -> None:
         self.inner.remove_leftovers(leftovers)
+
+    def generations(self, broker: str) -> Generations | None:
+        return self.inner.generations(broker)
+
+    def scratch(self, broker: str) -> Scratch | None:
+        return self.inner.scratch(broker)
 
     def probe(self) -> Sequence[ProbeFinding]:
         return self.inner.probe()

@@ -7,20 +7,26 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
-from tieredstore.driver.metrics import Labels, Metric
+from tieredstore.driver.metrics import GaugeRead, Metric
+from tieredstore.exporters.label_sets import LabelSets
 from tieredstore.model.errors import TieredStoreError
 
 log = logging.getLogger(__name__)
 
-GaugeRead = Callable[[], Iterable[tuple[float, Labels]]]
+_TIMES: Final = ("seconds", "milliseconds")
 
 
 class GaugeReads:
-    """The readers of each gauge. One that fails is left out of that export and logged."""
+    """The readers of each gauge, and of each counter that is kept elsewhere.
 
-    def __init__(self) -> None:
+    * What several readers show under the same labels is added up; of times the longest counts.
+    * One that fails is left out of that export and logged.
+    """
+
+    def __init__(self, labels: LabelSets) -> None:
+        self._labels = labels
         self._guard = threading.Lock()
         self._reads: dict[Metric, list[GaugeRead]] = {}
 
@@ -35,11 +41,19 @@ class GaugeReads:
         with self._guard:
             return list(self._reads)
 
-    def read(self, metric: Metric) -> Iterator[tuple[float, Labels]]:
+    def read(self, metric: Metric) -> dict[tuple[str, ...], float]:
+        """By the values of all labels, in the order of their names."""
         with self._guard:
             reads = list(self._reads.get(metric, ()))
+        found: dict[tuple[str, ...], float] = {}
         for each in reads:
             try:
-                yield from list(each())
+                shown = [(value, self._labels.values(metric, own)) for value, own in each()]
             except (TieredStoreError, OSError) as error:
                 log.debug("%s is not exported now: %s", metric.name, error)
+                continue
+            for value, labels in shown:
+                before = found.get(labels, 0.0)
+                longest = metric.unit in _TIMES
+                found[labels] = max(before, value) if longest else before + value
+        return found

@@ -17,7 +17,7 @@ from typing import Any
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from tieredstore.driver.metrics import Labels, Metric
+from tieredstore.driver.metrics import GaugeRead, Labels, Metric, MetricKind
 from tieredstore.exporters.gauge_reads import GaugeReads
 from tieredstore.exporters.label_sets import LabelSets
 
@@ -33,7 +33,7 @@ class OpenTelemetryMetrics:
         self._labels = LabelSets(labels or {})
         self._guard = threading.Lock()
         self._instruments: dict[str, Any] = {}
-        self._gauges = GaugeReads()
+        self._gauges = GaugeReads(self._labels)
 
     def add(self, metric: Metric, amount: int, labels: Labels) -> None:
         counter = self._of(metric, self._meter.create_counter)
@@ -47,21 +47,24 @@ class OpenTelemetryMetrics:
         )
         histogram.record(value, self._labels.mapping(metric, labels))
 
-    def observe(self, metric: Metric, read: Callable[[], Iterable[tuple[float, Labels]]]) -> None:
-        if self._gauges.add(metric, read):
-            self._meter.create_observable_gauge(
-                metric.name, callbacks=[partial(self._observed, metric)], unit=metric.unit
-            )
+    def observe(self, metric: Metric, read: GaugeRead) -> None:
+        if not self._gauges.add(metric, read):
+            return
+        is_counter = metric.kind is MetricKind.COUNTER
+        meter = self._meter
+        create = meter.create_observable_counter if is_counter else meter.create_observable_gauge
+        create(
+            metric.name,
+            callbacks=[partial(self._observed, metric)],
+            unit=metric.unit,
+            description=metric.meaning,
+        )
 
     def _observed(self, metric: Metric, options: CallbackOptions) -> Iterable[Observation]:
-        found = {
-            self._labels.values(metric, labels): value
-            for value, labels in self._gauges.read(metric)
-        }
         names = self._labels.names(metric)
         return [
             Observation(value, dict(zip(names, values, strict=True)))
-            for values, value in found.items()
+            for values, value in self._gauges.read(metric).items()
         ]
 
     def _of(self, metric: Metric, create: Callable[..., Any], **settings: Any) -> Any:
@@ -70,5 +73,7 @@ class OpenTelemetryMetrics:
             return found
         with self._guard:
             if metric.name not in self._instruments:
-                self._instruments[metric.name] = create(metric.name, unit=metric.unit, **settings)
+                self._instruments[metric.name] = create(
+                    metric.name, unit=metric.unit, description=metric.meaning, **settings
+                )
             return self._instruments[metric.name]

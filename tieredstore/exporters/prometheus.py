@@ -10,14 +10,14 @@ What lives here: `PrometheusMetrics`. Serving them over HTTP is `prometheus_clie
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from tieredstore.driver.metrics import Labels, Metric
+from tieredstore.driver.metrics import GaugeRead, Labels, Metric, MetricKind
 from tieredstore.exporters.gauge_reads import GaugeReads
 from tieredstore.exporters.label_sets import LabelSets
 
@@ -36,7 +36,7 @@ class PrometheusMetrics(Collector):
         self._registry = registry
         self._guard = threading.Lock()
         self._instruments: dict[str, Any] = {}
-        self._gauges = GaugeReads()
+        self._gauges = GaugeReads(self._labels)
         registry.register(self)
 
     def add(self, metric: Metric, amount: int, labels: Labels) -> None:
@@ -46,20 +46,19 @@ class PrometheusMetrics(Collector):
         instrument = self._of(metric, Histogram, buckets=metric.buckets)
         instrument.labels(*self._labels.values(metric, labels)).observe(value)
 
-    def observe(self, metric: Metric, read: Callable[[], Iterable[tuple[float, Labels]]]) -> None:
+    def observe(self, metric: Metric, read: GaugeRead) -> None:
         self._gauges.add(metric, read)
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The gauges: what `prometheus_client` asks for at a scrape."""
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """What is observed: what `prometheus_client` asks for at a scrape."""
         for metric in self._gauges.metrics():
-            family = GaugeMetricFamily(
-                metric.name, _help(metric), labels=self._labels.names(metric)
-            )
-            found = {
-                self._labels.values(metric, labels): value
-                for value, labels in self._gauges.read(metric)
-            }
-            for values, value in found.items():
+            names = self._labels.names(metric)
+            family: CounterMetricFamily | GaugeMetricFamily
+            if metric.kind is MetricKind.COUNTER:
+                family = CounterMetricFamily(metric.name, metric.meaning, labels=names)
+            else:
+                family = GaugeMetricFamily(metric.name, metric.meaning, labels=names)
+            for values, value in self._gauges.read(metric).items():
                 family.add_metric(values, value)
             yield family
 
@@ -75,13 +74,9 @@ class PrometheusMetrics(Collector):
             if metric.name not in self._instruments:
                 self._instruments[metric.name] = kind(
                     metric.name,
-                    _help(metric),
+                    metric.meaning,
                     labelnames=self._labels.names(metric),
                     registry=self._registry,
                     **settings,
                 )
             return self._instruments[metric.name]
-
-
-def _help(metric: Metric) -> str:
-    return f"in {metric.unit}" if metric.unit else metric.name.rpartition("store_")[2]

@@ -95,6 +95,13 @@ class Filling:
         return [file for file in kept if file.begin_timestamp not in self._given_up]
 
     @property
+    def file_counts(self) -> tuple[int, int]:
+        """How many files are being filled, and how many wait for their upload."""
+        files, current = self.files, self._current
+        unsealed = sum(file is current for file in files)
+        return unsealed, len(files) - unsealed
+
+    @property
     def is_due(self) -> bool:
         """Whether so much time has passed that the watermarks should move."""
         return bool(self._moved) and self._clock.now_ms() - self._moved_since >= SYNC_MS

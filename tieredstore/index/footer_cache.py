@@ -54,6 +54,11 @@ class FooterCache:
         self._kept: dict[Origin, int] = {}  # the last one was used last
         self._guard = threading.Lock()
 
+    @property
+    def kept_bytes(self) -> int:
+        with self._guard:
+            return sum(self._kept.values())
+
     def load(self) -> None:
         """Look at what is there; leftovers of a crash go."""
         found: list[tuple[int, Origin, int]] = []

@@ -43,6 +43,16 @@ class IndexHit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexFigures:
+    """How many files there are: being filled, full but not uploaded, uploaded."""
+
+    unsealed_count: int = 0
+    sealed_count: int = 0
+    uploaded_count: int = 0
+    footer_cache_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexAnswer:
     """Hits, newest first; not `complete` where something that may hold more could not be read."""
 

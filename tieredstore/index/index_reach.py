@@ -1,13 +1,16 @@
 """How far the uploaded index files reach: what a reader who has nothing else can rely on.
 
-What lives here: `indexed_offset` by the notes of our own index, and `indexed_time` where nobody
-wrote notes, such as in a tier of the Java broker.
+What lives here: `indexed_offset` by the notes of our own index, and `indexed_times`, for
+where nobody wrote notes and for what was dropped.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tieredstore.codec.names import index_queue_path
 from tieredstore.driver.metadata import MetadataStore
+from tieredstore.flat.believed_times import is_believed
 from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.model.values import SegmentType
 
@@ -23,7 +26,23 @@ def indexed_offset(
     return min([marks.of_queue(topic, queue), *starts])
 
 
-def indexed_time(metadata: MetadataStore, broker_name: str) -> int | None:
-    """When the newest message of the uploaded files was stored, as the catalogue has it."""
+class IndexTimes(NamedTuple):
+    """Store times that the uploaded files reach from and to; `begin` None: no file was dropped."""
+
+    begin: int | None
+    end: int
+
+
+def indexed_times(metadata: MetadataStore, broker_name: str, now_ms: int) -> IndexTimes | None:
+    """As the catalogue has it; None where there is no file, or its times cannot be believed.
+
+    Old files are dropped by their age, and a message may outlive its file.
+    """
     rows = metadata.segments(index_queue_path(broker_name), SegmentType.INDEX)
-    return max((row.end_timestamp for row in rows if row.end_timestamp is not None), default=None)
+    ends = [row.end_timestamp for row in rows if row.end_timestamp is not None]
+    if not rows or len(ends) < len(rows) or not is_believed(max(ends), now_ms):
+        return None
+    if not rows[0].base_offset:
+        return IndexTimes(None, max(ends))
+    begin = rows[0].begin_timestamp
+    return IndexTimes(begin, max(ends)) if begin and is_believed(begin, now_ms) else None

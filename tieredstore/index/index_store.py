@@ -22,7 +22,7 @@ from tieredstore.index import footer_cache
 from tieredstore.index.compact_upload import CompactUpload
 from tieredstore.index.filling import Filling
 from tieredstore.index.footer_cache import FooterCache
-from tieredstore.index.hits import NOTHING, CommittedRun, IndexAnswer, IndexHit
+from tieredstore.index.hits import NOTHING, CommittedRun, IndexAnswer, IndexFigures, IndexHit
 from tieredstore.index.index_opening import open_local_files
 from tieredstore.index.key_search import Asked, ask
 from tieredstore.index.local_folder import LocalFolder
@@ -288,10 +288,12 @@ class IndexStore:
             if self._uploaded.has_leftovers:
                 self._uploaded.settle()
         except TieredStoreError as error:
-            log.warning(
-                "an upload of the key index was cut short and is looked at later: %s", error
-            )
+            log.warning("an index upload was cut short and is looked at later: %s", error)
 
     def _check_open(self) -> None:
         if not self._is_open:
             raise StoreClosedError("the key index is not open")
+
+    @property
+    def figures(self) -> IndexFigures:
+        return self._uploaded.figures(*self._filling.file_counts)

@@ -14,7 +14,7 @@ from typing import Final
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
-from tieredstore.index.hits import NOTHING, CommittedRun, IndexAnswer
+from tieredstore.index.hits import NOTHING, CommittedRun, IndexAnswer, IndexFigures
 from tieredstore.index.key_search import Asked, ask
 from tieredstore.index.uploaded_segment import UploadedSegment
 from tieredstore.index.uploaded_table import UploadedTable
@@ -62,6 +62,10 @@ class UploadedIndex:
     @property
     def problem(self) -> str | None:
         return None
+
+    @property
+    def figures(self) -> IndexFigures:
+        return self._uploaded.figures(0, 0)
 
     def load(self) -> None:
         """Open what the catalogue names; it may know better than the settings how many slots."""

@@ -20,6 +20,7 @@ from tieredstore.flat.flat_segment import FlatSegment
 from tieredstore.index.footer import TAIL_BYTES, decode_tail, has_footer
 from tieredstore.index.footer_cache import FooterCache, Origin
 from tieredstore.index.foreign_times import DAY_MS
+from tieredstore.index.hits import IndexFigures
 from tieredstore.index.uploaded_segment import UploadedSegment
 from tieredstore.index.watermarks import Watermarks
 from tieredstore.model.catalogue import SegmentRecord
@@ -67,6 +68,15 @@ class UploadedTable:
         """Look whether a writer has changed the catalogue; for who only reads."""
         if [each.record for each in self._file.segments] != self.rows():
             self.load()
+
+    def figures(self, unsealed_count: int, sealed_count: int) -> IndexFigures:
+        """With those of the files that are not uploaded yet."""
+        return IndexFigures(
+            unsealed_count=unsealed_count,
+            sealed_count=sealed_count,
+            uploaded_count=len(self.segments),
+            footer_cache_bytes=0 if self._cache is None else self._cache.kept_bytes,
+        )
 
     @property
     def has_leftovers(self) -> bool:

@@ -21,6 +21,7 @@ MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 QUEUE_UNIT_BYTES: Final = 20
 INITIAL_OFFSETS: Final = ("earliest", "recent")
+CATALOGUES: Final = ("auto", "file", "published", "rebuild")
 
 
 def _host_name() -> str:
@@ -62,6 +63,14 @@ class StoreConfig(Settings):
     )
     metadata_path: str = setting(
         "", "File of the catalogue; empty: <store_path>/config/tieredStoreMetadata.json"
+    )
+    catalogue: str = setting(
+        "auto",
+        "What a reader starts from: the catalogue's 'file', the 'published' one, or a 'rebuild' in"
+        " memory; auto: the file where there is one, else what is published",
+    )
+    publish_interval_ms: int = setting(
+        60_000, "Time between two publications of the catalogue beside the tier; 0: none"
     )
     plugins: tuple[str, ...] = setting(
         (), "Message stores around the broker's own, outermost first", "messageStorePlugIn"
@@ -108,6 +117,11 @@ class StoreConfig(Settings):
         "require",
         "Before the first write an object store proves that it keeps its word; one that fails is"
         " refused, or with 'warn' written to nevertheless; 'off': none is asked",
+    )
+    claim_epoch: bool = setting(
+        True,
+        "A writer of an object store takes over from any other; jobs of many processes set it to"
+        " False and share the writer's epoch that is there, while no broker runs",
     )
     # segments
     commit_log_segment_bytes: int = setting(
@@ -223,6 +237,10 @@ class StoreConfig(Settings):
         if self.initial_offset not in INITIAL_OFFSETS:
             raise InvalidConfigError(
                 f"initial_offset: {self.initial_offset!r} is none of {', '.join(INITIAL_OFFSETS)}"
+            )
+        if self.catalogue not in CATALOGUES:
+            raise InvalidConfigError(
+                f"catalogue: {self.catalogue!r} is none of {', '.join(CATALOGUES)}"
             )
         index_bytes = 28 + 8 * self.index_slot_count + 32 * self.index_item_count
         if index_bytes > INT32_MAX:

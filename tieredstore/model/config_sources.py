@@ -40,6 +40,10 @@ JAVA_CLASSES: Final[Mapping[str, str]] = {
     "DefaultMetadataStore": "json",
 }
 _JAVA_PACKAGE: Final = "org.apache.rocketmq."
+
+# Variables that begin with TIEREDSTORE_ and are no settings of the tier: those of the local store,
+# and where tests and benchmarks find a server.
+OTHER_PREFIXES: Final = ("TIEREDSTORE_LOCAL_", "TIEREDSTORE_S3_", "TIEREDSTORE_BENCH_")
 _CLASS_SETTINGS: Final = frozenset({"provider", "metadata", "plugins"})
 _NEAR: Final = 0.88
 
@@ -71,9 +75,16 @@ def from_toml(known: Fields, path: str | os.PathLike[str], table_name: str) -> d
 
 def from_env(known: Fields, environ: Mapping[str, str], prefix: str) -> dict[str, Any]:
     variables = {prefix + name.upper(): spec for name, spec in known.items()}
-    ours = {name: text for name, text in environ.items() if name.startswith(prefix)}
+    ours = {name: text for name, text in environ.items() if _is_of(name, prefix)}
     refuse_unknown(ours, variables)
     return {variables[name].name: _parsed(variables[name], text) for name, text in ours.items()}
+
+
+def _is_of(name: str, prefix: str) -> bool:
+    """Whether a variable begins with this prefix, and with no longer one of other settings."""
+    return name.startswith(prefix) and not any(
+        name.startswith(other) for other in OTHER_PREFIXES if len(other) > len(prefix)
+    )
 
 
 def from_broker_conf(

@@ -17,7 +17,7 @@ from tieredstore.access.care.audit_segments import (
     segment_findings,
 )
 from tieredstore.access.care.audit_units import unit_findings
-from tieredstore.access.upload.agreement import STOPPED_QUEUE
+from tieredstore.access.upload.agreement import STOPPED_QUEUE, is_asked_to_resume
 from tieredstore.codec.names import INDEX_TOPIC
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.provider import Leftover, SegmentProvider
@@ -71,7 +71,9 @@ def _noted(facts: TierFacts, metadata: MetadataStore, broker: str) -> Iterator[F
     for path, note in metadata.notes(STOPPED_QUEUE).items():
         if path.startswith(f"{broker}/"):
             reason = note.get("reason", "") if isinstance(note, dict) else ""
-            yield Finding(kind=FindingKind.STOPPED, path=path, detail=f"takes no more: {reason}")
+            asked = "; is compared at the next start" if is_asked_to_resume(path, metadata) else ""
+            detail = f"takes no more: {reason}{asked}"
+            yield Finding(kind=FindingKind.STOPPED, path=path, detail=detail)
     for key in facts.doomed:
         yield Finding(
             kind=FindingKind.DOOMED,
@@ -82,8 +84,11 @@ def _noted(facts: TierFacts, metadata: MetadataStore, broker: str) -> Iterator[F
 
 
 def _left_over(found: Leftover) -> Finding:
+    kind = FindingKind(found.kind)
     detail = f"{found.size} bytes that never count" if found.size else "an upload without an end"
-    return Finding(kind=FindingKind(found.kind), path=found.name, detail=detail, repairable=True)
+    if kind is FindingKind.STAGED:
+        detail = f"{found.size} bytes that a job staged: it has not ended, or was cut short"
+    return Finding(kind=kind, path=found.name, detail=detail, repairable=True)
 
 
 def _index(path: str) -> bool:

@@ -58,6 +58,7 @@ class _Repair:
             FindingKind.ORPHANED: self._delete,
             FindingKind.ABANDONED_UPLOAD: self._remove,
             FindingKind.STRAY_PART: self._remove,
+            FindingKind.STAGED: self._remove,
             FindingKind.BEHIND: self._catch_up,
         }
 

@@ -42,6 +42,7 @@ class FindingKind(Enum):
     DOOMED = "doomed"
     ABANDONED_UPLOAD = "abandoned-upload"
     STRAY_PART = "stray-part"
+    STAGED = "staged"
     BEHIND = "catalogue-behind"
     GAP = "gap"
     TAIL = "tail"
@@ -53,6 +54,7 @@ _LEFTOVERS: Final = frozenset(
         FindingKind.DOOMED,
         FindingKind.ABANDONED_UPLOAD,
         FindingKind.STRAY_PART,
+        FindingKind.STAGED,
     }
 )
 _NOTES: Final = frozenset({FindingKind.BEHIND, FindingKind.GAP, FindingKind.TAIL})

@@ -21,6 +21,10 @@ def start_chores(tier: OpenTier, config: StoreConfig) -> list[Service]:
     services = [
         runtime.service("tier-sealing", tier.sealing.step, interval_ms=config.dispatch_interval_ms)
     ]
+    if tier.parts.publishing.is_enabled:
+        publish = tier.parts.publishing.step
+        every = config.publish_interval_ms
+        services.append(runtime.service("tier-catalogue", publish, interval_ms=every))
     if config.expiry_enabled:
         services.append(
             runtime.service(
@@ -32,6 +36,8 @@ def start_chores(tier: OpenTier, config: StoreConfig) -> list[Service]:
 
 def end_uploads(tier: OpenTier, deadline: Deadline, *, drain: bool) -> None:
     """With `drain`, after a last one."""
+    if drain and not tier.flushing.make_durable(deadline.left()):
+        log.warning("the broker's store did not make durable what it took last")
     if not tier.dispatcher.shutdown(drain=drain, timeout=deadline.left()):
         log.warning("not all that was to be uploaded is in the tier: it follows after a restart")
 

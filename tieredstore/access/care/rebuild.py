@@ -50,7 +50,12 @@ class NewerCatalogueError(MetadataError):
 
 
 def rebuild(
-    metadata: MetadataStore, provider: SegmentProvider, config: StoreConfig, runtime: Runtime
+    metadata: MetadataStore,
+    provider: SegmentProvider,
+    config: StoreConfig,
+    runtime: Runtime,
+    *,
+    known: MetadataStore | None = None,
 ) -> RebuildReport:
     """Restore topics, queues and segments of the configured broker, in one change.
 
@@ -59,35 +64,44 @@ def rebuild(
     is not in it. What such a one knows besides is kept: ids, reserve hours, notes. In any other
     case NewerCatalogueError, and nothing has changed.
 
+    `known` is for an empty catalogue, which takes over all that this copy of a lost one says,
+    before the bytes have their say. Files of which nothing is left have expired since.
+
     The catalogue must be open for writing. Raises BackendError where the backend cannot be asked,
     and InvalidConfigError where index files have another number of slots.
     """
     metadata.apply([])
+    restored, known = ([], metadata) if known is None else (list(known.contents()), known)
     below = f"{config.broker_name}/"
     listed = [
         each
         for each in provider.list(config.broker_name)
-        if f"{each.path}/{each.type.name}/{each.base}" not in metadata.notes(doomed.KIND)
+        if f"{each.path}/{each.type.name}/{each.base}" not in known.notes(doomed.KIND)
     ]
-    present = [row for row in metadata.segments() if row.path.startswith(below)]
-    _refuse_newer(present, listed)
+    present = [row for row in known.segments() if row.path.startswith(below)]
+    if known is metadata:
+        _refuse_newer(present, listed)
     in_index = [each for each in listed if each.type is SegmentType.INDEX]
     queues = _queues(listed, provider, config, runtime)
     slots = config.index_slot_count
     index = found_index(in_index, provider, slot_count=slots)
-    known = {record.topic: record.topic_id for record in metadata.topics()}
-    ids = topic_ids_of(queues, index, slot_count=slots) | known
+    known_ids = {record.topic: record.topic_id for record in known.topics()}
+    ids = topic_ids_of(queues, index, slot_count=slots) | known_ids
     topics, new = _numbered(queues, ids, index)
     rows = [*(row for queue in queues for row in queue.rows), *index.rows]
-    changes: list[Change] = _topic_changes(topics, index, metadata, runtime)
-    changes += [Put(queue.record) for queue in queues if metadata.queue(*queue.record.key) is None]
+    changes: list[Change] = [*restored, *_topic_changes(topics, index, known, runtime)]
+    changes += [Put(queue.record) for queue in queues if known.queue(*queue.record.key) is None]
     changes += [Put(row) for row in _merged(rows, present)]
     changes += _expired(present, listed)
+    if known is not metadata:
+        changes += _wholly_expired(present, listed)
     is_whole = not index.problems and not new
-    if not metadata.notes("index"):
+    if not known.notes("index"):
         changes += _index_changes(queues, index, ids, config)
     metadata.apply(changes)
     problems = [f"{queue.file.path}: {queue.problem}" for queue in queues if queue.problem]
+    if known is not metadata:
+        problems += _shorter(present, listed)
     return RebuildReport(
         topics=topics,
         new_ids=tuple(new),
@@ -102,13 +116,7 @@ def rebuild(
 def _refuse_newer(present: Sequence[SegmentRecord], listed: Sequence[ListedSegment]) -> None:
     if not present:
         return
-    ends: dict[tuple[str, SegmentType], int] = {}
-    for each in listed:
-        file = each.path, each.type
-        ends[file] = max(ends.get(file, 0), each.base + each.size)
-    known: dict[tuple[str, SegmentType], int] = {}
-    for row in present:
-        known[row.path, row.type] = max(known.get((row.path, row.type), 0), row.end_offset)
+    ends, known = _ends(listed), _known_ends(present)
     rows = {(row.path, row.type) for row in present if row.size}
     for path, kind in sorted(rows):
         if ends.get((path, kind), 0) < known[path, kind]:
@@ -119,6 +127,43 @@ def _refuse_newer(present: Sequence[SegmentRecord], listed: Sequence[ListedSegme
             )
     if all(end <= known.get(file, -1) for file, end in ends.items()):
         raise NewerCatalogueError("", "the catalogue knows all that the backend has")
+
+
+def _ends(listed: Sequence[ListedSegment]) -> dict[tuple[str, SegmentType], int]:
+    ends: dict[tuple[str, SegmentType], int] = {}
+    for each in listed:
+        file = each.path, each.type
+        ends[file] = max(ends.get(file, 0), each.base + each.size)
+    return ends
+
+
+def _known_ends(present: Sequence[SegmentRecord]) -> dict[tuple[str, SegmentType], int]:
+    known: dict[tuple[str, SegmentType], int] = {}
+    for row in present:
+        known[row.path, row.type] = max(known.get((row.path, row.type), 0), row.end_offset)
+    return known
+
+
+def _shorter(present: Sequence[SegmentRecord], listed: Sequence[ListedSegment]) -> list[str]:
+    """Files that a copy knew to be longer than what is left of them."""
+    known = _known_ends(present)
+    return [
+        f"{path}/{kind.name}: the published catalogue goes to byte {known[path, kind]}, the "
+        f"backend only to {end}"
+        for (path, kind), end in sorted(_ends(listed).items())
+        if end < known.get((path, kind), 0)
+    ]
+
+
+def _wholly_expired(
+    present: Sequence[SegmentRecord], listed: Sequence[ListedSegment]
+) -> list[Change]:
+    files = {(each.path, each.type) for each in listed}
+    return [
+        DeleteSegment(row.path, row.type, row.base_offset)
+        for row in present
+        if row.size and (row.path, row.type) not in files
+    ]
 
 
 def _queues(

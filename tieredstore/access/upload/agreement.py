@@ -83,6 +83,31 @@ def stop_queue(file: FlatMessageFile, reason: str, metadata: MetadataStore) -> N
     metadata.apply([PutNote(STOPPED_QUEUE, file.path, {"reason": reason})])
 
 
+def ask_to_resume(path: str, metadata: MetadataStore) -> bool:
+    """Have a stopped queue compared at the next start of the broker; False for one that is not."""
+    note = metadata.note(STOPPED_QUEUE, path)
+    if note is None:
+        return False
+    reason = note.get("reason") if isinstance(note, dict) else None
+    metadata.apply([PutNote(STOPPED_QUEUE, path, {"reason": reason or "stopped", "resume": True})])
+    return True
+
+
+def is_asked_to_resume(path: str, metadata: MetadataStore) -> bool:
+    note = metadata.note(STOPPED_QUEUE, path)
+    return isinstance(note, dict) and note.get("resume") is True
+
+
+def difference(store: MessageStore, file: FlatMessageFile) -> str | None:
+    """Why a queue that was stopped must stay so; None where the tier can go on."""
+    maximum = store.max_offset(*file.key)
+    if maximum is None:
+        return "the local store has no such queue"
+    if file.append_offset > maximum:
+        return is_ahead(file, maximum)
+    return disagreement(store, file)
+
+
 def stopped_before(file: FlatMessageFile, metadata: MetadataStore) -> str | None:
     """Why the queue was stopped, in this life or in an earlier one."""
     note = metadata.note(STOPPED_QUEUE, file.path)

@@ -23,6 +23,8 @@ from tieredstore.model.messages import MessageRun
 
 # Beside its record, of one message: its unit, and a row in each of a run's columns.
 ROW_BYTES: Final = 64
+BATCH_BYTES: Final = 2048  # beside its messages, of one batch: columns, views, attempt, future
+LITTLE_PART: Final = 16  # of a whole batch: what a queue may take where a whole one has no room
 
 
 class Taken(Enum):
@@ -37,7 +39,9 @@ class Batches:
     """Takes batches within the budget.
 
     A batch may be in memory twice while it is appended, once as it was read and once as it lies
-    in the tier; from then on once. Both are in the budget.
+    in the tier; from then on once. Both are in the budget. Room is asked for a whole batch first,
+    and where there is none for a little one, if that is all the queue has: so thousands of queues
+    with little each share a small buffer, and those with much are not cut into little pieces.
     """
 
     def __init__(
@@ -55,15 +59,32 @@ class Batches:
 
     def take(self, work: QueueWork, file: FlatMessageFile) -> Taken:
         """Append what comes next, as much as one batch and one segment hold."""
-        reserved = work.wanted_bytes or 2 * self._bytes_max
-        if not self._budget.take(reserved):
+        whole = work.wanted_bytes or 2 * self._bytes_max
+        if self._budget.take(whole):
+            return self._take_within(work, file, whole)
+        little = 2 * self._bytes_max // LITTLE_PART
+        left = (self._store.max_offset(*work.key) or 0) - file.append_offset
+        if left * ROW_BYTES > little or not self._budget.take(little):
             return Taken.NO_ROOM
+        return self._take_within(work, file, little, all_of=left)
+
+    def _take_within(
+        self, work: QueueWork, file: FlatMessageFile, reserved: int, *, all_of: int = 0
+    ) -> Taken:
+        """What comes next, within what was taken of the budget; nothing if that is less than
+        `all_of` messages."""
         kept = 0
         try:
-            run = self._read(work, file)
+            confirmed = self._store.confirmed_offset()
+            run = self._read(file, bytes_max=min(self._bytes_max, reserved // 2))
+            if len(run) < all_of:
+                return Taken.NO_ROOM
+            run = _head(run, _count_below(run, confirmed))
             if not len(run):
                 return Taken.UNCONFIRMED
-            need = 2 * len(run.records) + ROW_BYTES * len(run)
+            need = 2 * len(run.records) + ROW_BYTES * len(run) + BATCH_BYTES
+            if all_of and need > reserved:
+                return Taken.NO_ROOM
             if need > reserved:
                 work.wanted_bytes = need
                 if not self._budget.take(need, instead_of=reserved):
@@ -87,15 +108,14 @@ class Batches:
         work.batches, work.buffered_bytes = [], 0
         return True
 
-    def _read(self, work: QueueWork, file: FlatMessageFile) -> MessageRun:
-        """The next messages of the queue, those that the local store can no longer lose."""
-        confirmed = self._store.confirmed_offset()
+    def _read(self, file: FlatMessageFile, *, bytes_max: int) -> MessageRun:
+        """The next messages of the queue; some of them the local store may still lose."""
         run = self._store.read_range(
-            *file.key, file.append_offset, count_max=self._count_max, bytes_max=self._bytes_max
+            *file.key, file.append_offset, count_max=self._count_max, bytes_max=bytes_max
         )
         if not len(run):
             raise TieredStoreError(f"the local store has no message {file.append_offset}")
-        return _head(run, _count_below(run, confirmed))
+        return run
 
     def _append(self, work: QueueWork, file: FlatMessageFile, run: MessageRun) -> int:
         """What is kept in memory of it."""
@@ -110,7 +130,7 @@ class Batches:
         )
         work.batches.append(CommittedRun(run=taken, log_offsets=appended.log_offsets))
         self._pending.took(work.key, appended.count, len(appended.records))
-        return len(appended.records) + ROW_BYTES * appended.count
+        return len(appended.records) + ROW_BYTES * appended.count + BATCH_BYTES
 
 
 def _count_below(run: MessageRun, log_offset: int) -> int:

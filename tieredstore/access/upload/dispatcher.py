@@ -161,6 +161,15 @@ class Dispatcher:
         """
         return self._claims.held(key, timeout=timeout)
 
+    def resume(self, key: QueueKey, *, timeout: float | None = None) -> str | None:
+        """Go on with a stopped queue, where the tier and the store hold the same; else why not."""
+        with self.alone_with(key, timeout=timeout) as is_alone:
+            reason = self._walk.resume(key) if is_alone else "something of it is under way"
+        if reason is None and self._is_running:
+            self._pending.heat(key)
+            self._wake_service()
+        return reason
+
     def health(self) -> DispatchHealth:
         return upload_health(
             self._files,
@@ -193,7 +202,8 @@ class Dispatcher:
             if todo and not (self._is_inline and look.under_way):
                 if self._is_inline or is_still:
                     return False  # nothing will change by itself
-                if not self._claims.wait_for_change(seen, deadline.left(), many=len(todo)):
+                many = min(len(todo), self._claims.busy_count)
+                if not self._claims.wait_for_change(seen, deadline.left(), many=many):
                     return False
             todo = [key for key in todo if work_of(key).failure_count == failures[key]]
         return not todo and all(work_of(key).failure_count == failures[key] for key in failures)

@@ -10,9 +10,11 @@ import logging
 
 from tieredstore.access.upload.agreement import (
     contradiction,
+    difference,
     disagreement,
     forget_stop,
     is_ahead,
+    is_asked_to_resume,
     stop_queue,
     stopped_before,
 )
@@ -25,6 +27,7 @@ from tieredstore.driver.runtime import Clock
 from tieredstore.flat import unconfirmed
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.recovery import recover
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import Boundary
 
@@ -65,6 +68,7 @@ class QueueChores:
         work.is_checked, work.is_index_known = False, False
         work.index_from = work.failure = work.first_waiting = work.needed_from = None
         work.stopped = None if file is None else stopped_before(file, self._metadata)
+        work.is_to_resume = file is not None and is_asked_to_resume(file.path, self._metadata)
 
     def open_index(self, work: QueueWork, file: FlatMessageFile) -> None:
         """Find out what the index lacks."""
@@ -131,6 +135,39 @@ class QueueChores:
         first = file.unconfirmed_from
         log.warning("%s: what lies there from %s on does not count: %s", file.path, first, reason)
         unconfirmed.take_back(file, self._metadata)
+
+    def resume(self, work: QueueWork) -> str | None:
+        """Go on with a stopped queue, where both sides hold the same; else why it stays stopped."""
+        file = work.file
+        if file is None:
+            return "the tier has no such queue"
+        if work.stopped is None and file.problem is None:
+            return None
+        if file.waiting_bytes:
+            return "messages of it wait for their upload"
+        recover(file, self._metadata, self._clock)  # what was amiss may have been put right
+        work.is_to_resume = False
+        if file.problem is not None:
+            return file.problem
+        if reason := difference(self._store, file):
+            self._stop(work, file, reason)
+            return reason
+        forget_stop(file, self._metadata)
+        work.stopped = work.failure = work.needed_from = None
+        work.is_gone_locally = work.is_index_known = False
+        work.is_checked = True
+        log.info("%s: it is uploaded again", file.path)
+        return None
+
+    def try_to_resume(self, work: QueueWork, file: FlatMessageFile) -> None:
+        reason = self.resume(work)
+        if reason is not None:
+            log.error("%s: it stays stopped: %s", file.path, reason)
+
+    def settle(self, work: QueueWork, file: FlatMessageFile) -> None:
+        """Take in what a failed upload has landed: nothing that is in memory knows of it."""
+        recover(file, self._metadata, self._clock)
+        work.is_index_known = False
 
     def roll(self, file: FlatMessageFile) -> None:
         file.roll_if_due()

@@ -70,6 +70,8 @@ class QueueRules:
         file = work.file
         if self._filter.rejects(work.key.topic):
             return _NOTHING if file is None else _chore(lambda: self._chores.destroy(work))
+        if file is not None and work.is_to_resume:
+            return _chore(lambda: self._chores.try_to_resume(work, file))
         if file is not None and (work.stopped or file.problem) is not None:
             return _NOTHING
         if file is None or not file.is_started:
@@ -82,6 +84,8 @@ class QueueRules:
             return _chore(lambda: self._chores.save_rows(work))
         if file.waiting_bytes:
             return _COMMIT
+        if file.is_in_doubt:  # its memory was given back
+            return _chore(lambda: self._chores.settle(work, file))
         if work.batches or work.index_from is not None:
             return _chore(lambda: self._chores.index(work, file))
         return self._next_batch(work, file, force=force, target=target)

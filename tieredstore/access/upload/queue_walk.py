@@ -79,6 +79,12 @@ class QueueWalk:
     def work_of(self, key: QueueKey) -> QueueWork:
         return self.works.get(key) or self.works.setdefault(key, QueueWork(key))
 
+    def resume(self, key: QueueKey) -> str | None:
+        """Go on with a stopped queue, or say why not; for who has its claim."""
+        work = self.work_of(key)
+        self._chores.renew(work)
+        return self._chores.resume(work)
+
     def walk(self, keys: Iterable[QueueKey], look: Look) -> None:
         """Begin what each of them needs, and send what there is to send, in rounds."""
         todo = deque(keys)

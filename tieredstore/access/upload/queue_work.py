@@ -26,6 +26,7 @@ class QueueWork:
     key: QueueKey
     file: FlatMessageFile | None = None
     stopped: str | None = None  # why nothing more may be uploaded, also after a restart
+    is_to_resume: bool = False  # somebody asked: it is to be compared once more
     is_checked: bool = False  # the tier's last message is the local store's
     is_gone_locally: bool = False  # at the last look the local store had no such queue
     is_index_known: bool = False  # what the index has of it

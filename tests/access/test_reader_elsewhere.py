@@ -1,0 +1,179 @@
+"""A reader with nothing of the broker's own: the bucket or the folder, and what is published."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.access.elsewhere_kit import Elsewhere, offsets
+from tests.access.tiered_kit import numbers
+from tieredstore.access.catalogue_choice import NoCatalogueError
+from tieredstore.access.reader import TieredReader
+from tieredstore.driver.runtime import Runtime
+from tieredstore.model.errors import (
+    InvalidConfigError,
+    MetadataError,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+)
+from tieredstore.model.values import QueueKey
+from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
+
+
+@pytest.fixture(params=["posix", "objects"])
+def there(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Elsewhere]:
+    made = Elsewhere(tmp_path, request.param)
+    yield made
+    made.broker.store.shutdown()
+
+
+def test_all_that_was_committed_is_read_and_later_commits_to_known_segments(
+    there: Elsewhere,
+) -> None:
+    there.broker.fill(3)
+    there.publish()
+    with there.reader() as reader:
+        assert reader.catalogue.source == "published"
+        assert reader.catalogue.generation == 1
+        assert reader.queues() == [QueueKey(TOPIC, 0)]
+        assert offsets(reader) == [0, 1, 2]
+        assert numbers(reader.get_message(TOPIC, 0, 1)) == [1, 2]
+        there.broker.put(1, first=3)  # and nothing is published
+        assert there.broker.store.flush()
+        reader.refresh()
+        assert offsets(reader) == [0, 1, 2, 3]  # its bytes are in a log segment that came since
+        summary = reader.summary(TOPIC, 0)
+        assert summary is not None
+        assert summary.problem is None
+        there.broker.put(22, first=4)
+        assert there.broker.store.flush()
+        there.publish()
+        reader.refresh()
+        assert offsets(reader) == list(range(26))
+        assert reader.catalogue.generation == 2
+    with there.reader() as reader:
+        assert offsets(reader) == list(range(26))
+
+
+def test_a_topic_that_came_later_is_seen_when_it_is_published(there: Elsewhere) -> None:
+    there.broker.fill(3)
+    there.publish()
+    there.broker.put(2, topic="Other")
+    assert there.broker.store.flush()
+    with there.reader() as reader:
+        assert reader.queues() == [QueueKey(TOPIC, 0)]
+        there.publish()
+        reader.refresh()
+        assert reader.queues() == [QueueKey("Other", 0), QueueKey(TOPIC, 0)]
+        assert offsets(reader, "Other") == [0, 1]
+
+
+def test_what_has_expired_since_is_no_damage(there: Elsewhere) -> None:
+    there.broker.fill(10)
+    there.publish()
+    with there.reader() as before:
+        there.expire(10)  # and nothing is published
+        first = there.broker.store._loaded().parts.files.files()[0].min_offset
+        assert 0 < first < 10
+        for reader in (before, there.reader()):
+            with reader:
+                assert (reader.min_offset(TOPIC, 0) or 0) in (0, first)
+                found = offsets(reader)
+                assert found == list(range(first, found[-1] + 1))
+                assert found[-1] >= 9
+                assert reader.min_offset(TOPIC, 0) == first
+                assert numbers(reader.get_message(TOPIC, 0, first))[: len(found)] == found
+                assert reader.earliest_time(TOPIC, 0) is not None
+
+
+def test_where_all_that_it_names_has_expired_what_came_since_is_found(there: Elsewhere) -> None:
+    there.broker.fill(12)
+    there.publish()
+    with there.reader() as before:
+        there.expire(12)
+        assert there.broker.store._loaded().parts.files.files()[0].min_offset == 12
+        for reader in (before, there.reader()):
+            with reader:
+                reader.refresh()
+                assert offsets(reader) == [12, 13, 14]
+                assert numbers(reader.get_message(TOPIC, 0, 12)) == [12, 13, 14]
+
+
+def test_what_was_deleted_since_is_no_damage(there: Elsewhere) -> None:
+    there.broker.fill(12)
+    there.broker.put(3, topic="Gone")
+    assert there.broker.store.flush()
+    there.publish()
+    with there.reader() as before:
+        there.broker.store.delete_topics(["Gone"])
+        for reader in (before, there.reader()):
+            with reader:
+                assert offsets(reader, "Gone") == []
+                assert not reader.get_message("Gone", 0, 0).messages
+                summary = reader.summary("Gone", 0)
+                assert summary is None or summary.problem is None
+                assert offsets(reader) == list(range(12))
+
+
+def test_a_hole_is_damage_here_too(there: Elsewhere) -> None:
+    there.broker.fill(12)
+    there.publish()
+    logs = there.broker.store._loaded().parts.files.files()[0].log.segments
+    assert len(logs) > 3
+    logs[2].segment.delete()
+    with there.reader() as reader, pytest.raises((SegmentCorruptError, SegmentNotFoundError)):
+        offsets(reader)
+
+
+def test_with_nothing_published_the_error_says_what_to_do(there: Elsewhere) -> None:
+    there.broker.fill(3)
+    with pytest.raises(NoCatalogueError, match=r"no such file.*rebuild"):
+        there.reader().load()
+    with pytest.raises(NoCatalogueError, match="rebuild"):
+        there.reader(catalogue="published").load()
+    with pytest.raises(NoCatalogueError, match="no such file"):
+        there.reader(catalogue="file").load()
+
+
+def test_a_catalogue_can_be_found_out_in_memory(there: Elsewhere) -> None:
+    there.broker.fill(10)
+    with there.reader(catalogue="rebuild") as reader:
+        assert reader.catalogue.source == "rebuild"
+        assert offsets(reader) == list(range(10))
+        there.expire(10)
+        found = offsets(reader)
+        assert found[0] > 0
+        assert found[-1] >= 9
+    assert not Path(there.config().store_path).exists()
+    with pytest.raises(NoCatalogueError, match="not one segment"):
+        there.reader(catalogue="rebuild", broker_name="nobody").load()
+
+
+def test_the_file_comes_first_and_what_is_published_on_demand(there: Elsewhere) -> None:
+    there.broker.fill(3)
+    there.publish()
+    there.broker.put(30, first=3)
+    assert there.broker.store.flush()
+    runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+    for choice, source in (("auto", "file"), ("file", "file"), ("published", "published")):
+        config = dataclasses.replace(there.broker.config, catalogue=choice)
+        with TieredReader(config, runtime=runtime, provider=there.opened(runtime)) as reader:
+            assert reader.catalogue.source == source
+            assert offsets(reader)[:4] == [0, 1, 2, 3]
+    with pytest.raises(InvalidConfigError, match="auto, file, published, rebuild"):
+        dataclasses.replace(there.broker.config, catalogue="newest")
+
+
+def test_a_damaged_one_is_told_and_a_rebuild_still_works(there: Elsewhere) -> None:
+    there.broker.fill(3)
+    there.publish()
+    generations = there.opened(Runtime.inline()).generations("broker-a")
+    assert generations is not None
+    generations.create(2, b'{"crc":"00000000","format":1}\n')
+    with pytest.raises(MetadataError, match="generation 2: it is damaged"):
+        there.reader().load()
+    with there.reader(catalogue="rebuild") as reader:
+        assert offsets(reader) == [0, 1, 2]

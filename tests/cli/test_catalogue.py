@@ -1,0 +1,145 @@
+"""`metadata show` and `metadata snapshot`, and the other verbs without the broker's file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.cli_kit import Command, picture
+from tests.cli.tier_kit import CATALOGUE, VERBS, asked, copied, named, verb_of
+from tieredstore.metadata.json_store import JsonMetadataStore
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return copied(tmp_path / "tier")
+
+
+@pytest.fixture
+def published(command: Command, root: Path) -> Path:
+    """The golden tier, published, and its file gone."""
+    ran = asked(command, root, "metadata", "snapshot")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("generation 1 is in ")
+    (root / CATALOGUE).rename(root / "kept.json")
+    for path in (root / CATALOGUE).parent.glob("tieredStoreMetadata.json*"):
+        path.unlink()
+    return root
+
+
+def test_what_is_published_serves_every_verb_as_the_file_does(
+    command: Command, published: Path
+) -> None:
+    for words in VERBS:
+        kept = published / "kept.json"
+        with_file = command.run(*words, *named(published, metadata=kept), "--json")
+        without = asked(command, published, *words, "--json")
+        assert (without.code, without.out) == (0, with_file.out), words
+        assert without.err.count("\n") == 1
+        assert "from the published catalogue, generation 1 of " in without.err
+    assert asked(command, published, "audit").code == 0
+
+
+def test_looking_changes_nothing(command: Command, published: Path) -> None:
+    before = picture(published)
+    others: list[list[object]] = [["metadata", "show"], ["audit"]]
+    for words in VERBS + others:
+        asked(command, published, *words)
+    for words in VERBS:
+        command.run(*words, *named(published, catalogue="rebuild"))
+    assert picture(published) == before
+
+
+@pytest.mark.parametrize("words", VERBS, ids=verb_of)
+def test_a_rebuild_in_memory_serves_too(command: Command, root: Path, words: list[object]) -> None:
+    whole = asked(command, root, *words, "--json")
+    ran = command.run(*words, *named(root, metadata="nowhere.json", catalogue="rebuild"), "--json")
+    assert (ran.code, ran.err) == (0, "")
+    assert len(ran.rows) == len(whole.rows)
+
+
+def test_show_says_where_it_is_from(command: Command, root: Path) -> None:
+    (row,) = asked(command, root, "metadata", "show", "--json").rows
+    assert (row["source"], row["generation"]) == ("file", None)
+    assert (row["topic_count"], row["queue_count"]) == (4, 9)
+    assert sum(row["segment_counts"].values()) == 57
+    assert asked(command, root, "metadata", "snapshot", "--json").rows[0]["generation"] == 1
+    named_published = named(root, catalogue="published")
+    (found,) = command.run("metadata", "show", *named_published, "--json").rows
+    assert (found["source"], found["generation"], found["epoch"]) == ("published", 1, 1)
+    assert found["written_ms"] > 0
+    for name in ("topic_count", "queue_count", "segment_counts", "size"):
+        assert found[name] == row[name]
+    shown = command.run("metadata", "show", *named_published).out
+    assert "generation 1 of " in shown
+    assert "57" not in shown or "segments: " in shown
+
+
+def test_a_second_snapshot_of_the_same_is_the_same(command: Command, root: Path) -> None:
+    for _ in range(2):
+        (row,) = asked(command, root, "metadata", "snapshot", "--json").rows
+        assert row["generation"] == 1
+
+
+def test_a_snapshot_in_a_file_is_what_a_broker_opens(
+    command: Command, published: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "restored.json"
+    ran = asked(command, published, "metadata", "snapshot", "--output", target)
+    assert ran.code == 0
+    assert target.read_bytes() == (published / "kept.json").read_bytes()
+    assert asked(command, published, "metadata", "snapshot", "--output", target).code == 5
+    ran = command.run("queues", *named(published, metadata=target), "--json")
+    assert len(ran.rows) == 9
+
+
+def test_without_any_the_error_names_what_to_do(command: Command, root: Path) -> None:
+    nowhere = named(root, metadata="nowhere.json")
+    for words in (["topics"], ["metadata", "show"], ["audit"]):
+        ran = command.run(*words, *nowhere)
+        assert (ran.code, ran.out, ran.err.count("\n")) == (3, "", 1)
+        assert "`rebuild` makes one from the bytes" in ran.err
+        assert "--catalogue rebuild" in ran.err
+    ran = command.run("topics", *named(root, catalogue="published"))
+    assert (ran.code, ran.err.count("\n")) == (3, 1)
+    assert command.run("topics", *named(root, catalogue="newest")).code == 2
+    assert command.run("metadata", "snapshot", *nowhere).code == 3
+    assert not Path("nowhere.json").exists()
+
+
+def test_a_copy_is_not_repaired(command: Command, published: Path) -> None:
+    ran = asked(command, published, "audit", "--repair")
+    assert (ran.code, ran.err.count("there is no such file")) == (3, 1)
+    assert not (published / CATALOGUE).exists()
+
+
+def test_a_broker_that_runs_keeps_snapshots_away(command: Command, root: Path) -> None:
+    with JsonMetadataStore.open(root / CATALOGUE):
+        ran = asked(command, root, "metadata", "snapshot")
+        assert ran.code == 5
+        assert "stop the broker first" in ran.err
+        assert asked(command, root, "metadata", "show").code == 0
+
+
+def test_a_rebuild_starts_from_what_is_published_and_refuses_to_undo_it(
+    command: Command, published: Path
+) -> None:
+    with JsonMetadataStore.open(published / "kept.json", read_only=True) as before:
+        topics = before.topics()
+    assert asked(command, published, "rebuild").code == 0
+    with JsonMetadataStore.open(published / CATALOGUE, read_only=True) as after:
+        assert after.topics() == topics  # the times and reserve hours are no bytes' to know
+    assert asked(command, published, "metadata", "snapshot").out.startswith("generation 2 ")
+    ran = command.run("rebuild", *named(published, metadata=published / "kept.json"))
+    assert (ran.code, ran.out) == (5, "")
+    assert "move the file away" in ran.err
+
+
+def test_a_damaged_one_is_told(command: Command, published: Path) -> None:
+    (file,) = (path for path in (published / "tiered" / ".catalog").rglob("*.json"))
+    file.write_bytes(file.read_bytes()[:-30])
+    ran = asked(command, published, "topics")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (4, "", 1)
+    assert "generation 1: it is damaged" in ran.err
+    assert command.run("topics", *named(published, catalogue="rebuild")).code == 0

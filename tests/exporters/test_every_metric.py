@@ -1,0 +1,194 @@
+"""Every metric that is declared shows, with the labels that are declared, and shows what is true.
+
+What only an object store has is in tests/s3/test_metrics_on_s3.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.exporters.shown import (
+    NEW_TOPIC,
+    EventfulBroker,
+    Exporter,
+    labels_of,
+    sample_names,
+    shown_metrics,
+    wrong_labels,
+)
+from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.driver.metrics import (
+    GET_MESSAGE_FALLBACK,
+    READ_CACHE_ACCESS,
+    READ_CACHE_BYTES,
+    READ_CACHE_COUNT,
+    READ_CACHE_HIT,
+    ROCKETMQ_METRICS,
+    STORAGE_RESERVE_TIME,
+    STORAGE_SIZE,
+    Metric,
+    MetricKind,
+)
+from tieredstore.driver.our_metrics import (
+    BUFFERED_BYTES,
+    FOOTER_CACHE_BYTES,
+    HELD_LOG_BYTES,
+    INDEX_BEHIND,
+    INDEX_FILES,
+    INDEX_PROBLEM,
+    JOURNAL_BYTES,
+    LOST_MESSAGES,
+    OBJECT_BILL,
+    OBJECT_BYTES,
+    OBJECT_REQUESTS,
+    OUR_METRICS,
+    PUBLISH_PROBLEM,
+    PUBLISHED,
+    QUEUE_PROBLEM,
+    QUEUES,
+    RETRIES,
+    UPLOADS,
+)
+from tieredstore.model.values import SegmentType
+from tieredstore.testing.messages import TOPIC
+
+ALL = (*ROCKETMQ_METRICS, *OUR_METRICS)
+ONLY_OBJECTS = {OBJECT_REQUESTS, OBJECT_BYTES, OBJECT_BILL}
+ONLY_FAILURES = {RETRIES, GET_MESSAGE_FALLBACK}
+
+
+@pytest.fixture
+def broker(exporter: Exporter, tmp_path: Path) -> Iterator[EventfulBroker]:
+    made = EventfulBroker(tmp_path, exporter.metrics)
+    yield made
+    made.store.shutdown(drain=False)
+
+
+def test_declarations_are_complete_and_told_apart() -> None:
+    names = [name for metric in ALL for name in sample_names(metric)]
+    assert len(names) == len(set(names))
+    assert all(metric.meaning for metric in ALL)
+    assert all(metric.name.startswith("tieredstore_") for metric in OUR_METRICS)
+    counters = {metric for metric in ALL if metric.kind is MetricKind.COUNTER}
+    assert counters == {metric for metric in ALL if metric.name.endswith("_total")}
+
+
+def test_every_metric_is_shown_with_its_labels_by_a_store_on_posix(
+    exporter: Exporter, broker: EventfulBroker
+) -> None:
+    broker.live()
+    first = exporter.samples()
+    broker.live_again()
+    found = first | exporter.samples()
+    assert wrong_labels(found, ALL) == []
+    missing = {metric.name for metric in ONLY_OBJECTS | ONLY_FAILURES}
+    assert shown_metrics(found, ALL) == {metric.name for metric in ALL} - missing
+
+
+def test_storage_is_what_the_catalogue_says(exporter: Exporter, broker: EventfulBroker) -> None:
+    broker.live()
+    found = exporter.samples()
+    path = f"broker-a/{TOPIC}/0"
+    rows = broker.store._loaded().parts.metadata.segments(path)
+    log_bytes = sum(row.size for row in rows if row.type is SegmentType.COMMIT_LOG)
+
+    def stored(file_type: str, path: str = path) -> float:
+        return found[STORAGE_SIZE.name, labels_of(topic=path, file_type=file_type)]
+
+    assert stored("commit_log") == log_bytes > 0
+    assert stored("consume_queue") == 5 * UNIT_BYTES
+    assert stored("index", "broker-a/rmq_sys_INDEX/0") > 0
+    # Five messages a second apart, each put when the one before was.
+    reserve = found[STORAGE_RESERVE_TIME.name, labels_of(topic=TOPIC, queue_id="0")]
+    assert reserve == 5_000
+
+
+def test_the_read_cache_shows_what_it_holds(exporter: Exporter, broker: EventfulBroker) -> None:
+    def shown(metric: Metric) -> float:
+        return exporter.samples()[metric.name, labels_of()]
+
+    broker.put(*range(5))
+    assert broker.store.flush()
+    assert [shown(READ_CACHE_ACCESS), shown(READ_CACHE_BYTES), shown(READ_CACHE_COUNT)] == [0, 0, 0]
+    assert broker.store.get_message(TOPIC, 0, 0).messages
+    cache = broker.store._loaded().parts.fetcher.cache
+    assert cache is not None
+    assert (shown(READ_CACHE_BYTES), shown(READ_CACHE_COUNT)) == (
+        cache.held_bytes,
+        cache.extent_count,
+    )
+    assert shown(READ_CACHE_BYTES) > 5 * UNIT_BYTES
+    asked, hits = shown(READ_CACHE_ACCESS), shown(READ_CACHE_HIT)
+    assert hits < asked
+    assert broker.store.get_message(TOPIC, 0, 0).messages
+    assert shown(READ_CACHE_HIT) - hits == shown(READ_CACHE_ACCESS) - asked > 0
+
+
+def test_a_queue_that_stops_and_one_with_a_gap_are_named(
+    exporter: Exporter, broker: EventfulBroker
+) -> None:
+    broker.live()
+    calm = exporter.samples()
+    assert calm[QUEUES.name, labels_of(state="ok")] == 1
+    assert not {QUEUE_PROBLEM.name, LOST_MESSAGES.name} & {name for name, _ in calm}
+    broker.live_again()
+    found = exporter.samples()
+    states = {s: found[QUEUES.name, labels_of(state=s)] for s in ("ok", "failing", "stopped")}
+    assert states == {"ok": 1, "failing": 0, "stopped": 1}
+    queue = labels_of(topic=TOPIC, queue_id="0", state="stopped")
+    assert found[QUEUE_PROBLEM.name, queue] == 1
+    assert found[LOST_MESSAGES.name, labels_of(topic=NEW_TOPIC, queue_id="0")] == 2
+
+
+def test_what_waits_and_what_was_published_and_indexed_is_shown(
+    exporter: Exporter, broker: EventfulBroker
+) -> None:
+    broker.live()
+    found = exporter.samples()
+    files = {s: found[INDEX_FILES.name, labels_of(state=s)] for s in ("sealed", "uploaded")}
+    assert files == {"sealed": 0, "uploaded": 1}
+    for metric in (BUFFERED_BYTES, UPLOADS, HELD_LOG_BYTES, INDEX_BEHIND):
+        assert found[metric.name, labels_of()] == 0, metric.name
+    for metric in (INDEX_PROBLEM, PUBLISH_PROBLEM):
+        assert found[metric.name, labels_of()] == 0, metric.name
+    assert found[JOURNAL_BYTES.name, labels_of()] > 0
+    assert found[FOOTER_CACHE_BYTES.name, labels_of()] > 0
+    health = broker.store.health().catalogue
+    assert found[PUBLISHED.name, labels_of(success="true")] == health.published_count > 0
+    assert found[PUBLISHED.name, labels_of(success="false")] == 0
+    before = broker.local.confirmed_offset()
+    broker.put(5, 6)
+    held = exporter.samples()[HELD_LOG_BYTES.name, labels_of()]
+    assert held == broker.local.confirmed_offset() - before > 0
+
+
+def test_a_store_that_was_shut_down_shows_no_gauges_and_one_loaded_again_shows_its_own(
+    exporter: Exporter, broker: EventfulBroker
+) -> None:
+    broker.live()
+    while_open = exporter.samples()
+    broker.store.shutdown()
+    observed = {metric.name for metric in ALL if metric.kind is MetricKind.GAUGE} | {
+        READ_CACHE_ACCESS.name,
+        PUBLISHED.name,
+    }
+    closed = exporter.samples()
+    assert not observed & {name for name, _ in closed}
+    assert closed  # what was counted stays
+    broker.store.load()
+    broker.store.start()
+    again = exporter.samples()
+    size = (STORAGE_SIZE.name, labels_of(topic=f"broker-a/{TOPIC}/0", file_type="consume_queue"))
+    assert again[size] == while_open[size]
+
+
+def test_what_destroys_the_data_leaves_no_gauge_behind(
+    exporter: Exporter, broker: EventfulBroker
+) -> None:
+    broker.live()
+    broker.store.destroy()
+    gauges = {metric.name for metric in ALL if metric.kind is MetricKind.GAUGE}
+    assert not gauges & {name for name, _ in exporter.samples()}

@@ -1,0 +1,230 @@
+"""Random histories of several writers whose requests are lost, stall, and land late or twice."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.providers.object_kit import PATH, Bucket, Process
+from tieredstore.driver.object_client import ObjectExistsError
+from tieredstore.driver.segment import FileSegment
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    OffsetOutOfRangeError,
+    PositionMismatchError,
+    SegmentNotFoundError,
+    SegmentSealedError,
+    TieredStoreError,
+)
+from tieredstore.model.values import SegmentType
+from tieredstore.providers.writer_epoch import WriterStalledError
+
+LOG, INDEX = SegmentType.COMMIT_LOG, SegmentType.INDEX
+PLACES = ((PATH, LOG, 0), (PATH, LOG, 10), ("broker-a/rmq_sys_INDEX/0", INDEX, 0))
+Place = tuple[str, SegmentType, int]
+
+
+def content(segment: FileSegment) -> bytes | None:
+    """Also for one that others seal, delete and make anew in between."""
+    for _ in range(9):
+        try:
+            return segment.read(0, segment.size())
+        except SegmentNotFoundError:
+            return None
+        except OffsetOutOfRangeError:
+            continue
+    raise AssertionError("it is another one each time")
+
+
+class Network:
+    """Between one process and the bucket. What is lost may land at any time, also never."""
+
+    def __init__(self, history: History, process: Process) -> None:
+        self._history = history
+        self._inner: Any = process.client.inner
+        self.late: list[Callable[[], object]] = []
+        process.client.inner = self  # type: ignore[assignment]
+
+    def head(self, key: str) -> Any:
+        return self._sent(lambda: self._inner.head(key))
+
+    def get_range(self, key: str, start: int, length: int) -> Any:
+        return self._sent(lambda: self._inner.get_range(key, start, length))
+
+    def get_ranges(self, ranges: Any) -> Any:
+        return [self.get_range(each.key, each.start, each.length) for each in ranges]
+
+    def list(self, prefix: str = "", *, after: str = "") -> Any:
+        return self._sent(lambda: [*self._inner.list(prefix, after=after)])
+
+    def put(self, key: str, data: Any, **options: Any) -> Any:
+        whole = bytes(data)
+        return self._sent(lambda: self._inner.put(key, whole, **options))
+
+    def delete_many(self, keys: Any) -> Any:
+        named = list(keys)
+        return self._sent(lambda: self._inner.delete_many(named))
+
+    def _sent(self, call: Callable[[], Any]) -> Any:
+        dice = self._history.dice
+        roll = dice.random()
+        if roll < 0.03 and self._history.depth < 2:
+            self._history.step()  # others act before this request lands
+        elif roll < 0.05:
+            self.late.append(call)
+            raise BackendUnavailableError("request", "any", "lost on its way")
+        elif roll < 0.07:
+            call()
+            raise BackendUnavailableError("reply", "any", "lost on its way back")
+        return call()
+
+
+class History:
+    """What was acknowledged, and who did what last.
+
+    `truth` is what must be there; `perhaps` are places of which a delete or a write went wrong, so
+    that less, or more, may be there until somebody is told.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.bucket = Bucket(listing_ms=0)
+        self.processes: list[tuple[Process, Network]] = []
+        self.truth: dict[Place, bytes] = {}
+        self.doubted: set[Place] = set()
+        self.depth = 0
+        self._written = 0
+        self._busy: list[Process] = []
+        self._acted: Counter[Place] = Counter()
+
+    def step(self) -> None:
+        self.depth += 1
+        try:
+            if not self.processes or self.dice.random() < 0.12:
+                process = self.bucket.process()
+                self.processes.append((process, Network(self, process)))
+            process, _ = self.dice.choice(self.processes[-3:])
+            if process not in self._busy:  # it stalls within a call of its own
+                self._busy.append(process)
+                self._act(process)
+                self._busy.remove(process)
+            self._land()
+        finally:
+            self.depth -= 1
+
+    def check(self) -> None:
+        """For a process that knows nothing, whatever lands now and later."""
+        for _ in range(2):
+            reader = self.bucket.process()
+            for place in PLACES:
+                found, wanted = content(reader.open(*place)) or b"", self.truth.get(place, b"")
+                listed = reader.sizes().get(place, 0)
+                assert listed == len(found), place
+                if place in self.doubted:
+                    continue
+                assert found.startswith(wanted), (place, found, wanted)
+            self._land()
+
+    def _act(self, process: Process) -> None:
+        place = self.dice.choice(PLACES)
+        actions = (self._write, self._write, self._write, self._seal, self._delete)
+        if place[1] is INDEX:
+            actions = (self._create, self._create, self._create, self._delete, self._delete)
+        self._acted[place] += 1
+        self.dice.choice(actions)(process, place)
+
+    def _others_acted(self, place: Place, before: int) -> bool:
+        """While one call lasted, others acted on the same segment: in which order, nobody knows."""
+        if self._acted[place] != before:
+            self.doubted.add(place)
+        return self._acted[place] != before
+
+    def _land(self) -> None:
+        for process, network in self.processes:
+            stalled = (process, network) != self.processes[-1]
+            if network.late and self.dice.random() < (0.3 if stalled else 0.0):
+                late = network.late.pop(self.dice.randrange(len(network.late)))
+                try:
+                    late()
+                except (SegmentNotFoundError, ObjectExistsError):
+                    pass
+
+    def _write(self, process: Process, place: Place) -> None:
+        segment = process.open(*place)
+        self._written += 1
+        data, before = b"<%d>" % self._written, self._acted[place]
+        try:
+            end = len(content(segment) or b"")
+            segment.write(end, data)
+        except (PositionMismatchError, SegmentSealedError):
+            return
+        except WriterStalledError:
+            return  # it may have landed before the claim: more is there, never less
+        except (BackendUnavailableError, ObjectExistsError):
+            return
+        if self._others_acted(place, before):
+            return
+        assert end >= len(self.truth.get(place, b"")) or place in self.doubted
+        found = content(self.bucket.process().open(*place)) or b""
+        assert found[end : end + len(data)] == data, (place, found, data)
+        self.truth[place] = found[: end + len(data)]
+        self.doubted.discard(place)
+
+    def _create(self, process: Process, place: Place) -> None:
+        self._written += 1
+        data, before = b"[%d]" % self._written, self._acted[place]
+        try:
+            process.provider.create(process.open(*place), [data])
+        except TieredStoreError:
+            return
+        if self._others_acted(place, before):
+            return
+        assert content(self.bucket.process().open(*place)) == data
+        self.truth[place] = data
+        self.doubted.discard(place)
+
+    def _seal(self, process: Process, place: Place) -> None:
+        try:
+            process.open(*place).seal()
+        except (BackendUnavailableError, WriterStalledError, SegmentNotFoundError):
+            return
+
+    def _delete(self, process: Process, place: Place) -> None:
+        before = self._acted[place]
+        self.doubted.add(place)  # whoever hears of no success knows nothing
+        try:
+            process.open(*place).delete()
+        except TieredStoreError:
+            self.doubted.add(place)
+            return
+        if self._others_acted(place, before):
+            return
+        self.truth.pop(place, None)
+        self.doubted.discard(place)
+        assert content(self.bucket.process().open(*place)) is None
+
+
+def run(seed: int, steps: int) -> None:
+    history = History(seed)
+    for _ in range(steps):
+        history.step()
+        history.check()
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_what_was_acknowledged_is_there_whatever_lands_late(seed: int) -> None:
+    run(seed, 40)
+
+
+@pytest.mark.torture
+def test_what_was_acknowledged_is_there_in_many_histories() -> None:
+    for _ in range(3_000):
+        seed = random.SystemRandom().getrandbits(32)
+        try:
+            run(seed, 60)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}") from error

@@ -1,0 +1,151 @@
+"""What an open tier shows to metrics beside what its parts count themselves.
+
+What lives here: `TierGauges`. The names are in `driver/metrics.py` and `driver/our_metrics.py`; the
+dispatcher and the read cache show their own figures.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from tieredstore.access.tiered_reads import OpenTier
+from tieredstore.access.upload.dispatch_health import DispatchHealth
+from tieredstore.driver.message_store import MessageStore
+from tieredstore.driver.metrics import (
+    STORAGE_RESERVE_TIME,
+    STORAGE_SIZE,
+    GaugeRead,
+    Labels,
+    Metric,
+    Metrics,
+)
+from tieredstore.driver.our_metrics import (
+    BUFFERED_BYTES,
+    FOOTER_CACHE_BYTES,
+    HELD_LOG_BYTES,
+    INDEX_BEHIND,
+    INDEX_FILES,
+    INDEX_PROBLEM,
+    JOURNAL_BYTES,
+    LOST_MESSAGES,
+    PUBLISH_PROBLEM,
+    PUBLISHED,
+    QUEUE_PROBLEM,
+    QUEUES,
+    SNAPSHOT_AGE,
+    UPLOADS,
+)
+from tieredstore.flat.segment_times import catalogue_times
+from tieredstore.model.values import QueueKey, SegmentType
+
+Shown = Iterator[tuple[float, Labels]]
+
+
+class TierGauges:
+    """Read at each export, from memory and from the local store: no backend is asked."""
+
+    def __init__(self, tier: OpenTier, next_store: MessageStore) -> None:
+        self._tier = tier
+        self._parts = tier.parts
+        self._next = next_store
+
+    def register(self, metrics: Metrics) -> None:
+        reads: dict[Metric, GaugeRead] = {
+            STORAGE_SIZE: self.storage_size,
+            STORAGE_RESERVE_TIME: self.reserve_time,
+            QUEUES: self.queues,
+            QUEUE_PROBLEM: self.queue_problems,
+            LOST_MESSAGES: self.lost_messages,
+            INDEX_FILES: self.index_files,
+            SNAPSHOT_AGE: self.snapshot_age,
+            PUBLISHED: self.published,
+            BUFFERED_BYTES: _single(lambda: self._tier.dispatcher.budget.used_bytes),
+            UPLOADS: _single(lambda: self._tier.dispatcher.budget.uploads),
+            HELD_LOG_BYTES: _single(self._held_log_bytes),
+            INDEX_BEHIND: _single(lambda: sum(self._health().not_indexed.values())),
+            INDEX_PROBLEM: _single(lambda: self._parts.index.problem is not None),
+            FOOTER_CACHE_BYTES: _single(lambda: self._parts.index.figures.footer_cache_bytes),
+            JOURNAL_BYTES: _single(lambda: self._parts.metadata.upkeep.journal_bytes),
+            PUBLISH_PROBLEM: _single(lambda: self._parts.publishing.health().error is not None),
+        }
+        for metric, read in reads.items():
+            metrics.observe(metric, read)
+
+    # What is in the tier, by the catalogue
+
+    def storage_size(self) -> Shown:
+        sizes: Counter[tuple[str, SegmentType]] = Counter()
+        for row in self._parts.metadata.segments():
+            sizes[row.path, row.type] += row.size
+        for (path, type), size in sizes.items():
+            yield size, {"topic": path, "file_type": type.name.lower()}
+
+    def reserve_time(self) -> Shown:
+        """Not of a queue whose times cannot be believed: RocketMQ's rows have some that never
+        were."""
+        now = self._parts.runtime.clock.now_ms()
+        oldest: dict[str, int] = {}
+        for row in self._parts.metadata.segments(type=SegmentType.COMMIT_LOG):
+            times = catalogue_times(row, now)
+            if times is not None:
+                oldest[row.path] = min(times[0], oldest.get(row.path, times[0]))
+        for path, time in oldest.items():
+            topic, _, queue_id = path.partition("/")[2].rpartition("/")
+            yield max(0, now - time), {"topic": topic, "queue_id": queue_id}
+
+    # Queues
+
+    def queues(self) -> Shown:
+        problems = self._states()
+        states = Counter(problems.values())
+        states["ok"] = sum(file.key not in problems for file in self._parts.files.files())
+        for state in ("ok", "failing", "stopped"):
+            yield states[state], {"state": state}
+
+    def queue_problems(self) -> Shown:
+        for key, state in self._states().items():
+            yield 1, {**_labels(key), "state": state}
+
+    def lost_messages(self) -> Shown:
+        for key, count in self._health().lost.items():
+            yield count, _labels(key)
+
+    def _states(self) -> dict[QueueKey, str]:
+        health = self._health()
+        failing = dict.fromkeys([*health.failing, *self._tier.retention.errors], "failing")
+        return {**failing, **dict.fromkeys(health.stopped, "stopped")}
+
+    def _health(self) -> DispatchHealth:
+        return self._tier.dispatcher.health()
+
+    def _held_log_bytes(self) -> int:
+        needed = self._tier.dispatcher.needed_from()
+        return 0 if needed is None else max(0, self._next.confirmed_offset() - needed)
+
+    # Index and catalogue
+
+    def index_files(self) -> Shown:
+        figures = self._parts.index.figures
+        yield figures.unsealed_count, {"state": "unsealed"}
+        yield figures.sealed_count, {"state": "sealed"}
+        yield figures.uploaded_count, {"state": "uploaded"}
+
+    def snapshot_age(self) -> Shown:
+        written = self._parts.metadata.upkeep.snapshot_ms
+        if written is not None:
+            yield max(0, self._parts.runtime.clock.now_ms() - written) / 1000, {}
+
+    def published(self) -> Shown:
+        health = self._parts.publishing.health()
+        yield health.published_count, {"success": "true"}
+        yield health.failure_count, {"success": "false"}
+
+
+def _single(read: Callable[[], float]) -> GaugeRead:
+    """A gauge without labels."""
+    return lambda: [(float(read()), {})]
+
+
+def _labels(key: QueueKey) -> Labels:
+    return {"topic": key.topic, "queue_id": str(key.queue_id)}

@@ -1,0 +1,29 @@
+"""The jobs as a script for `spark-submit`: the same verbs and options as on the command line.
+
+    spark-submit --py-files tieredstore.zip submit.py migrate --config old.conf --to new.toml
+
+What lives here: a verb's words with `--engine spark` before them. On a cluster the driver needs
+what the extra `cli` brings.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+JOBS = ("migrate", "verify", "reindex", "export")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    from tieredstore.cli.main import main as command
+
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in JOBS:
+        words[1:1] = ["--engine", "spark"]
+    return command(words)
+
+
+if __name__ == "__main__":
+    # This folder is no place to import from: its modules are tieredstore's.
+    sys.path = [place for place in sys.path if not __file__.startswith(f"{place}/submit")]
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""The catalogue of the tier that was named: what is in it, publishing it, writing it to a file.
+
+What lives here: all of `catalogue` but its arguments. It is imported when a verb runs: help must
+be fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tieredstore.access.wiring import provider_of, publisher_of
+from tieredstore.cli.failures import CommandError, ExitCode
+from tieredstore.cli.output import printable
+from tieredstore.cli.tier import OpenedBackend, check_root, notes_of_the_library, opened_backend
+from tieredstore.cli.tier_care import for_writing
+from tieredstore.cli.tier_options import TierOptions, config_of
+from tieredstore.cli.times import shown_time
+from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metrics import NoMetrics
+from tieredstore.driver.published import StaleCatalogueError
+from tieredstore.driver.runtime import Runtime
+from tieredstore.model.errors import MetadataError
+from tieredstore.model.values import SegmentType
+
+Row = dict[str, Any]
+
+
+def shown(tier: TierOptions) -> Row:
+    with opened_backend(tier) as backend:
+        metadata = _catalogue(backend)
+        facts = metadata.facts
+        segments = {kind.name: metadata.segments(None, kind) for kind in SegmentType}
+        return {
+            "source": facts.source,
+            "place": facts.place,
+            "generation": facts.generation,
+            "epoch": facts.epoch,
+            "writer": facts.writer,
+            "written_ms": facts.written_ms,
+            "topic_count": len(metadata.topics()),
+            "queue_count": len(metadata.queues()),
+            "segment_counts": {name: len(rows) for name, rows in segments.items()},
+            "size": sum(row.size for rows in segments.values() for row in rows),
+        }
+
+
+def lines(row: Row) -> Iterator[str]:
+    yield printable(f"{row['source']}: {row['place']}")
+    if row["generation"] is not None:
+        yield (
+            f"generation {row['generation']} of {shown_time(row['written_ms'])}, by writer "
+            f"{row['epoch']} ({printable(row['writer'])})"
+        )
+    counts = ", ".join(f"{count} {name}" for name, count in row["segment_counts"].items())
+    yield f"{row['topic_count']} topics, {row['queue_count']} queues, {row['size']} bytes"
+    yield f"segments: {counts}"
+
+
+def written(tier: TierOptions, output: Path) -> Row:
+    with opened_backend(tier) as backend:
+        data = _catalogue(backend).snapshot_bytes()
+    try:
+        with output.open("xb") as file:
+            file.write(data)
+    except FileExistsError as error:
+        raise CommandError(f"{output}: it is there already", ExitCode.REFUSED) from error
+    return {"generation": None, "place": str(output), "size": len(data)}
+
+
+def published(tier: TierOptions) -> Row:
+    config = config_of(tier)
+    with ExitStack() as opened:
+        opened.enter_context(notes_of_the_library())
+        runtime = opened.enter_context(Runtime.threads())
+        provider = provider_of(config, runtime, NoMetrics())
+        opened.callback(provider.close)
+        check_root(config)
+        metadata = for_writing(config, runtime)
+        opened.callback(metadata.close)
+        publisher = publisher_of(config, provider, metadata)
+        if publisher is None:
+            raise CommandError(
+                "catalogues of this tier are not published; see publish_interval_ms", ExitCode.USAGE
+            )
+        try:
+            generation = publisher.publish()
+        except StaleCatalogueError as error:
+            raise CommandError(printable(str(error)), ExitCode.REFUSED) from error
+        if generation is None:
+            raise CommandError("there is nothing in the catalogue", ExitCode.NOT_THERE)
+        generations = provider.generations(config.broker_name)
+        place = "" if generations is None else generations.describe()
+        return {"generation": generation, "place": place, "size": None}
+
+
+def snapshot_line(row: Row) -> str:
+    if row["generation"] is None:
+        return printable(f"{row['place']}: {row['size']} bytes")
+    return printable(f"generation {row['generation']} is in {row['place']}")
+
+
+def _catalogue(backend: OpenedBackend) -> MetadataStore:
+    if backend.metadata is not None:
+        return backend.metadata
+    failure = backend.failure
+    raise failure or MetadataError(backend.config.catalogue_path, "there is no catalogue")
