@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet $(NO_INPUT) --editable '.[dev]'
 	@touch $@
 
-demo: $(STAMP)  ## run the main job on the embedded default (PROVIDER=posix: on another)
+demo: $(STAMP)  ## run the main job on the embedded default (PROVIDER=s3: on an S3 server of its own)
 	$(BIN)/python examples/demo.py $(if $(PROVIDER),--provider $(PROVIDER))
 
 # One run: Spark's tests stay together in one worker process while the other does the rest.
@@ -70,8 +70,8 @@ types: $(STAMP)  ## mypy --strict on code and tests
 layers: $(STAMP)  ## who may import whom
 	$(BIN)/lint-imports
 
-docs: $(STAMP)  ## links, file names and code blocks of the documents
-	$(PYTEST) tests/test_docs.py $(ARGS)
+docs: $(STAMP)  ## links, code blocks and commands of the documents, and what they say of the code
+	$(PYTEST) tests/test_docs.py tests/docs -m 'not spark' $(ARGS)
 
 check: lint types layers  ## everything that reads the code without running it
 	$(PYTEST) -q tests/test_house.py

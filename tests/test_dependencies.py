@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -40,7 +40,7 @@ OPTIONAL_MODULES = [
     "s3fs",
     "typer",
 ]
-CORE_PACKAGES = ["model", "codec", "driver", "flat", "index", "access", "jobs", "local", "metadata"]
+CORE_PACKAGES = ["model", "codec", "driver", "flat", "index", "access", "local", "metadata"]
 
 # Imports every module of the core in a Python where nothing of the extras can be imported.
 IMPORT_THE_CORE = """
@@ -141,6 +141,19 @@ def test_the_core_imports_without_any_extra() -> None:
     assert int(ran.stdout) > 10, "the walk has to find the modules it imports"
 
 
+def test_the_jobs_need_arrow_and_nothing_else() -> None:
+    others = [name for name in OPTIONAL_MODULES if name != "pyarrow"]
+    ran = run_blocked(IMPORT_THE_CORE, blocked=others, packages=["jobs"])
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) > 10, "the walk has to find the modules it imports"
+
+
+def test_a_tier_is_migrated_without_any_extra() -> None:
+    before, _, _ = IMPORT_THE_CORE.partition("import tieredstore\n")
+    ran = run_blocked(before + "import tieredstore.jobs.migrate")
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_the_blocker_blocks() -> None:
     before, _, after = IMPORT_THE_CORE.partition("import tieredstore\n")
     assert after
@@ -148,6 +161,11 @@ def test_the_blocker_blocks() -> None:
     assert re.search("ImportError: s3fs is optional", ran.stderr)
 
 
-def run_blocked(script: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", script, ",".join(OPTIONAL_MODULES), ",".join(CORE_PACKAGES)]
+def run_blocked(
+    script: str,
+    *,
+    blocked: Sequence[str] = OPTIONAL_MODULES,
+    packages: Sequence[str] = CORE_PACKAGES,
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script, ",".join(blocked), ",".join(packages)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

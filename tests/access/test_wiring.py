@@ -9,8 +9,8 @@ import pytest
 from tests.access.tiered_kit import ShortStore, a_config
 from tieredstore.access.tiered_store import TieredMessageStore
 from tieredstore.access.wiring import GivenParts, load_plugins, open_tier
-from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.measured import MeasuredProvider
+from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.registry import MESSAGE_STORES, names
 from tieredstore.driver.retry import RetryingProvider

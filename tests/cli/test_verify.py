@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.cli_kit import Command
-from tests.cli.tier_kit import TIER, copied, named, segment_file
+from tests.cli.tier_kit import TIER, asked, copied, named, segment_file
+from tieredstore.cli.failures import ExitCode
 
 
 def test_a_sound_tier_is_told_to_be_so(command: Command) -> None:
@@ -43,3 +47,14 @@ def test_a_dry_run_says_what_would_be_read(command: Command) -> None:
     ran = command.run("verify", *named(TIER), "--dry-run", "--topic", "GoldAa")
     assert ran.code == 0
     assert ran.out.startswith("3 queues with 199 messages, ")
+
+
+def test_without_arrow_the_verb_says_what_to_install(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("tieredstore.jobs")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    ran = asked(command, TIER, "verify")
+    assert ran.code == ExitCode.USAGE
+    assert ran.err == "tieredstore: pyarrow is missing: pip install 'tieredstore[jobs]'\n"

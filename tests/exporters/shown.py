@@ -5,7 +5,7 @@ What lives here: no tests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,9 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 class Prometheus:
-    def __init__(self) -> None:
+    def __init__(self, without: Collection[str] = ()) -> None:
         self.registry = CollectorRegistry()
-        self.metrics: Metrics = PrometheusMetrics(BROKER, registry=self.registry)
+        self.metrics: Metrics = PrometheusMetrics(BROKER, without=without, registry=self.registry)
 
     def samples(self) -> Samples:
         families = text_string_to_metric_families(generate_latest(self.registry).decode())
@@ -50,10 +50,11 @@ class Prometheus:
 class OpenTelemetry:
     """Shown as Prometheus shows it, so that both can be compared."""
 
-    def __init__(self) -> None:
+    def __init__(self, without: Collection[str] = ()) -> None:
         self._reader = InMemoryMetricReader()
         self._provider = MeterProvider(metric_readers=[self._reader], shutdown_on_exit=False)
-        self.metrics: Metrics = OpenTelemetryMetrics(self._provider.get_meter("test"), BROKER)
+        meter = self._provider.get_meter("test")
+        self.metrics: Metrics = OpenTelemetryMetrics(meter, BROKER, without=without)
 
     def samples(self) -> Samples:
         data = self._reader.get_metrics_data()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.exporters.shown import BROKER, Exporter, labels_of
+from tests.exporters.shown import BROKER, Exporter, OpenTelemetry, Prometheus, labels_of
 from tests.testing.list_store import ListMessageStore
 from tieredstore import StorageLevel, StoreConfig, TieredMessageStore
 from tieredstore.driver.metrics import (
@@ -22,12 +22,17 @@ from tieredstore.driver.metrics import (
     RPC_LATENCY,
     STORAGE_RESERVE_TIME,
     UPLOAD_BYTES,
+    GaugeRead,
     Labels,
 )
 from tieredstore.driver.runtime import Runtime
 from tieredstore.exporters import label_sets
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.testing.messages import TOPIC, a_message
+
+
+def always(value: float, **labels: str) -> GaugeRead:
+    return lambda: [(value, labels)]
 
 
 def test_a_store_is_seen_under_the_names_of_rocketmq(exporter: Exporter, tmp_path: Path) -> None:
@@ -81,12 +86,25 @@ def test_what_several_stores_show_is_added_up_and_the_longest_time_counts(
 ) -> None:
     queue = {"topic": TOPIC, "queue_id": "0"}
     for figure in (7, 5):
-        exporter.metrics.observe(READ_CACHE_ACCESS, lambda figure=figure: [(figure, {})])
-        exporter.metrics.observe(STORAGE_RESERVE_TIME, lambda figure=figure: [(figure, queue)])
+        exporter.metrics.observe(READ_CACHE_ACCESS, always(figure))
+        exporter.metrics.observe(STORAGE_RESERVE_TIME, always(figure, **queue))
     assert exporter.samples() == {
         (READ_CACHE_ACCESS.name, labels_of()): 12,
         (STORAGE_RESERVE_TIME.name, labels_of(**queue)): 7,
     }
+
+
+@pytest.mark.parametrize("kind", [Prometheus, OpenTelemetry])
+def test_labels_can_be_left_out_and_what_they_told_apart_is_added_up(kind: type[Exporter]) -> None:
+    exporter = kind(without=["path", "node_id"])
+    for path in ("a/t/0", "a/t/1"):
+        labels = {"path": path, "file_type": "commit_log", "operation": "write"}
+        exporter.metrics.record(UPLOAD_BYTES, 100, labels)
+    shown = exporter.samples()
+    rest = {"file_type": "commit_log", "operation": "write", "cluster": "c", **BASE_LABELS}
+    assert shown[UPLOAD_BYTES.name + "_count", tuple(sorted(rest.items()))] == 2
+    assert not [labels for _, labels in shown if {"path", "node_id"} & dict(labels).keys()]
+    exporter.close()
 
 
 def test_the_number_of_label_sets_is_bounded(

@@ -296,6 +296,5 @@ def test_a_round_ends_a_deletion_that_was_begun_without_waiting_for_itself() -> 
     with pytest.raises(BackendUnavailableError):
         queue.delete()
     pair = WritePair(log=SegmentWrite(log, 0, b"log"), queue=SegmentWrite(queue, 0, b"anew"))
-    (done,) = process.provider.write_many([pair])
-    done.result(timeout=10)
+    process.provider.write_many([pair])[0].result(timeout=10)
     assert content(queue) == b"anew"

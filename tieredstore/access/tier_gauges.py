@@ -78,8 +78,8 @@ class TierGauges:
         sizes: Counter[tuple[str, SegmentType]] = Counter()
         for row in self._parts.metadata.segments():
             sizes[row.path, row.type] += row.size
-        for (path, type), size in sizes.items():
-            yield size, {"topic": path, "file_type": type.name.lower()}
+        for (path, kind), size in sizes.items():
+            yield size, {"topic": path, "file_type": kind.name.lower()}
 
     def reserve_time(self) -> Shown:
         """Not of a queue whose times cannot be believed: RocketMQ's rows have some that never

@@ -40,6 +40,9 @@ EXIT_CODES: Final = (
 )
 
 
+_EXTRAS: Final = {"pyarrow": "jobs", "pyspark": "spark"}  # that bring a module a verb may need
+
+
 class CommandError(Exception):
     """A command cannot go on, or could not do all of it: one line that says what to do."""
 
@@ -64,6 +67,8 @@ def outcome(error: Exception) -> tuple[str, ExitCode]:
         return text, error.code
     if isinstance(error, InvalidConfigError):
         return text, ExitCode.USAGE
+    if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(error.name or "")):
+        return f"{error.name} is missing: pip install 'tieredstore[{extra}]'", ExitCode.USAGE
     if isinstance(error, StoreNotFoundError):
         return text, ExitCode.NOT_THERE
     if isinstance(error, SegmentError):

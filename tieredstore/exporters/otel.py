@@ -11,7 +11,7 @@ What lives here: `OpenTelemetryMetrics`. Where they go is up to the application'
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,18 +26,25 @@ class OpenTelemetryMetrics:
     """Counters, histograms with RocketMQ's buckets, and gauges read at each export.
 
     `labels` are the broker's own, such as cluster, node_type and node_id; all metrics get them.
+    What differs only by labels of `without`, such as `path`, is added up.
     """
 
-    def __init__(self, meter: Meter, labels: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        meter: Meter,
+        labels: Mapping[str, str] | None = None,
+        *,
+        without: Collection[str] = (),
+    ) -> None:
         self._meter = meter
-        self._labels = LabelSets(labels or {})
+        self._labels = LabelSets(labels or {}, without)
         self._guard = threading.Lock()
         self._instruments: dict[str, Any] = {}
         self._gauges = GaugeReads(self._labels)
 
     def add(self, metric: Metric, amount: int, labels: Labels) -> None:
         counter = self._of(metric, self._meter.create_counter)
-        counter.add(amount, self._labels.mapping(metric, labels))
+        counter.add(amount, self._attributes(metric, labels))
 
     def record(self, metric: Metric, value: float, labels: Labels) -> None:
         histogram = self._of(
@@ -45,7 +52,7 @@ class OpenTelemetryMetrics:
             self._meter.create_histogram,
             explicit_bucket_boundaries_advisory=metric.buckets,
         )
-        histogram.record(value, self._labels.mapping(metric, labels))
+        histogram.record(value, self._attributes(metric, labels))
 
     def observe(self, metric: Metric, read: GaugeRead) -> None:
         if not self._gauges.add(metric, read):
@@ -66,6 +73,13 @@ class OpenTelemetryMetrics:
             Observation(value, dict(zip(names, values, strict=True)))
             for values, value in self._gauges.read(metric).items()
         ]
+
+    def _attributes(self, metric: Metric, labels: Labels) -> Mapping[str, str]:
+        def named(values: tuple[str, ...]) -> dict[str, str]:
+            return dict(zip(self._labels.names(metric), values, strict=True))
+
+        found: Mapping[str, str] = self._labels.made(metric, labels, named)
+        return found
 
     def _of(self, metric: Metric, create: Callable[..., Any], **settings: Any) -> Any:
         found = self._instruments.get(metric.name)

@@ -10,7 +10,7 @@ What lives here: `PrometheusMetrics`. Serving them over HTTP is `prometheus_clie
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -27,12 +27,17 @@ class PrometheusMetrics(Collector):
 
     * One for a process and registry: several stores may share it.
     * `labels` are the broker's own, such as cluster, node_type and node_id; all metrics get them.
+    * What differs only by labels of `without` is added up: `path` makes a page long.
     """
 
     def __init__(
-        self, labels: Mapping[str, str] | None = None, *, registry: CollectorRegistry = REGISTRY
+        self,
+        labels: Mapping[str, str] | None = None,
+        *,
+        without: Collection[str] = (),
+        registry: CollectorRegistry = REGISTRY,
     ) -> None:
-        self._labels = LabelSets(labels or {})
+        self._labels = LabelSets(labels or {}, without)
         self._registry = registry
         self._guard = threading.Lock()
         self._instruments: dict[str, Any] = {}
@@ -40,11 +45,16 @@ class PrometheusMetrics(Collector):
         registry.register(self)
 
     def add(self, metric: Metric, amount: int, labels: Labels) -> None:
-        self._of(metric, Counter).labels(*self._labels.values(metric, labels)).inc(amount)
+        def child(values: tuple[str, ...]) -> Any:
+            return self._of(metric, Counter).labels(*values)
+
+        self._labels.made(metric, labels, child).inc(amount)
 
     def record(self, metric: Metric, value: float, labels: Labels) -> None:
-        instrument = self._of(metric, Histogram, buckets=metric.buckets)
-        instrument.labels(*self._labels.values(metric, labels)).observe(value)
+        def child(values: tuple[str, ...]) -> Any:
+            return self._of(metric, Histogram, buckets=metric.buckets).labels(*values)
+
+        self._labels.made(metric, labels, child).observe(value)
 
     def observe(self, metric: Metric, read: GaugeRead) -> None:
         self._gauges.add(metric, read)

@@ -1,0 +1,86 @@
+"""Verifying a tier beside reading its files with a checksum, and exporting it to Parquet.
+
+Run it with `make bench BENCH=verify_export`. The tier has 150 MB of messages of 1 KB, two keys
+each, in two queues, and its index file; everything lies in the page cache.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from shutil import rmtree
+from zlib import crc32
+
+from bench._timing import compare, report
+from bench._verified_tier import written_tier
+from tieredstore.driver.runtime import SystemClock
+from tieredstore.jobs.export import ExportJob
+from tieredstore.jobs.job import Job, run_job
+from tieredstore.jobs.job_report import JobState
+from tieredstore.jobs.local_engine import LocalEngine
+from tieredstore.jobs.verify import VerifyJob
+
+THREADS = 2
+READ_BYTES = 8 << 20
+FIXED_COLUMNS = ("queue_id", "queue_offset", "store_time", "body")
+
+
+def read_all(root: Path) -> int:
+    """Every byte once, with the checksum that each body has: what a verification cannot beat."""
+    total = 0
+    for path in root.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                while data := file.read(READ_BYTES):
+                    crc32(data)
+                    total += len(data)
+    return total
+
+
+def run(job: Job[object, object]) -> None:
+    with LocalEngine(threads=THREADS) as engine:
+        done = run_job(job, engine, clock=SystemClock())
+    assert done.state is JobState.DONE
+    assert not done.findings
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        root, parquet = Path(folder, "tier"), Path(folder, "parquet")
+        config = written_tier(root, megabytes=150)
+        size = read_all(root / "tiered")
+
+        def export(*columns: str) -> None:
+            rmtree(parquet, ignore_errors=True)
+            given = {"columns": columns} if columns else {}
+            run(ExportJob(config=config, target=str(parquet), **given))  # type: ignore[arg-type]
+
+        rows = [
+            compare(
+                f"verify, of reading {size / 1e6:.0f} MB with a CRC",
+                plain=lambda: read_all(root / "tiered"),
+                ours=lambda: run(VerifyJob(config=config)),  # type: ignore[arg-type]
+                repeats=2,
+            ),
+            compare(
+                "export of four columns, of the same",
+                plain=lambda: read_all(root / "tiered"),
+                ours=lambda: export(*FIXED_COLUMNS),
+                repeats=2,
+            ),
+            compare(
+                "export of all columns, of the same",
+                plain=lambda: read_all(root / "tiered"),
+                ours=export,
+                repeats=2,
+            ),
+        ]
+        code = report("verify_export", rows)
+        for row in rows:
+            print(f"{row.what}: {size / row.ours_seconds / 1e6:.0f} MB/s")
+        return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

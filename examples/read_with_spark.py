@@ -1,0 +1,77 @@
+"""Read a tier with Spark: what it holds, messages of a time range, and messages with one key.
+
+    python examples/read_with_spark.py --config tier.toml
+    python examples/read_with_spark.py --path /tier --metadata catalogue.json --broker broker-a
+    spark-submit --py-files tieredstore.zip examples/read_with_spark.py --bucket my-tier
+
+Every option of the source may be given this way; `--topic`, `--key` and `--since` are this
+script's own. Nothing is written anywhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from tieredstore.spark.source import TierDataSource
+
+
+def main(arguments: Sequence[str]) -> int:
+    words = pairs(arguments)
+    if not words:
+        print(__doc__, file=sys.stderr)
+        return 2
+    spark = (
+        SparkSession.builder.appName("read a tier")
+        # So that conditions on topic, queue, offset, time and key are looked up, not read for.
+        .config("spark.sql.python.filterPushdown.enabled", "true")
+        .getOrCreate()
+    )
+    spark.dataSource.register(TierDataSource)  # not needed where the package is installed
+    show(spark, words)
+    spark.stop()
+    return 0
+
+
+def show(spark: SparkSession, words: dict[str, str]) -> None:
+    topic, key, since = words.pop("topic", None), words.pop("key", None), words.pop("since", None)
+    if topic is not None:
+        words["topics"] = topic
+    show_queues(load(spark, words, columns="topic,queue_id,store_time,size"))
+    if since is not None:
+        show_messages(load(spark, words).where(F.col("store_time") >= F.lit(since)))
+    if key is not None:
+        keyed = load(spark, words, columns="key,topic,queue_id,queue_offset,store_time,tags,body")
+        show_messages(keyed.where(F.col("key") == key))
+
+
+def pairs(arguments: Sequence[str]) -> dict[str, str]:
+    """`--name value` again and again, as options of the source."""
+    names = [name.removeprefix("--").replace("-", "_") for name in arguments[::2]]
+    return dict(zip(names, arguments[1::2], strict=True))
+
+
+def load(spark: SparkSession, words: dict[str, str], **others: str) -> DataFrame:
+    """Only the columns that are used: each one left out is time saved."""
+    return spark.read.format("tieredstore").options(**words, **others).load()
+
+
+def show_queues(frame: DataFrame) -> None:
+    frame.groupBy("topic", "queue_id").agg(
+        F.count("*").alias("messages"),
+        F.sum("size").alias("bytes"),
+        F.min("store_time").alias("oldest"),
+        F.max("store_time").alias("newest"),
+    ).orderBy("topic", "queue_id").show(100, truncate=False)
+
+
+def show_messages(frame: DataFrame) -> None:
+    found = frame.select("topic", "queue_id", "queue_offset", "store_time", "tags", "body")
+    found.withColumn("body", F.col("body").cast("string")).show(20, truncate=40)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""Backends that fail, under names that a setting can give: workers make them from settings.
+
+What lives here: no tests. Faults and the objects in memory are those of this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Self
+
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import Buffer, FileSegment
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.values import SegmentType
+from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.providers.posix import PosixProvider
+from tieredstore.testing.faults import Faults, FaultyProvider
+from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
+from tieredstore.testing.object_faults import FaultyClient, ObjectFaults
+
+POSIX_FAULTS = Faults()
+OBJECT_FAULTS: dict[str, ObjectFaults] = {}
+BUCKETS: dict[str, MemoryObjects] = {}
+
+
+class FaultyPosix(FaultyProvider):
+    """A directory; `POSIX_FAULTS` strikes, and nobody tries again."""
+
+    @classmethod
+    def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
+        made = cls(PosixProvider.from_config(config, runtime), POSIX_FAULTS, runtime)
+        made.retries_itself = True
+        return made
+
+
+class LyingPosix(PosixProvider):
+    """A directory that stores another byte than it was given, in one segment."""
+
+    lies_about: tuple[str, SegmentType, int] | None = None
+
+    def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
+        if (segment.queue_path, segment.type, segment.base) != self.lies_about:
+            return super().create(segment, blocks)
+        damaged = bytearray(b"".join(blocks))
+        damaged[7] ^= 1
+        return super().create(segment, [bytes(damaged)])
+
+
+class FaultyObjects(ObjectProvider):
+    """A bucket in memory, named by the setting `bucket`; each bucket has its own faults."""
+
+    @classmethod
+    def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
+        client = MemoryObjectClient(BUCKETS.setdefault(config.bucket, MemoryObjects()))
+        faults = OBJECT_FAULTS.setdefault(config.bucket, ObjectFaults(0.0))
+        # What is slow or tried again passes at once: nobody waits for this clock.
+        waiting = Runtime.inline()
+        inner = FaultyClient(client, faults, waiting.clock)
+        return cls(inner, config.cluster_name, waiting, joins_epoch=not config.claim_epoch)

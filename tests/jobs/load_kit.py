@@ -1,0 +1,145 @@
+"""Loads for tests: batches, attempts at partitions, and what has to be in the tier afterwards.
+
+What lives here: no tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tieredstore.access.care.audit import audit
+from tieredstore.access.care.audit_report import AuditReport
+from tieredstore.access.reader import TieredReader
+from tieredstore.access.wiring import GivenParts, open_tier
+from tieredstore.codec.message import StoredMessage, decode_message
+from tieredstore.driver.runtime import Runtime
+from tieredstore.jobs.load import begin_load, commit_load
+from tieredstore.jobs.loading.load_columns import LoadColumns, LoadDefaults
+from tieredstore.jobs.loading.load_stage import StagedPart, Stager
+from tieredstore.jobs.loading.load_tier import scratch_of
+from tieredstore.jobs.worker_parts import worker_provider
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.values import QueueKey
+
+LOADED_MS = 1_700_000_900_000
+DEFAULTS = LoadDefaults(store_time_ms=LOADED_MS)
+
+
+def rows_of(key: QueueKey, numbers: Iterable[int]) -> pa.RecordBatch:
+    """Message n of a queue has n in its body and its keys."""
+    names = [f"{key.topic}-{key.queue_id}-{number}" for number in numbers]
+    return pa.record_batch(
+        {
+            "topic": pa.array([key.topic] * len(names), pa.string()),
+            "queue_id": pa.array([key.queue_id] * len(names), pa.int32()),
+            "body": [name.encode() for name in names],
+            "tags": [f"tag{len(name) % 3}" for name in names],
+            "keys": [[f"k-{name}", "all"] for name in names],
+            "unique_key": [f"u-{name}" for name in names],
+        }
+    )
+
+
+def joined(*batches: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def staged(
+    config: StoreConfig,
+    run_id: str,
+    partition: int,
+    batches: Sequence[pa.RecordBatch],
+    *,
+    attempt: str = "0",
+    block_bytes: int = 4_000,
+    defaults: LoadDefaults = DEFAULTS,
+) -> StagedPart:
+    """What one attempt at a partition does."""
+    stager = Stager(
+        scratch_of(config, worker_provider(config)),
+        LoadColumns(batches[0].schema, defaults),
+        run_id=run_id,
+        partition=partition,
+        attempt=attempt,
+        block_bytes=block_bytes,
+    )
+    for batch in batches:
+        stager.add(batch)
+    return stager.finish()
+
+
+def loaded(
+    config: StoreConfig,
+    partitions: Sequence[Sequence[pa.RecordBatch]],
+    *,
+    run_id: str = "run",
+    **how: Any,
+) -> None:
+    """A whole load, as Spark does one."""
+    begin_load(config)
+    parts = [staged(config, run_id, number, each) for number, each in enumerate(partitions)]
+    commit_load(config, run_id, parts, **how)
+
+
+def messages(config: StoreConfig, key: QueueKey) -> list[StoredMessage]:
+    """All messages of a queue; each is where its offsets and the units say."""
+    found = []
+    with TieredReader.open(config) as tier:
+        for number, each in enumerate(tier.messages(*key)):
+            message = decode_message(each.record)
+            assert (message.topic, message.queue_id) == key
+            assert message.queue_offset == each.queue_offset == number
+            assert message.log_offset == each.log_offset
+            assert message.tags_code == each.tags_code
+            found.append(message)
+    return found
+
+
+def bodies(config: StoreConfig, key: QueueKey) -> list[str]:
+    return [message.body.decode() for message in messages(config, key)]
+
+
+def names_of(key: QueueKey, numbers: Iterable[int]) -> list[str]:
+    return [f"{key.topic}-{key.queue_id}-{number}" for number in numbers]
+
+
+def assert_found(
+    config: StoreConfig, expected: Mapping[QueueKey, Iterable[int]], *, samples: int = 40
+) -> None:
+    """Each message once by its unique key, all of them by the key that all have."""
+    with TieredReader.open(config) as tier:
+        for key, numbers in expected.items():
+            wanted = list(numbers)
+            for number in wanted[:: max(1, len(wanted) // samples)]:
+                name = f"{key.topic}-{key.queue_id}-{number}"
+                for text in (f"u-{name}", f"k-{name}"):
+                    answer = tier.query_message(key.topic, text)
+                    assert answer.complete
+                    found = [decode_message(each.record).body.decode() for each in answer.messages]
+                    assert found == [name]
+        for topic in {key.topic for key in expected}:
+            count = sum(len(list(ns)) for key, ns in expected.items() if key.topic == topic)
+            answer = tier.query_message(topic, "all", count_max=10 * count + 10)
+            assert len(answer.messages) == count
+
+
+def report_of(config: StoreConfig) -> AuditReport:
+    with open_tier_of(config) as parts:
+        return audit(parts.metadata, parts.provider, config, parts.runtime)
+
+
+class open_tier_of:  # noqa: N801 - used as a function
+    """A broker that has come up: its catalogue is locked, its index open."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._parts = open_tier(config, GivenParts(runtime=Runtime.inline(now_ms=LOADED_MS)))
+
+    def __enter__(self) -> Any:
+        self._parts.load()
+        return self._parts
+
+    def __exit__(self, *exception: object) -> None:
+        self._parts.close()

@@ -1,0 +1,290 @@
+"""A scan gives exactly the messages that are selected, and tells of every one it cannot read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config, properties_of
+from tieredstore.access.reader import TieredReader
+from tieredstore.access.wiring import GivenParts, open_tier
+from tieredstore.driver.runtime import Runtime
+from tieredstore.index.index_store import IndexStore
+from tieredstore.jobs.reading.scan import OnCorrupt, Scan
+from tieredstore.jobs.reading.scan_plan import (
+    PickedMessages,
+    packed,
+    plan_scan,
+    refuse_unknown_topics,
+)
+from tieredstore.jobs.reading.selection import EVER, EVERYTHING, Selection
+from tieredstore.model.errors import InvalidConfigError, SegmentCorruptError
+from tieredstore.model.values import INT64_MAX, QueueKey, SegmentType
+
+TOPIC, OTHER = "orders", "payments"
+
+
+@pytest.fixture(scope="module")
+def tier(tmp_path_factory: pytest.TempPathFactory) -> WrittenTier:
+    """Two queues and another topic; the newest messages are not in the uploaded index."""
+    made = WrittenTier(config=posix_config(tmp_path_factory.mktemp("tier")))
+    made.add(TOPIC, 0, 200, seal=True)
+    made.add(TOPIC, 1, 100, seal=True)
+    made.add(OTHER, 0, 50)
+    made.add(TOPIC, 0, 40)
+    return made
+
+
+def rows_of(
+    tier: WrittenTier,
+    selection: Selection = EVERYTHING,
+    columns: Sequence[str] = ("topic", "queue_id", "queue_offset"),
+    *,
+    split_bytes: int = 4096,
+    **others: Any,
+) -> list[dict[str, Any]]:
+    scan = Scan(columns=tuple(columns), selection=selection, **others)
+    with TieredReader.open(tier.config) as reader:
+        items = plan_scan(reader, selection, split_bytes=split_bytes)
+    return [
+        row
+        for item in items
+        for batch in scan.batches(tier.config, item)
+        for row in batch.to_pylist()
+    ]
+
+
+def places(rows: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
+    return sorted((row["topic"], row["queue_id"], row["queue_offset"]) for row in rows)
+
+
+def everything(tier: WrittenTier) -> list[tuple[str, int, int]]:
+    return sorted((*key, offset) for key, end in tier.ends.items() for offset in range(end))
+
+
+def keys_of(number: int) -> list[str]:
+    properties = properties_of(number)
+    return [
+        each for each in (properties.get("UNIQ_KEY"), *properties.get("KEYS", "").split()) if each
+    ]
+
+
+def test_everything_is_there_once_however_it_is_split(tier: WrittenTier) -> None:
+    for split_bytes in (1, 3000, 1 << 26):
+        assert places(rows_of(tier, split_bytes=split_bytes)) == everything(tier)
+
+
+@given(
+    topics=st.sampled_from([None, frozenset([TOPIC]), frozenset([OTHER, "none"])]),
+    pattern=st.sampled_from([None, "ord.*", "x"]),
+    queue_ids=st.sampled_from([None, frozenset([1])]),
+    offsets=st.tuples(st.integers(0, 250), st.sampled_from([30, 120, INT64_MAX])),
+    seconds=st.tuples(st.integers(-5, 250), st.integers(-5, 250)),
+    is_timed=st.booleans(),
+    keys=st.sampled_from([None, ["shared-3"], ["shared-22", "order-7"], ["none"], ["U00000205"]]),
+    use_index=st.booleans(),
+)
+def test_what_is_selected_is_what_passes_every_condition(
+    tier: WrittenTier,
+    topics: frozenset[str] | None,
+    pattern: str | None,
+    queue_ids: frozenset[int] | None,
+    offsets: tuple[int, int],
+    seconds: tuple[int, int],
+    is_timed: bool,
+    keys: list[str] | None,
+    use_index: bool,
+) -> None:
+    begin, until = (START_MS + each * SECOND_MS for each in seconds)
+    selection = Selection(
+        topics=topics,
+        topic_pattern=pattern,
+        queue_ids=queue_ids,
+        offsets=offsets,
+        keys=None if keys is None else frozenset(keys),
+        times=(begin, until) if is_timed else EVER,
+    )
+    wanted = [
+        (topic, queue_id, number)
+        for topic, queue_id, number in everything(tier)
+        if (topics is None or topic in topics)
+        and (pattern is None or (pattern == "ord.*" and topic == TOPIC))
+        and (queue_ids is None or queue_id in queue_ids)
+        and offsets[0] <= number < offsets[1]
+        and (not is_timed or seconds[0] <= number < seconds[1])
+        and (keys is None or set(keys) & set(keys_of(number)))
+    ]
+    chosen = (
+        tier
+        if use_index
+        else WrittenTier(
+            config=posix_config(Path(tier.config.path).parent, index_enabled=False), ends=tier.ends
+        )
+    )
+    assert places(rows_of(chosen, selection)) == wanted
+
+
+def test_keys_are_looked_up_and_only_what_is_not_indexed_yet_is_read(tier: WrittenTier) -> None:
+    selection = Selection(topics=frozenset([TOPIC]), keys=frozenset(["order-7"]))
+    with TieredReader.open(tier.config) as reader:
+        items = plan_scan(reader, selection)
+        assert [reader.indexed_offset(TOPIC, queue_id) for queue_id in (0, 1)] == [200, 100]
+    picked = [item for item in items if isinstance(item, PickedMessages)]
+    assert [(item.key, item.offsets) for item in picked] == [
+        (QueueKey(TOPIC, 0), (7,)),
+        (QueueKey(TOPIC, 1), (7,)),
+    ]
+    rest = [item for item in items if not isinstance(item, PickedMessages)]
+    assert [(item.key, item.first_offset, item.end_offset) for item in rest] == [
+        (QueueKey(TOPIC, 0), 200, 240)
+    ]
+
+
+def test_messages_that_outlived_their_index_file_are_read_for(tmp_path: Path) -> None:
+    """Index files are dropped by their age, whatever the messages are."""
+    made = WrittenTier(config=posix_config(tmp_path))
+    made.add(TOPIC, 0, 100, seal=True)
+    made.add(TOPIC, 0, 8000, body_bytes=1, seal=True)
+    parts = open_tier(made.config, GivenParts(runtime=Runtime.inline(now_ms=START_MS)))
+    try:
+        parts.load()
+        assert isinstance(parts.index, IndexStore)
+        assert parts.index.expire(START_MS + 100 * SECOND_MS) == 1
+    finally:
+        parts.close()
+    selection = Selection(keys=frozenset(["order-12", "order-8001"]))
+    assert [place[2] for place in places(rows_of(made, selection))] == [12, 8001]
+
+
+def test_the_column_key_has_a_row_for_each_key_of_a_message(tier: WrittenTier) -> None:
+    rows = rows_of(tier, columns=("key", "topic", "queue_id", "queue_offset"))
+    found = sorted(
+        (*(row[name] for name in ("topic", "queue_id", "queue_offset")), row["key"] or "")
+        for row in rows
+    )
+    wanted = sorted(
+        (*place, key) for place in everything(tier) for key in keys_of(place[2]) or [""]
+    )
+    assert found == wanted
+    chosen = Selection(keys=frozenset(["shared-3"]))
+    rows = rows_of(tier, chosen, ("key", "topic", "queue_id", "queue_offset"))
+    assert {row["key"] for row in rows} == {"shared-3"}
+    assert places(rows) == [each for each in everything(tier) if "shared-3" in keys_of(each[2])]
+
+
+def test_unique_keys_are_no_other_keys(tier: WrittenTier) -> None:
+    assert rows_of(tier, Selection(unique_keys=frozenset(["order-7"]))) == []
+    both = Selection(unique_keys=frozenset(["U00000007"]), keys=frozenset(["shared-0"]))
+    assert [place[2] for place in places(rows_of(tier, both))] == [7, 7, 7]
+
+
+def test_a_topic_that_is_not_there_is_named_with_those_that_are(tier: WrittenTier) -> None:
+    with TieredReader.open(tier.config) as reader:
+        refuse_unknown_topics(reader, frozenset([TOPIC]))
+        with pytest.raises(InvalidConfigError, match="no topic 'order'; its 2 topics: orders, pay"):
+            refuse_unknown_topics(reader, frozenset(["order", TOPIC]))
+
+
+def test_small_pieces_are_packed_and_stay_in_order(tier: WrittenTier) -> None:
+    with TieredReader.open(tier.config) as reader:
+        items = plan_scan(reader, EVERYTHING, split_bytes=4096)
+    packs = packed(items, split_bytes=1 << 20)
+    assert len(packs) < len(items)
+    assert [item for pack in packs for item in pack] == items
+    assert len(packed(items, split_bytes=1)) == len(items)
+
+
+# Damage
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> WrittenTier:
+    """The tenth message has another size than its unit says, the twentieth wrong lengths within,
+    and the second log segment is not there."""
+    made = WrittenTier(config=posix_config(tmp_path, commit_log_segment_bytes=8192))
+    made.add(TOPIC, 0, 100)
+    with TieredReader.open(made.config) as reader:
+        rows = reader.get_message(TOPIC, 0, 0, count_max=32).messages
+        bases = [
+            row.base_offset
+            for row in reader.segments(TOPIC, 0)
+            if row.type is SegmentType.COMMIT_LOG
+        ]
+    files = sorted(Path(made.config.path).glob("*/*/orders/0/COMMIT_LOG/*"), key=base_of)
+    data = bytearray(files[0].read_bytes())
+    data[rows[10].log_offset : rows[10].log_offset + 4] = b"\x7f\xff\xff\xff"
+    data[rows[20].log_offset + 84 : rows[20].log_offset + 88] = b"\x7f\xff\xff\xff"
+    files[0].write_bytes(data)
+    assert [base_of(file) for file in files] == bases
+    files[1].unlink()
+    return made
+
+
+def base_of(file: Path) -> int:
+    return int(file.name[-20:])
+
+
+def lost_numbers(tier: WrittenTier) -> list[int]:
+    """What lay in the second log segment."""
+    with TieredReader.open(tier.config) as reader:
+        file = [row for row in reader.segments(TOPIC, 0) if row.type is SegmentType.COMMIT_LOG]
+    units = b"".join(
+        path.read_bytes()
+        for path in sorted(Path(tier.config.path).glob("*/*/orders/0/CONSUME_QUEUE/*"), key=base_of)
+    )
+    log_offsets = [int.from_bytes(units[at : at + 8], "big") for at in range(0, len(units), 20)]
+    begin, end = file[1].base_offset, file[1].end_offset
+    return [number for number, place in enumerate(log_offsets) if begin <= place < end]
+
+
+def test_damage_fails_and_names_file_and_position(damaged: WrittenTier) -> None:
+    with pytest.raises(SegmentCorruptError, match=r"COMMIT_LOG/\w+: damaged at byte \d+: .*10"):
+        rows_of(damaged)
+    with pytest.raises(SegmentCorruptError, match=r"lengths within message 20 do not add up"):
+        rows_of(damaged, Selection(offsets=(11, 30)))
+
+
+def test_damage_is_left_out_and_everything_around_it_is_given(
+    damaged: WrittenTier, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = {10, 20, *lost_numbers(damaged)}
+    assert len(lost) > 10
+    for split_bytes in (500, 1 << 26):
+        rows = rows_of(damaged, on_corrupt=OnCorrupt.SKIP, split_bytes=split_bytes)
+        assert [row["queue_offset"] for row in rows] == [
+            number for number in range(100) if number not in lost
+        ]
+    with caplog.at_level(logging.WARNING):
+        rows_of(damaged, on_corrupt=OnCorrupt.SKIP)
+    assert "message 10" in caplog.text
+
+
+def test_damage_is_reported_message_by_message_where_that_is_asked_for(
+    damaged: WrittenTier,
+) -> None:
+    columns = ("topic", "queue_offset", "body", "damage")
+    rows = rows_of(damaged, columns=columns, on_corrupt=OnCorrupt.REPORT)
+    assert sorted(row["queue_offset"] for row in rows) == list(range(100))
+    told = {row["queue_offset"]: row for row in rows if row["damage"] is not None}
+    assert set(told) == {10, 20, *lost_numbers(damaged)}
+    assert all(row["body"] is None and row["topic"] == TOPIC for row in told.values())
+    assert "COMMIT_LOG" in told[10]["damage"]
+    assert all(row["body"] is not None for row in rows if row["damage"] is None)
+
+
+def test_a_segment_that_is_gone_is_passed_over_where_loss_is_no_failure(
+    damaged: WrittenTier,
+) -> None:
+    lost = set(lost_numbers(damaged))
+    rows = rows_of(damaged, Selection(offsets=(21, INT64_MAX)), fails_on_loss=False)
+    assert [row["queue_offset"] for row in rows] == [
+        number for number in range(21, 100) if number not in lost
+    ]
+    with pytest.raises(SegmentCorruptError, match="damaged at byte"):
+        rows_of(damaged, fails_on_loss=False)

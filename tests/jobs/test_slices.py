@@ -1,0 +1,94 @@
+"""Slices cover every message that has a unit once, and are as large as asked for."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tieredstore.jobs.reading.slices import QueueRows, plan_slices, queue_rows
+from tieredstore.model.catalogue import SegmentRecord
+from tieredstore.model.values import QueueKey, SegmentType
+
+PATH = "broker-a/t/3"
+
+
+def log_row(base: int, size: int, path: str = PATH) -> SegmentRecord:
+    return SegmentRecord(path=path, type=SegmentType.COMMIT_LOG, base_offset=base, size=size)
+
+
+def unit_row(first: int, count: int, path: str = PATH) -> SegmentRecord:
+    return SegmentRecord(
+        path=path, type=SegmentType.CONSUME_QUEUE, base_offset=20 * first, size=20 * count
+    )
+
+
+def one_queue(*rows: SegmentRecord) -> QueueRows:
+    (queue,) = queue_rows(rows)
+    return queue
+
+
+@given(
+    segments=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 400)), min_size=1, max_size=6),
+    message_bytes=st.integers(91, 5000),
+    split_bytes=st.integers(1, 100_000),
+)
+def test_every_unit_is_in_one_slice_and_no_gap_is_in_any(
+    segments: list[tuple[int, int]], message_bytes: int, split_bytes: int
+) -> None:
+    rows: list[SegmentRecord] = []
+    wanted: list[int] = []
+    at = 0
+    for gap, count in segments:
+        at += gap
+        rows.append(unit_row(at, count))
+        wanted += range(at, at + count)
+        at += count
+    total = len(wanted) * message_bytes
+    queue = one_queue(*reversed(rows), log_row(0, total))
+    slices = plan_slices([queue], split_bytes=split_bytes)
+    found = [offset for each in slices for offset in range(each.first_offset, each.end_offset)]
+    assert found == wanted
+    most = max(1.5 * split_bytes + message_bytes, message_bytes)
+    assert all(each.approximate_bytes <= most for each in slices)
+    for each in slices:
+        held = [row for row in each.rows if row.type is SegmentType.CONSUME_QUEUE]
+        assert held[0].base_offset <= each.first_offset * 20
+        assert held[-1].end_offset >= each.end_offset * 20
+        assert log_row(0, total) in each.rows
+
+
+def test_bounds_cut_off_what_is_not_wanted() -> None:
+    queue = one_queue(unit_row(10, 90), log_row(0, 9000))
+    slices = plan_slices([queue], split_bytes=2000, bounds=lambda _: (50, 60))
+    assert (slices[0].first_offset, slices[-1].end_offset) == (50, 60)
+    assert plan_slices([queue], bounds=lambda _: (5, 8)) == []
+    assert plan_slices([queue], bounds=lambda _: (100, 8000)) == []
+
+
+def test_queues_are_found_by_their_paths_and_the_index_is_none() -> None:
+    index = SegmentRecord(
+        path="broker-a/rmq_sys_INDEX/0", type=SegmentType.INDEX, base_offset=0, size=10
+    )
+    rows = [unit_row(0, 3), log_row(0, 300), index, unit_row(0, 0, "broker-a/b/1")]
+    queues = queue_rows(rows)
+    assert [queue.key for queue in queues] == [QueueKey("b", 1), QueueKey("t", 3)]
+    assert queues[0].message_count == 0
+    assert plan_slices(queues[:1]) == []
+    assert [queue.key for queue in queue_rows(rows, wanted=lambda key: key.topic == "t")] == [
+        QueueKey("t", 3)
+    ]
+
+
+def test_a_slice_pickles_and_a_split_of_nothing_is_refused() -> None:
+    (only,) = plan_slices([one_queue(unit_row(0, 3), log_row(0, 300))])
+    assert pickle.loads(pickle.dumps(only)) == only  # noqa: S301 - our own bytes
+    with pytest.raises(ValueError, match="split_bytes: 0"):
+        plan_slices([], split_bytes=0)
+
+
+def test_units_without_a_log_are_planned_so_that_their_reader_says_what_is_missing() -> None:
+    (only,) = plan_slices([one_queue(unit_row(0, 3))])
+    assert (only.first_offset, only.end_offset, only.approximate_bytes) == (0, 3, 0)

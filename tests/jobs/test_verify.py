@@ -1,0 +1,264 @@
+"""A sound tier verifies without a finding, and damage in any region of it is found and placed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cli.cli_kit import picture
+from tests.codec.golden_files import BROKER, GOLDEN
+from tests.jobs.verify_kit import Harmed, flipped, golden_config, kinds, verified
+from tests.jobs.written_tier import WrittenTier, posix_config
+from tieredstore.access.care.audit_report import Severity
+from tieredstore.codec.message import decode_message, encode_stored
+from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.codec.tiered_index import compacted_file_bytes
+from tieredstore.jobs.job_report import JobExit
+from tieredstore.jobs.verification.verify_findings import VerifyFinding
+from tieredstore.jobs.verify import VerifyJob
+from tieredstore.metadata.json_store import JsonMetadataStore
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.values import SegmentType
+
+LOG, QUEUE = "COMMIT_LOG", "CONSUME_QUEUE"
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Harmed:
+    """Each test leaves it as it was."""
+    return Harmed.golden(tmp_path_factory.mktemp("verify"))
+
+
+def test_the_tier_that_java_wrote_has_no_finding_and_stays_as_it_was(golden: Harmed) -> None:
+    before = picture(golden.root)
+    report = verified(golden.config, split_bytes=3_000)
+    assert report.findings == ()
+    assert report.exit_code is JobExit.DONE
+    assert (report.counts["messages"], report.counts["queues"]) == (533, 9)
+    # What Java puts for the empty key counts here; no message has it.
+    assert (report.counts["keys"], report.counts["entries"]) == (1279, 1324)
+    assert picture(golden.root) == before
+
+
+def test_a_tier_of_ours_with_uploaded_and_local_index_files_has_no_finding(tmp_path: Path) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path))
+    tier.add("Orders", 0, 150, seal=True)
+    tier.add("Orders", 1, 90)
+    tier.add("%RETRY%group", 0, 40, body_bytes=0)
+    report = verified(tier.config, split_bytes=5_000)
+    assert report.findings == ()
+    assert report.counts["messages"] == 280
+    assert report.counts["keys"] == report.counts["entries"] > 500
+    assert 0 < report.counts["entries_local"] < report.counts["entries"]
+
+
+def test_a_segment_that_rocketmq_closed_with_an_end_marker_is_sound() -> None:
+    report = verified(golden_config(GOLDEN / "legacy"))
+    assert kinds(report) <= {"no-index"}
+    assert report.counts["messages"] > 0
+
+
+LOG_FIELDS = {
+    "total size": (3, {"no-message"}),
+    "magic": (4, {"no-message"}),
+    "body CRC": (8, {"body-crc"}),
+    "queue id": (15, {"wrong-queue"}),
+    "queue offset": (27, {"wrong-queue-offset"}),
+    "log offset": (35, {"wrong-log-offset"}),
+    "IPv6 flag": (39, {"no-message"}),
+    "store time": (56, {"store-time"}),
+    "body length": (86, {"no-message"}),
+    "body": (88, {"body-crc"}),
+}
+
+
+@pytest.mark.parametrize("name", LOG_FIELDS)
+def test_a_byte_of_a_record_that_is_another_is_found(golden: Harmed, name: str) -> None:
+    position, wanted = LOG_FIELDS[name]
+    path = golden.file("GoldAa/1", LOG, 0)
+    data, at = path.read_bytes(), 0
+    while not (record := decode_message(data, at)).body or not at:
+        at += len(encode_stored(record))
+    with flipped(path, at + position, 0x10):
+        report = verified(golden.config)
+    assert wanted <= kinds(report)
+    assert report.exit_code is JobExit.DAMAGE
+    found = next(each for each in report.findings if each.kind in wanted)
+    assert isinstance(found, VerifyFinding)
+    assert (found.topic, found.queue_id, found.queue_offset) == (
+        *("GoldAa", 1, record.queue_offset),
+    )
+    assert (found.where, found.position) == (str(path), at)
+
+
+def test_the_topic_tags_and_keys_in_a_record_count(golden: Harmed) -> None:
+    path = golden.file("GoldAa/1", LOG, 0)
+    data = path.read_bytes()
+    for text, wanted in ((b"GoldAa", "wrong-queue"), (b"TAGS\x01", "tags-code")):
+        with flipped(path, data.index(text) + len(text), 0x01 if text == b"GoldAa" else 0x02):
+            assert kinds(verified(golden.config)) & {wanted, "no-message"}, text
+    with flipped(path, data.index(b"UNIQ_KEY\x01") + 12, 0x01):
+        assert kinds(verified(golden.config)) == {"key-missing", "key-unfounded"}
+
+
+@pytest.mark.parametrize(
+    ("position", "bits", "wanted"),
+    [
+        (0, 0x01, "unit-beyond-log"),
+        (7, 0x01, "no-message"),
+        (8, 0x40, "unit-beyond-log"),
+        (11, 0x01, "no-message"),
+        (19, 0x01, "tags-code"),
+    ],
+)
+def test_a_byte_of_a_unit_that_is_another_is_found(
+    golden: Harmed, position: int, bits: int, wanted: str
+) -> None:
+    path = golden.file("GoldBB/0", QUEUE, 400)
+    with flipped(path, 3 * UNIT_BYTES + position, bits):
+        report = verified(golden.config)
+    found = [each for each in report.findings if each.severity is Severity.DAMAGE]
+    assert [each.kind for each in found] == [wanted]
+    assert isinstance(found[0], VerifyFinding)
+    assert found[0].queue_offset == 23
+
+
+def test_two_units_that_changed_places_are_both_found(golden: Harmed) -> None:
+    path = golden.file("GoldBB/0", QUEUE, 400)
+    data = path.read_bytes()
+    first, second = data[100:120], data[120:140]
+    path.write_bytes(data[:100] + second + first + data[140:])
+    try:
+        report = verified(golden.config)
+    finally:
+        path.write_bytes(data)
+    offsets = [each.queue_offset for each in report.findings if isinstance(each, VerifyFinding)]
+    assert kinds(report) == {"wrong-queue-offset"}
+    assert offsets == [26, 25] or offsets == [25, 26]
+
+
+INDEX_REGIONS = {
+    "magic": (0, "index-file"),
+    "begin": (9, "index-file"),
+    "end": (18, "index-file"),
+    "used slots": (23, "index-file"),
+    "items": (27, "index-file"),
+    "slot position": (28 + 8 * 5 + 3, "index-slot"),
+    "slot size": (28 + 8 * 5 + 7, "index-slot"),
+    "hash": (28 + 512 + 28 * 40 + 3, "index-slot"),
+    "topic id": (28 + 512 + 28 * 40 + 7, "key-missing"),
+    "queue id": (28 + 512 + 28 * 40 + 11, "key-missing"),
+    "log offset": (28 + 512 + 28 * 40 + 19, "key-missing"),
+    "size": (28 + 512 + 28 * 40 + 23, "key-missing"),
+    "time": (28 + 512 + 28 * 40 + 26, "key-time"),
+}
+
+
+@pytest.mark.parametrize("name", INDEX_REGIONS)
+def test_a_byte_of_an_index_file_that_is_another_is_found(golden: Harmed, name: str) -> None:
+    position, wanted = INDEX_REGIONS[name]
+    with flipped(golden.files("INDEX")[2], position, 0x02):
+        report = verified(golden.config)
+    assert wanted in kinds(report)
+    assert report.exit_code is JobExit.DAMAGE
+
+
+def test_a_local_index_file_is_looked_at_too(golden: Harmed) -> None:
+    path = golden.local_index()
+    first_item = 28 + 8 * 64 + 32
+    for position, wanted in ((28 + 3, "index-slot"), (first_item + 19, "key-unfounded")):
+        with flipped(path, position, 0x02):
+            assert wanted in kinds(verified(golden.config))
+
+
+def test_where_the_local_index_is_not_seen_the_newest_keys_are_a_note(golden: Harmed) -> None:
+    report = verified(_without_store(golden))
+    assert kinds(report) == {"keys-not-uploaded"}
+    assert report.exit_code is JobExit.DONE
+
+
+def test_a_key_that_is_not_the_newest_is_missed_all_the_same(golden: Harmed) -> None:
+    first = golden.files("INDEX")[-2]
+    with flipped(first, 28 + 512 + 19, 0x01):
+        report = verified(_without_store(golden))
+    assert {"key-missing"} < kinds(report)
+
+
+def test_a_truncated_log_and_a_lost_queue_segment_are_found(tmp_path: Path) -> None:
+    tier = Harmed.golden(tmp_path)
+    log = tier.file("GoldAa/0", LOG, 13167)
+    log.write_bytes(log.read_bytes()[:-2_000])
+    tier.file("GoldBB/0", QUEUE, 400).unlink()
+    report = verified(tier.config)
+    assert {"lost-bytes", "short", "missing"} <= kinds(report)
+    lost = {
+        (each.topic, each.queue_id): each.queue_offset
+        for each in report.findings
+        if isinstance(each, VerifyFinding) and each.kind == "lost-bytes"
+    }
+    assert lost[("GoldBB", 0)] == 20
+    assert ("GoldAa", 0) in lost
+
+
+def test_messages_whose_units_were_lost_with_their_row_are_found(tmp_path: Path) -> None:
+    """The catalogue forgot a queue segment: the log still has the messages."""
+    tier = Harmed.golden(tmp_path)
+    catalogue = tier.root / "store/config/tieredStoreMetadata.json"
+    with JsonMetadataStore.open(catalogue) as metadata:
+        metadata.delete_segment(f"{BROKER}/GoldBB/0", SegmentType.CONSUME_QUEUE, 400)
+    tier.file("GoldBB/0", QUEUE, 400).unlink()
+    report = verified(tier.config)
+    unnamed = [each for each in report.findings if each.kind == "unnamed-message"]
+    offsets = {each.queue_offset for each in unnamed if isinstance(each, VerifyFinding)}
+    assert offsets == {*range(20, 40)}
+
+
+def test_only_some_topics_can_be_read_and_an_unknown_one_is_named(golden: Harmed) -> None:
+    job = VerifyJob(config=golden.config, topics=("Gold*",))
+    assert {item.slice.key.topic for item in job.plan().items if hasattr(item, "slice")} == {
+        "GoldAa",
+        "GoldBB",
+    }
+    with pytest.raises(InvalidConfigError, match="no topic is called 'Silver'"):
+        VerifyJob(config=golden.config, topics=("Silver",)).plan()
+
+
+def _without_store(golden: Harmed) -> StoreConfig:
+    """As one has it who is not on the broker's machine."""
+    return replace(
+        golden.config,
+        metadata_path=golden.config.catalogue_path,
+        store_path=str(golden.root / "elsewhere"),
+    )
+
+
+def test_a_byte_of_our_footer_that_is_another_is_found(tmp_path: Path) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path))
+    tier.add("Orders", 0, 40, seal=True)
+    (path,) = (tmp_path / "tiered").rglob("INDEX/*")
+    size = path.stat().st_size
+    keys = verified(tier.config).counts["keys"]
+    filter_block = compacted_file_bytes(slot_count=512, item_count=keys)
+    for position in (filter_block + 9, filter_block + 4096 + 9, size - 60, size - 13):
+        with flipped(path, position):
+            assert "index-footer" in kinds(verified(tier.config)), position
+    data = path.read_bytes()
+    path.write_bytes(data[:-5000])
+    assert "index-file" in kinds(verified(tier.config))
+
+
+def test_keys_of_the_oldest_messages_may_have_expired_with_their_index_file(
+    tmp_path: Path,
+) -> None:
+    tier = Harmed.golden(tmp_path)
+    path = f"{BROKER}/rmq_sys_INDEX/0"
+    with JsonMetadataStore.open(tier.root / "store/config/tieredStoreMetadata.json") as metadata:
+        oldest = metadata.segments(path, SegmentType.INDEX)[0]
+        metadata.delete_segment(path, SegmentType.INDEX, oldest.base_offset)
+    tier.file("rmq_sys_INDEX/0", "INDEX", oldest.base_offset).unlink()
+    report = verified(tier.config)
+    assert kinds(report) == {"keys-expired"}
+    assert report.exit_code is JobExit.DONE

@@ -1,0 +1,160 @@
+"""A tier written through the real parts, for what reads it.
+
+What lives here: `WrittenTier`; no tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tieredstore.access.wiring import GivenParts, TierParts, open_tier
+from tieredstore.codec.message import encode_message
+from tieredstore.codec.properties import encode_properties, tags_code
+from tieredstore.driver.runtime import Runtime
+from tieredstore.index.hits import CommittedRun
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.messages import MessageRun
+from tieredstore.model.values import Host, QueueKey
+
+START_MS = 1_700_000_000_000
+SECOND_MS = 1000
+
+
+def posix_config(root: Path, **settings: Any) -> StoreConfig:
+    return StoreConfig(
+        **{
+            "provider": "posix",
+            "path": str(root / "tiered"),
+            "store_path": str(root / "store"),
+            "broker_name": "broker-a",
+            "cluster_name": "c",
+            "index_slot_count": 512,
+            "index_item_count": 4096,
+            "consume_queue_segment_bytes": 20 * 64,
+            "commit_log_segment_bytes": 16_384,
+            **settings,
+        }
+    )
+
+
+def properties_of(number: int) -> dict[str, str]:
+    """A unique key, one key of its own, one shared by ten; no key for every seventh."""
+    if number % 7 == 6:
+        return {"TAGS": "none"}
+    return {
+        "UNIQ_KEY": f"U{number:08d}",
+        "KEYS": f"order-{number} shared-{number // 10}",
+        "TAGS": f"tag{number % 3}",
+        "größe": "ä" * (number % 4 + 1),
+    }
+
+
+@dataclass(slots=True, kw_only=True)
+class WrittenTier:
+    """A tier and how many messages of each queue were written; message n was stored n seconds
+    after the start."""
+
+    config: StoreConfig
+    ends: dict[QueueKey, int] = field(default_factory=dict)
+
+    def add(
+        self,
+        topic: str,
+        queue_id: int,
+        count: int,
+        *,
+        body_bytes: int = 50,
+        seal: bool = False,
+        bodies: Sequence[bytes] = (),
+    ) -> None:
+        """Write `count` more messages to a queue, and to the index; `seal` uploads the index."""
+        key = QueueKey(topic, queue_id)
+        parts = open_tier(self.config, GivenParts(runtime=Runtime.inline(now_ms=START_MS)))
+        try:
+            parts.load()
+            parts.index.start()
+            for start in range(0, count, 32):
+                chunk = min(32, count - start)
+                self._write(parts, key, chunk, body_bytes, bodies[start : start + chunk])
+            if seal:
+                parts.index.seal()
+        finally:
+            parts.close()
+
+    def _write(
+        self, parts: TierParts, key: QueueKey, count: int, body_bytes: int, bodies: Sequence[bytes]
+    ) -> None:
+        first = self.ends.get(key, 0)
+        file = parts.files.create(*key)
+        file.start_at(first)
+        taken = 0
+        while taken < count:
+            run = a_run(
+                key,
+                first + taken,
+                count - taken,
+                body_bytes=body_bytes,
+                bodies=bodies[taken:],
+            )
+            appended = file.append(run)
+            assert file.commit()
+            if appended.count:
+                committed = CommittedRun(
+                    run=run_head(run, appended.count), log_offsets=appended.log_offsets
+                )
+                parts.index.put(key.topic, file.topic_id, key.queue_id, committed)
+            taken += appended.count
+        self.ends[key] = first + count
+
+
+def a_run(
+    key: QueueKey, first: int, count: int, *, body_bytes: int = 50, bodies: Sequence[bytes] = ()
+) -> MessageRun:
+    records = [
+        encode_message(
+            topic=key.topic,
+            queue_id=key.queue_id,
+            queue_offset=number,
+            log_offset=0,
+            born_timestamp=START_MS + number * SECOND_MS - 5,
+            born_host=Host(b"\x0a\x00\x00" + bytes([number % 5]), 4000 + number % 3),
+            store_timestamp=START_MS + number * SECOND_MS,
+            store_host=Host(b"\x0a\x00\x00\x09", 10911),
+            body=bodies[number - first] if bodies else body_of(number, body_bytes),
+            property_bytes=encode_properties(properties_of(number)),
+            flag=number,
+        )
+        for number in range(first, first + count)
+    ]
+    sizes = np.array([len(record) for record in records], np.int32)
+    starts = np.cumsum(sizes, dtype=np.int64) - sizes
+    return MessageRun(
+        first_offset=first,
+        log_offsets=starts,
+        message_bytes=sizes,
+        tags_codes=np.array(
+            [tags_code(properties_of(number)["TAGS"]) for number in range(first, first + count)],
+            np.int64,
+        ),
+        starts=starts,
+        records=b"".join(records),
+    )
+
+
+def run_head(run: MessageRun, count: int) -> MessageRun:
+    return replace(
+        run,
+        log_offsets=run.log_offsets[:count],
+        message_bytes=run.message_bytes[:count],
+        tags_codes=run.tags_codes[:count],
+        starts=run.starts[:count],
+    )
+
+
+def body_of(number: int, size: int) -> bytes:
+    return f"{number:08d}".encode().ljust(size, b".")[:size]

@@ -1,0 +1,202 @@
+"""`df.write.format("tieredstore")`: DataFrames into a tier, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.jobs.load_kit import bodies, messages, open_tier_of, report_of
+from tests.jobs.written_tier import posix_config
+from tests.spark.bring_java import java_home
+from tieredstore.access.reader import TieredReader
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.values import QueueKey
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROOT = Path(__file__).parents[2]
+A, B = QueueKey("orders", 0), QueueKey("orders", 1)
+SETTINGS = (
+    *("path", "store_path", "broker_name", "cluster_name", "index_slot_count"),
+    *("index_item_count", "commit_log_segment_bytes", "consume_queue_segment_bytes"),
+)
+
+
+def options_for(config: StoreConfig) -> dict[str, str]:
+    return {name: str(getattr(config, name)) for name in SETTINGS}
+
+
+def write(frame: DataFrame, config: StoreConfig, mode: str = "append", **more: str) -> None:
+    frame.write.format("tieredstore").options(**options_for(config), **more).mode(mode).save()
+
+
+def orders(spark: SparkSession, first: int, end: int) -> DataFrame:
+    return spark.range(first, end, 1, 2).selectExpr(
+        "'orders' as topic",
+        "cast(id % 2 as int) as queue_id",
+        "cast(concat('body-', id) as binary) as body",
+        "concat('tag', id % 3) as tags",
+        "array(concat('k', id), 'all') as keys",
+        "concat('u', id) as unique_key",
+        "map('n', cast(id as string)) as properties",
+        "timestamp_millis(1700000000000 + id) as store_time",
+        "'10.0.0.7:4711' as born_host",
+    )
+
+
+def test_frames_become_queues_and_are_found_by_key(spark: SparkSession, tmp_path: Path) -> None:
+    config = posix_config(tmp_path, index_item_count=300)
+    write(orders(spark, 0, 240), config)
+    for key in (A, B):
+        numbers = range(key.queue_id, 240, 2)
+        assert bodies(config, key) == [f"body-{number}" for number in numbers]
+    found = messages(config, A)[5]
+    assert found.born_host == (bytes([10, 0, 0, 7]), 4711)
+    assert (found.store_timestamp, found.born_timestamp) == (1_700_000_000_010,) * 2
+    properties = {"n": "10", "TAGS": "tag1", "KEYS": "k10 all", "UNIQ_KEY": "u10"}
+    assert found.properties == properties
+    with TieredReader.open(config) as reader:
+        assert len(reader.query_message("orders", "u77").messages) == 1
+        assert len(reader.query_message("orders", "all", count_max=999).messages) == 240
+    assert report_of(config).findings == ()
+
+    # What a read gives can be written, to another tier, and is the same there.
+    copy = posix_config(tmp_path / "copy")
+    frame = spark.read.format("tieredstore").options(**options_for(config)).load()
+    write(frame, copy, load_id="the copy")
+    assert [message.property_bytes for message in messages(copy, B)] == [
+        message.property_bytes for message in messages(config, B)
+    ]
+    assert messages(copy, A)[7].store_timestamp == messages(config, A)[7].store_timestamp
+
+
+def test_what_cannot_be_is_one_line_and_changes_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    config = posix_config(tmp_path)
+    few = orders(spark, 0, 4)
+    for frame, mode, says in (
+        (few, "overwrite", "messages of a tier are never replaced; use mode('append')"),
+        (few.selectExpr("body"), "append", "there is no column topic: add it"),
+        (few.selectExpr("*", "1 as tag"), "append", "column tag: a message has no such field"),
+        (few.selectExpr("topic", "queue_id", "1 as tags"), "append", "it is int32, not a string"),
+        (few.selectExpr("'a/b' as topic", "queue_id"), "append", "column topic: 'a/b' is none"),
+    ):
+        with pytest.raises(Exception, match="tieredstore") as refusal:
+            write(frame, config, mode)
+        text = str(refusal.value)
+        assert says in text
+        assert "Traceback" not in text
+    with open_tier_of(config) as parts:
+        assert parts.files.files() == []
+        with pytest.raises(Exception, match="lock"):
+            write(few, config)
+    assert report_of(config).findings == ()
+
+
+# Partition 1 fails at its first attempt, behind half of its rows; partition 0 takes its executor
+# with it.
+LOADING = """
+import os, signal, sys
+from pathlib import Path
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.getOrCreate()
+from pyspark_tieredstore import DefaultSource
+spark.dataSource.register(DefaultSource)
+options = dict(word.split("=", 1) for word in sys.argv[1:])
+died = options.pop("died")
+
+def rows(numbers):
+    context = TaskContext.get()
+    for place, number in enumerate(numbers):
+        if place == 40 and context.attemptNumber() == 0 and context.partitionId() == 1:
+            raise RuntimeError("not at the first attempt")
+        if place == 40 and context.partitionId() == 0 and not os.path.exists(died):
+            Path(died).touch()
+            daemon = os.getppid()
+            executor = int(Path(f"/proc/{daemon}/stat").read_text().rsplit(")")[1].split()[1])
+            os.kill(executor, signal.SIGKILL)
+        yield ("orders", number % 2, b"body-%d" % number, ["k%d" % number])
+
+numbers = spark.sparkContext.parallelize(range(200), 2)
+schema = "topic string, queue_id int, body binary, keys array<string>"
+frame = spark.createDataFrame(numbers.mapPartitions(rows), schema)
+frame.write.format("tieredstore").options(**options).mode("append").save()
+"""
+
+
+@pytest.mark.slow
+def test_attempts_that_fail_and_executors_that_die_leave_every_message_once(
+    tmp_path: Path,
+) -> None:
+    config = posix_config(tmp_path)
+    died = tmp_path / "died"
+    ran = submitted(
+        LOADING,
+        [f"died={died}", "block_bytes=2k"]
+        + [f"{name}={text}" for name, text in options_for(config).items()],
+        tmp_path,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert died.exists()
+    for key in (A, B):
+        numbers = range(key.queue_id, 200, 2)
+        assert bodies(config, key) == [f"body-{number}" for number in numbers]
+    with TieredReader.open(config) as reader:
+        for number in range(0, 200, 9):
+            assert len(reader.query_message("orders", f"k{number}").messages) == 1
+    assert report_of(config).findings == ()
+
+
+def submitted(script: str, words: list[str], place: Path) -> subprocess.CompletedProcess[str]:
+    """By `spark-submit`, the package as a zip, to two executors that are processes of their own."""
+    import pyspark
+
+    program, package = place / "load.py", place / "package.zip"
+    program.write_text(script)
+    with zipfile.ZipFile(package, "w") as shipped:
+        for top in ("tieredstore", "pyspark_tieredstore"):
+            for folder, _, names in os.walk(ROOT / top, followlinks=True):
+                for name in names:
+                    if name.endswith(".py"):
+                        file = Path(folder, name)
+                        shipped.write(file, file.relative_to(ROOT))
+    home = Path(pyspark.__file__).parent
+    given = {
+        "JAVA_HOME": str(java_home()),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_HOME": str(home),
+    }
+    inherited = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    confs = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "512m",
+        "spark.executor.memory": "512m",
+        "spark.ui.enabled": "false",
+        "spark.local.dir": str(place / "local"),
+    }
+    return subprocess.run(
+        [
+            str(home / "bin" / "spark-submit"),
+            *("--master", "local-cluster[2,1,512]", "--py-files", str(package)),
+            *(word for name, value in confs.items() for word in ("--conf", f"{name}={value}")),
+            *(str(program), *words),
+        ],
+        cwd=place,
+        env={**inherited, **given},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )

@@ -1,0 +1,235 @@
+"""A tier read through Spark is the tier: Java's own files, filters, keys, damage, bad input."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from tests.codec.golden_files import BROKER, GOLDEN, expected
+from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config
+from tests.spark.read_options import PUSHDOWN, load, options_of
+from tieredstore.jobs.reading.message_table import MESSAGE_COLUMNS
+from tieredstore.model.config import StoreConfig
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PLACE = ("topic", "queue_id", "queue_offset")
+
+
+def golden_config(root: Path = GOLDEN / "tier-posix", **settings: Any) -> StoreConfig:
+    return StoreConfig(
+        provider="posix",
+        path=str(root / "tiered"),
+        store_path=str(root / "store"),
+        broker_name=BROKER,
+        cluster_name="GoldenCluster",
+        index_slot_count=64,
+        index_item_count=300,
+        **settings,
+    )
+
+
+@pytest.fixture(scope="module")
+def tier(tmp_path_factory: pytest.TempPathFactory) -> WrittenTier:
+    made = WrittenTier(config=posix_config(tmp_path_factory.mktemp("tier")))
+    made.add("orders", 0, 200, seal=True)
+    made.add("orders", 1, 100, seal=True)
+    made.add("payments", 0, 50)
+    return made
+
+
+def places(frame: DataFrame) -> list[tuple[str, int, int]]:
+    return sorted(tuple(row) for row in frame.select(*PLACE).collect())
+
+
+def test_the_tier_that_java_wrote_is_read_as_java_says_it_is(spark: SparkSession) -> None:
+    frame = load(spark, golden_config())
+    assert frame.columns == list(MESSAGE_COLUMNS)
+    bare = frame.withColumn("body", F.sha2("body", 256)).withColumn(
+        "store_time", F.unix_millis("store_time")
+    )
+    born = F.unix_millis("born_time")
+    found = {
+        (row.topic, row.queue_id, row.queue_offset): row
+        for row in bare.withColumn("born_time", born).collect()
+    }
+    local = {row["physicalOffset"]: row for row in expected("local-clean.expect-messages.json")}
+    wanted = expected("tier-posix.expect-messages.json")
+    assert len(found) == len(wanted) == 533
+    for tiered in wanted:
+        row = found[tiered["topic"], tiered["queueId"], tiered["queueOffset"]]
+        message = local[tiered["localPhysicalOffset"]]
+        assert (row["size"], row.log_offset, row.store_time) == (
+            tiered["size"],
+            tiered["tieredCommitLogOffset"],
+            message["storeTimestamp"],
+        )
+        assert (row.born_time, row.flag, row.sys_flag, row.body, row.body_crc_ok) == (
+            message["bornTimestamp"],
+            message["flag"],
+            message["sysFlag"],
+            message["bodySha256"],
+            True,
+        )
+        assert (row.tags, row.unique_key) == (message.get("tags"), message.get("uniqKey"))
+        assert row["keys"] == [key for key in (message.get("keys") or "").split(" ") if key]
+        assert (row.properties or {}).get("KEYS") == (message.get("keys") or None)
+        assert host(row.born_host) == message["bornHost"]
+        assert host(row.store_host) == message["storeHost"]
+
+
+def host(text: str) -> str:
+    """As the expectation files have it: hexadecimal address, port."""
+    import ipaddress
+
+    address, _, port = text.rpartition(":")
+    return f"{ipaddress.ip_address(address.strip('[]')).packed.hex()}:{port}"
+
+
+CONDITIONS = [
+    "topic = 'orders' and queue_id = 1 and queue_offset >= 10 and queue_offset < 20",
+    "topic in ('payments', 'none') or queue_offset = 7",
+    "store_time >= timestamp_millis({t0}) and store_time < timestamp_millis({t1})",
+    "store_time = timestamp_millis({t0}) and queue_id <=> 0",
+    "unique_key = 'U00000003' and topic like 'ord%'",
+    "not (queue_id = 0) and queue_offset > 95",
+]
+
+
+@pytest.mark.parametrize("pushdown", ["false", "true"])
+def test_filters_say_the_same_pushed_down_or_not(
+    spark: SparkSession, tier: WrittenTier, pushdown: str
+) -> None:
+    everything = [(*key, number) for key, end in sorted(tier.ends.items()) for number in range(end)]
+    wanted = [
+        [each for each in everything if each[:2] == ("orders", 1) and 10 <= each[2] < 20],
+        [each for each in everything if each[0] == "payments" or each[2] == 7],
+        [each for each in everything if 5 <= each[2] < 8],
+        [each for each in everything if each[2] == 5 and each[1] == 0],
+        [each for each in everything if each[2] == 3 and each[0] == "orders"],
+        [each for each in everything if each[1] == 1 and each[2] > 95],
+    ]
+    spark.conf.set(PUSHDOWN, pushdown)
+    try:
+        frames = [
+            load(spark, tier.config).where(
+                condition.format(t0=START_MS + 5 * SECOND_MS, t1=START_MS + 8 * SECOND_MS)
+            )
+            for condition in CONDITIONS
+        ]
+        united = reduce(
+            DataFrame.union,
+            [frame.select(F.lit(at), *PLACE) for at, frame in enumerate(frames)],
+        )
+        found = sorted(tuple(row) for row in united.collect())
+        assert found == [(at, *each) for at in range(len(wanted)) for each in wanted[at]]
+        by_key = load(spark, tier.config, columns="key,topic,queue_id,queue_offset")
+        chosen = by_key.where("key in ('order-12', 'shared-3')")
+        assert places(chosen) == [
+            each
+            for each in everything
+            if (each[2] // 10 == 3 and each[2] % 7 != 6) or each[2] == 12
+        ]
+    finally:
+        spark.conf.unset(PUSHDOWN)
+
+
+def test_a_key_that_is_pushed_down_reads_its_messages_and_no_other(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """All other messages of the log are destroyed: whoever read them would fail."""
+    made = WrittenTier(config=posix_config(tmp_path))
+    made.add("orders", 0, 60, seal=True)
+    frame = load(spark, made.config, columns="queue_offset,log_offset,size", topics="orders")
+    kept = frame.where("queue_offset = 17").collect()[0]
+    (log,) = Path(made.config.path).glob("*/*/orders/0/COMMIT_LOG/*")
+    data = bytearray(len(log.read_bytes()))
+    data[kept.log_offset : kept.log_offset + kept["size"]] = log.read_bytes()[
+        kept.log_offset : kept.log_offset + kept["size"]
+    ]
+    log.write_bytes(data)
+    assert [row.queue_offset for row in load(spark, made.config, key="order-17").collect()] == [17]
+    spark.conf.set(PUSHDOWN, "true")
+    try:
+        found = load(spark, made.config).where("unique_key = 'U00000017' and topic = 'orders'")
+        assert [row.queue_offset for row in found.collect()] == [17]
+    finally:
+        spark.conf.unset(PUSHDOWN)
+
+
+def test_options_say_what_filters_say_and_only_columns_of_the_schema_are_read(
+    spark: SparkSession, tier: WrittenTier
+) -> None:
+    options = {
+        **options_of(tier.config),
+        "topicPattern": "ord.*",
+        "queues": "0-5",
+        "start_offset": "3",
+        "endTime": datetime.fromtimestamp(START_MS / 1000 + 6, UTC).isoformat(),
+        "split_bytes": "2k",
+    }
+    reader = spark.read.format("tieredstore").options(**options)
+    frame = reader.schema("body binary, queue_id int, topic string").load()
+    rows = frame.collect()
+    assert frame.columns == ["body", "queue_id", "topic"]
+    assert sorted((row.queue_id, bytes(row.body)[:8]) for row in rows) == [
+        (queue, f"{number:08d}".encode()) for queue in (0, 1) for number in (3, 4, 5)
+    ]
+
+
+def test_damage_fails_is_left_out_or_is_reported(spark: SparkSession, tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "tier-posix", tmp_path / "t")
+    config = golden_config(tmp_path / "t")
+    (log,) = (tmp_path / "t").glob(f"tiered/*/{BROKER}/GoldAa/0/COMMIT_LOG/*" + "0" * 20)
+    data = bytearray(log.read_bytes())
+    data[0:4] = b"\xff\xff\xff\xff"
+    log.write_bytes(data)
+    count = len(expected("tier-posix.expect-messages.json"))
+    with pytest.raises(PySparkException) as failure:
+        load(spark, config).count()
+    assert f"{log.name}: damaged at byte 0: this is not message 0" in str(failure.value)
+    assert "Traceback" not in str(failure.value).partition("Driver stacktrace")[0]
+    assert load(spark, config, on_corrupt="skip").count() == count - 1
+    reported = load(spark, config, on_corrupt="report")
+    assert reported.count() == count
+    (told,) = reported.where("damage is not null").collect()
+    assert (told.topic, told.queue_id, told.queue_offset, told.body) == ("GoldAa", 0, 0, None)
+    assert log.name in told.damage
+
+
+def test_bad_input_is_one_line_that_names_it(spark: SparkSession, tier: WrittenTier) -> None:
+    spoken = {
+        "did you mean topics?": {"topcs": "a"},
+        "topics: the tier has no topic 'order'; its 2 topics: orders, payments": {
+            "topics": "order"
+        },
+        "/nowhere/tier.toml: there is no such file": {"config": "/nowhere/tier.toml"},
+        "/nowhere/catalogue.json: there is no such file": {
+            **options_of(golden_config()),
+            "metadata": "/nowhere/catalogue.json",
+        },
+        "columns: there is no column 'bdy'": {"columns": "bdy"},
+        "start_time: want milliseconds or a time": {"start_time": "soon"},
+        "on_corrupt: 'maybe' is none of fail, skip, report": {"on_corrupt": "maybe"},
+    }
+    for line, options in spoken.items():
+        reader = spark.read.format("tieredstore").options(**{**options_of(tier.config), **options})
+        with pytest.raises(AnalysisException) as failure:
+            reader.load().count()
+        text = str(failure.value)
+        assert line in text
+        assert "Traceback" not in text
+        assert len(text.strip().splitlines()) <= 2, text
+    with pytest.raises(AnalysisException, match=r"schema: topic is string, not bigint"):
+        spark.read.format("tieredstore").options(**options_of(tier.config)).schema(
+            "topic long"
+        ).load().count()

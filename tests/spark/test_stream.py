@@ -1,0 +1,185 @@
+"""A stream follows a tier as it grows, within its limits, and has every message exactly once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config
+from tests.spark.read_options import options_of
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.values import QueueKey
+from tieredstore.spark.stream_offsets import Backlog, advanced, from_json, to_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = "topic string, queue_id int, queue_offset bigint"
+KEYS = st.builds(QueueKey, st.sampled_from("abc"), st.integers(0, 3))
+
+
+class Following:
+    """A stream of a tier into Parquet, one AvailableNow run after the other."""
+
+    def __init__(self, spark: SparkSession, tier: WrittenTier, place: Path, **options: Any) -> None:
+        self._spark = spark
+        self._options = {
+            **options_of(tier.config),
+            **{name: str(value) for name, value in options.items()},
+        }
+        self._out, self._checkpoint = str(place / "out"), str(place / "checkpoint")
+
+    def run(self) -> list[int]:
+        """Rows of each batch of this run."""
+        stream = self._spark.readStream.format("tieredstore").schema(SCHEMA)
+        query = (
+            stream.options(**self._options)
+            .load()
+            .writeStream.format("parquet")
+            .option("checkpointLocation", self._checkpoint)
+            .trigger(availableNow=True)
+            .start(self._out)
+        )
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+        progress = [json.loads(each.json) for each in query.recentProgress]
+        return [each["numInputRows"] for each in progress if each["numInputRows"]]
+
+    def found(self) -> list[tuple[str, int, int]]:
+        return sorted(tuple(row) for row in self._spark.read.parquet(self._out).collect())
+
+    @property
+    def commits(self) -> Path:
+        return Path(self._checkpoint) / "commits"
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> WrittenTier:
+    made = WrittenTier(config=posix_config(tmp_path / "tier", index_enabled=False))
+    made.add("orders", 0, 30)
+    made.add("orders", 1, 9)
+    return made
+
+
+def everything(tier: WrittenTier) -> list[tuple[str, int, int]]:
+    return sorted((*key, offset) for key, end in tier.ends.items() for offset in range(end))
+
+
+def test_a_tier_that_grows_is_followed_in_batches_and_once_across_restarts(
+    spark: SparkSession, tier: WrittenTier, tmp_path: Path
+) -> None:
+    following = Following(spark, tier, tmp_path, max_messages_per_trigger=20)
+    assert following.run() == [20, 19]
+    assert following.found() == everything(tier)
+    tier.add("orders", 1, 5)
+    tier.add("payments", 3, 7)
+    assert following.run() == [12]
+    assert following.found() == everything(tier)
+    # A driver that died after a batch was written and before it was noted: it runs again.
+    last = max(following.commits.glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    (following.commits / f".{last.name}.crc").unlink(missing_ok=True)
+    tier.add("payments", 3, 1)
+    assert following.run()[-1] == 1
+    assert following.found() == everything(tier)
+
+
+def test_a_stream_begins_where_it_is_told_and_expired_messages_are_an_error_or_passed_over(
+    spark: SparkSession, tier: WrittenTier, tmp_path: Path
+) -> None:
+    since = START_MS + 25 * SECOND_MS
+    late = Following(spark, tier, tmp_path / "late", starting="latest", max_bytes_per_trigger="1m")
+    timed = Following(spark, tier, tmp_path / "timed", starting=since)
+    assert late.run() == []
+    assert timed.run() == [5]
+    assert timed.found() == [("orders", 0, number) for number in range(25, 30)]
+    tier.add("orders", 1, 200)
+    expire_oldest(tier, "orders", 1)
+    with pytest.raises(Exception, match="orders, queue 1: the stream goes on at message 9, but"):
+        late.run()
+    patient = Following(
+        spark, tier, tmp_path / "late", starting="latest", fail_on_data_loss="false"
+    )
+    assert sum(patient.run()) == patient_count(tier)
+
+
+def expire_oldest(tier: WrittenTier, topic: str, queue_id: int) -> None:
+    """Drop the first half of the segments, as retention does."""
+    from tieredstore.access.wiring import GivenParts, open_tier
+    from tieredstore.driver.runtime import Runtime
+
+    parts = open_tier(tier.config, GivenParts(runtime=Runtime.inline(now_ms=START_MS)))
+    try:
+        parts.load()
+        file = parts.files.get(QueueKey(topic, queue_id))
+        assert file is not None
+        file.log.drop(file.log.segments[: len(file.log.segments) // 2])
+        first = file.min_offset
+        gone = [each for each in file.queue.segments if each.end // 20 <= first]
+        file.queue.drop(gone)
+    finally:
+        parts.close()
+
+
+def patient_count(tier: WrittenTier) -> int:
+    from tieredstore.access.reader import TieredReader
+
+    with TieredReader.open(tier.config) as reader:
+        minimum = reader.min_offset("orders", 1)
+        assert minimum is not None
+        assert minimum > 9
+        return tier.ends[QueueKey("orders", 1)] - minimum
+
+
+# Offsets alone
+
+
+@given(
+    backlogs=st.dictionaries(
+        KEYS,
+        st.builds(
+            lambda start, count, size: Backlog(start=start, end=start + count, bytes_each=size),
+            st.integers(0, 100),
+            st.integers(0, 10_000),
+            st.floats(1, 5000),
+        ),
+        min_size=1,
+    ),
+    count_max=st.one_of(st.none(), st.integers(1, 5000)),
+    bytes_max=st.one_of(st.none(), st.integers(1, 1_000_000)),
+)
+def test_limits_are_kept_and_something_is_read_where_something_waits(
+    backlogs: dict[QueueKey, Backlog], count_max: int | None, bytes_max: int | None
+) -> None:
+    ends = advanced(backlogs, count_max=count_max, bytes_max=bytes_max)
+    taken = {key: ends[key] - backlogs[key].start for key in backlogs}
+    assert all(0 <= taken[key] <= backlogs[key].count for key in backlogs)
+    total = sum(taken.values())
+    waiting = sum(backlog.count for backlog in backlogs.values())
+    assert total > 0 or not waiting
+    if count_max is None and bytes_max is None:
+        assert total == waiting
+    if count_max is not None:
+        assert total <= count_max
+        assert total == min(count_max, waiting) or bytes_max is not None
+    if bytes_max is not None and total > 1:
+        size = sum(taken[key] * backlogs[key].bytes_each for key in backlogs)
+        assert size <= bytes_max * 1.0001
+
+
+@given(st.dictionaries(KEYS, st.integers(0, 2**62)))
+def test_offsets_survive_the_checkpoint(offsets: dict[QueueKey, int]) -> None:
+    assert from_json(json.loads(json.dumps(to_json(offsets)))) == offsets
+
+
+def test_another_sources_checkpoint_is_refused_by_name() -> None:
+    for document in ({"a": 1}, [1], {"a": {"x": 1}}, {"a": {"1": "2"}}, None):
+        with pytest.raises(InvalidConfigError, match="is no offset of a tieredstore stream"):
+            from_json(document)

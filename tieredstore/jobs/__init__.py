@@ -1,0 +1,1 @@
+"""Jobs on a whole tier: plan, items, result rows, finish; engines are threads or Spark."""

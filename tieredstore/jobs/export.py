@@ -1,0 +1,231 @@
+"""The job `export`: a tier as Parquet, one folder for each topic and day, each message once.
+
+What lives here: `ExportJob`. Files are `topic=<topic>/day=<YYYY-MM-DD>/<range>.parquet`, where the
+day is that of the store time in UTC. What makes each message be there once:
+
+* A range of a queue has its place in the plan before its first file is written, and is never cut
+  anew: a second attempt, of a task or of a run that was killed, writes files of the same names.
+* A file is there whole or not at all. So a plain Parquet reader, which only lists folders, sees no
+  message twice and no half file at any time; while a run is under way, or after it was killed, it
+  sees some of the new messages early, each of them right, since what is in a tier never changes.
+* Up to where all is there is told by `_tieredstore/manifest.json`, which is replaced in one step
+  when all is done. Who needs whole days reads only when no `_tieredstore/plan.json` is there.
+
+Files that appear one by one under their last name are chosen over renaming all of them at the end:
+a bucket cannot rename, and on a disk a thousand renames are no single step either.
+
+The next run exports only what is new. One run at a time may write to a target; another one that
+commits meanwhile is noticed, and refused. Messages that cannot be read fail their range, which
+stays planned; `on_corrupt` SKIP leaves them out with a note, REPORT tells of them as damage, and
+gives each a row where `damage` is among the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from tieredstore.access.care.audit_report import Severity
+from tieredstore.access.reader import TieredReader
+from tieredstore.driver.metadata import Json
+from tieredstore.jobs.exporting.export_files import ExportItem, ExportRow, write_range
+from tieredstore.jobs.exporting.export_ledger import (
+    Ledger,
+    Ranges,
+    Settings,
+    commit,
+    free,
+    put_plan,
+)
+from tieredstore.jobs.exporting.export_target import ExportTarget, TargetOptions
+from tieredstore.jobs.job import Plan, RowStream
+from tieredstore.jobs.job_report import JobFinding, JobReport, JobState, bounded
+from tieredstore.jobs.reading.message_table import MESSAGE_COLUMNS
+from tieredstore.jobs.reading.scan import DAMAGE, OnCorrupt, Scan
+from tieredstore.jobs.reading.scan_plan import queue_bounds, selected_queues
+from tieredstore.jobs.reading.selection import EVER, Selection
+from tieredstore.jobs.reading.slices import SPLIT_BYTES, QueueRows, Slice, plan_slices
+from tieredstore.jobs.reading.topic_patterns import TopicPatterns
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import InvalidConfigError
+
+ExportPlan: TypeAlias = Plan[ExportItem]
+DEFAULT_COLUMNS: Final = tuple(
+    name for name in MESSAGE_COLUMNS if name not in ("topic", "body_crc_ok")
+)
+_ALWAYS: Final = ("store_time", "topic", "queue_id", "queue_offset")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportJob:
+    """Exports topics that match one of the patterns, and what was stored within the times.
+
+    `topic` and `day` are in the names of the folders. `columns` and `times` are those of the target
+    for ever: a later run must have the same.
+    """
+
+    config: StoreConfig
+    target: str
+    target_options: TargetOptions = field(default_factory=TargetOptions)
+    columns: tuple[str, ...] = DEFAULT_COLUMNS
+    topics: tuple[str, ...] = ()
+    times: tuple[int, int] = EVER
+    on_corrupt: OnCorrupt = OnCorrupt.FAIL
+    split_bytes: int = SPLIT_BYTES
+
+    def __post_init__(self) -> None:
+        known = [name for name in MESSAGE_COLUMNS if name != "topic"]
+        if self.on_corrupt is OnCorrupt.REPORT:
+            known.append(DAMAGE)
+        for name in self.columns:
+            if name not in known:
+                raise InvalidConfigError(
+                    f"columns: {name!r} cannot be exported; there are {', '.join(known)}"
+                )
+        if not self.columns:
+            raise InvalidConfigError("columns: name at least one")
+        if len(set(self.columns)) < len(self.columns):
+            raise InvalidConfigError("columns: one is named twice")
+
+    @property
+    def name(self) -> str:
+        return "export"
+
+    def plan(self) -> ExportPlan:
+        ledger = self._ledger()
+        topics = TopicPatterns(self.topics)
+        selection = Selection(topic_pattern=topics.expression, times=self.times)
+        items: list[ExportItem] = []
+        reset: list[Json] = []
+        with TieredReader(self.config) as reader:
+            topics.refuse_unknown(key.topic for key in reader.queues())
+            queues = selected_queues(reader, selection)
+            bounds = queue_bounds(reader, queues, selection)
+            pending = ledger.pending()
+            for rows in queues:
+                source = self._source(rows)
+                taken = ledger.taken(source)
+                if taken and taken[-1][1] > rows.end_offset:
+                    reset.append(f"{rows.path} ends at {rows.end_offset}, {taken[-1][1]} was there")
+                for first, end in pending.get(source, ()):
+                    items.append(self._item(rows, source, first, end))
+                first, end = bounds[rows.path]
+                span = max(first, rows.min_offset), min(end, rows.end_offset)
+                for part in free(*span, taken):
+                    items += [
+                        ExportItem(
+                            source=source,
+                            first_offset=each.first_offset,
+                            end_offset=each.end_offset,
+                            slices=(each,),
+                        )
+                        for each in self._slices(rows, part)
+                    ]
+        sizes = [sum(part.approximate_bytes for part in item.slices) for item in items]
+        messages = sum(len(part) for item in items for part in item.slices)
+        text = f"{messages} messages, about {sum(sizes)} bytes, in {len(items)} ranges to export"
+        return Plan(
+            items=items,
+            item_bytes=sizes,
+            counts={"queues": len(queues), "messages": messages},
+            byte_counts={"read": sum(sizes)},
+            lines=(text, *(f"note: {each}: made anew?" for each in reset)),
+            facts={"target": self.target, "commits": ledger.commits, "made_anew": reset},
+        )
+
+    def work(self, item: ExportItem) -> Iterable[ExportRow]:
+        yield write_range(self.config, item, self._scan(), self.columns, self._opened())
+
+    def finish(self, plan: ExportPlan, rows: RowStream[ExportRow]) -> JobReport:
+        target = self._opened()
+        target.drop_halves()
+        # Before the first row is asked for no work is begun.
+        if plan.items:
+            put_plan(
+                target, self._settings, _ranges_of(plan, self._ledger(with_done=False).planned)
+            )
+        messages = files = written = damaged = 0
+        findings: list[JobFinding] = []
+        for row in rows:
+            messages += row.messages
+            files += row.files
+            written += row.written_bytes
+            damaged += row.damaged_count
+            findings += [self._finding(*each) for each in row.damaged]
+        commits = plan.facts["commits"]
+        assert isinstance(commits, int)
+        commits = commit(target, self._settings, Ledger(commits=commits))
+        kept, left_out = bounded(findings)
+        state = rows.state
+        done = "all of it" if state is JobState.DONE else "not all of it: run it again"
+        return JobReport(
+            job=self.name,
+            state=state,
+            counts={
+                "messages": messages,
+                "files": files,
+                "ranges": rows.done_count,
+                "ranges_left": rows.item_count - rows.done_count,
+                "damaged": damaged,
+            },
+            byte_counts={"written": written},
+            findings=kept,
+            findings_left_out=left_out + damaged - len(findings),
+            failures=tuple(rows.failures),
+            facts={"target": self.target, "commits": commits, "made_anew": plan.facts["made_anew"]},
+            lines=(f"exported {messages} messages to {files} files, {done}",),
+        )
+
+    # Parts
+
+    @property
+    def _settings(self) -> Settings:
+        return {
+            "columns": list(self.columns),
+            "times": None if self.times == EVER else list(self.times),
+        }
+
+    def _ledger(self, *, with_done: bool = True) -> Ledger:
+        return Ledger.read(self._opened(), self._settings, with_done=with_done)
+
+    def _opened(self) -> ExportTarget:
+        return ExportTarget(self.target, self.target_options)
+
+    def _scan(self) -> Scan:
+        wanted = tuple(dict.fromkeys((*_ALWAYS, *self.columns)))
+        fails = self.on_corrupt is OnCorrupt.FAIL
+        return Scan(
+            columns=wanted if fails or DAMAGE in wanted else (*wanted, DAMAGE),
+            selection=Selection(times=self.times),
+            on_corrupt=OnCorrupt.FAIL if fails else OnCorrupt.REPORT,
+        )
+
+    def _source(self, rows: QueueRows) -> str:
+        return f"{self.config.cluster_name}/{rows.path}"
+
+    def _slices(self, rows: QueueRows, part: tuple[int, int]) -> list[Slice]:
+        return plan_slices([rows], split_bytes=self.split_bytes, bounds=lambda _: part)
+
+    def _item(self, rows: QueueRows, source: str, first: int, end: int) -> ExportItem:
+        """A range as it was planned, though the tier may have grown, or expired, since."""
+        slices = self._slices(rows, (first, end))
+        return ExportItem(source=source, first_offset=first, end_offset=end, slices=tuple(slices))
+
+    def _finding(self, topic: str, queue_id: int, offset: int, reason: str) -> JobFinding:
+        is_skipped = self.on_corrupt is OnCorrupt.SKIP
+        return JobFinding(
+            severity=Severity.NOTE if is_skipped else Severity.DAMAGE,
+            kind="left-out",
+            where=f"{topic}/{queue_id}",
+            detail=f"message {offset}: {reason}",
+        )
+
+
+def _ranges_of(plan: ExportPlan, before: Ranges) -> Ranges:
+    """What is planned now, with what was: a topic that is not asked for this time stays so."""
+    ranges: dict[str, set[tuple[int, int]]] = {source: set(held) for source, held in before.items()}
+    for item in plan.items:
+        mine = ranges.setdefault(item.source, set())
+        mine.add((item.first_offset, item.end_offset))
+    return {source: sorted(held) for source, held in ranges.items()}

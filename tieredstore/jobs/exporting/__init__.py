@@ -1,0 +1,1 @@
+"""Parts of `export`: files, their ledger, and where they go."""

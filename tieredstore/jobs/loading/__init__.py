@@ -1,0 +1,1 @@
+"""Parts of `load`: staging, final offsets, and making all of it visible at once."""

@@ -1,0 +1,137 @@
+"""A tier that a job changes: its catalogue locked, its parts in one hand.
+
+What lives here: `OwnedTier`. What is changed is for the jobs to say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from tieredstore.access.wiring import catalogue_of, provider_of, publisher_of
+from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metrics import NoMetrics
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.published import Publisher
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.scratch import Scratch
+from tieredstore.flat import doomed
+from tieredstore.index.watermarks import Watermarks
+from tieredstore.model.catalogue import SegmentRecord
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    InvalidConfigError,
+    MetadataError,
+    TieredStoreError,
+)
+
+DELETED_AT_ONCE: Final = 1_000
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedTier:
+    """The parts of a tier that nobody else writes: the catalogue's lock is ours.
+
+    What a job puts into the backend is named by nobody until its change of the catalogue; a note
+    says so before, and a crash in between leaves what the next one who opens the tier deletes.
+    """
+
+    config: StoreConfig
+    runtime: Runtime
+    provider: SegmentProvider
+    metadata: MetadataStore
+    scratch: Scratch
+    publisher: Publisher | None
+
+    @contextmanager
+    def installing(self, paths: Sequence[str]) -> Iterator[None]:
+        """Around what announces, makes and installs segments below these paths: where it fails,
+        what was made is deleted again; so is what is no longer used when it has come to its end.
+
+        After a failure of the catalogue nobody knows what it says: then all stays, until the next
+        one opens it.
+        """
+        try:
+            yield
+        except MetadataError:
+            raise
+        except BaseException:
+            self._withdraw(paths)
+            raise
+        self._withdraw(paths)
+
+    def announce(self, rows: Sequence[SegmentRecord]) -> None:
+        """Segments of these names are about to be made, and go unless they are installed."""
+        self.metadata.apply(doomed.doom(rows))
+
+    def _withdraw(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            doomed.finish(self.provider, self.metadata, path)
+
+    def finish_doomed(self, path: str) -> None:
+        """Delete what an earlier writer left to be deleted; BackendUnavailableError where it is
+        still there, since its names are needed."""
+        if doomed.finish(self.provider, self.metadata, path):
+            raise BackendUnavailableError(path, "create", "what was deleted there is still there")
+
+    def check_index_sizes(self) -> bool:
+        """Whether the tier has an index of ours; InvalidConfigError where it has other sizes."""
+        watermarks = Watermarks(self.metadata, self.config.broker_name)
+        return watermarks.check_sizes(
+            slot_count=self.config.index_slot_count, item_capacity=self.config.index_item_count
+        )
+
+    def settle(self, folder: str) -> None:
+        """What was installed is seen by those who start from the tier alone, and nothing is left
+        of what it was made from. A failure is no failure of the job: all of it is in the tier, and
+        the next one who writes it makes up for this."""
+        try:
+            if self.publisher is not None:
+                self.publisher.publish()
+            self.remove_staged(folder)
+        except TieredStoreError as error:
+            log.warning("what was installed is there, but not all was tidied: %s", error)
+
+    def remove_staged(self, folder: str) -> None:
+        names = [each.name for each in self.scratch.listed(folder)]
+        for start in range(0, len(names), DELETED_AT_ONCE):
+            self.scratch.delete(names[start : start + DELETED_AT_ONCE])
+
+
+@contextmanager
+def owned_tier(config: StoreConfig, *, threads: int) -> Iterator[OwnedTier]:
+    """Raises MetadataError where a writer is alive: the catalogue is locked, or what is published
+    is not this catalogue's."""
+    with ExitStack() as opened:
+        runtime = Runtime.threads(dispatch_threads=threads, fetch_threads=threads)
+        opened.callback(runtime.close)
+        made = provider_of(config, runtime, NoMetrics())
+        opened.callback(made.close)
+        metadata = catalogue_of(config, runtime, read_only=False)
+        opened.callback(metadata.close)
+        publisher = publisher_of(config, made, metadata)
+        if publisher is not None:
+            publisher.check()
+        yield OwnedTier(
+            config=config,
+            runtime=runtime,
+            provider=made,
+            metadata=metadata,
+            scratch=scratch_of(config, made),
+            publisher=publisher,
+        )
+
+
+def scratch_of(config: StoreConfig, provider: SegmentProvider) -> Scratch:
+    found = provider.scratch(config.broker_name)
+    if found is None:
+        raise InvalidConfigError(
+            f"provider: {config.provider} has no place to stage what is on its way into the tier"
+        )
+    return found

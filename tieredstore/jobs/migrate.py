@@ -1,0 +1,289 @@
+"""Moving a tier from one backend to another: copy, verify, catch up, cut over.
+
+What lives here: `MigrateJob` and `migrate`. Copying one segment is in `migrate_copy`, the target's
+catalogue in `migrate_cut_over`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import uuid4
+
+from tieredstore.access.care.audit_report import Severity
+from tieredstore.driver.metadata import Json
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.runtime import Clock, SystemClock
+from tieredstore.jobs.job import (
+    Engine,
+    OnProgress,
+    Plan,
+    RowStream,
+    no_progress,
+    run_job,
+)
+from tieredstore.jobs.job_report import JobFinding, JobReport, JobState, bounded
+from tieredstore.jobs.migration import migrate_cut_over as over
+from tieredstore.jobs.migration.migrate_copy import (
+    CopyItem,
+    CopyRow,
+    CopyState,
+    Proof,
+    copy_segment,
+)
+from tieredstore.jobs.migration.migrate_journal import Copied, MigrationJournal, read_journal
+from tieredstore.jobs.migration.migrate_plan import (
+    MigrationPlan,
+    check_places,
+    plan_migration,
+    target_path,
+    with_names,
+)
+from tieredstore.jobs.migration.migrate_snippet import snippet
+from tieredstore.jobs.migration.migrate_source import SourceTier, read_source
+from tieredstore.jobs.worker_parts import worker_provider, worker_runtime
+from tieredstore.model.config import StoreConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrateJob:
+    """Copies what the target lacks of the source, and makes it a tier when that is asked for.
+
+    * The source is only read. What the target holds already is compared, never written over.
+    * Before the cut-over the target has no catalogue: no broker takes it for whole.
+    * It may run beside a broker that writes to the source, but for the cut-over; each run copies
+      what has come since.
+    * The target is made under the names that its settings have. With `adopt` the queues join a
+      tier that is there, under its broker's name.
+    """
+
+    source: StoreConfig
+    target: StoreConfig
+    topics: tuple[str, ...] = ()
+    cut_over: bool = False
+    adopt: bool = False
+    run: str = field(default_factory=lambda: uuid4().hex)
+    """Tells this run from others in the same processes."""
+
+    @property
+    def name(self) -> str:
+        return "migrate"
+
+    @property
+    def proof(self) -> Proof:
+        """A checksum that went along was checked by the store; else all is read back."""
+        is_checked = self.target.provider == "s3" and bool(self.target.checksum)
+        return Proof.STORE if is_checked else Proof.READ_BACK
+
+    @contextmanager
+    def held(self, *, dry_run: bool = False) -> Iterator[None]:
+        """To be entered around a run: for a cut-over nobody else may write meanwhile."""
+        check_places(self.source, self.target, adopt=self.adopt)
+        if dry_run or not (self.cut_over or self.adopt):
+            yield
+            return
+        with over.held_still(self.source, self.target, adopt=self.adopt):
+            yield
+
+    def plan(self) -> MigrationPlan:
+        check_places(self.source, self.target, adopt=self.adopt)
+        is_over = not self.adopt and over.cut_over_note(
+            self.target, self.source, self.target_provider(), worker_runtime()
+        )
+        tier = read_source(self.source, topics=self.topics)
+        if self.cut_over:
+            over.check_own_catalogue(tier)
+        if self.adopt:
+            is_over = over.held_by_both(tier, self.target, self.source, worker_runtime())
+        known = read_journal(self.source, self.target)
+        if is_over:
+            empty = SourceTier(topics=(), queues=(), index=(), index_notes={})
+            return replace(self._planned(empty, {}), facts={"cut_over": "done before"})
+        return self._planned(tier, known)
+
+    def _planned(self, tier: SourceTier, known: Any) -> MigrationPlan:
+        return plan_migration(
+            tier, known, self.source, self.target, adopt=self.adopt, proof=self.proof
+        )
+
+    def work(self, item: CopyItem) -> Iterable[CopyRow]:
+        source = worker_provider(self.source, run=self.run)
+        yield copy_segment(item, source, self.target_provider(), proof=self.proof)
+
+    def target_provider(self) -> SegmentProvider:
+        """Many processes write to the target: none of them takes over from the others."""
+        return worker_provider(replace(self.target, claim_epoch=False), run=self.run)
+
+    def finish(self, plan: Plan[CopyItem], rows: RowStream[CopyRow]) -> JobReport:
+        assert isinstance(plan, MigrationPlan)
+        if plan.facts.get("cut_over") is not None:
+            return JobReport(
+                job=self.name,
+                state=JobState.DONE,
+                counts={"copied": 0},
+                facts={**plan.facts, "config": snippet(self.target)},
+                lines=("the target was cut over before; nothing was copied",),
+            )
+        return _Finish(self, plan, rows).report()
+
+
+class _Finish:
+    """The driver's side of a run: rows to the journal, findings, and the cut-over."""
+
+    def __init__(self, job: MigrateJob, plan: MigrationPlan, rows: RowStream[CopyRow]) -> None:
+        self._job = job
+        self._plan = plan
+        self._rows = rows
+        self._counts: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+        self._gone: list[CopyRow] = []
+        self._findings = [
+            JobFinding(
+                severity=Severity.DAMAGE,
+                kind="source-damaged",
+                where=queue.path,
+                detail=queue.problem or "",
+            )
+            for queue in plan.tier.queues
+            if queue.is_damaged
+        ]
+
+    def report(self) -> JobReport:
+        job = self._job
+        facts: dict[str, Json] = dict(self._plan.facts)
+        with MigrationJournal.open(job.source, job.target) as journal:
+            if self._plan.items:
+                self._ask_target(self._plan.items[0])
+            for row in self._rows:
+                self._take(row, journal)
+            journal.sync()
+            self._explain_gone()
+            lines = self._lines()
+            is_whole = self._rows.state is JobState.DONE and not self._findings
+            if job.cut_over and is_whole:
+                self._cut_over(journal)
+                facts["cut_over"] = "done"
+                facts["config"] = snippet(job.target)
+                lines += ["cut over; the settings of the target:", *snippet(job.target).split("\n")]
+            elif job.cut_over:
+                facts["cut_over"] = "refused"
+                lines.append("not cut over: not all was copied, or the source is damaged")
+        findings, left_out = bounded(self._findings)
+        return JobReport(
+            job=job.name,
+            state=self._rows.state,
+            counts={**dict.fromkeys(("copied", "compared", "expired"), 0), **self._counts},
+            byte_counts={"copied": 0, "compared": 0, **self._bytes},
+            findings=findings,
+            findings_left_out=left_out,
+            failures=tuple(self._rows.failures),
+            facts=facts,
+            lines=tuple(lines),
+        )
+
+    def _ask_target(self, item: CopyItem) -> None:
+        """Wrong credentials and missing rights are told at once, and not by each item.
+
+        In an object store it is also asked for the proof that it keeps its word, by one process.
+        """
+        provider = self._job.target_provider()
+        path = f"{self._job.target.broker_name}/{over.FENCE_TOPIC}/0"
+        with provider.open(path, item.row.type, 0) as segment:
+            segment.delete()
+
+    def _take(self, row: CopyRow, journal: MigrationJournal) -> None:
+        if row.state is CopyState.GONE:
+            self._gone.append(row)
+            return
+        journal.add(row.key, Copied(row.size, row.crc))
+        self._counts[row.state.value] += 1
+        self._bytes["copied"] += row.copied_bytes
+        self._bytes["compared"] += row.compared_bytes
+
+    def _explain_gone(self) -> None:
+        """A segment that the catalogue names no more has expired; another one is lost."""
+        if not self._gone:
+            return
+        tier = read_source(self._job.source, topics=self._job.topics)
+        there = {(row.type, row.base_offset, *row.path.split("/")[1:]) for row in tier.rows()}
+        for row in self._gone:
+            if (row.type, row.base, *row.path.split("/")[1:]) in there:
+                where = f"{row.path}/{row.type.name}/{row.base}"
+                detail = "the source's catalogue names it, and it is not there"
+                self._findings.append(
+                    JobFinding(severity=Severity.DAMAGE, kind="missing", where=where, detail=detail)
+                )
+            else:
+                self._counts["expired"] += 1
+
+    def _cut_over(self, journal: MigrationJournal) -> None:
+        job, runtime = self._job, worker_runtime()
+        now = read_source(job.source, topics=job.topics)
+        over.check_same(self._plan.tier, now)
+        if not job.topics:  # else the journal may be of others too
+            self._remove_expired(now)
+        provider = job.target_provider()
+        over.publish(now, job.source, job.target, provider, runtime, adopt=job.adopt)
+        journal.remove()
+
+    def _remove_expired(self, tier: SourceTier) -> None:
+        """What was copied and is not part of the source any more."""
+        kept = {
+            (target_path(row.path, self._job.target), row.type, row.base_offset)
+            for row in tier.rows()
+        }
+        provider = self._job.target_provider()
+        for path, kind, base in self._plan.known.keys() - kept:
+            with provider.open(path, kind, base) as segment:
+                segment.delete()
+
+    def _lines(self) -> list[str]:
+        done = f"copied {self._counts['copied']} segments, {self._bytes['copied']} bytes"
+        lines = [f"{done} ({self._job.proof.value})"]
+        if self._counts["compared"]:
+            lines.append(f"{self._counts['compared']} were there already, and are the same")
+        if self._counts["expired"]:
+            lines.append(f"{self._counts['expired']} have expired meanwhile")
+        if self._job.adopt:
+            lines.append("keys of adopted queues are found once `tieredstore reindex` has run")
+        return lines
+
+
+def migrate(
+    source: StoreConfig,
+    target: StoreConfig,
+    *,
+    engine: Engine,
+    topics: Iterable[str] = (),
+    rename_broker: str | None = None,
+    rename_cluster: str | None = None,
+    adopt: bool = False,
+    cut_over: bool = False,
+    dry_run: bool = False,
+    clock: Clock | None = None,
+    on_plan: Callable[[Plan[CopyItem]], None] | None = None,
+    on_progress: OnProgress = no_progress,
+) -> JobReport:
+    """Copy the tier of `source` to `target`; may be run again at any time, and goes on.
+
+    The target has the names of the source, or the new ones that are given here. Raises what is
+    wrong with the settings, the catalogues or the rights; what single segments met is in the
+    report.
+    """
+    if not adopt:
+        target = with_names(source, target, broker=rename_broker, cluster=rename_cluster)
+    job = MigrateJob(
+        source=source, target=target, topics=tuple(topics), cut_over=cut_over, adopt=adopt
+    )
+    with job.held(dry_run=dry_run):
+        return run_job(
+            job,
+            engine,
+            clock=clock or SystemClock(),
+            dry_run=dry_run,
+            on_plan=on_plan,
+            on_progress=on_progress,
+        )

@@ -1,0 +1,1 @@
+"""Parts of `migrate`: plan, copy, journal, cut-over."""

@@ -1,0 +1,232 @@
+"""Copying one segment, or what is missing of it: what a worker of a migration does.
+
+What lives here: `CopyItem`, `CopyRow` and `copy_segment`. Which segments, and what is done with the
+rows, is in `migrate_plan` and `migrate`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from google_crc32c import extend
+
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.segment import FileSegment
+from tieredstore.model.catalogue import SegmentRecord
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    PositionMismatchError,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+)
+from tieredstore.model.values import SegmentType
+
+log = logging.getLogger(__name__)
+
+BLOCK_BYTES: Final = 8 << 20  # in memory for each item under way, twice where it is sent on
+_ATTEMPTS_MAX: Final = 3  # where somebody else copies the same segment at the same time
+
+
+class CopyState(Enum):
+    """What became of a segment."""
+
+    COPIED = "copied"
+    COMPARED = "compared"
+    """It was there already; nobody had noted it, so both were read."""
+    GONE = "gone"
+    """The source has it no more: expired, or lost. The catalogue tells."""
+
+
+class Proof(Enum):
+    """How it is known that the target holds what was sent."""
+
+    READ_BACK = "read back"
+    STORE = "checksum checked by the store"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyItem:
+    """One segment of the source, as long as `row` says, and where it goes.
+
+    Of its first `known_bytes` it is known that the target has them, with the checksum `known_crc`.
+    """
+
+    row: SegmentRecord
+    target_path: str
+    is_growing: bool
+    known_bytes: int = 0
+    known_crc: int = 0
+
+    @property
+    def missing_bytes(self) -> int:
+        return self.row.size - self.known_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyRow:
+    """The target has the first `size` bytes of this segment, with the CRC-32C `crc`."""
+
+    path: str  # in the target
+    type: SegmentType
+    base: int
+    size: int
+    crc: int
+    state: CopyState
+    copied_bytes: int = 0
+    compared_bytes: int = 0
+
+    @property
+    def key(self) -> tuple[str, SegmentType, int]:
+        return self.path, self.type, self.base
+
+
+def copy_segment(
+    item: CopyItem, source: SegmentProvider, target: SegmentProvider, *, proof: Proof
+) -> CopyRow:
+    """Bring the target's segment to the length of the row, and prove what was sent.
+
+    May run twice, also at the same time: what lies in the target is compared, never written over.
+    Raises SegmentCorruptError where the target holds other bytes than the source.
+    """
+    row = item.row
+    with (
+        source.open(row.path, row.type, row.base_offset) as taken,
+        target.open(item.target_path, row.type, row.base_offset) as given,
+    ):
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
+            try:
+                return _Copy(item, taken, given, target, proof).run()
+            except PositionMismatchError:
+                if attempt == _ATTEMPTS_MAX:
+                    raise
+    raise AssertionError("not reached")
+
+
+class _Copy:
+    """One attempt at one segment."""
+
+    def __init__(
+        self,
+        item: CopyItem,
+        taken: FileSegment,
+        given: FileSegment,
+        provider: SegmentProvider,
+        proof: Proof,
+    ) -> None:
+        self._item = item
+        self._taken = taken
+        self._given = given
+        self._provider = provider
+        self._proof = proof
+        self._crc = item.known_crc
+        self._crc_before = item.known_crc  # of what was there before this attempt
+        self._source_gone = False
+
+    def run(self) -> CopyRow:
+        wanted = self._item.row.size
+        found = _size(self._given)
+        if found < self._item.known_bytes or found > wanted:
+            reason = (
+                f"the target has {found} bytes, of which {self._item.known_bytes} were copied "
+                f"earlier, and the source {wanted}: somebody else changed it"
+            )
+            raise SegmentCorruptError(self._given.path, reason, position=min(found, wanted))
+        try:
+            self._compare(self._item.known_bytes, found)
+            self._crc_before = self._crc
+            if found < wanted:
+                self._send(found, wanted)
+        except SegmentNotFoundError:
+            if not self._source_gone:
+                raise
+            return self._row(found, CopyState.GONE)
+        if self._proof is Proof.READ_BACK:
+            self._read_back(found, wanted)
+        state = CopyState.COPIED if found < wanted else CopyState.COMPARED
+        return self._row(found, state)
+
+    def _row(self, found: int, state: CopyState) -> CopyRow:
+        row = self._item.row
+        is_gone = state is CopyState.GONE
+        return CopyRow(
+            path=self._item.target_path,
+            type=row.type,
+            base=row.base_offset,
+            size=self._item.known_bytes if is_gone else row.size,
+            crc=self._item.known_crc if is_gone else self._crc,
+            state=state,
+            copied_bytes=0 if is_gone else row.size - found,
+            compared_bytes=found - self._item.known_bytes,
+        )
+
+    def _compare(self, start: int, end: int) -> None:
+        """What lies there and was not noted: an earlier run was killed, or a task ran twice."""
+        for position, length in _blocks(start, end):
+            ours = self._read(position, length)
+            if self._given.read(position, length) != ours:
+                reason = "the target holds other bytes than the source"
+                raise SegmentCorruptError(self._given.path, reason, position=position)
+            self._crc = extend(self._crc, ours)
+
+    def _send(self, start: int, end: int) -> None:
+        if start or self._item.is_growing:
+            position = start
+            for block in self._sent(start, end):
+                self._given.write(position, block)
+                position += len(block)
+            return
+        size = self._created(end)
+        if size != end:
+            reason = f"{size} bytes were stored instead of {end}"
+            raise BackendUnavailableError(self._given.path, "create", reason)
+
+    def _created(self, end: int) -> int:
+        """Whole or not at all. A stream cannot be sent twice, so this is where it starts over."""
+        for _ in range(_ATTEMPTS_MAX - 1):
+            try:
+                return self._provider.create(self._given, self._sent(0, end))
+            except BackendUnavailableError as error:
+                log.info("%s: once more: %s", self._given.path, error)
+        return self._provider.create(self._given, self._sent(0, end))
+
+    def _sent(self, start: int, end: int) -> Iterator[bytes]:
+        self._crc = self._crc_before
+        for position, length in _blocks(start, end):
+            block = self._read(position, length)
+            self._crc = extend(self._crc, block)
+            yield block
+
+    def _read(self, position: int, length: int) -> bytes:
+        try:
+            return self._taken.read(position, length)
+        except SegmentNotFoundError:
+            self._source_gone = True
+            raise
+
+    def _read_back(self, start: int, end: int) -> None:
+        """The checksum of what the target holds must be that of what was read."""
+        crc = self._crc_before
+        for position, length in _blocks(start, end):
+            crc = extend(crc, self._given.read(position, length))
+        if crc != self._crc:
+            reason = "what was read back is not what was written"
+            if not start:  # ours from its first byte: the next run begins anew
+                self._given.delete()
+                reason += "; it was deleted again"
+            raise SegmentCorruptError(self._given.path, reason, position=start)
+
+
+def _size(segment: FileSegment) -> int:
+    try:
+        return segment.size()
+    except SegmentNotFoundError:
+        return 0
+
+
+def _blocks(start: int, end: int) -> Iterator[tuple[int, int]]:
+    for position in range(start, end, BLOCK_BYTES):
+        yield position, min(BLOCK_BYTES, end - position)

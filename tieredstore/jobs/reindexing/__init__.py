@@ -1,0 +1,1 @@
+"""Parts of `reindex`: sorted runs of keys, and compacted files from them."""

@@ -1,0 +1,1 @@
+"""Parts of `verify`: reading everything, and what is told of it."""

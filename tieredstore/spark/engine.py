@@ -1,0 +1,134 @@
+"""The items of a job as tasks of Spark.
+
+What lives here: `SparkEngine`, and the session of a script. Jobs know nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.accumulators import AccumulatorParam
+
+from tieredstore.jobs.job import (
+    Engine,
+    ItemResult,
+    ItemT,
+    Job,
+    OnProgress,
+    Plan,
+    Progress,
+    RowT,
+)
+from tieredstore.jobs.local_engine import run_item
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+WAVE_ITEMS: Final = 1_000
+"""Items of one Spark job: it bounds what the driver holds of their rows."""
+TASKS_A_CORE: Final = 4
+TASK_BYTES: Final = 64 << 20
+
+
+class SparkEngine(Engine):
+    """Runs items in waves of tasks; small ones share a task.
+
+    * What the tier refuses is the failure of its item; any other error is the task's, which Spark
+      tries again as often as it is set to, and then ends the job.
+    * Workers need `tieredstore` installed, or shipped as a zip (`--py-files`).
+    """
+
+    def __init__(self, spark: SparkSession, *, wave_items: int = WAVE_ITEMS) -> None:
+        self._context: SparkContext = spark.sparkContext
+        self._wave_items = wave_items
+
+    def results(
+        self, job: Job[ItemT, RowT], plan: Plan[ItemT], *, on_progress: OnProgress
+    ) -> Generator[ItemResult[RowT], None, None]:
+        told = _Told(plan, on_progress)
+        counter = self._context.accumulator((0, 0), _Counts(told))
+        work = _Work(job, counter)
+        for begin in range(0, len(plan.items), self._wave_items):
+            end = min(begin + self._wave_items, len(plan.items))
+            wave = [(at, plan.items[at], plan.bytes_of(at)) for at in range(begin, end)]
+            count = self._task_count(wave)
+            # Dealt like cards: items often come sorted by size.
+            tasks = self._context.parallelize([wave[at::count] for at in range(count)], count)
+            yield from tasks.mapPartitions(work).collect()
+
+    def _task_count(self, wave: Sequence[tuple[int, object, int]]) -> int:
+        """Enough to keep all cores busy to the end; not so many that Spark is busy with them."""
+        cores = self._context.defaultParallelism
+        size = sum(each for _, _, each in wave)
+        wanted = max(TASKS_A_CORE * cores, size // TASK_BYTES)
+        return max(1, min(len(wave), wanted if size else TASKS_A_CORE * cores * 4))
+
+
+class _Work:
+    """What a task runs; it goes to the worker by pickle."""
+
+    def __init__(self, job: Any, counter: Any) -> None:
+        self._job = job
+        self._counter = counter
+
+    def __call__(
+        self, groups: Iterable[Sequence[tuple[int, Any, int]]]
+    ) -> Iterator[ItemResult[Any]]:
+        for number, item, size in chain.from_iterable(groups):
+            result: ItemResult[Any] = run_item(self._job, item, number)
+            self._counter.add((1, size))
+            yield result
+
+
+class _Told:
+    """Tells what tasks have done. A task that ran twice counts twice: the sum is cut there."""
+
+    def __init__(self, plan: Plan[Any], on_progress: OnProgress) -> None:
+        self._items_total = len(plan.items)
+        self._bytes_total = plan.bytes_total
+        self._on_progress = on_progress
+
+    def __call__(self, items_done: int, bytes_done: int) -> None:
+        self._on_progress(
+            Progress(
+                items_done=min(items_done, self._items_total),
+                items_total=self._items_total,
+                bytes_done=min(bytes_done, self._bytes_total),
+                bytes_total=self._bytes_total,
+            )
+        )
+
+
+class _Counts(AccumulatorParam[tuple[int, int]]):
+    """Items and bytes done. On the driver each addition is told; a worker has nobody to tell."""
+
+    def __init__(self, told: _Told | None) -> None:
+        self._told = told
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Counts, (None,)
+
+    def zero(self, value: tuple[int, int]) -> tuple[int, int]:
+        return 0, 0
+
+    def addInPlace(  # noqa: N802 - Spark's name
+        self, value1: tuple[int, int], value2: tuple[int, int]
+    ) -> tuple[int, int]:
+        total = value1[0] + value2[0], value1[1] + value2[1]
+        if self._told is not None:
+            self._told(*total)
+        return total
+
+
+def spark_session(name: str, *, master: str = "") -> SparkSession:
+    """The session of this process, made with `master` where there is none (Spark's own default
+    otherwise: what `spark-submit` was told, or the cores of this machine)."""
+    from pyspark.sql import SparkSession
+
+    building = SparkSession.builder.appName(name)
+    if master:
+        building = building.master(master)
+    return building.getOrCreate()

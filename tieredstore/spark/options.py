@@ -1,0 +1,273 @@
+"""What may be said of a tier and of a read of it, as Spark's options: texts by name.
+
+What lives here: `store_config`, which every face on Spark uses, and `ReadOptions`. Case and
+underscores of a name do not count: `fail_on_data_loss` and `failOnDataLoss` are one option.
+
+    | option                   | what                                                             |
+    | ------------------------ | ---------------------------------------------------------------- |
+    | config                   | file with the settings: a .toml or a broker.conf                 |
+    | provider, path, metadata | without it: where the tier lies, and the file of its catalogue   |
+    | bucket, prefix, endpoint | likewise, in an object store                                     |
+    | cluster, broker          | whose tier it is                                                 |
+    | any other setting        | by its name in `StoreConfig`; it counts more than the file       |
+    | topics, topic_pattern    | a,b; or a regular expression for the whole name                  |
+    | queues                   | queue ids: 0,2,5-7                                               |
+    | start_offset, end_offset | queue offsets, from the first on, without the second             |
+    | start_time, end_time     | store times likewise: milliseconds, or 2026-01-31T12:00:00+00:00 |
+    | key, keys                | messages with this key; with one of these, separated by blanks   |
+    | columns                  | a,b: these and no others, in this order                          |
+    | split_bytes              | log bytes of one partition: 64m                                  |
+    | pushdown                 | auto; true, which needs Spark's filterPushdown setting; or false |
+    | on_corrupt               | fail, skip or report                                             |
+    | fail_on_data_loss        | false: what has expired or was deleted meanwhile is passed over  |
+    | starting                 | of a stream: earliest, latest or a time                          |
+    | max_messages_per_trigger | of a stream                                                      |
+    | max_bytes_per_trigger    | of a stream, in bytes of the log as far as they can be estimated |
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Final, TypeVar
+
+from tieredstore.jobs.reading.message_table import MESSAGE_COLUMNS
+from tieredstore.jobs.reading.scan import DAMAGE, OnCorrupt, Scan
+from tieredstore.jobs.reading.selection import EVER, Selection
+from tieredstore.jobs.reading.slices import SPLIT_BYTES
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.setting import settings_of
+from tieredstore.model.values import INT64_MAX
+
+EnumT = TypeVar("EnumT", bound=Enum)
+
+_SHORT_NAMES: Final = {
+    "metadata": "metadata_path",
+    "cluster": "cluster_name",
+    "broker": "broker_name",
+}
+_READ_NAMES: Final = (
+    *("topics", "topic_pattern", "queues", "start_offset", "end_offset", "start_time"),
+    *("end_time", "key", "keys", "columns", "split_bytes", "pushdown", "on_corrupt"),
+    *("fail_on_data_loss", "starting", "max_messages_per_trigger", "max_bytes_per_trigger"),
+)
+_SIZES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Pushdown(Enum):
+    AUTO = "auto"
+    TRUE = "true"
+    FALSE = "false"
+
+
+class Starting(Enum):
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def split_options(
+    options: Mapping[str, str], *, known: tuple[str, ...]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Settings of the store, and the options of these names; InvalidConfigError for any other."""
+    settings = {_plain(name): name for name in settings_of(StoreConfig) if name != "metadata"}
+    settings |= {_plain(short): name for short, name in _SHORT_NAMES.items()}
+    others = {_plain(name): name for name in known}
+    store: dict[str, str] = {}
+    rest: dict[str, str] = {}
+    for given, text in options.items():
+        plain = _plain(given)
+        if plain == "config":
+            store["config"] = text
+        elif plain in others:
+            rest[others[plain]] = text
+        elif plain in settings:
+            store[settings[plain]] = text
+        else:
+            everything = {**settings, **others}
+            near = difflib.get_close_matches(plain, everything, n=1)
+            hint = f": did you mean {everything[near[0]]}?" if near else ""
+            raise InvalidConfigError(f"option {given}: there is no such option{hint}")
+    return store, rest
+
+
+def store_config(settings: Mapping[str, str]) -> StoreConfig:
+    """The tier that the options name, from the first half of what `split_options` gives."""
+    texts = dict(settings)
+    file = texts.pop("config", None)
+    if file is not None:
+        if not os.path.exists(file):
+            raise InvalidConfigError(f"{file}: there is no such file")
+        config = StoreConfig.from_file(file)
+    else:
+        config = StoreConfig()
+        if "provider" not in texts:
+            texts |= _likely_provider(texts)
+    prefix = StoreConfig.ENV_PREFIX
+    config = config.with_env({prefix + name.upper(): text for name, text in texts.items()})
+    where = f"{file}: " if file else ""
+    if config.provider == "memory":
+        raise InvalidConfigError(
+            f"{where}a tier in memory is gone with its process; name another with the option"
+            " config, or with path and metadata, or with bucket"
+        )
+    if config.provider == "posix" and not config.path:
+        raise InvalidConfigError(f"{where}name the root of the tier with the option path")
+    if config.provider == "s3" and not config.bucket:
+        raise InvalidConfigError(f"{where}name the bucket of the tier with the option bucket")
+    return config
+
+
+def _likely_provider(texts: Mapping[str, str]) -> dict[str, str]:
+    for name, provider in (("bucket", "s3"), ("url", "fsspec"), ("path", "posix")):
+        if texts.get(name):
+            return {"provider": provider}
+    raise InvalidConfigError(
+        "which tier? Name it with the option config, or with path and metadata, or with bucket"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """All that is said of a read, checked; nothing was opened yet."""
+
+    config: StoreConfig
+    scan: Scan
+    split_bytes: int = SPLIT_BYTES
+    pushdown: Pushdown = Pushdown.AUTO
+    starting: Starting | int = Starting.EARLIEST
+    max_messages: int | None = None
+    max_bytes: int | None = None
+
+    @property
+    def selection(self) -> Selection:
+        return self.scan.selection
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        store, texts = split_options(options, known=_READ_NAMES)
+        on_corrupt = _choice(OnCorrupt, "on_corrupt", texts.get("on_corrupt", "fail"))
+        default = (*MESSAGE_COLUMNS, DAMAGE) if on_corrupt is OnCorrupt.REPORT else MESSAGE_COLUMNS
+        return cls(
+            config=store_config(store),
+            scan=Scan(
+                columns=_names(texts["columns"]) if "columns" in texts else tuple(default),
+                selection=_selection(texts),
+                on_corrupt=on_corrupt,
+                fails_on_loss=_truth("fail_on_data_loss", texts.get("fail_on_data_loss", "true")),
+            ),
+            split_bytes=parse_size("split_bytes", texts.get("split_bytes", str(SPLIT_BYTES))),
+            pushdown=_choice(Pushdown, "pushdown", texts.get("pushdown", "auto")),
+            starting=_starting(texts.get("starting", "earliest")),
+            max_messages=_limit(texts, "max_messages_per_trigger"),
+            max_bytes=_limit(texts, "max_bytes_per_trigger"),
+        )
+
+
+def _selection(texts: Mapping[str, str]) -> Selection:
+    topics = _names(texts["topics"]) if "topics" in texts else None
+    pattern = texts.get("topic_pattern")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise InvalidConfigError(f"topic_pattern: {pattern!r}: {error}") from None
+    keys = [texts["key"]] if "key" in texts else []
+    keys += texts.get("keys", "").split()
+    return Selection(
+        topics=None if topics is None else frozenset(topics),
+        topic_pattern=pattern,
+        queue_ids=_queue_ids(texts["queues"]) if "queues" in texts else None,
+        offsets=(
+            _number("start_offset", texts.get("start_offset", "0")),
+            _number("end_offset", texts.get("end_offset", str(INT64_MAX))),
+        ),
+        times=(
+            _time("start_time", texts["start_time"]) if "start_time" in texts else EVER[0],
+            _time("end_time", texts["end_time"]) if "end_time" in texts else EVER[1],
+        ),
+        keys=frozenset(keys) if keys else None,
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.strip().isascii() and text.strip().isdigit()):
+        raise InvalidConfigError(f"{name}: want a whole number, not {text!r:.60}")
+    return min(int(text.strip()[:20]), INT64_MAX)
+
+
+def _limit(texts: Mapping[str, str], name: str) -> int | None:
+    return parse_size(name, texts[name]) if name in texts else None
+
+
+def parse_size(name: str, text: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,18})([kmg]?)b?", text.strip().lower())
+    size = int(found[1]) * _SIZES[found[2]] if found else 0
+    if size < 1:
+        raise InvalidConfigError(
+            f"{name}: want a number of at least 1 such as 64m, not {text!r:.60}"
+        )
+    return size
+
+
+def _queue_ids(text: str) -> frozenset[int]:
+    found: set[int] = set()
+    for part in _names(text):
+        first, dash, last = part.partition("-")
+        low = _number("queues", first)
+        high = _number("queues", last) if dash else low
+        if high - low > 65_536:
+            raise InvalidConfigError(f"queues: {part!r:.60} is too long a range")
+        found.update(range(low, high + 1))
+    return frozenset(found)
+
+
+def _time(name: str, text: str) -> int:
+    """Milliseconds; a time without a zone is UTC."""
+    plain = text.strip()
+    if re.fullmatch(r"-?[0-9]{1,18}", plain):
+        return int(plain)
+    try:
+        moment = datetime.fromisoformat(plain)
+    except ValueError:
+        raise InvalidConfigError(
+            f"{name}: want milliseconds or a time such as 2026-01-31T12:00:00, not {text!r:.60}"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return -((_EPOCH - moment) // timedelta(milliseconds=1))  # up, where it falls in between
+
+
+def _starting(text: str) -> Starting | int:
+    plain = text.strip().lower()
+    known = {each.value: each for each in Starting}
+    return known[plain] if plain in known else _time("starting", text)
+
+
+def _truth(name: str, text: str) -> bool:
+    plain = text.strip().lower()
+    if plain not in ("true", "false"):
+        raise InvalidConfigError(f"{name}: want true or false, not {text!r:.60}")
+    return plain == "true"
+
+
+def _choice(kind: type[EnumT], name: str, text: str) -> EnumT:
+    try:
+        return kind(text.strip().lower())
+    except ValueError:
+        known = ", ".join(str(each.value) for each in kind)
+        raise InvalidConfigError(f"{name}: {text!r:.60} is none of {known}") from None
