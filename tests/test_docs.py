@@ -1,6 +1,7 @@
-"""The documents are true as far as a machine can tell: links, code blocks, commands.
+"""The documents are true as far as a machine can tell: links, code blocks, targets of make.
 
-That files they name exist is a house rule: tests/test_house.py.
+That files they name exist is a house rule: tests/test_house.py. What one page says, and the
+commands it shows, are held to the code in tests/docs.
 """
 
 from __future__ import annotations
@@ -48,11 +49,14 @@ def slug(heading: str) -> str:
 
 
 def python_blocks(text: str) -> list[str]:
-    """The Python blocks of a document; one marked `python no-run` is shown, not run."""
+    """The Python blocks of a document; one marked `python no-run` is shown, not run.
+
+    One marked `python spark` or `python here` is run by the tests in tests/docs.
+    """
     return [
         code
         for language, words, code in _BLOCK.findall(text)
-        if language == "python" and "no-run" not in words
+        if language == "python" and not {"no-run", "spark", "here"} & set(words.split())
     ]
 
 

@@ -2,32 +2,183 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import json
+import shutil
+import socket
+import urllib.error
+import urllib.request
+import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.codec.golden_files import GOLDEN
+from tests.examples.example_kit import EXAMPLES, output, serving
+from tests.s3.moto_server import moto_server
+from tieredstore import StoreConfig, TieredReader
+
+RUN_ELSEWHERE = {  # each of them is a test module of its own
+    "migrate_posix_to_s3",
+    "own_metadata_store",
+    "own_provider",
+    "read_with_spark",
+    "stream_to_parquet",
+}
 
 
 @pytest.mark.parametrize("provider", ["posix", "memory"])
 def test_the_demo_runs_and_cleans_up(provider: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "demo.py"), "--provider", provider],
-        env={"PYTHONPATH": str(EXAMPLES.parent), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "20,000 messages put into the local store" in done.stdout
+    told = output("demo.py", "--provider", provider, TMPDIR=str(tmp_path))
+    for part in ("put 30,000 messages", "find 2,000 by key", "customer-750 has 7 orders", "/s"):
+        assert part in told
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_demo_keeps_is_where_it_was_asked_to_be(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "demo.py"), "--keep", str(tmp_path / "kept")]
-    subprocess.run(
-        command, env={"PYTHONPATH": str(EXAMPLES.parent)}, check=True, capture_output=True
+@pytest.mark.slow
+@pytest.mark.s3
+def test_the_demo_brings_its_own_s3(tmp_path: Path) -> None:
+    told = output("demo.py", "--provider", "s3", TMPDIR=str(tmp_path))
+    for part in ("client: obstore, s3://demo/", "11 of 11 checks passed", "find 300 by key"):
+        assert part in told
+    assert "all the rest" in told
+    assert "$0.0" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_demo_keeps_is_a_tier_that_can_be_looked_at(tmp_path: Path) -> None:
+    told = output("demo.py", "--keep", tmp_path / "kept")
+    assert "tieredstore queues --provider posix" in told
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["tier"]
+    config = StoreConfig(
+        broker_name="demo-broker",
+        provider="posix",
+        path=str(tmp_path / "kept" / "tier"),
+        store_path=str(tmp_path / "elsewhere"),
     )
-    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["store", "tier"]
+    with TieredReader.open(config) as reader:
+        assert len(reader.queues()) == 6
+
+
+def test_the_quickstart_finds_its_messages_in_the_tier() -> None:
+    *lines, by_time = output("quickstart.py").splitlines()
+    assert lines == [
+        "10 messages are in the tier",
+        "from offset 7 on: [b'order 7', b'order 8', b'order 9']",
+        "by key: [b'order 3']",
+    ]
+    found = int(by_time.removeprefix("stored at the time of offset 5: from offset "))
+    assert found <= 5  # others may be of the same millisecond
+
+
+def tiered(store: Path, broker: str) -> dict[tuple[str, int], int]:
+    """How many messages of each queue are in the tier of a broker that has ended."""
+    config = StoreConfig(
+        broker_name=broker, provider="posix", path=str(store / "tier"), store_path=str(store)
+    )
+    with TieredReader.open(config) as reader:
+        return {
+            (key.topic, key.queue_id): len(list(reader.messages(*key))) for key in reader.queues()
+        }
+
+
+def test_the_asyncio_broker_answers_and_uploads_when_it_ends(tmp_path: Path) -> None:
+    def ask(**asked: Any) -> Any:
+        lines.write(json.dumps(asked) + "\n")
+        lines.flush()
+        return json.loads(lines.readline())
+
+    with (
+        serving("asyncio_broker.py", "--store", tmp_path) as port,
+        socket.create_connection(("127.0.0.1", port)) as connection,
+        connection.makefile("rw") as lines,
+    ):
+        for number in range(3):
+            body, key = f"order {number}", f"order-{number}"
+            assert ask(put="orders", queue=0, key=key, body=body) == {
+                "status": "PUT_OK",
+                "offset": number,
+            }
+        assert ask(pull="orders", queue=0, offset=1)["bodies"] == ["order 1", "order 2"]
+        assert ask(find="orders", key="order-1") == {"complete": True, "bodies": ["order 1"]}
+        assert ask(find="orders", key="never")["bodies"] == []
+        assert "error" in ask(drop="orders")
+        assert "error" in ask(put="orders", queue="x", body="y")
+    assert tiered(tmp_path, "asyncio-broker") == {("orders", 0): 3}
+
+
+def test_the_threaded_broker_answers_and_uploads_when_it_ends(tmp_path: Path) -> None:
+    def ask(path: str, body: bytes | None = None) -> Any:
+        url = f"http://127.0.0.1:{port}/{path}"
+        with urllib.request.urlopen(urllib.request.Request(url, data=body)) as answer:
+            return json.load(answer)
+
+    with serving("threaded_broker.py", "--store", tmp_path) as port:
+        for number in range(3):
+            stored = ask(f"orders/1?key=order-{number}", f"order {number}".encode())
+            assert stored == {"status": "PUT_OK", "offset": number}
+        assert ask("orders/1?offset=1")["bodies"] == ["order 1", "order 2"]
+        assert ask("orders?key=order-1") == {"complete": True, "bodies": ["order 1"]}
+        for wrong in ("orders/x", "orders"):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                ask(wrong)
+            assert caught.value.code == 400
+            caught.value.close()
+    assert tiered(tmp_path, "threaded-broker") == {("orders", 1): 3}
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+def test_a_store_is_offloaded_to_s3_and_read_from_there(tmp_path: Path) -> None:
+    bucket = f"example-{uuid.uuid4().hex}"
+    keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
+    with moto_server() as (endpoint, _):
+        words = (tmp_path / "store", bucket, "--endpoint", endpoint)
+        assert output("offload_to_s3.py", *words, **keys).splitlines() == [
+            "orders/0: uploaded up to offset 1000",
+            f"orders/0: 1000 messages read from {bucket}",
+        ]
+
+
+@pytest.fixture
+def broker_conf(tmp_path: Path) -> Path:
+    """The settings of the broker that Java ran; its files are a copy."""
+    shutil.copytree(GOLDEN / "tier-posix", tmp_path / "rocketmq")
+    file = tmp_path / "broker.conf"
+    file.write_text(
+        "brokerClusterName=GoldenCluster\n"
+        "brokerName=broker-gold-a\n"
+        f"storePathRootDir={tmp_path}/rocketmq/store\n"
+        f"tieredStoreFilePath={tmp_path}/rocketmq/tiered\n"
+        "tieredBackendServiceProvider="
+        "org.apache.rocketmq.tieredstore.provider.PosixFileSegment\n"
+        "tieredStoreIndexFileMaxHashSlotNum=64\n"
+        "tieredStoreIndexFileMaxIndexNum=300\n"
+    )
+    return file
+
+
+def test_a_tier_of_rocketmq_opens_and_is_not_touched(broker_conf: Path, tmp_path: Path) -> None:
+    def picture() -> dict[str, tuple[bytes, int]]:
+        return {
+            str(path): (path.read_bytes(), path.stat().st_mtime_ns)
+            for path in tmp_path.rglob("*")
+            if path.is_file()
+        }
+
+    before = picture()
+    queues = output("open_rocketmq_tier.py", broker_conf).splitlines()
+    assert len(queues) == 9
+    assert "GoldBB/1: offsets 7 to " in "\n".join(queues)
+    first = output("open_rocketmq_tier.py", broker_conf, "GoldAa").splitlines()
+    assert len(first) == 5
+    assert first[0].startswith("  GoldAa/0/0  ")
+    assert output("open_rocketmq_tier.py", broker_conf, "GoldAa", "no such key") == ""
+    assert "GoldAa/" in output("open_rocketmq_tier.py", broker_conf, "GoldAa", "Aa")
+    assert picture() == before
+
+
+def test_no_example_is_forgotten() -> None:
+    here = Path(__file__).read_text(encoding="utf-8")
+    for path in EXAMPLES.glob("*.py"):
+        assert f'"{path.name}"' in here or path.stem in RUN_ELSEWHERE, path.name

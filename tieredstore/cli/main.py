@@ -35,7 +35,7 @@ _EXAMPLE = "Example: tieredstore topics --config broker.conf"
 
 app = typer.Typer(
     name="tieredstore",
-    help=f"Look at RocketMQ stores and tiers.\n\n{_EXAMPLE}",
+    help=f"Look at, check, move and try out RocketMQ stores and their tiers.\n\n{_EXAMPLE}",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=True,

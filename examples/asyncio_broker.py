@@ -1,0 +1,96 @@
+"""A tiny broker on asyncio: its messages are in a local store with a tier behind it.
+
+    python examples/asyncio_broker.py [--port 9876] [--store DIRECTORY]
+
+It speaks lines of JSON; `nc 127.0.0.1 9876` is a client:
+
+    {"put": "orders", "queue": 0, "key": "order-1", "body": "hello"}
+    {"pull": "orders", "queue": 0, "offset": 0}
+    {"find": "orders", "key": "order-1"}
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tieredstore import Message, Runtime, StoreConfig, TieredMessageStore, TieredStoreError
+from tieredstore.aio import AsyncTieredStore
+from tieredstore.codec.message import decode_message
+from tieredstore.local import LocalConfig, LocalMessageStore
+from tieredstore.model.messages import SelectedMessage
+
+
+class Broker:
+    """Answers one request after the other on each connection, and many connections at once."""
+
+    def __init__(self, store: AsyncTieredStore) -> None:
+        self._store = store
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async for line in reader:
+            try:
+                answer = await self._answer(json.loads(line))
+            except (TieredStoreError, KeyError, TypeError, ValueError) as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            writer.write(json.dumps(answer).encode() + b"\n")
+            await writer.drain()
+        writer.close()
+
+    async def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        match asked:
+            case {"put": topic, "queue": queue_id, "body": body}:
+                properties = {"KEYS": asked["key"]} if "key" in asked else {}
+                message = Message(
+                    topic=topic, queue_id=queue_id, body=body.encode(), properties=properties
+                )
+                result = await self._store.put_message(message)
+                return {"status": result.status.name, "offset": result.queue_offset}
+            case {"pull": topic, "queue": queue_id, "offset": offset}:
+                # Where the answer is in memory this does not leave the loop's own thread.
+                page = await self._store.get_message(topic, queue_id, offset)
+                told = {"status": page.status.name, "next": page.next_offset}
+                return {**told, "bodies": bodies(page.messages)}
+            case {"find": topic, "key": key}:
+                found = await self._store.query_message(topic, key)
+                return {"complete": found.complete, "bodies": bodies(found.messages)}
+        return {"error": "want put, pull or find"}
+
+
+def bodies(messages: Sequence[SelectedMessage]) -> list[str]:
+    return [decode_message(each.record).body.decode() for each in messages]
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description="A tiny broker on asyncio.")
+    parser.add_argument("--port", type=int, default=9876)
+    parser.add_argument("--store", default="broker-store", help="folder of its store and its tier")
+    options = parser.parse_args()
+    config = StoreConfig(
+        broker_name="asyncio-broker",
+        provider="posix",
+        path=f"{options.store}/tier",
+        store_path=options.store,
+    )
+    with Runtime.threads() as runtime:
+        local = LocalMessageStore(LocalConfig(store_path=options.store), runtime)
+        store = TieredMessageStore(local, config, runtime=runtime)
+        async with AsyncTieredStore(store) as opened:
+            server = await asyncio.start_server(Broker(opened).serve, "127.0.0.1", options.port)
+            async with server:
+                host, port = server.sockets[0].getsockname()
+                print(
+                    f"listening on {host}:{port}; Ctrl-C uploads what is left, and ends it",
+                    flush=True,
+                )
+                await server.serve_forever()
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        print("ended")

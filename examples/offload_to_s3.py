@@ -1,0 +1,83 @@
+"""Copies a local store to a bucket, and reads it there as another machine would.
+
+    export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...
+    python examples/offload_to_s3.py STORE BUCKET [--endpoint http://127.0.0.1:9000]
+
+STORE is a broker's store directory with files of RocketMQ's default sizes (others are named in
+`LocalConfig`); where there is none, one with a few messages is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from tieredstore import (
+    Message,
+    Runtime,
+    StoreConfig,
+    TieredMessageStore,
+    TieredReader,
+    TieredStoreError,
+)
+from tieredstore.local import LocalConfig, LocalMessageStore
+from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.s3_admin import create_bucket
+
+
+def offload(config: StoreConfig, *, put_some: bool) -> None:
+    with Runtime.threads() as runtime:
+        local = LocalMessageStore(LocalConfig(store_path=config.store_path), runtime)
+        with TieredMessageStore(local, config, runtime=runtime) as store:
+            for number in range(1_000 if put_some else 0):
+                body = f"order {number}".encode()
+                keys = {"KEYS": f"order-{number}"}
+                store.put_message(Message(topic="orders", queue_id=0, body=body, properties=keys))
+            # Sealed: each segment one object, the index uploaded, the catalogue published.
+            store.flush(seal=True)
+            for topic, queue_id in sorted(store.queues()):
+                done = store.committed_offset(topic, queue_id)
+                print(f"{topic}/{queue_id}: uploaded up to offset {done}")
+
+
+def read_elsewhere(config: StoreConfig) -> None:
+    """Nothing of the broker's disk is needed: the catalogue is in the bucket too."""
+    with (
+        tempfile.TemporaryDirectory() as empty,
+        TieredReader.open(replace(config, store_path=empty)) as reader,
+    ):
+        for topic, queue_id in reader.queues():
+            count = sum(len(run) for _, run in reader.runs(topic, queue_id))
+            print(f"{topic}/{queue_id}: {count} messages read from {config.bucket}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Copy a local store to a bucket.")
+    parser.add_argument("store", help="directory of the local store")
+    parser.add_argument("bucket", help="made where it is not there")
+    parser.add_argument("--endpoint", default="", help="of a store that is not AWS")
+    parser.add_argument("--region", default="us-east-1")
+    options = parser.parse_args()
+    config = StoreConfig(
+        broker_name="offload-example",
+        provider="s3",
+        endpoint=options.endpoint,
+        bucket=options.bucket,
+        region=options.region,  # the keys come from the usual AWS chain
+        store_path=options.store,
+    )
+    try:
+        create_bucket(ObjectStoreSettings.from_config(config))
+        offload(config, put_some=not Path(options.store, "commitlog").is_dir())
+        read_elsewhere(config)
+    except TieredStoreError as error:
+        print(f"offload_to_s3: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""A tiny broker of threads, over HTTP: its messages are in a local store with a tier behind it.
+
+python examples/threaded_broker.py [--port 9877] [--store DIRECTORY]
+
+curl -d hello '127.0.0.1:9877/orders/0?key=order-1'    put
+curl '127.0.0.1:9877/orders/0?offset=0'                pull
+curl '127.0.0.1:9877/orders?key=order-1'               find
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from tieredstore import Message, Runtime, StoreConfig, TieredMessageStore, TieredStoreError
+from tieredstore.codec.message import decode_message
+from tieredstore.local import LocalConfig, LocalMessageStore
+from tieredstore.model.messages import SelectedMessage
+
+BODY_BYTES_MAX = 1 << 20
+
+
+class Broker(ThreadingHTTPServer):
+    """A thread for each connection; all of them call the same store."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int, store: TieredMessageStore) -> None:
+        super().__init__(("127.0.0.1", port), Connection)
+        self.store = store
+
+
+class Connection(BaseHTTPRequestHandler):
+    server: Broker
+
+    def do_POST(self) -> None:
+        size = int(self.headers.get("Content-Length", 0))
+        if size > BODY_BYTES_MAX:
+            self._reply(413, {"error": f"more than {BODY_BYTES_MAX} bytes"})
+        else:
+            self._answer(self.rfile.read(size))
+
+    def do_GET(self) -> None:
+        self._answer(None)
+
+    def _answer(self, body: bytes | None) -> None:
+        try:
+            url = urlsplit(self.path)
+            topic, *queue = url.path.strip("/").split("/")
+            asked, store = dict(parse_qsl(url.query)), self.server.store
+            if body is not None:
+                properties = {"KEYS": asked["key"]} if "key" in asked else {}
+                result = store.put_message(
+                    Message(topic=topic, queue_id=int(queue[0]), body=body, properties=properties)
+                )
+                answer = {"status": result.status.name, "offset": result.queue_offset}
+            elif queue:
+                page = store.get_message(topic, int(queue[0]), int(asked.get("offset", 0)))
+                answer = {"status": page.status.name, "next": page.next_offset}
+                answer["bodies"] = bodies(page.messages)
+            else:
+                found = store.query_message(topic, asked["key"])
+                answer = {"complete": found.complete, "bodies": bodies(found.messages)}
+        except (KeyError, IndexError, ValueError, TieredStoreError) as error:
+            self._reply(400, {"error": f"{type(error).__name__}: {error}"})
+        else:
+            self._reply(200, answer)
+
+    def _reply(self, status: int, answer: dict[str, Any]) -> None:
+        text = json.dumps(answer).encode() + b"\n"
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def bodies(messages: Sequence[SelectedMessage]) -> list[str]:
+    return [decode_message(each.record).body.decode() for each in messages]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A tiny broker of threads.")
+    parser.add_argument("--port", type=int, default=9877)
+    parser.add_argument("--store", default="broker-store", help="folder of its store and its tier")
+    options = parser.parse_args()
+    config = StoreConfig(
+        broker_name="threaded-broker",
+        provider="posix",
+        path=f"{options.store}/tier",
+        store_path=options.store,
+    )
+    with Runtime.threads() as runtime:
+        local = LocalMessageStore(LocalConfig(store_path=options.store), runtime)
+        store = TieredMessageStore(local, config, runtime=runtime)
+        with store, Broker(options.port, store) as broker:
+            port = broker.server_port
+            print(f"listening on 127.0.0.1:{port}; Ctrl-C uploads what is left", flush=True)
+            try:
+                broker.serve_forever()
+            except KeyboardInterrupt:
+                print("ended")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    main()

@@ -1,0 +1,65 @@
+"""The pages of the documentation, cut into blocks, tables and words.
+
+What lives here: reading Markdown as far as the tests of this folder need it; no tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+
+_BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`([^`\n]+)`")
+
+
+class Block(NamedTuple):
+    """A fenced block: ```language words."""
+
+    language: str
+    words: list[str]
+    text: str
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def blocks(text: str) -> list[Block]:
+    return [Block(kind, words.split(), inner) for kind, words, inner in _BLOCK.findall(text)]
+
+
+def inline_code(text: str) -> list[str]:
+    return _INLINE.findall(_BLOCK.sub("", text))
+
+
+def section(text: str, heading: str) -> str:
+    """What stands below a heading, up to the next one of its level or above."""
+    found = re.search(rf"^(#+) {re.escape(heading)}\n", text, re.MULTILINE)
+    assert found, f"no heading {heading!r}"
+    rest = text[found.end() :]
+    end = re.search(rf"^#{{1,{len(found[1])}}} ", rest, re.MULTILINE)
+    return rest[: end.start()] if end else rest
+
+
+def tables(text: str) -> Iterator[list[list[str]]]:
+    """The rows of each table, without its head; a cell is its text without backticks."""
+    rows: list[list[str]] = []
+    for line in [*_BLOCK.sub("", text).splitlines(), ""]:
+        if line.startswith("|"):
+            # An escaped bar is a part of its cell.
+            cells = re.split(r"(?<!\\)\|", line.strip().strip("|"))
+            rows.append([cell.strip().replace("`", "").replace(r"\|", "|") for cell in cells])
+        elif rows:
+            yield rows[2:]
+            rows = []
+
+
+def table(text: str, heading: str) -> list[list[str]]:
+    """The first table below a heading."""
+    return next(tables(section(text, heading)))

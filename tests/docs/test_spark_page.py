@@ -1,0 +1,46 @@
+"""The Spark of docs/spark.md, run on a real Spark over a real tier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.cli_kit import Command
+from tests.docs.pages import blocks, page
+from tests.spark.conftest import spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["spark"]  # a fixture
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_what_the_page_shows_runs(
+    spark: SparkSession,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = page("spark.md").replace("/data/", f"{tmp_path}/")
+    for block in blocks(text):
+        if block.language == "toml":
+            Path(block.words[0]).write_text(block.text, encoding="utf-8")
+    command = Command(capsys)
+    store = ("--store-path", tmp_path / "store", "--body", "x")
+    assert command.run("put", "Orders", *store, "--key", "order-1", "--count", 9).code == 0
+    assert command.run("put", "Orders", *store, "--key", "order-2").code == 0
+    assert command.run("offload", "--config", tmp_path / "tier.toml", "--seal").code == 0
+    shown = [each.text for each in blocks(text) if each.words == ["spark"]]
+    capsys.readouterr()
+    try:
+        exec("\n".join(shown), {})  # as one script, top to bottom
+    finally:
+        spark.conf.unset(PUSHDOWN)
+    said = capsys.readouterr().out.splitlines()
+    assert said[-4:] == ["10", "[9]", "10", "1"]

@@ -1,0 +1,54 @@
+"""Running an example as its user does: in a process of its own.
+
+What lives here: no tests.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+def command(name: str, *words: object) -> list[str]:
+    return [sys.executable, "-W", "error", str(EXAMPLES / name), *map(str, words)]
+
+
+def environment(**others: str) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **others}
+
+
+def output(name: str, *words: object, **env: str) -> str:
+    """What it printed; it must end well, and say nothing to stderr."""
+    done = subprocess.run(
+        command(name, *words), env=environment(**env), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@contextmanager
+def serving(name: str, *words: object) -> Iterator[int]:
+    """A broker on a free port, which is given; Ctrl-C ends it, and it must end well."""
+    with subprocess.Popen(
+        command(name, "--port", 0, *words),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            told = process.stdout.readline()
+            yield int(told.partition(";")[0].rpartition(":")[2])
+        finally:
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        assert (process.returncode, out, err) == (0, "ended\n", "")

@@ -1,0 +1,127 @@
+"""The provider and the metadata store of the examples keep every promise of their contracts."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tieredstore import FileSegment, MetadataStore, Runtime, SegmentProvider, SegmentType
+from tieredstore.testing.metadata_contract import MetadataStoreContract
+from tieredstore.testing.provider_contract import SegmentProviderContract
+from tieredstore.testing.segment_contract import FileSegmentContract
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+
+def own(module: str, name: str) -> Any:
+    """A class of an example; it is imported as a user's own module is."""
+    return getattr(__import__(module), name)
+
+
+class TestSqliteProvider(SegmentProviderContract):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        self.path = str(tmp_path / "tier.db")
+
+    def open_provider(self, runtime: Runtime) -> SegmentProvider:
+        provider: SegmentProvider = own("own_provider", "SqliteProvider")(runtime, self.path)
+        return provider
+
+
+@pytest.mark.slow
+class TestSqliteSegment(FileSegmentContract):
+    machine_examples = 5
+
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        self.provider = own("own_provider", "SqliteProvider")(
+            Runtime.inline(), str(tmp_path / "tier.db")
+        )
+
+    def open_segment(self, path: str) -> FileSegment:
+        segment: FileSegment = self.provider.open(path, SegmentType.COMMIT_LOG, 0)
+        return segment
+
+
+class TestSqliteMetadataStore(MetadataStoreContract):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        self.path = str(tmp_path / "catalogue.db")
+
+    def open_store(self) -> MetadataStore:
+        store: MetadataStore = own("own_metadata_store", "SqliteMetadataStore").open(self.path)
+        return store
+
+    def open_reader(self) -> MetadataStore:
+        store: MetadataStore = own("own_metadata_store", "SqliteMetadataStore").open(
+            self.path, read_only=True
+        )
+        return store
+
+
+BROKER = """
+import sys
+from pathlib import Path
+from tieredstore import Message, Runtime, StoreConfig, TieredMessageStore, TieredReader
+from tieredstore.local import LocalConfig, LocalMessageStore
+
+folder = sys.argv[1]
+config = StoreConfig(
+    provider="own_provider:SqliteProvider",
+    path=f"{folder}/tier.db",
+    metadata="own_metadata_store:SqliteMetadataStore",
+    metadata_path=f"{folder}/catalogue.db",
+    store_path=folder,
+    index_slot_count=100,
+    index_item_count=1_000,
+)
+local = LocalMessageStore(LocalConfig(store_path=f"{folder}/local"), Runtime.threads())
+with TieredMessageStore(local, config) as store:
+    for number in range(50):
+        keys = {"KEYS": f"key-{number}"}
+        store.put_message(Message(topic="orders", queue_id=0, body=b"hello", properties=keys))
+    assert store.flush(seal=True)
+with TieredReader.open(config) as reader:
+    assert len(list(reader.messages("orders"))) == 50
+    assert len(reader.query_message("orders", "key-7").messages) == 1
+print(sorted(path.name for path in Path(folder).glob("*.db")))
+"""
+
+
+def test_a_store_finds_both_by_their_names(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", BROKER, str(tmp_path)],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{EXAMPLES.parent}:{EXAMPLES}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "['catalogue.db', 'tier.db']\n"
+
+
+@pytest.mark.parametrize(("module", "most"), [("own_provider", 60), ("own_metadata_store", 80)])
+def test_each_is_small(module: str, most: int) -> None:
+    assert lines_of_code((EXAMPLES / f"{module}.py").read_text(encoding="utf-8")) <= most
+
+
+def lines_of_code(source: str) -> int:
+    """Of its classes and functions; blank lines and comments aside."""
+    lines = source.splitlines()
+    spans = [
+        lines[node.lineno - 1 : node.end_lineno]
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    ]
+    return sum(bool(line.strip()) for span in spans for line in span)
