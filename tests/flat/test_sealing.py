@@ -43,7 +43,8 @@ class ObjectTier(Tier):
         self.inner: SegmentProvider = a_provider(self.objects, parts_max=self._parts_max)
 
     def parts(self) -> list[str]:
-        return self.objects.held_keys(".parts/")
+        """But for the marks of a segment that was sealed after an earlier process wrote to it."""
+        return [key for key in self.objects.held_keys(".parts/") if "/sealed-" not in key]
 
 
 def put(file: FlatMessageFile, first: int, count: int) -> None:
