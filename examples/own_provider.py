@@ -84,7 +84,8 @@ class SqliteSegment(ts.FileSegment):
                 self.ask(f"INSERT INTO segment VALUES (?, ?, ?, ?) {GROWN}", view)
 
     def seal(self) -> None:
-        self.is_sealed = bool(self.ask(f"SELECT 1 {MINE}")) or self.is_sealed
+        self.ask(f"SELECT 1 {MINE}")  # a handle that is closed refuses
+        self.is_sealed = True
 
     def delete(self) -> None:
         self.ask(f"DELETE {MINE}")

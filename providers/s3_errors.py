@@ -56,6 +56,8 @@ def error_of_reply(
         return SegmentNotFoundError(key)
     if status == 412 or code == "PreconditionFailed":
         return ObjectExistsError(key)
+    if status in (401, 403) and not (code or message):
+        message = "keys are missing or wrong, or do not allow it"
     reason = one_line(f"{status} {code} {message}")
     transient = status in _TRANSIENT_STATUS or code in _TRANSIENT
     if transient or (status >= 500 and status not in (501, 505)):

@@ -56,7 +56,7 @@ def python_blocks(text: str) -> list[str]:
     return [
         code
         for language, words, code in _BLOCK.findall(text)
-        if language == "python" and not {"no-run", "spark", "here"} & set(words.split())
+        if language == "python" and not {"no-run", "spark", "here", "s3"} & set(words.split())
     ]
 
 

@@ -118,6 +118,36 @@ def test_what_was_deleted_since_is_no_damage(there: Elsewhere) -> None:
                 assert offsets(reader) == list(range(12))
 
 
+def test_what_came_after_the_copy_and_was_deleted_since_is_no_damage(there: Elsewhere) -> None:
+    there.broker.fill(6)
+    there.publish()
+    there.expire(6)
+    there.broker.put(12, first=9)
+    assert there.broker.store.flush()
+    with there.reader() as reader:
+        assert offsets(reader)[-1] == 20
+        there.broker.store.delete_topics([TOPIC])
+        assert not reader.get_message(TOPIC, 0, 20).messages
+        assert offsets(reader) == []
+
+
+@pytest.mark.parametrize("has_expired", [True, False])
+def test_a_queue_that_began_anew_is_shown_anew(there: Elsewhere, has_expired: bool) -> None:
+    there.broker.fill(3)
+    if has_expired:
+        there.expire(3)
+    there.publish()
+    with there.reader() as reader:
+        first = 3 if has_expired else 0
+        assert offsets(reader) == list(range(first, first + 3))
+        there.broker.store.delete_topics([TOPIC])
+        there.broker.put(2)
+        assert there.broker.store.flush()
+        there.publish()
+        assert offsets(reader) == [0, 1]
+        assert numbers(reader.get_message(TOPIC, 0, 0)) == [0, 1]
+
+
 def test_a_hole_is_damage_here_too(there: Elsewhere) -> None:
     there.broker.fill(12)
     there.publish()

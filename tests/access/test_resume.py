@@ -9,7 +9,7 @@ import pytest
 from tests.access.dispatch_kit import KEY, Tier, a_tier
 from tests.access.tiered_kit import Broker
 from tests.access.trimmed_store import TrimmedStore
-from tieredstore.access.upload.agreement import STOPPED_QUEUE, ask_to_resume
+from tieredstore.access.upload.agreement import STOPPED_QUEUE, ask_to_resume, stop_queue
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import QueueKey, SegmentType
 from tieredstore.testing.messages import a_message
@@ -139,3 +139,19 @@ def test_one_whose_lost_bytes_came_back_goes_on(tmp_path: Path) -> None:
     broker.put(3, first=4)
     assert broker.store.flush()
     assert broker.store.committed_offset(queue.topic, queue.queue_id) == 7
+
+
+def test_nothing_is_kept_of_why_a_queue_was_stopped_when_its_topic_is_deleted(
+    tmp_path: Path,
+) -> None:
+    broker = Broker(tmp_path)
+    store = broker.open()
+    broker.fill(4)
+    parts = store._loaded().parts
+    (file,) = parts.files.files()
+    stop_queue(file, "somebody said so", parts.metadata)
+    assert store.delete_topics([file.key.topic]) == 1
+    assert not parts.metadata.notes(STOPPED_QUEUE)
+    broker.put(3)
+    assert store.flush()
+    assert store.committed_offset(*file.key) == 3

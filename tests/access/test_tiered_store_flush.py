@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -15,6 +17,7 @@ from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.local_message_store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError
+from tieredstore.providers.posix_generations import PosixGenerations
 from tieredstore.testing.messages import TOPIC, a_message
 
 
@@ -25,10 +28,11 @@ class LateStore(TrimmedStore):
         super().__init__(runtime)
         self.confirmed = 0
         self.is_broken = False
+        self.failure: Exception = BackendRefusedError("the disk", "flush", "it is broken")
 
     def flush(self) -> None:
         if self.is_broken:
-            raise BackendRefusedError("the disk", "flush", "it is broken")
+            raise self.failure
         self.confirmed = self.end
 
 
@@ -97,3 +101,41 @@ def test_of_a_store_that_confirms_by_itself_only_what_is_confirmed_counts(
         local.confirmed = local.end
         assert store.flush()
         assert store.committed_offset(TOPIC, 0) == 6
+
+
+def test_a_store_that_fails_in_its_own_way_keeps_no_part_of_the_tier_from_ending(
+    tmp_path: Path, runtime: Runtime
+) -> None:
+    local = LateStore(runtime)
+    local.failure = OSError(5, "the disk is broken")
+    store = a_store(tmp_path, local, runtime)
+    with store:
+        put(store, 3)
+        local.is_broken = True
+        assert not store.flush()
+        dispatcher = store._loaded().dispatcher
+    local.confirmed = local.end
+    assert not dispatcher.dispatch_once(force=True), "it uploads after the shutdown"
+
+
+def test_a_catalogue_that_cannot_be_published_in_time_makes_no_flush_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go = threading.Event()
+    create = PosixGenerations.create
+
+    def hung(generations: PosixGenerations, number: int, data: bytes) -> None:
+        assert may_go.wait(20)
+        create(generations, number, data)
+
+    monkeypatch.setattr(PosixGenerations, "create", hung)
+    with Runtime.threads() as runtime, a_store(tmp_path, LateStore(runtime), runtime) as store:
+        put(store, 3)
+        began = monotonic()
+        try:
+            assert not store.flush(0.5, seal=True)
+            assert monotonic() - began < 10
+        finally:
+            may_go.set()
+        assert store.flush(seal=True)
+        assert store.health().catalogue.published_count > 0

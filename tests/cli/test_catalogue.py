@@ -1,4 +1,4 @@
-"""`metadata show` and `metadata snapshot`, and the other verbs without the broker's file."""
+"""`metadata show`, `snapshot` and `reserve`, and the other verbs without the broker's file."""
 
 from __future__ import annotations
 
@@ -143,3 +143,38 @@ def test_a_damaged_one_is_told(command: Command, published: Path) -> None:
     assert (ran.code, ran.out, ran.err.count("\n")) == (4, "", 1)
     assert "generation 1: it is damaged" in ran.err
     assert command.run("topics", *named(published, catalogue="rebuild")).code == 0
+
+
+def hours_of(command: Command, root: Path, topic: str) -> tuple[int, bool]:
+    (row,) = (row for row in asked(command, root, "topics", "--json").rows if row["topic"] == topic)
+    return row["reserve_hours"], row["reserve_hours_is_default"]
+
+
+def test_a_topic_is_given_hours_of_its_own_and_the_default_back(
+    command: Command, root: Path
+) -> None:
+    before = asked(command, root, "topics", "--json").rows
+    ran = asked(command, root, "metadata", "reserve", "GoldAa", 720)
+    assert (ran.code, ran.out, ran.err) == (0, "GoldAa is kept 720 hours\n", "")
+    assert hours_of(command, root, "GoldAa") == (720, False)
+    (row,) = asked(command, root, "metadata", "reserve", "GoldAa", "default", "--json").rows
+    assert (row["reserve_hours"], row["reserve_hours_before"]) == (72, 720)
+    assert hours_of(command, root, "GoldAa") == (72, True)
+    after = asked(command, root, "topics", "--json").rows
+    assert after == before
+
+
+def test_hours_are_not_given_to_what_is_not_there_or_in_use(command: Command, root: Path) -> None:
+    for hours in ("0", "-1", "1.5", "soon", "9" * 30):
+        ran = asked(command, root, "metadata", "reserve", "--", "GoldAa", hours)
+        assert ran.code == 2
+    ran = asked(command, root, "metadata", "reserve", "Nobody", 7)
+    assert (ran.code, ran.err.count("\n")) == (3, 1)
+    assert "no topic 'Nobody' is in this tier; there are: " in ran.err
+    with JsonMetadataStore.open(root / CATALOGUE):
+        ran = asked(command, root, "metadata", "reserve", "GoldAa", 7)
+        assert ran.code == 5
+        assert "stop the broker first" in ran.err
+    assert hours_of(command, root, "GoldAa")[1]
+    ran = command.run("metadata", "reserve", "GoldAa", 7, *named(root, metadata="nowhere.json"))
+    assert ran.code == 3

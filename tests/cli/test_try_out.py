@@ -59,6 +59,19 @@ def test_a_second_offload_uploads_only_what_is_new(command: Command, tmp_path: P
     assert picture(tmp_path / "tier") == before
 
 
+def test_what_was_not_uploaded_says_of_which_queue_and_why(
+    command: Command, tmp_path: Path
+) -> None:
+    command.run("put", "orders", "--store-path", tmp_path, "--body", "x")
+    (tmp_path / "file").touch()
+    words = ("--provider", "posix", "--path", tmp_path / "file", "--store-path", tmp_path)
+    ran = command.run("offload", *words)
+    assert (ran.code, ran.err.count("\n")) == (ExitCode.REFUSED, 1)
+    assert ran.err.startswith("tieredstore: not all of it was uploaded, the first: orders/0: ")
+    assert "QueueHealth" not in ran.err
+    assert "file" in ran.err
+
+
 def test_what_cannot_be_done_is_one_clear_line(command: Command, tmp_path: Path) -> None:
     absent = command.run("offload", "--store-path", tmp_path / "absent")
     assert absent.code == ExitCode.NOT_THERE

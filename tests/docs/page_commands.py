@@ -6,6 +6,7 @@ What lives here: cutting them out and running them; no tests.
     ```shell s3          likewise, with an S3 server at http://127.0.0.1:9000
     ```toml tier.toml    a file of that folder
     ```python here       run in that folder
+    ```python s3         likewise, with the server
     ```text              shown, not run; its verbs and options must exist
 
 A command that is to fail says so: `# exit code 4` behind it.
@@ -56,7 +57,7 @@ def run_block(
     if block.language in FILES and block.words and not block.words[0].startswith("/"):
         (folder / block.words[0]).write_text(text, encoding="utf-8")
         return []
-    if block.words == ["here"]:
+    if block.language == "python" and block.words in (["here"], ["s3"]):
         exec(text, {})
     if block.language != "shell":
         return []

@@ -79,10 +79,6 @@ def test_those_of_a_page_with_a_bucket_too(
     s3_endpoint: str,
 ) -> None:
     """Without asking the server for its proof: that takes long, and tests/s3 does it."""
-    from s3fs import S3FileSystem
-
-    server = S3FileSystem(endpoint_url=s3_endpoint, skip_instance_cache=True)
-    server.mkdir("tiers")
     wrong = [
         each
         for block in blocks(path.read_text(encoding="utf-8"))

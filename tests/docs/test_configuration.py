@@ -13,6 +13,7 @@ from tieredstore.local.config import LocalConfig
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.setting import facts_of, settings_of
 from tieredstore.model.settings import Settings
+from tieredstore.spark.options import store_config
 
 TEXT = page("configuration.md")
 FILES = {
@@ -67,3 +68,16 @@ def test_keys_of_a_bucket_may_come_from_the_environment(
     assert (ran.code, "go together" in ran.err) == (2, True)
     file.write_text(plain + 'access_key = "a"\nsecret_key = "s"\ncatalogue = "file"\n')
     assert "go together" not in command.run("topics", "--config", file).err
+
+
+def test_they_do_so_for_spark_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "tier.toml"
+    file.write_text('[tieredstore]\nprovider = "s3"\nbucket = "b"\n', encoding="utf-8")
+    for name in ("ACCESS_KEY", "SECRET_KEY", "SESSION_TOKEN"):
+        monkeypatch.setenv(f"TIEREDSTORE_{name}", f"known-{name}")
+    monkeypatch.setenv("TIEREDSTORE_BUCKET", "other")
+    config = store_config({"config": str(file)})
+    assert (config.access_key, config.secret_key) == ("known-ACCESS_KEY", "known-SECRET_KEY")
+    assert (config.session_token, config.bucket) == ("known-SESSION_TOKEN", "b")
+    said = store_config({"config": str(file), "access_key": "a", "secret_key": "s"})
+    assert (said.access_key, said.secret_key, said.session_token) == ("a", "s", "")

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,10 +20,11 @@ from tests.jobs.verify_kit import Harmed, flipped, golden_config
 from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
 from tieredstore.jobs.export import ExportJob
 from tieredstore.jobs.exporting.export_files import NO_DAY, escaped
-from tieredstore.jobs.exporting.export_ledger import free, joined
+from tieredstore.jobs.exporting.export_ledger import PLAN, free, joined
 from tieredstore.jobs.exporting.export_target import ExportTarget, TargetOptions
-from tieredstore.jobs.job import RowStream
+from tieredstore.jobs.job import ItemResult, RowStream
 from tieredstore.jobs.job_report import JobExit, JobState
+from tieredstore.jobs.local_engine import run_item
 from tieredstore.jobs.reading.scan import OnCorrupt
 from tieredstore.model.errors import InvalidConfigError, MetadataError
 
@@ -130,6 +133,31 @@ def test_messages_of_a_killed_run_that_expire_before_the_next_stay_exported(
     assert report.facts["made_anew"] == ["broker-gold-a/GoldAa/0 ends at 83, 500 was there"]
 
 
+def test_a_queue_that_is_gone_after_a_killed_run_leaves_no_plan_behind(tmp_path: Path) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path / "a"))
+    tier.add("t", 0, 20)
+    tier.add("u", 0, 20)
+    target = ExportTarget(str(tmp_path / "parquet"), TargetOptions())
+    job = ExportJob(config=tier.config, target=target.url)
+    with pytest.raises(KeyboardInterrupt):
+        job.finish(job.plan(), RowStream(map(interrupted, (0, 1)), item_count=2))
+    assert target.read(PLAN) is not None
+    other = WrittenTier(config=posix_config(tmp_path / "b"))
+    other.add("u", 0, 20)
+    assert exported(other.config, target.url).state is JobState.DONE
+    assert messages(target.url) == tier_messages(other.config)
+    assert target.read(PLAN) is None
+
+
+def interrupted(at: int) -> ItemResult[Any]:
+    raise KeyboardInterrupt(at)
+
+
+def test_times_that_hold_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="the begin is not before the end"):
+        exported(golden_config(GOLDEN / "tier-posix"), tmp_path, times=(2, 1))
+
+
 def test_days_are_those_of_the_store_time_in_utc(tmp_path: Path) -> None:
     tier = WrittenTier(config=posix_config(tmp_path))
     tier.add("Orders", 0, 40)
@@ -194,6 +222,32 @@ def test_another_export_that_commits_meanwhile_is_noticed(tmp_path: Path) -> Non
     exported(config, target, topics=("GoldBB",))
     with pytest.raises(MetadataError, match="another export has committed meanwhile"):
         job.finish(plan, RowStream(iter(()), item_count=len(plan.items)))
+
+
+def test_workers_in_another_folder_write_to_the_same_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path))
+    tier.add("t", 0, 20)
+    monkeypatch.chdir(tmp_path)
+    here = replace(tier.config, path="tiered", store_path="store")
+    job = ExportJob(config=here, target="parquet")
+    plan = job.plan()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    results = (run_item(job, item, at) for at, item in enumerate(plan.items))
+    assert job.finish(plan, RowStream(results, item_count=1)).state is JobState.DONE
+    assert messages(tmp_path / "parquet") == tier_messages(tier.config)
+
+
+def test_workers_that_write_to_disks_of_their_own_are_noticed(tmp_path: Path) -> None:
+    config = golden_config(GOLDEN / "tier-posix")
+    job = ExportJob(config=config, target=str(tmp_path / "here"), topics=("GoldBB",))
+    there = replace(job, target=str(tmp_path / "there"))
+    plan = job.plan()
+    results = (run_item(there, item, at) for at, item in enumerate(plan.items))
+    with pytest.raises(MetadataError, match="do all workers see this folder"):
+        job.finish(plan, RowStream(results, item_count=len(plan.items)))
 
 
 def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:

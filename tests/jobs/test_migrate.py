@@ -124,6 +124,14 @@ def test_only_the_topics_that_were_asked_for_are_moved(tmp_path: Path) -> None:
     assert topics == {"GoldAa", "rmq_sys_INDEX"}
 
 
+def test_what_a_cut_over_left_out_is_told(tmp_path: Path) -> None:
+    source, target = copy_of_golden(tmp_path / "java"), posix(tmp_path)
+    moved(source, target, topics=["GoldA*"], cut_over=True)
+    with pytest.raises(InvalidConfigError, match=r"cut over before, and without [^ ]+/0, "):
+        moved(source, target, cut_over=True)
+    assert moved(source, target, topics=["GoldAa"]).facts["cut_over"] == "done before"
+
+
 def test_after_the_cut_over_the_target_needs_no_file_of_its_catalogue(tmp_path: Path) -> None:
     source, target = copy_of_golden(tmp_path / "java"), posix(tmp_path)
     moved(source, target, cut_over=True)

@@ -53,6 +53,16 @@ def test_for_programs_the_plan_and_the_report_are_a_line_each(
     }
 
 
+def test_a_report_that_has_no_place_is_told_before_the_work(
+    command: Command, tmp_path: Path
+) -> None:
+    words = ["migrate", *named(TIER), *to(tmp_path / "new"), "--report", tmp_path / "no/r.json"]
+    ran = command.run(*words)
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err == f"tieredstore: --report {tmp_path}/no/r.json: there is no such directory\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_cut_over_prints_settings_that_open_the_target(
     command: Command, tmp_path: Path
 ) -> None:

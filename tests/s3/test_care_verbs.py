@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from werkzeug.wrappers import Response
 
 from tests.cli.cli_kit import Command, Ran
 from tests.cli.tier_kit import CATALOGUE, TIER, named
@@ -64,6 +65,37 @@ def test_a_tier_in_a_bucket_is_looked_after(
         client.delete_many([lost])
         ran = asked(command, settings, catalogue, "audit", "--json")
         assert (ran.code, [row["kind"] for row in ran.rows]) == (4, ["missing"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["topics"],
+        ["queues"],
+        ["query", "GoldAa", "x"],
+        ["cat", "GoldAa"],
+        ["why", "GoldAa", "0", "0"],
+    ],
+    ids=" ".join,
+)
+def test_a_bucket_that_refuses_is_no_damage(
+    command: Command,
+    settings: ObjectStoreSettings,
+    tmp_path: Path,
+    moto: tuple[str, Door],
+    request: pytest.FixtureRequest,
+    words: list[str],
+) -> None:
+    catalogue = tmp_path / "tieredStoreMetadata.json"
+    catalogue.write_bytes((TIER / CATALOGUE).read_bytes())
+    with filled(settings):
+        pass
+    request.addfinalizer(moto[1].answers.clear)
+    for kind in ("GET", "HEAD", "LIST"):
+        moto[1].answers[kind] = Response(b"", 403)
+    ran = asked(command, settings, catalogue, *words)
+    assert (ran.code, ran.err.count("\n")) == (5, 1), ran
+    assert "403 keys are missing or wrong" in ran.err
 
 
 def test_a_bucket_is_certified(command: Command, settings: ObjectStoreSettings) -> None:

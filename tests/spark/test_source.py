@@ -217,6 +217,7 @@ def test_bad_input_is_one_line_that_names_it(spark: SparkSession, tier: WrittenT
             **options_of(golden_config()),
             "metadata": "/nowhere/catalogue.json",
         },
+        "keys: name at least one": {"keys": " "},
         "columns: there is no column 'bdy'": {"columns": "bdy"},
         "start_time: want milliseconds or a time": {"start_time": "soon"},
         "on_corrupt: 'maybe' is none of fail, skip, report": {"on_corrupt": "maybe"},

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from tieredstore.model.errors import (
+    OffsetOutOfRangeError,
     SegmentCorruptError,
     SegmentNotFoundError,
     StoreClosedError,
@@ -17,6 +18,14 @@ from tieredstore.model.errors import (
 )
 
 T = TypeVar("T")
+
+# The second says that a segment is shorter than it was: the queue may have begun anew.
+_MISSING: Final = (
+    SegmentNotFoundError,
+    OffsetOutOfRangeError,
+    SegmentCorruptError,
+    StoreClosedError,
+)
 
 
 def asked_fresh(
@@ -31,7 +40,7 @@ def asked_fresh(
         before = state()
         try:
             return call()
-        except (SegmentCorruptError, SegmentNotFoundError, StoreClosedError):
+        except _MISSING:
             with suppress(TieredStoreError):  # the error above says more
                 refresh()
             if state() == before:

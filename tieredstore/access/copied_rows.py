@@ -80,10 +80,14 @@ def _by_file(listed: Iterable[ListedSegment]) -> dict[_File, list[int]]:
 
 def _expired(rows: Sequence[SegmentRecord], bases: Sequence[int]) -> Iterator[SegmentRecord]:
     there, last = set(bases), max(bases, default=-1)
-    # An empty row may be of a segment that is still to be made.
-    return takewhile(
-        lambda row: row.base_offset not in there and (row.size > 0 or row.base_offset < last), rows
-    )
+
+    def has_gone(row: SegmentRecord) -> bool:
+        # The last one may be of a segment that is still to be made, if it is empty. Others that
+        # are came by an amendment, which does not know sizes.
+        was_there = row.size > 0 or row.base_offset < last or row is not rows[-1]
+        return was_there and row.base_offset not in there
+
+    return takewhile(has_gone, rows)
 
 
 def _younger(

@@ -271,8 +271,8 @@ class TieredReader:
             file = self._loaded().files.get(key)
             if file is None:
                 return None
-            log, queue = file.log, file.queue
-            return file, log.is_started, queue.is_started, log.min_offset, queue.min_offset
+            both = file.log, file.queue  # with another cache key, less is there than was
+            return file, *((one.is_started, one.min_offset, one.cache_key) for one in both)
 
         queue = f"{key.topic}/{key.queue_id}"
         return asked_fresh(call, state=state, refresh=lambda: self._freshen(queue))

@@ -147,7 +147,9 @@ class TieredMessageStore(TieredReads):
                 clock=runtime.clock,
             ),
             sealing=sealing,
-            flushing=TierFlush(self._next, dispatcher, parts.index, sealing, runtime),
+            flushing=TierFlush(
+                self._next, dispatcher, parts.index, sealing, parts.publishing, runtime
+            ),
             messages=MessageReads(
                 self._next,
                 parts.fetcher,
@@ -244,11 +246,7 @@ class TieredMessageStore(TieredReads):
         the key index is uploaded too, as far as it goes, so that readers elsewhere find the keys;
         raises what the backend raises then.
         """
-        tier = self._running()
-        done = tier.flushing.flush(timeout, seal=seal)
-        if seal:
-            tier.parts.publishing.step()
-        return done
+        return self._running().flushing.flush(timeout, seal=seal)
 
     def health(self) -> TierHealth:
         """How the tier is doing, without asking the backend."""

@@ -1,4 +1,4 @@
-"""The verbs about the catalogue itself: `metadata show` and `metadata snapshot`.
+"""The verbs about the catalogue itself: `metadata show`, `snapshot` and `reserve`.
 
 What lives here: arguments and what is printed. What is done is in `tier_catalogue`.
 """
@@ -6,7 +6,7 @@ What lives here: arguments and what is printed. What is done is in `tier_catalog
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -22,6 +22,18 @@ Output = Annotated[
         "--output", metavar="FILE", help="Write it there, as RocketMQ does; must not be there yet."
     ),
 ]
+
+_HOURS_MAX: Final = 1_000_000  # more than a century
+_DEFAULT: Final = "default"
+
+
+def _hours(text: str) -> int:
+    """Hours; 0 for the word that means those of the store. To RocketMQ 0 means them too."""
+    if text == _DEFAULT:
+        return 0
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:10]) <= _HOURS_MAX):
+        raise typer.BadParameter(f"want 1 to {_HOURS_MAX}, or {_DEFAULT}, not {text!r:.60}")
+    return int(text)
 
 
 @app.command(
@@ -67,3 +79,35 @@ def snapshot(tier: TierOptions, output: Output = None, json: Json = False) -> No
         write_json(row)
     else:
         write_line(tier_catalogue.snapshot_line(row))
+
+
+@app.command(
+    short_help="Say how long a topic is kept.",
+    epilog="Example: tieredstore metadata reserve Orders 720 --config broker.conf",
+)
+@takes_tier
+def reserve(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    hours: Annotated[
+        int,
+        typer.Argument(
+            metavar="HOURS", parser=_hours, help="From 1 on; or default: as long as the store says."
+        ),
+    ],
+    *,
+    tier: TierOptions,
+    json: Json = False,
+) -> None:
+    """Give a topic reserve hours of its own, or none. RocketMQ takes them from the topic's
+    attribute reserve.time.
+
+    The row of the catalogue is written: no broker may be running on this tier. What has expired
+    already stays gone.
+    """
+    from tieredstore.cli import tier_catalogue
+
+    row = tier_catalogue.reserved(tier, topic, hours or None)
+    if json:
+        write_json(row)
+    else:
+        write_line(tier_catalogue.reserve_line(row))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tieredstore.cli.failures import CommandError, ExitCode
 from tieredstore.cli.output import printable
+from tieredstore.cli.tier import OpenedTier, check_answers
 from tieredstore.model.errors import SegmentError
 from tieredstore.model.values import QueueKey
 
@@ -24,9 +25,11 @@ class TierDamage:
         self._message_count += count
         self._first = self._first or error
 
-    def add_queue(self, key: QueueKey, problem: str | None) -> None:
+    def add_queue(self, tier: OpenedTier, key: QueueKey, problem: str | None) -> None:
         """A queue of which something is missing; nothing where there is no problem."""
         if problem is not None:
+            if not self._queue_count:
+                check_answers(tier)
             self._queue_count += 1
             self._problem = self._problem or f"{key.topic}/{key.queue_id}: {problem}"
 

@@ -5,14 +5,19 @@ What lives here: arguments and what is printed. Which messages have the key is u
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from tieredstore.cli.failures import CommandError, ExitCode
-from tieredstore.cli.output import note
+from tieredstore.cli.output import note, printable
 from tieredstore.cli.tier_options import TierOptions, takes_tier
 from tieredstore.cli.times import TIME_HELP, time_option
+
+if TYPE_CHECKING:  # help must be fast
+    from tieredstore.access.reader import TieredReader
+    from tieredstore.model.values import QueueKey
 
 _COUNT_DEFAULT: Final = 32
 
@@ -50,7 +55,7 @@ def query(
     file is full.
     """
     from tieredstore.cli.messages import MessagePrinter
-    from tieredstore.cli.tier import opened_tier
+    from tieredstore.cli.tier import check_answers, opened_tier
     from tieredstore.cli.tier_rows import keys_of
     from tieredstore.model.values import INT64_MAX
 
@@ -63,10 +68,14 @@ def query(
             end=INT64_MAX if end is None else end,
         )
         if not found.messages:
-            keys_of(opened, topic, None)  # says so if there is no such topic
+            keys = keys_of(opened, topic, None)  # says so if there is no such topic
+            if found.complete:
+                note(f"the uploaded index has no such message{_not_reached(opened.reader, keys)}")
         printer = MessagePrinter(json=json, body=body)
         for message in found.messages[:count_max]:
             printer.write(None, message)
+        if not found.complete:
+            check_answers(opened)
     if len(found.messages) > count_max:
         note(f"there are more than {count_max}: --max shows them")
     if not found.complete:
@@ -74,3 +83,20 @@ def query(
             "a message or an index file could not be read: more may have the key",
             ExitCode.DAMAGE,
         )
+
+
+def _not_reached(reader: TieredReader, keys: Iterable[QueueKey]) -> str:
+    """The first queue whose end the uploaded index does not know yet, and what helps; or nothing.
+
+    Of an index that Java uploaded nobody noted how far it goes.
+    """
+    for key in keys:
+        reach = reader.indexed_offset(*key)
+        end = reader.max_offset(*key) or 0
+        if reach is not None and reach < end:
+            return (
+                f", and does not reach the end: of {printable(key.topic)}/{key.queue_id} it has "
+                f"the offsets below {reach} of {end}; a broker uploads the rest once a day, or "
+                "when a file is full; without a broker, `offload --seal` does"
+            )
+    return ""

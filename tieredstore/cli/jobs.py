@@ -79,6 +79,9 @@ def run_verb(job: Job[Any, Any], options: JobOptions) -> JobReport:
             for line in plan.lines:
                 write_line(printable(line))
 
+    if options.report is not None and not options.report.absolute().parent.is_dir():
+        text = f"--report {options.report}: there is no such directory"
+        raise CommandError(text, ExitCode.NOT_THERE)
     with ExitStack() as opened:
         opened.enter_context(notes_of_the_library())
         engine = opened.enter_context(_engine(job.name, options))
@@ -91,10 +94,10 @@ def run_verb(job: Job[Any, Any], options: JobOptions) -> JobReport:
             on_plan=told_plan,
             on_progress=on_progress,
         )
-    if options.report is not None:
-        report.write(options.report)
     if not options.dry_run:
         _tell(report, options)
+    if options.report is not None:
+        report.write(options.report)
     _end(report)
     return report
 

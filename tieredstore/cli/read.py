@@ -73,7 +73,7 @@ def cat(
         for stored in islice(found, count):
             printer.write(stored.key, stored.message)
         for key in keys:  # what is missing behind the last one that was shown
-            damage.add_queue(key, problem_of(opened, key))
+            damage.add_queue(opened, key, problem_of(opened, key))
     damage.tell()
 
 
@@ -105,7 +105,7 @@ def offset(
         keys = keys_of(opened, topic, queue)
         found = opened.reader.offset_by_time(topic, queue, time, boundary)
         for key in keys:
-            damage.add_queue(key, problem_of(opened, key))
+            damage.add_queue(opened, key, problem_of(opened, key))
     if found is None:
         raise CommandError(
             f"nothing of {printable(topic)}/{queue} was tiered yet: it has no offsets",

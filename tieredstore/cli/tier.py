@@ -89,7 +89,7 @@ def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
             opened.callback(metadata.close)
             tell_copy(metadata.facts)
         except NoCatalogueError as error:
-            failure = no_catalogue(error)
+            failure = no_catalogue(error, config)
         except MetadataError as error:
             failure = error
         if metadata is not None:
@@ -97,6 +97,12 @@ def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
         yield OpenedBackend(
             config=config, runtime=runtime, provider=provider, metadata=metadata, failure=failure
         )
+
+
+def check_answers(tier: OpenedTier) -> None:
+    """Where something could not be read: a backend that refuses says so itself, and damage is
+    told of only where it answers."""
+    next(iter(tier.provider.list(tier.config.broker_name)), None)
 
 
 def check_root(config: StoreConfig) -> None:
@@ -110,7 +116,7 @@ def check_root(config: StoreConfig) -> None:
     )
 
 
-def no_catalogue(error: NoCatalogueError) -> CommandError:
+def no_catalogue(error: NoCatalogueError, config: StoreConfig) -> CommandError:
     """What to do where there is none."""
     text = f"{error.path}: {error.reason}"
     if error.names_file:
@@ -120,8 +126,9 @@ def no_catalogue(error: NoCatalogueError) -> CommandError:
         )
     if error.is_published_missing:
         text += (
-            "; none of this broker is published beside the tier either: `rebuild` makes one from "
-            "the bytes, and --catalogue rebuild does without"
+            f"; none of a broker {config.broker_name!r} is published beside the tier either: name "
+            "another with --broker; or `rebuild` makes one from the bytes, and --catalogue rebuild "
+            "does without"
         )
     return CommandError(printable(text), ExitCode.NOT_THERE)
 

@@ -130,7 +130,7 @@ def for_writing(config: StoreConfig, runtime: Runtime, *, create: bool = False) 
     """The catalogue, locked: no broker may be running on it. A copy of it cannot be written."""
     if not create and not has_file(config):
         missing = NoCatalogueError(config.catalogue_path, "there is no such file", names_file=True)
-        raise no_catalogue(missing)
+        raise no_catalogue(missing, config)
     try:
         return catalogue_of(config, runtime, read_only=False)
     except MetadataError as error:

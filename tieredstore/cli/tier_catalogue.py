@@ -1,4 +1,5 @@
-"""The catalogue of the tier that was named: what is in it, publishing it, writing it to a file.
+"""The catalogue of the tier that was named: what is in it, publishing it, writing it to a file,
+and how long it has a topic kept.
 
 What lives here: all of `catalogue` but its arguments. It is imported when a verb runs: help must
 be fast.
@@ -8,13 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tieredstore.access.wiring import provider_of, publisher_of
+from tieredstore.cli.choice import known_names
 from tieredstore.cli.failures import CommandError, ExitCode
 from tieredstore.cli.output import printable
-from tieredstore.cli.tier import OpenedBackend, check_root, notes_of_the_library, opened_backend
+from tieredstore.cli.tier import (
+    OpenedBackend,
+    check_broker,
+    check_root,
+    notes_of_the_library,
+    opened_backend,
+)
 from tieredstore.cli.tier_care import for_writing
 from tieredstore.cli.tier_options import TierOptions, config_of
 from tieredstore.cli.times import shown_time
@@ -94,6 +103,35 @@ def published(tier: TierOptions) -> Row:
         generations = provider.generations(config.broker_name)
         place = "" if generations is None else generations.describe()
         return {"generation": generation, "place": place, "size": None}
+
+
+def reserved(tier: TierOptions, topic: str, hours: int | None) -> Row:
+    """The topic's row, written; `hours` None: the store's own."""
+    with opened_backend(tier) as backend:
+        metadata = _catalogue(backend)
+        check_broker(backend.config, metadata)
+        metadata.close()
+        with for_writing(backend.config, backend.runtime) as metadata:
+            before = metadata.topic(topic)
+            if before is None:
+                names = sorted(record.topic for record in metadata.topics())
+                raise CommandError(
+                    f"no topic {printable(topic)!r} is in this tier; there are: "
+                    f"{known_names(names)}",
+                    ExitCode.NOT_THERE,
+                )
+            metadata.put(replace(before, reserve_hours=hours))
+        return {
+            "topic": topic,
+            "reserve_hours": backend.config.reserve_hours if hours is None else hours,
+            "reserve_hours_is_default": hours is None,
+            "reserve_hours_before": before.reserve_hours,
+        }
+
+
+def reserve_line(row: Row) -> str:
+    default = ", as the store's settings say" if row["reserve_hours_is_default"] else ""
+    return printable(f"{row['topic']} is kept {row['reserve_hours']} hours{default}")
 
 
 def snapshot_line(row: Row) -> str:

@@ -164,13 +164,4 @@ def config_of(tier: TierOptions) -> StoreConfig:
         raise CommandError(f"{where}name the root of the tier with --path ROOT", ExitCode.USAGE)
     if config.provider == "s3" and not config.bucket:
         raise CommandError(f"{where}name the bucket of the tier with --bucket NAME", ExitCode.USAGE)
-    return config if config.access_key or config.secret_key else _with_secrets(config)
-
-
-def _with_secrets(config: StoreConfig) -> StoreConfig:
-    """Nothing else of the environment counts here: a verb may name two tiers."""
-    from tieredstore.model.setting import facts_of, settings_of
-
-    secret = [name for name, spec in settings_of(config).items() if facts_of(spec).secret]
-    names = [f"{config.ENV_PREFIX}{name.upper()}" for name in secret]
-    return config.with_env({name: os.environ[name] for name in names if name in os.environ})
+    return config.with_secrets(os.environ)

@@ -90,7 +90,7 @@ def _queue_row(
     begins = [row.begin_timestamp for row in logs if row.begin_timestamp is not None]
     ends = [row.end_timestamp for row in logs if row.end_timestamp is not None]
     minimum, problem = _beginning(tier, key)
-    damage.add_queue(key, problem)
+    damage.add_queue(tier, key, problem)
     return {
         "topic": key.topic,
         "queue_id": key.queue_id,
@@ -140,7 +140,7 @@ def segment_rows(
     for key in keys:
         for record in records.get(_path(tier, key), []):
             yield _segment_row(key, record)
-        damage.add_queue(key, problem_of(tier, key))
+        damage.add_queue(tier, key, problem_of(tier, key))
 
 
 def _records_by_path(

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from tieredstore.access.health import QueueHealth
 from tieredstore.access.tiered_store import TieredMessageStore
 from tieredstore.cli.failures import CommandError, ExitCode
 from tieredstore.cli.output import printable
@@ -112,9 +113,14 @@ def offloaded(tier: TierOptions, *, seal: bool) -> tuple[StoreConfig, list[Row]]
             ]
             queues = [queue for queue in store.health().queues if not queue.ok]
     if not done:
-        told = f", the first: {queues[0]}" if queues else ""
+        told = f", the first: {_why_behind(queues[0])}" if queues else ""
         raise CommandError(printable(f"not all of it was uploaded{told}"), ExitCode.REFUSED)
     return config, rows
+
+
+def _why_behind(queue: QueueHealth) -> str:
+    why = queue.problem or queue.last_error or f"{queue.behind_count} messages wait"
+    return f"{queue.topic}/{queue.queue_id}: {why}"
 
 
 def _config_of(tier: TierOptions) -> StoreConfig:

@@ -141,6 +141,7 @@ def _about_message(found: Whereabouts, kept: str) -> list[str]:
     if found.not_found_by:
         lines.append(
             f"the uploaded index does not find it by {', '.join(found.not_found_by)}: a broker "
-            "uploads its index once a day, or when a file is full; after that, see reindex"
+            "uploads its index once a day, or when a file is full; without a broker `offload "
+            "--seal` does; where neither helps, see reindex"
         )
     return lines

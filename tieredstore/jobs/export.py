@@ -38,17 +38,17 @@ from tieredstore.jobs.exporting.export_ledger import (
     free,
     put_plan,
 )
-from tieredstore.jobs.exporting.export_target import ExportTarget, TargetOptions
+from tieredstore.jobs.exporting.export_target import ExportTarget, TargetOptions, full_target
 from tieredstore.jobs.job import Plan, RowStream
 from tieredstore.jobs.job_report import JobFinding, JobReport, JobState, bounded
 from tieredstore.jobs.reading.message_table import MESSAGE_COLUMNS
 from tieredstore.jobs.reading.scan import DAMAGE, OnCorrupt, Scan
 from tieredstore.jobs.reading.scan_plan import queue_bounds, selected_queues
-from tieredstore.jobs.reading.selection import EVER, Selection
+from tieredstore.jobs.reading.selection import EVER, EVERYTHING, Selection
 from tieredstore.jobs.reading.slices import SPLIT_BYTES, QueueRows, Slice, plan_slices
 from tieredstore.jobs.reading.topic_patterns import TopicPatterns
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.errors import InvalidConfigError, MetadataError
 
 ExportPlan: TypeAlias = Plan[ExportItem]
 DEFAULT_COLUMNS: Final = tuple(
@@ -87,6 +87,11 @@ class ExportJob:
             raise InvalidConfigError("columns: name at least one")
         if len(set(self.columns)) < len(self.columns):
             raise InvalidConfigError("columns: one is named twice")
+        if self.times[0] >= self.times[1]:
+            raise InvalidConfigError("times: the begin is not before the end")
+        # Workers may be in other folders.
+        object.__setattr__(self, "config", self.config.with_full_paths())
+        object.__setattr__(self, "target", full_target(self.target))
 
     @property
     def name(self) -> str:
@@ -99,6 +104,7 @@ class ExportJob:
         items: list[ExportItem] = []
         reset: list[Json] = []
         with TieredReader(self.config) as reader:
+            there = {self._source(rows) for rows in selected_queues(reader, EVERYTHING)}
             topics.refuse_unknown(key.topic for key in reader.queues())
             queues = selected_queues(reader, selection)
             bounds = queue_bounds(reader, queues, selection)
@@ -122,6 +128,9 @@ class ExportJob:
                         )
                         for each in self._slices(rows, part)
                     ]
+        for source in sorted(pending.keys() - there):
+            if source.startswith(self._source_of(self.config.broker_name + "/")):
+                items += [_gone(source, *part) for part in pending[source]]
         sizes = [sum(part.approximate_bytes for part in item.slices) for item in items]
         messages = sum(len(part) for item in items for part in item.slices)
         text = f"{messages} messages, about {sum(sizes)} bytes, in {len(items)} ranges to export"
@@ -158,6 +167,8 @@ class ExportJob:
         commits = commit(target, self._settings, Ledger(commits=commits))
         kept, left_out = bounded(findings)
         state = rows.state
+        if state is JobState.DONE:
+            self._check_arrived(plan)
         done = "all of it" if state is JobState.DONE else "not all of it: run it again"
         return JobReport(
             job=self.name,
@@ -178,6 +189,15 @@ class ExportJob:
         )
 
     # Parts
+
+    def _check_arrived(self, plan: ExportPlan) -> None:
+        """Refuse where workers have written to disks of their own."""
+        exported = self._ledger(with_done=False).exported
+        for item in plan.items:
+            part = item.first_offset, item.end_offset
+            if free(*part, exported.get(item.source, ())):
+                text = f"{item.name} was written, and is not there: do all workers see this folder?"
+                raise MetadataError(self.target, text)
 
     @property
     def _settings(self) -> Settings:
@@ -202,7 +222,10 @@ class ExportJob:
         )
 
     def _source(self, rows: QueueRows) -> str:
-        return f"{self.config.cluster_name}/{rows.path}"
+        return self._source_of(rows.path)
+
+    def _source_of(self, path: str) -> str:
+        return f"{self.config.cluster_name}/{path}"
 
     def _slices(self, rows: QueueRows, part: tuple[int, int]) -> list[Slice]:
         return plan_slices([rows], split_bytes=self.split_bytes, bounds=lambda _: part)
@@ -220,6 +243,11 @@ class ExportJob:
             where=f"{topic}/{queue_id}",
             detail=f"message {offset}: {reason}",
         )
+
+
+def _gone(source: str, first: int, end: int) -> ExportItem:
+    """A planned range whose queue was deleted meanwhile: it has nothing more to export."""
+    return ExportItem(source=source, first_offset=first, end_offset=end, slices=())
 
 
 def _ranges_of(plan: ExportPlan, before: Ranges) -> Ranges:

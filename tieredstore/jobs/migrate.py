@@ -45,6 +45,7 @@ from tieredstore.jobs.migration.migrate_plan import (
 from tieredstore.jobs.migration.migrate_snippet import snippet
 from tieredstore.jobs.migration.migrate_source import SourceTier, read_source
 from tieredstore.jobs.worker_parts import worker_provider, worker_runtime
+from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.config import StoreConfig
 
 
@@ -68,6 +69,10 @@ class MigrateJob:
     run: str = field(default_factory=lambda: uuid4().hex)
     """Tells this run from others in the same processes."""
 
+    def __post_init__(self) -> None:
+        for name in ("source", "target"):
+            object.__setattr__(self, name, getattr(self, name).with_full_paths())
+
     @property
     def name(self) -> str:
         return "migrate"
@@ -90,10 +95,10 @@ class MigrateJob:
 
     def plan(self) -> MigrationPlan:
         check_places(self.source, self.target, adopt=self.adopt)
-        is_over = not self.adopt and over.cut_over_note(
-            self.target, self.source, self.target_provider(), worker_runtime()
-        )
         tier = read_source(self.source, topics=self.topics)
+        is_over = not self.adopt and over.cut_over_note(
+            tier, self.target, self.source, self.target_provider(), worker_runtime()
+        )
         if self.cut_over:
             over.check_own_catalogue(tier)
         if self.adopt:
@@ -141,12 +146,7 @@ class _Finish:
         self._bytes: Counter[str] = Counter()
         self._gone: list[CopyRow] = []
         self._findings = [
-            JobFinding(
-                severity=Severity.DAMAGE,
-                kind="source-damaged",
-                where=queue.path,
-                detail=queue.problem or "",
-            )
+            _damage("source-damaged", queue.path, queue.problem or "")
             for queue in plan.tier.queues
             if queue.is_damaged
         ]
@@ -163,14 +163,13 @@ class _Finish:
             self._explain_gone()
             lines = self._lines()
             is_whole = self._rows.state is JobState.DONE and not self._findings
-            if job.cut_over and is_whole:
-                self._cut_over(journal)
+            if job.cut_over and is_whole and self._cut_over(journal):
                 facts["cut_over"] = "done"
                 facts["config"] = snippet(job.target)
                 lines += ["cut over; the settings of the target:", *snippet(job.target).split("\n")]
             elif job.cut_over:
                 facts["cut_over"] = "refused"
-                lines.append("not cut over: not all was copied, or the source is damaged")
+                lines.append("not cut over: not all is in the target, or the source is damaged")
         findings, left_out = bounded(self._findings)
         return JobReport(
             job=job.name,
@@ -208,26 +207,35 @@ class _Finish:
         if not self._gone:
             return
         tier = read_source(self._job.source, topics=self._job.topics)
-        there = {(row.type, row.base_offset, *row.path.split("/")[1:]) for row in tier.rows()}
-        for row in self._gone:
-            if (row.type, row.base, *row.path.split("/")[1:]) in there:
-                where = f"{row.path}/{row.type.name}/{row.base}"
-                detail = "the source's catalogue names it, and it is not there"
-                self._findings.append(
-                    JobFinding(severity=Severity.DAMAGE, kind="missing", where=where, detail=detail)
-                )
-            else:
+        there = {
+            (target_path(row.path, self._job.target), row.type, row.base_offset): row
+            for row in tier.rows()
+        }
+        for gone in self._gone:
+            row = there.get(gone.key)
+            if row is None:
                 self._counts["expired"] += 1
+            else:
+                self._found("missing", row, "the source's catalogue names it, and it is not there")
 
-    def _cut_over(self, journal: MigrationJournal) -> None:
-        job, runtime = self._job, worker_runtime()
+    def _cut_over(self, journal: MigrationJournal) -> bool:
+        job, provider = self._job, self._job.target_provider()
         now = read_source(job.source, topics=job.topics)
         over.check_same(self._plan.tier, now)
+        for row in over.not_there(now, job.target, provider, adopt=job.adopt):
+            journal.add((row.path, row.type, row.base_offset), Copied(0, 0))  # once more
+            self._found("lost-copy", row, "it was copied, and the target has it not: run it again")
+        if self._findings:
+            return False
         if not job.topics:  # else the journal may be of others too
             self._remove_expired(now)
-        provider = job.target_provider()
-        over.publish(now, job.source, job.target, provider, runtime, adopt=job.adopt)
+        over.publish(now, job.source, job.target, provider, worker_runtime(), adopt=job.adopt)
         journal.remove()
+        return True
+
+    def _found(self, kind: str, row: SegmentRecord, detail: str) -> None:
+        where = f"{row.path}/{row.type.name}/{row.base_offset}"
+        self._findings.append(_damage(kind, where, detail))
 
     def _remove_expired(self, tier: SourceTier) -> None:
         """What was copied and is not part of the source any more."""
@@ -235,9 +243,8 @@ class _Finish:
             (target_path(row.path, self._job.target), row.type, row.base_offset)
             for row in tier.rows()
         }
-        provider = self._job.target_provider()
         for path, kind, base in self._plan.known.keys() - kept:
-            with provider.open(path, kind, base) as segment:
+            with self._job.target_provider().open(path, kind, base) as segment:
                 segment.delete()
 
     def _lines(self) -> list[str]:
@@ -250,6 +257,10 @@ class _Finish:
         if self._job.adopt:
             lines.append("keys of adopted queues are found once `tieredstore reindex` has run")
         return lines
+
+
+def _damage(kind: str, where: str, detail: str) -> JobFinding:
+    return JobFinding(severity=Severity.DAMAGE, kind=kind, where=where, detail=detail)
 
 
 def migrate(

@@ -45,6 +45,9 @@ class ReindexKeys:
     config: StoreConfig
     split_bytes: int = SPLIT_BYTES
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config", self.config.with_full_paths())
+
     @property
     def name(self) -> str:
         return NAME

@@ -61,6 +61,9 @@ class VerifyJob:
     topics: tuple[str, ...] = ()
     split_bytes: int = SPLIT_BYTES
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config", self.config.with_full_paths())
+
     @property
     def name(self) -> str:
         return "verify"

@@ -67,7 +67,7 @@ def worker_provider(config: StoreConfig, *, run: str = "") -> SegmentProvider:
     A job that writes names its run: a provider that has written takes itself for the only writer,
     and would not see what others wrote since.
     """
-    place = config, run
+    place = config.with_full_paths(), run
     with _PARTS.guard:
         provider = _PARTS.providers.get(place)
         if provider is None:

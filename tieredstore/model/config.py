@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
-from typing import ClassVar, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final, Self
 
 from tieredstore.model.errors import InvalidConfigError
-from tieredstore.model.setting import computed, setting
+from tieredstore.model.setting import computed, facts_of, setting, settings_of
 from tieredstore.model.settings import Settings
 from tieredstore.model.values import INT32_MAX, StorageLevel
 
@@ -247,6 +248,21 @@ class StoreConfig(Settings):
             raise InvalidConfigError(
                 f"index_item_count: an index file of {index_bytes} bytes is more than {INT32_MAX}"
             )
+
+    def with_full_paths(self) -> Self:
+        """The same, whatever folder a process is in that is handed it: a worker has its own."""
+        given = {name: getattr(self, name) for name in ("path", "store_path", "metadata_path")}
+        full = {name: os.path.abspath(path) for name, path in given.items() if path}
+        return replace(self, **full) if any(given[name] != full[name] for name in full) else self
+
+    def with_secrets(self, environ: Mapping[str, str]) -> Self:
+        """Keys of the object store from variables, where there are none: a file need hold no
+        secret. Nothing else of the environment counts here: who asks may name two tiers."""
+        if self.access_key or self.secret_key:
+            return self
+        secret = [name for name, spec in settings_of(self).items() if facts_of(spec).secret]
+        names = [f"{self.ENV_PREFIX}{name.upper()}" for name in secret]
+        return self.with_env({name: environ[name] for name in names if name in environ})
 
     @property
     def catalogue_path(self) -> str:

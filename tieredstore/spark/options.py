@@ -102,7 +102,10 @@ def split_options(
 
 
 def store_config(settings: Mapping[str, str]) -> StoreConfig:
-    """The tier that the options name, from the first half of what `split_options` gives."""
+    """The tier that the options name, from the first half of what `split_options` gives.
+
+    Keys of an object store that they do not say come from the environment of who asks.
+    """
     texts = dict(settings)
     file = texts.pop("config", None)
     if file is not None:
@@ -125,7 +128,7 @@ def store_config(settings: Mapping[str, str]) -> StoreConfig:
         raise InvalidConfigError(f"{where}name the root of the tier with the option path")
     if config.provider == "s3" and not config.bucket:
         raise InvalidConfigError(f"{where}name the bucket of the tier with the option bucket")
-    return config
+    return config.with_full_paths().with_secrets(os.environ)
 
 
 def _likely_provider(texts: Mapping[str, str]) -> dict[str, str]:
@@ -184,6 +187,8 @@ def _selection(texts: Mapping[str, str]) -> Selection:
             raise InvalidConfigError(f"topic_pattern: {pattern!r}: {error}") from None
     keys = [texts["key"]] if "key" in texts else []
     keys += texts.get("keys", "").split()
+    if not keys and "keys" in texts:
+        raise InvalidConfigError("keys: name at least one")  # and not the whole tier
     return Selection(
         topics=None if topics is None else frozenset(topics),
         topic_pattern=pattern,

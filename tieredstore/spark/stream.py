@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from tieredstore.access.reader import TieredReader
 from tieredstore.jobs.reading.scan_plan import packed, refuse_unknown_topics, selected_queues
+from tieredstore.jobs.reading.slice_rows import trimmed
 from tieredstore.jobs.reading.slices import QueueRows, plan_slices
 from tieredstore.model.errors import TieredStoreError
 from tieredstore.model.values import QueueKey
@@ -123,7 +124,9 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             return [
                 TierPartition(pack)
-                for pack in packed(slices, split_bytes=self._options.split_bytes)
+                for pack in packed(
+                    trimmed(self._options.config, slices), split_bytes=self._options.split_bytes
+                )
             ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import logging
 import threading
 
+from tieredstore.access.care.publish_chore import PublishChore
 from tieredstore.access.care.seal_chore import SealChore
 from tieredstore.access.index_protocol import Index
 from tieredstore.access.upload.dispatcher import Dispatcher
 from tieredstore.driver.in_time import in_time
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.runtime import Deadline, Runtime
-from tieredstore.model.errors import TieredStoreError
 
 log = logging.getLogger(__name__)
 
 
 class TierFlush:
-    """Uploads everything, and seals it where that is asked for.
+    """Uploads everything, and seals and publishes it where that is asked for.
 
     * Nobody waits longer than they said. What is still under way then is left behind, one flush
       at most: who comes next waits for that one first.
@@ -34,12 +34,14 @@ class TierFlush:
         dispatcher: Dispatcher,
         index: Index,
         sealing: SealChore,
+        publishing: PublishChore,
         runtime: Runtime,
     ) -> None:
         self._next = next_store
         self._dispatcher = dispatcher
         self._index = index
         self._sealing = sealing
+        self._publishing = publishing
         self._runtime = runtime
         self._alone = threading.Lock()  # given back by the thread that does the work
 
@@ -51,7 +53,10 @@ class TierFlush:
 
         def flush() -> bool:
             try:
-                return self._flush(deadline, seal=seal)
+                done = self._flush(deadline, seal=seal)
+                if seal:
+                    self._publishing.step()
+                return done
             finally:
                 self._alone.release()
 
@@ -91,7 +96,7 @@ def ask_to_confirm(store: MessageStore) -> bool:
         return True
     try:
         flush()
-    except TieredStoreError as error:
+    except Exception as error:  # noqa: BLE001 - its class, and so what it raises, is not ours
         log.warning("the broker's store could not make durable what it took: %s", error)
         return False
     return True

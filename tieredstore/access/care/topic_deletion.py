@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 
 from tieredstore.access.tiered_reads import OpenTier
+from tieredstore.access.upload.agreement import forget_stops
 from tieredstore.access.upload.topic_filter import is_system_topic
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.model.errors import BackendUnavailableError
@@ -29,6 +30,7 @@ def delete_topics(
     files = tier.parts.files
     keys = {*next_store.queues(), *(file.key for file in files.files())}
     known = {key.topic for key in keys} | tiered_topics(tier)
+    paths = [file.path for file in files.files() if file.key.topic in wanted]
     with ExitStack() as alone:
         for key in sorted(key for key in keys if key.topic in wanted):
             if not alone.enter_context(tier.dispatcher.alone_with(key, timeout=timeout)):
@@ -38,6 +40,7 @@ def delete_topics(
         files.delete_topics(wanted)
         next_store.delete_topics(wanted)
         files.delete_topics(wanted)
+        forget_stops(paths, tier.parts.metadata)  # not before: what is stopped stays so till then
     return len(wanted & known)
 
 

@@ -7,6 +7,7 @@ messages that the tier has, and have given their numbers to others since.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from tieredstore.codec.record_fields import LOG_OFFSET_POSITION
@@ -117,8 +118,13 @@ def stopped_before(file: FlatMessageFile, metadata: MetadataStore) -> str | None
 
 
 def forget_stop(file: FlatMessageFile, metadata: MetadataStore) -> None:
-    if metadata.note(STOPPED_QUEUE, file.path) is not None:
-        metadata.apply([DeleteNote(STOPPED_QUEUE, file.path)])
+    forget_stops([file.path], metadata)
+
+
+def forget_stops(paths: Iterable[str], metadata: MetadataStore) -> None:
+    notes = [path for path in paths if metadata.note(STOPPED_QUEUE, path) is not None]
+    if notes:
+        metadata.apply([DeleteNote(STOPPED_QUEUE, path) for path in notes])
 
 
 def _without_log_offset(record: memoryview) -> tuple[bytes, bytes]:

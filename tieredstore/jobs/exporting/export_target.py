@@ -36,6 +36,11 @@ class TargetOptions:
     session_token: str = field(default="", repr=False)
 
 
+def full_target(url: str) -> str:
+    """The same for a process in whatever folder."""
+    return url if "://" in url else os.path.abspath(url)
+
+
 class ExportTarget:
     """One directory, or one folder of a bucket; paths are relative to it, `/`-separated.
 

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 NOTE: Final = "migration"
 """Notes of this kind say where a tier, or a queue's history, came from."""
 
+NAMES_SHOWN: Final = 5
 FENCE_TOPIC: Final = "rmq_sys_PROBE"  # nothing is ever written there
 
 
@@ -114,16 +115,47 @@ def check_own_catalogue(tier: SourceTier) -> None:
         )
 
 
+def not_there(
+    tier: SourceTier, target: StoreConfig, provider: SegmentProvider, *, adopt: bool
+) -> list[SegmentRecord]:
+    """Rows, as the target is to have them, whose segment it has not, or of another size.
+
+    What was copied may be gone again, or lie on the disk of a machine that nobody else sees.
+    """
+    index = () if adopt else tier.index
+    rows = [*(row for each in tier.queues for row in (*each.log, *each.units)), *index]
+    wanted = {(row.path, row.type, row.base_offset): row for row in (_row(r, target) for r in rows)}
+    provider.refresh()
+    # Of a tier that others use too, only its own queues; else all of them at once.
+    for path in sorted({path for path, *_ in wanted}) if adopt else [target.broker_name]:
+        for each in provider.list(path):
+            row = wanted.get((each.path, each.type, each.base))
+            if row is not None and row.size == each.size:
+                del wanted[each.path, each.type, each.base]
+    return [row for row in wanted.values() if row.size]
+
+
 def cut_over_note(
-    target: StoreConfig, source: StoreConfig, provider: SegmentProvider, runtime: Runtime
+    tier: SourceTier,
+    target: StoreConfig,
+    source: StoreConfig,
+    provider: SegmentProvider,
+    runtime: Runtime,
 ) -> bool:
     """Whether this very migration was brought to its end before.
 
     Raises InvalidConfigError where the target's catalogue holds a tier that came from elsewhere, or
-    where one is published beside the target's segments.
+    lacks queues of this one, or where one is published beside the target's segments.
     """
     with _looked_at(target, runtime) as metadata:
         if metadata.note(NOTE, "source") == place_of(source):
+            keys = [each.record.key for each in tier.queues]
+            left_out = [f"{key.topic}/{key.queue_id}" for key in keys if not metadata.queue(*key)]
+            if left_out:
+                raise InvalidConfigError(
+                    f"{target.catalogue_path}: the target was cut over before, and without "
+                    f"{', '.join(left_out[:NAMES_SHOWN])}; move these to a target of their own"
+                )
             return True
         if metadata.queues() or metadata.segments():
             raise InvalidConfigError(

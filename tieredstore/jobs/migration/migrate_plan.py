@@ -39,7 +39,8 @@ def check_places(source: StoreConfig, target: StoreConfig, *, adopt: bool) -> No
         raise InvalidConfigError("source and target are the same tier")
     if source.catalogue_path == target.catalogue_path:
         raise InvalidConfigError(
-            f"metadata_path: source and target have the same catalogue {source.catalogue_path}"
+            f"metadata_path: source and target have the same catalogue {source.catalogue_path};"
+            " give the target one of its own"
         )
     for setting in ("index_slot_count", "index_item_count"):
         if not adopt and getattr(source, setting) != getattr(target, setting):

@@ -1,7 +1,8 @@
 """From a selection to pieces of work: slices of queues, and single messages that an index named.
 
 What lives here: `plan_scan`, `PickedMessages` and `ScanItem`. Only the catalogue is looked at, but
-for two things: a time range takes a few small reads a queue, and keys are asked of the index.
+for three things: a time range takes a few small reads a queue, and so does a queue with very many
+segments (`slice_rows`), and keys are asked of the index.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.codec.record_fields import peek_queue_id, peek_queue_offset
 from tieredstore.jobs.reading.selection import EVER, Selection
+from tieredstore.jobs.reading.slice_rows import trimmed
 from tieredstore.jobs.reading.slices import SPLIT_BYTES, QueueRows, Slice, plan_slices, queue_rows
 from tieredstore.jobs.worker_parts import worker_runtime
 from tieredstore.model.catalogue import SegmentRecord
@@ -68,7 +70,7 @@ def plan_scan(
     queues = selected_queues(reader, selection)
     bounds = queue_bounds(reader, queues, selection)
     if selection.key_texts is None or not reader.config.index_enabled:
-        return _sliced(queues, bounds, split_bytes)
+        return _sliced(reader, queues, bounds, split_bytes)
     unindexed: list[ScanItem] = []
     picked: list[ScanItem] = []
     by_topic: dict[str, list[QueueRows]] = {}
@@ -80,18 +82,20 @@ def plan_scan(
             whole = bounds[rows.path]
             ranges = [whole] if hits is None else _unindexed(reader, rows, whole)
             for part in ranges:
-                unindexed += _sliced([rows], {rows.path: part}, split_bytes)
+                unindexed += _sliced(reader, [rows], {rows.path: part}, split_bytes)
             found = (hits or {}).get(rows.key.queue_id, ())
             picked += _picked(rows, sorted(each for each in found if _is_in(each, whole, ranges)))
     return [*picked, *unindexed]
 
 
 def _sliced(
-    queues: Sequence[QueueRows], bounds: Mapping[str, tuple[int, int]], split_bytes: int
+    reader: TieredReader,
+    queues: Sequence[QueueRows],
+    bounds: Mapping[str, tuple[int, int]],
+    split_bytes: int,
 ) -> list[ScanItem]:
-    return [
-        *plan_slices(queues, split_bytes=split_bytes, bounds=lambda rows: bounds[rows.path]),
-    ]
+    slices = plan_slices(queues, split_bytes=split_bytes, bounds=lambda rows: bounds[rows.path])
+    return [*trimmed(reader.config, slices)]
 
 
 def _is_in(offset: int, whole: tuple[int, int], others: Sequence[tuple[int, int]]) -> bool:
