@@ -14,10 +14,10 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-s3 quick fmt lint types layers bench docs fuzz torture interop check clean
+.PHONY: help setup demo test test-s3 test-tier-s3 quick fmt lint types layers bench docs fuzz torture interop check clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP)  ## create .venv with all extras
 
@@ -46,6 +46,10 @@ quick: $(STAMP)  ## run the tests that take no time: no Spark, no S3, nothing sl
 # LocalStack 4.13.1 in .s3srv, an environment of its own, unless TIEREDSTORE_S3_ENDPOINT names a server.
 test-s3: $(STAMP)  ## contracts and proof on a stricter S3 server than moto, which it sets up itself
 	$(BIN)/python tests/s3/localstack_server.py $(PYTEST) tests/s3/test_second_server.py tests/s3/test_object_clients.py $(ARGS)
+
+test-tier-s3: $(STAMP)  ## the tests of the tier again, in buckets of moto's server, with each client
+	TIEREDSTORE_TIER_ON="s3fs obstore" $(PYTEST) -n $(WORKERS) tests/flat tests/access tests/index \
+	  -k "s3fs or obstore" $(ARGS)
 
 fuzz: $(STAMP)  ## feed 100 000 damaged inputs to each decoder
 	$(PYTEST) -n $(WORKERS) -m fuzz $(ARGS)
