@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,28 +75,3 @@ class RecordColumns:
 
     def properties(self, row: int) -> dict[str, str]:
         return decode_properties(self.raw_properties(row))
-
-
-class Words:
-    """Big-endian numbers gathered from any place of a buffer."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-
-    def int8(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._gather(">i1", 1, at)
-
-    def int16(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._gather(">i2", 2, at)
-
-    def int32(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._gather(">i4", 4, at)
-
-    def int64(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._gather(">i8", 8, at)
-
-    def _gather(self, layout: str, width: int, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        # Overlapping entries, one for each byte: numpy then reads words that are not aligned.
-        count = max(0, len(self._data) - width + 1)
-        every: NDArray[Any] = np.ndarray((count,), layout, self._data, strides=(1,))
-        return every[at].astype(np.int64)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.codec.message import MESSAGE_BYTES_MIN
+from tieredstore.codec.words import Words
 from tieredstore.local.mapped_file_queue import MappedFileQueue
-from tieredstore.local.record_columns import Words
 from tieredstore.local.sound_columns import sound_columns, sound_count
 from tieredstore.model.errors import SegmentNotFoundError
 from tieredstore.model.values import INT64_MAX

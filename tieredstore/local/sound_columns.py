@@ -18,7 +18,8 @@ from tieredstore.codec.record_fields import (
     MESSAGE_MAGIC_V2,
     STORE_HOST_IPV6,
 )
-from tieredstore.local.record_columns import RecordColumns, Words
+from tieredstore.codec.words import Words
+from tieredstore.local.record_columns import RecordColumns
 from tieredstore.model.values import INT32_MAX
 
 

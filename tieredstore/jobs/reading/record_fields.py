@@ -22,6 +22,7 @@ from tieredstore.codec.record_fields import (
     STORE_HOST_IPV6,
     SYS_FLAG_POSITION,
 )
+from tieredstore.codec.words import WordsWithin
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import INT32_MAX
 
@@ -33,7 +34,7 @@ _V1: Final = MESSAGE_MAGIC_V1 - (1 << 32)
 _V2: Final = MESSAGE_MAGIC_V2 - (1 << 32)
 
 
-class RecordFields:
+class RecordFields(WordsWithin):
     """The records of a run, and where in its bytes their parts of any length are.
 
     * `sound` says of each row whether its lengths add up to the record, and nothing in a row that
@@ -42,6 +43,7 @@ class RecordFields:
     """
 
     def __init__(self, run: MessageRun) -> None:
+        super().__init__(run.records)
         self.run = run
         self.records = run.records
         self.starts: NDArray[np.int64] = run.starts.astype(np.int64, copy=False)
@@ -124,25 +126,3 @@ class RecordFields:
         found = np.fromiter(map(crc32, bodies), np.uint32, len(rows))
         same: NDArray[np.bool_] = (found & INT32_MAX) == self.body_crcs()[rows]
         return same
-
-    # Numbers at any place; any number where the place is not within the bytes
-
-    def int8(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._gather(">i1", 1, at)
-
-    def int16(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._gather(">i2", 2, at)
-
-    def int32(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._gather(">i4", 4, at)
-
-    def int64(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._gather(">i8", 8, at)
-
-    def _gather(self, layout: str, width: int, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        count = len(self.records) - width + 1
-        if count <= 0:
-            return np.zeros(len(at), np.int64)
-        # Overlapping entries, one for each byte: numpy then reads words that are not aligned.
-        every: NDArray[Any] = np.ndarray((count,), layout, self.records, strides=(1,))
-        return every[np.clip(at, 0, count - 1)].astype(np.int64)
