@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+SLOW_SECONDS = 0.02  # before the first byte
+STALLED_SECONDS = 60.0  # at most: the first byte comes when the fault is over
 
 
 class Door:
@@ -37,8 +39,8 @@ class Door:
         self.headers: dict[str, str] = {}  # of the last request that changes something
         self.begun: dict[str, str] = {}  # of the last one that begins an upload in parts
         self.last = "", ""  # host and path of the last request
-        self.slow_seconds = 0.02
         self._newest = ""
+        self._released = threading.Event()  # for replies that wait until the fault is over
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         request = Request(environ)
@@ -71,10 +73,12 @@ class Door:
         """This share of all requests meets one of these faults."""
         dice = random.Random(seed)
         self._fault = lambda: dice.choice(faults) if dice.random() < rate else None
+        self._released.clear()
         try:
             yield
         finally:
             self._fault = lambda: None
+            self._released.set()
 
     def _broken(
         self, fault: str, request: Request, environ: WSGIEnvironment, start: StartResponse
@@ -91,7 +95,9 @@ class Door:
         if fault == "lost-reply":
             _hang_up(environ)
         if fault == "slow":
-            threading.Event().wait(self.slow_seconds)
+            threading.Event().wait(SLOW_SECONDS)
+        if fault == "stalled":
+            self._released.wait(STALLED_SECONDS)
         if fault == "stale-listing" and _kind(request) == "LIST":
             reply.set_data(_without_newest(reply.get_data(), self._newest))
         if refused:
