@@ -21,8 +21,8 @@ from tests.interop.local_stores import (
     without_lock,
 )
 from tieredstore.codec.message import decode_message
+from tieredstore.local.care.retention import HOUR_MS
 from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.retention import HOUR_MS
 from tieredstore.model.values import QueueKey
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]

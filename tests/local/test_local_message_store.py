@@ -185,7 +185,9 @@ def test_a_destroyed_store_starts_anew(root: Path) -> None:
 
 @pytest.mark.parametrize("sync", ["SYNC_FLUSH", "ASYNC_FLUSH"])
 def test_threads_put_and_read_at_once(root: Path, sync: str) -> None:
-    config = a_config(root, flush_disk_type=sync, dispatch_interval_ms=1)
+    config = a_config(
+        root, flush_disk_type=sync, dispatch_interval_ms=1, sync_flush_timeout_ms=600_000
+    )
     with Runtime.threads() as runtime:
         store = LocalMessageStore(config, runtime)
         store.load()
@@ -199,7 +201,7 @@ def test_threads_put_and_read_at_once(root: Path, sync: str) -> None:
 
         putters = [runtime.fetch.submit(put, queue_id) for queue_id in range(4)]
         for putter in putters:
-            putter.result(60)
+            putter.result(240)
         for queue_id in range(4):
             assert bodies(store, 100, queue_id=queue_id) == [a_body(n) for n in range(100)]
         store.shutdown()

@@ -24,7 +24,7 @@ def figures_of(root: Path, log_files: int) -> dict[str, int]:
         capture_output=True,
         check=True,
         text=True,
-        timeout=100,
+        timeout=600,
     )
     figures: dict[str, int] = json.loads(done.stdout)
     return figures

@@ -9,8 +9,8 @@ import pytest
 
 from tests.local.store_audit import a_config, opened
 from tieredstore.driver.runtime import Runtime
+from tieredstore.local.care.store_files import StoreFiles
 from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.store_files import StoreFiles
 from tieredstore.testing.messages import TOPIC, a_message
 
 

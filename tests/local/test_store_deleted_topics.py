@@ -8,9 +8,9 @@ import pytest
 
 from tests.local.store_audit import check_agreement, crash, opened, parts_of
 from tieredstore.codec.message import decode_message
-from tieredstore.local.consume_queues import ConsumeQueues
-from tieredstore.local.deleted_topics import DELETED_FILE, DeletedTopics
 from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.queues.consume_queues import ConsumeQueues
+from tieredstore.local.queues.deleted_topics import DELETED_FILE, DeletedTopics
 from tieredstore.model.errors import MetadataError
 from tieredstore.model.messages import Message
 from tieredstore.model.values import GetStatus, QueueKey

@@ -13,13 +13,14 @@ import pytest
 from tests.codec.golden_files import GOLDEN
 from tests.local.store_audit import a_config, check_agreement, opened, parts_of
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local import checkpoint, index_state, queue_ends
-from tieredstore.local.commit_log import CommitLog
+from tieredstore.local.care import checkpoint, queue_ends
+from tieredstore.local.care.store_files import StoreFiles
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.consume_queues import ConsumeQueues
-from tieredstore.local.index_service import IndexService
+from tieredstore.local.keys import index_state
+from tieredstore.local.keys.index_service import IndexService
 from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.store_files import StoreFiles
+from tieredstore.local.log.commit_log import CommitLog
+from tieredstore.local.queues.consume_queues import ConsumeQueues
 from tieredstore.model.errors import BackendError, BackendRefusedError, InvalidConfigError
 from tieredstore.testing.messages import TOPIC, a_message
 
@@ -103,7 +104,7 @@ def test_a_start_that_cannot_write_is_an_error_of_the_backend(
     store = LocalMessageStore(a_config(tmp_path), Runtime.inline())
     store.load()
     with monkeypatch.context() as patch:
-        patch.setattr("tieredstore.local.store_files.write_all", no_room)
+        patch.setattr("tieredstore.local.care.store_files.write_all", no_room)
         with pytest.raises(BackendRefusedError, match="No space left"):
             store.start()
     store.start()

@@ -151,7 +151,7 @@ def test_a_queue_whose_repair_was_cut_short_is_repaired_by_the_next_opening(
     shutil.rmtree(root / "consumequeue" / "Early")
     store = LocalMessageStore(a_config(root), Runtime.inline())
     with monkeypatch.context() as patch:
-        patch.setattr("tieredstore.local.dispatch.Dispatch.put", _lights_out)
+        patch.setattr("tieredstore.local.dispatching.dispatch.Dispatch.put", _lights_out)
         with pytest.raises(KeyboardInterrupt):
             store.load()
     assert (root / "abort").exists()

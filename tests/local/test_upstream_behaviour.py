@@ -15,8 +15,8 @@ from tieredstore.codec.message import decode_message
 from tieredstore.codec.message_id import decode_offset_id
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.consume_queue import ConsumeQueue
 from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.queues.consume_queue import ConsumeQueue
 from tieredstore.model.messages import Message
 from tieredstore.model.values import Boundary, GetStatus, Host, PutStatus
 from tieredstore.testing.messages import TOPIC, a_body, a_message

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -16,15 +17,15 @@ from typing import Any, Final
 
 from tieredstore.access.health import QueueHealth
 from tieredstore.access.tiered_store import TieredMessageStore
-from tieredstore.cli.failures import CommandError, ExitCode
+from tieredstore.cli.failures import CommandError, ExitCode, advised
 from tieredstore.cli.output import printable
 from tieredstore.cli.tier import notes_of_the_library
 from tieredstore.cli.tier_options import TierOptions, config_of
 from tieredstore.codec.properties import KEYS, TAGS
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local import LocalConfig, LocalMessageStore
-from tieredstore.local.store_files import StoreFiles
-from tieredstore.local.store_sizes import stored_sizes
+from tieredstore.local.care.store_files import StoreFiles
+from tieredstore.local.care.store_sizes import stored_sizes
 from tieredstore.model.config import MIB, StoreConfig
 from tieredstore.model.messages import Message, PutResult
 
@@ -99,7 +100,7 @@ def offloaded(tier: TierOptions, *, seal: bool) -> tuple[StoreConfig, list[Row]]
     """The settings of the tier, and how far each queue is in it now."""
     config = _config_of(tier)
     with notes_of_the_library(), Runtime.threads() as runtime:
-        local = _store(config.store_path, runtime, make=False)
+        local = _store(config.store_path, runtime, make=False, named=tier.config)
         with TieredMessageStore(local, config, runtime=runtime) as store:
             done = store.flush(seal=seal)
             rows = [
@@ -114,7 +115,8 @@ def offloaded(tier: TierOptions, *, seal: bool) -> tuple[StoreConfig, list[Row]]
             queues = [queue for queue in store.health().queues if not queue.ok]
     if not done:
         told = f", the first: {_why_behind(queues[0])}" if queues else ""
-        raise CommandError(printable(f"not all of it was uploaded{told}"), ExitCode.REFUSED)
+        text = advised(f"not all of it was uploaded{told}")
+        raise CommandError(printable(text), ExitCode.REFUSED)
     return config, rows
 
 
@@ -131,7 +133,9 @@ def _config_of(tier: TierOptions) -> StoreConfig:
     return config_of(tier)
 
 
-def _store(store_path: str, runtime: Runtime, *, make: bool) -> LocalMessageStore:
+def _store(
+    store_path: str, runtime: Runtime, *, make: bool, named: Path | None = None
+) -> LocalMessageStore:
     files = StoreFiles(Path(store_path))
     is_there = files.commit_log.is_dir()
     if not is_there and not make:
@@ -140,7 +144,17 @@ def _store(store_path: str, runtime: Runtime, *, make: bool) -> LocalMessageStor
             ExitCode.NOT_THERE,
         )
     sizes: dict[str, Any] = stored_sizes(files) or ({} if is_there else _SIZES)
-    return LocalMessageStore(LocalConfig(store_path=store_path, **sizes), runtime)
+    config = replace(_local_settings(named), store_path=store_path, **sizes)
+    return LocalMessageStore(config, runtime)
+
+
+def _local_settings(file: Path | None) -> LocalConfig:
+    """A store that RocketMQ made has the sizes of its broker.conf; a TOML has them in a table."""
+    if file is None or (
+        file.suffix == ".toml" and LocalConfig.TABLE not in tomllib.loads(file.read_text("utf-8"))
+    ):
+        return LocalConfig()
+    return LocalConfig.from_file(file)
 
 
 def how_to_look(config: StoreConfig) -> str:

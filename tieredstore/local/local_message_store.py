@@ -1,7 +1,7 @@
 """`LocalMessageStore`: RocketMQ's local store, embedded.
 
 What lives here: the life of a store and its puts. Reads are in `store_reads`, opening in
-`recovery`, deleting in `retention`.
+`care/recovery`, deleting in `care/retention`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tieredstore.driver.message_store import (
     RetentionGuard,
 )
 from tieredstore.driver.runtime import Runtime, Service
-from tieredstore.local.batch_encoder import BatchEncoder
+from tieredstore.local.care.recovery import RecoveryReport
+from tieredstore.local.care.store_files import StoreFiles
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.put_results import PutResults
-from tieredstore.local.record_batch import RecordBatch
-from tieredstore.local.recovery import RecoveryReport
-from tieredstore.local.store_files import StoreFiles
+from tieredstore.local.log.put_results import PutResults
+from tieredstore.local.records.batch_encoder import BatchEncoder
+from tieredstore.local.records.record_batch import RecordBatch
 from tieredstore.local.store_parts import StoreParts
 from tieredstore.local.store_reads import StoreReads
 from tieredstore.model.errors import BackendRefusedError, StoreClosedError

@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Final, Self
 
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.checkpoint import StoreCheckpoint
-from tieredstore.local.commit_log import CommitLog
+from tieredstore.local.care.checkpoint import StoreCheckpoint
+from tieredstore.local.care.recovery import RecoveryReport, missing_files
+from tieredstore.local.care.store_files import StoreFiles
+from tieredstore.local.care.store_sizes import check_sizes, stored_sizes
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.consume_queue import ConsumeQueue
-from tieredstore.local.consume_queues import ConsumeQueues
-from tieredstore.local.index_reader import IndexReader
-from tieredstore.local.mapping import MappedFiles
-from tieredstore.local.queue_reader import QueueReader
-from tieredstore.local.record_check import RecordState, check_record
-from tieredstore.local.recovery import RecoveryReport, missing_files
-from tieredstore.local.store_files import StoreFiles
+from tieredstore.local.files.mapping import MappedFiles
+from tieredstore.local.keys.index_reader import IndexReader
+from tieredstore.local.log.commit_log import CommitLog
+from tieredstore.local.queues.consume_queue import ConsumeQueue
+from tieredstore.local.queues.consume_queues import ConsumeQueues
+from tieredstore.local.queues.queue_reader import QueueReader
+from tieredstore.local.records.record_check import RecordState, check_record
 from tieredstore.local.store_parts import StoreParts
 from tieredstore.local.store_reads import StoreReads
-from tieredstore.local.store_sizes import check_sizes, stored_sizes
 from tieredstore.model.errors import (
     SegmentError,
     SegmentNotFoundError,

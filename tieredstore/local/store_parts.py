@@ -17,23 +17,23 @@ from tieredstore.codec.record_fields import (
     peek_topic,
 )
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.checkpoint import CheckpointValues, StoreCheckpoint
-from tieredstore.local.commit_log import CommitLog
+from tieredstore.local.care.checkpoint import CheckpointValues, StoreCheckpoint
+from tieredstore.local.care.queue_ends import ENDS_FILE, QueueEnds
+from tieredstore.local.care.recovery import Recovery, RecoveryReport
+from tieredstore.local.care.retention import Retention
+from tieredstore.local.care.store_files import StoreFiles
+from tieredstore.local.care.store_sizes import check_sizes
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.delay_levels import DelayLevels
-from tieredstore.local.deleted_topics import DELETED_FILE, DeletedTopics
-from tieredstore.local.dispatch import Dispatch
-from tieredstore.local.flusher import Flusher
-from tieredstore.local.index_service import IndexService
-from tieredstore.local.mapping import MappedFiles
-from tieredstore.local.queue_ends import ENDS_FILE, QueueEnds
-from tieredstore.local.queue_reader import QueueReader
-from tieredstore.local.recovery import Recovery, RecoveryReport
-from tieredstore.local.redispatch import Redispatch
-from tieredstore.local.retention import Retention
-from tieredstore.local.store_files import StoreFiles
-from tieredstore.local.store_sizes import check_sizes
+from tieredstore.local.dispatching.dispatch import Dispatch
+from tieredstore.local.dispatching.redispatch import Redispatch
+from tieredstore.local.files.mapping import MappedFiles
+from tieredstore.local.keys.index_service import IndexService
+from tieredstore.local.log.commit_log import CommitLog
+from tieredstore.local.log.flusher import Flusher
+from tieredstore.local.queues.consume_queues import ConsumeQueues
+from tieredstore.local.queues.deleted_topics import DELETED_FILE, DeletedTopics
+from tieredstore.local.queues.queue_reader import QueueReader
 from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError
 from tieredstore.model.values import QueueKey
 

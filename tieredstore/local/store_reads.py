@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from tieredstore.codec.queue_unit import QueueUnit
 from tieredstore.codec.record_fields import peek_queue_offset, peek_store_timestamp, peek_topic
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
-from tieredstore.local.commit_log import CommitLog
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.key_query import query_message
+from tieredstore.local.keys.key_query import query_message
+from tieredstore.local.log.commit_log import CommitLog
 from tieredstore.local.store_parts import StoreParts
 from tieredstore.model.errors import OffsetOutOfRangeError, StoreClosedError, TieredStoreError
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage

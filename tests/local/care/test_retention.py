@@ -1,0 +1,296 @@
+"""Which files go and when: by age, by room on the disk, never what a guard still needs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tieredstore.driver.runtime import ManualClock, Runtime
+from tieredstore.local.care.retention import HOUR_MS, Retention
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.model.values import INT64_MAX, GetStatus, PutStatus
+from tieredstore.testing.messages import TOPIC, a_message
+
+FILE_BYTES = 8_192
+NOW_MS = 1_700_000_000_000
+
+
+class Shop:
+    """A store of some ten log files on a disk that is as full as we say."""
+
+    def __init__(self, root: Path, **settings: object) -> None:
+        small: dict[str, object] = {
+            "store_path": str(root),
+            "commit_log_file_bytes": FILE_BYTES,
+            "queue_file_bytes": 400,
+            "index_slot_count": 101,
+            "index_item_count": 200,
+            "dispatch_interval_ms": 0,
+            "reserve_hours": 72,
+        }
+        self.root = root
+        self.config = LocalConfig.from_mapping({**small, **settings})
+        self.clock = ManualClock(NOW_MS)
+        runtime = Runtime.inline(now_ms=NOW_MS)
+        self.store = LocalMessageStore(self.config, runtime)
+        self.store.load()
+        self.store.start()
+        self.used = 10
+        self.used_per_file = 0
+        parts = self.store._loaded()
+        self.log = parts.log
+        self.retention = Retention(
+            self.config, self.clock, parts.log, parts.queues, parts.index, used_percent=self._look
+        )
+        parts.retention = self.retention  # what puts ask whether the disk is full
+        self.store.put_messages([a_message(number, body_bytes=200) for number in range(250)])
+        self.store.flush()
+        self.files_before = len(self.log.queue.files)
+        assert self.files_before > 8
+        self.touch(self.files_before, hours_ago=0)
+
+    def _look(self, _path: str) -> int:
+        gone = (self.log.min_offset or 0) // FILE_BYTES
+        return self.used - gone * self.used_per_file
+
+    def touch(self, count: int, *, hours_ago: float) -> None:
+        """The oldest files were last written so long ago."""
+        moment = (self.clock.now_ms() - hours_ago * HOUR_MS) / 1_000
+        for file in self.log.queue.files[:count]:
+            os.utime(file.path, (moment, moment))
+
+    @property
+    def gone(self) -> int:
+        assert self.log.min_offset is not None
+        return self.log.min_offset // FILE_BYTES
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(path.name for path in (self.root / folder).iterdir())
+
+
+Opener = Callable[..., Shop]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Opener]:
+    opened: list[Shop] = []
+
+    def open_shop(**settings: object) -> Shop:
+        opened.append(Shop(tmp_path / str(len(opened)), **settings))
+        return opened[-1]
+
+    yield open_shop
+    for one in opened:
+        one.store.shutdown()
+
+
+def test_files_go_when_they_were_not_written_for_so_many_hours(shop: Opener) -> None:
+    one = shop(reserve_hours=72)
+    one.touch(3, hours_ago=71.9)
+    assert one.retention.step() == 0
+    one.clock.advance(0.2 * HOUR_MS)
+    assert one.retention.step() == 3
+    assert one.gone == 3
+    assert f"{2 * FILE_BYTES:020}" not in one.names("commitlog")
+
+
+def test_a_younger_file_keeps_older_ones_behind_it(shop: Opener) -> None:
+    one = shop()
+    one.touch(6, hours_ago=100)
+    os.utime(one.log.queue.files[2].path, (NOW_MS / 1_000, NOW_MS / 1_000))
+    assert one.retention.step() == 2
+    assert one.retention.step() == 0
+
+
+def test_the_last_file_never_goes(shop: Opener) -> None:
+    one = shop(delete_count_max=1_000)
+    one.touch(one.files_before, hours_ago=1_000)
+    one.used = 100
+    assert one.retention.step() == one.files_before - 1
+    assert one.retention.step() == 0
+    newest = (one.store.max_offset(TOPIC, 0) or 0) - 1
+    assert one.store.get_message(TOPIC, 0, newest).status is GetStatus.FOUND
+
+
+def test_no_more_files_go_in_one_look_than_the_setting_says(shop: Opener) -> None:
+    one = shop(delete_count_max=2)
+    one.touch(5, hours_ago=100)
+    assert [one.retention.step() for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_while_the_disk_is_too_full_young_files_go_but_no_more_than_it_takes(shop: Opener) -> None:
+    one = shop(disk_clean_percent=75)
+    one.used, one.used_per_file = 75, 2
+    assert one.retention.step() == 0
+    one.used = 80
+    assert one.retention.step() == 3  # 80, 78, 76, 74
+    assert not one.retention.disk_is_full
+
+
+@pytest.mark.parametrize(
+    ("needed", "gone"),
+    [(0, 0), (FILE_BYTES - 1, 0), (FILE_BYTES, 1), (3 * FILE_BYTES + 1, 3), (INT64_MAX, 5)],
+)
+def test_only_files_wholly_below_what_a_guard_needs_go(
+    shop: Opener, needed: int, gone: int
+) -> None:
+    one = shop()
+    one.touch(5, hours_ago=100)
+    one.store.add_retention_guard(lambda: needed)
+    assert one.retention.step() == gone
+
+
+def _same(needed: int | None) -> int | None:
+    return needed
+
+
+def test_of_several_guards_the_one_that_needs_most_counts(shop: Opener) -> None:
+    one = shop()
+    one.touch(5, hours_ago=100)
+    for needed in (4 * FILE_BYTES, None, 2 * FILE_BYTES + 7, 3 * FILE_BYTES):
+        one.retention.add_guard(partial(_same, needed))
+    assert one.retention.step() == 2
+
+
+def test_a_guard_that_fails_keeps_everything_and_is_asked_again(
+    shop: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = shop()
+    one.touch(5, hours_ago=100)
+    answers: list[int] = []
+
+    def guard() -> int:
+        return answers[0]
+
+    one.retention.add_guard(lambda: INT64_MAX)
+    one.retention.add_guard(guard)
+    with caplog.at_level(logging.ERROR):
+        assert one.retention.step() == 0
+    assert "guard failed" in caplog.text
+    one.used = 95
+    assert one.retention.step() == 0
+    assert one.retention.disk_is_full
+    answers.append(INT64_MAX)
+    one.used = 10
+    assert one.retention.step() == 5
+    assert not one.retention.disk_is_full
+
+
+def test_a_full_disk_refuses_puts_until_there_is_room(shop: Opener) -> None:
+    one = shop(disk_full_percent=90)
+    one.retention.add_guard(lambda: 0)
+    end = one.store.max_log_offset()
+    one.used = 90
+    one.retention.step()
+    assert one.store.put_message(a_message(250)).status is PutStatus.PUT_OK
+    end = one.store.max_log_offset()
+    one.used = 91
+    assert one.retention.step() == 0
+    result = one.store.put_message(a_message(251))
+    assert result.status is PutStatus.SERVICE_NOT_AVAILABLE
+    assert "90 percent" in result.reason
+    assert one.store.max_log_offset() == end
+    assert one.store.get_message(TOPIC, 0, 0).status is GetStatus.FOUND
+    one.used = 60
+    one.retention.step()
+    assert one.store.put_message(a_message(251)).queue_offset == 251
+
+
+def test_what_a_tier_needs_goes_only_if_the_settings_put_writing_first(shop: Opener) -> None:
+    one = shop(delete_before_offload=True, delete_count_max=2)
+    one.retention.add_guard(lambda: 0)
+    one.used = 90  # too full, but not full
+    assert one.retention.step() == 0
+    one.used = 91
+    one.used_per_file = 10
+    assert one.retention.step() == 2
+    assert one.gone == 2
+    assert not one.retention.disk_is_full
+
+
+def test_queues_and_index_follow_the_log(shop: Opener) -> None:
+    one = shop()
+    index_before, queue_before = one.names("index"), one.names(f"consumequeue/{TOPIC}/0")
+    one.touch(6, hours_ago=100)
+    assert one.retention.step() == 6
+    minimum = one.store.min_offset(TOPIC, 0)
+    assert minimum is not None
+    first = one.store.get_message(TOPIC, 0, minimum).messages[0]
+    assert first.log_offset == one.store.min_log_offset() == 6 * FILE_BYTES
+    assert len(one.names(f"consumequeue/{TOPIC}/0")) < len(queue_before)
+    assert one.names(f"consumequeue/{TOPIC}/0") == queue_before[minimum // 20 :]
+    assert 0 < len(one.names("index")) < len(index_before)
+    assert not one.store.contains(TOPIC, 0, minimum - 1)
+    assert one.store.contains(TOPIC, 0, minimum)
+    assert one.store.earliest_time() == one.store.earliest_time(TOPIC, 0)
+    assert one.store.store_time(TOPIC, 0, minimum - 1) is None
+    assert one.store.message_at(0) is None
+    assert one.store.query_message(TOPIC, "key-0").messages == []
+    assert len(one.store.query_message(TOPIC, f"key-{minimum}").messages) == 1
+
+
+def test_reads_below_the_minimum_say_so_and_where_to_go_on(shop: Opener) -> None:
+    one = shop()
+    one.touch(4, hours_ago=100)
+    one.retention.step()
+    minimum = one.store.min_offset(TOPIC, 0)
+    assert minimum
+    for offset in (-1, 0, minimum - 1):
+        got = one.store.get_message(TOPIC, 0, offset)
+        assert (got.status, got.next_offset) == (GetStatus.OFFSET_TOO_SMALL, minimum)
+        assert len(one.store.read_range(TOPIC, 0, offset, count_max=9, bytes_max=9_999)) == 0
+
+
+def test_the_minimum_is_the_same_after_a_reopening(shop: Opener) -> None:
+    one = shop()
+    one.touch(4, hours_ago=100)
+    one.retention.step()
+    minimum, maximum = one.store.min_offset(TOPIC, 0), one.store.max_offset(TOPIC, 0)
+    one.store.shutdown()
+    again = LocalMessageStore(one.config, Runtime.inline())
+    again.load()
+    assert (again.min_offset(TOPIC, 0), again.max_offset(TOPIC, 0)) == (minimum, maximum)
+    assert again.min_log_offset() == 4 * FILE_BYTES
+    again.shutdown()
+
+
+def test_queues_that_could_not_follow_do_so_in_the_next_look(
+    shop: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = shop()
+    one.touch(4, hours_ago=100)
+    with monkeypatch.context() as patch:
+
+        def refuse(_minimum: int) -> int:
+            raise OSError("no")
+
+        patch.setattr(one.store._loaded().queues, "delete_before", refuse)
+        with pytest.raises(OSError, match="no"):
+            one.retention.step()
+    assert one.store.min_offset(TOPIC, 0) == 0
+    assert one.retention.step() == 0
+    minimum = one.store.min_offset(TOPIC, 0)
+    assert minimum is not None
+    assert one.store.get_message(TOPIC, 0, minimum).messages[0].log_offset == 4 * FILE_BYTES
+
+
+def test_a_queue_all_of_whose_messages_went_keeps_its_numbers(shop: Opener) -> None:
+    one = shop()
+    quiet = one.store.put_message(a_message(0, topic="Quiet"))
+    messages = [a_message(number, body_bytes=200) for number in range(100)]
+    one.store.put_messages(messages)
+    one.store.flush()
+    one.touch(len(one.log.queue.files), hours_ago=100)
+    one.retention.step()
+    one.retention.step()
+    assert (one.store.min_log_offset() or 0) > quiet.log_offset
+    assert (one.store.min_offset("Quiet", 0), one.store.max_offset("Quiet", 0)) == (1, 1)
+    assert one.store.get_message("Quiet", 0, 0).status is GetStatus.OFFSET_TOO_SMALL
+    assert one.store.get_message("Quiet", 0, 1).status is GetStatus.OFFSET_OVERFLOW_ONE
+    assert one.store.put_message(a_message(1, topic="Quiet")).queue_offset == 1

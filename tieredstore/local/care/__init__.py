@@ -1,0 +1,1 @@
+"""Care: what keeps a store whole: recovery, checkpoint, sizes and lock, retention."""

@@ -1,0 +1,223 @@
+"""Dispatching again what the log holds, when a store opens.
+
+What lives here: `Redispatch`. From where on is recovery's to say.
+
+A message whose record is damaged cannot be dispatched. Its place in the queue is kept by a unit
+that points at the damage: a read of that offset says what is wrong and where, every other message
+keeps its number, and no new message gets a number that consumers have passed. The same is done
+for a record that is sound, but says of queue or number what cannot be true: see `scanned_run`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from tieredstore.codec.message import MESSAGE_BYTES_MIN
+from tieredstore.local.delay_levels import DelayLevels
+from tieredstore.local.dispatching.dispatch import Dispatch, DispatchRun
+from tieredstore.local.dispatching.light_queues import add_light_queues
+from tieredstore.local.dispatching.scanned_run import impossible_rows, misplaced_rows, run_of_scan
+from tieredstore.local.log.commit_log import CommitLog
+from tieredstore.local.log.log_scan import LogScan
+from tieredstore.local.queues.consume_queue import QueueEnd
+from tieredstore.local.queues.consume_queues import ConsumeQueues
+from tieredstore.local.queues.deleted_topics import DeletedTopics
+from tieredstore.local.records.record_columns import RecordColumns
+from tieredstore.local.records.record_scan import Damage
+from tieredstore.model.errors import PositionMismatchError
+from tieredstore.model.values import QueueKey
+
+log = logging.getLogger(__name__)
+
+
+class _Row(NamedTuple):
+    queue_offset: int
+    log_offset: int
+    size: int
+    tags_code: int
+
+
+class Redispatch:
+    """Puts records into queues and index again; both pass over what they have.
+
+    Records of deleted topics are left out: see `queues/deleted_topics`. A light queue is a topic
+    of its own: what it has of a deleted topic stays in it, as it would have without a rebuild.
+    """
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        dispatch: Dispatch,
+        delays: DelayLevels,
+        deleted: DeletedTopics,
+    ) -> None:
+        self._log = commit_log
+        self._queues = queues
+        self._dispatch = dispatch
+        self._delays = delays
+        self._deleted = deleted
+        self.damages: list[Damage] = []
+        self._untrue: list[tuple[QueueKey, Damage]] = []
+
+    def replay(self, start: int) -> int:
+        """Everything from this log offset on; how many records that were."""
+        count = 0
+        scan = self._log.scan_from(start)
+        waiting: DispatchRun | None = None
+        for columns in scan:
+            count += len(columns)
+            run = self._run_of(columns)
+            if waiting is not None:
+                self._put(waiting, run)
+            waiting = run
+        if waiting is not None:
+            self._put(waiting, None)
+        self.damages = [*scan.damages, *(damage for _, damage in self._untrue)]
+        return count
+
+    def _put(self, run: DispatchRun, following: DispatchRun | None) -> None:
+        for row, reason in misplaced_rows(run, following, self._queues.queue):
+            self._take_out(run, row, reason)
+        while True:
+            try:
+                self._dispatch.put(run)
+                return
+            except PositionMismatchError as hole:
+                self._close(hole, run)
+
+    def _take_out(self, run: DispatchRun, row: int, reason: str) -> None:
+        """Damage that no CRC tells of: the row goes into no queue and not into the index."""
+        run.in_queue[row] = False
+        run.unique_keys[row] = run.keys[row] = None
+        at = run.log_offsets[row]
+        file = self._log.queue.find(at)
+        path = file.path if file is not None else self._log.queue.directory
+        damage = Damage(
+            *(path, at % self._log.queue.file_bytes, at, reason), resumed_at=at + run.sizes[row]
+        )
+        place = QueueKey(run.topics[row], run.queue_ids[row]), damage
+        if place not in self._untrue:  # a part of the log may be walked again
+            self._untrue.append(place)
+
+    def keep_numbers(self, known: Mapping[QueueKey, QueueEnd], log_end: int) -> None:
+        """Let no queue end before it ended once, though its last records are damaged or gone."""
+        for key, end in known.items():
+            queue = self._queues.queue(*key)
+            held = 0 if queue is None else queue.max_offset
+            if end.last_log_end > log_end or end.end <= held or not end.last_log_end:
+                continue
+            if end.last_log_end <= self._deleted.end_of(key.topic):
+                continue
+            last = queue.last_log_end if queue is not None else 0
+            if last >= end.last_log_end:
+                continue
+            log.warning("queue %s: messages %d to %d are lost", key, held, end.end - 1)
+            if last:
+                self._fill(key, held, end.end, last, end.last_log_end)
+            else:
+                self._queues.put(*key, end.end - 1, [end.last_log_end - 1], [1], [0])
+
+    def _run_of(self, columns: RecordColumns) -> DispatchRun:
+        run = run_of_scan(columns, self._delays)
+        for row, reason in impossible_rows(run):
+            self._take_out(run, row, reason)
+        add_light_queues(run, columns)
+        if any(topic in self._deleted for topic in set(run.topics)):
+            for row, topic in enumerate(run.topics):
+                if run.log_offsets[row] < self._deleted.end_of(topic):
+                    run.in_queue[row] = False
+                    run.unique_keys[row] = None
+                    run.keys[row] = None
+        return run
+
+    def _close(self, hole: PositionMismatchError, run: DispatchRun) -> None:
+        """Give a queue the messages before the one that does not fit its end.
+
+        They are looked for in the log behind the queue's last message; places whose message is
+        not found there are filled.
+        """
+        key, queue = self._queues.at(hole.path)
+        at = next(row.log_offset for row in _rows(run, key) if row.queue_offset == hole.expected)
+        last = queue.last_log_end
+        if _is_no_number(hole.expected - queue.max_offset, at - last):
+            self._leave_out(run, key, hole.expected)
+            return
+        log.warning("queue %s: messages are missing before %d", key, hole.expected)
+        scan = self._scan_before(last, at)
+        untrue = {damage.log_offset for claimed, damage in self._untrue if claimed == key}
+        rows = [
+            row
+            for columns in scan
+            for row in _rows(self._run_of(columns), key)
+            if last <= row.log_offset < at and row.log_offset not in untrue
+        ]
+        for row in rows:
+            missing = row.queue_offset - queue.max_offset
+            if _is_no_number(missing, row.log_offset - queue.last_log_end):
+                continue
+            self._fill(key, queue.max_offset, row.queue_offset, queue.last_log_end, row.log_offset)
+            self._queues.put(*key, row.queue_offset, [row.log_offset], [row.size], [row.tags_code])
+        self._fill(key, queue.max_offset, hole.expected, queue.last_log_end, at, scan.damages)
+
+    def _scan_before(self, start: int, end: int) -> LogScan:
+        files = [file for file in self._log.queue.files_from(start) if file.start_offset < end]
+        return LogScan(files, start_offset=max(start, self._log.min_offset or 0))
+
+    def _fill(
+        self,
+        key: QueueKey,
+        first: int,
+        end: int,
+        log_start: int,
+        log_end: int,
+        damages: list[Damage] | None = None,
+    ) -> None:
+        """Units for [first, end), whose records are damaged within [log_start, log_end)."""
+        if first >= end:
+            return
+        if damages is None:
+            scan = self._scan_before(log_start, log_end)
+            for _ in scan:
+                pass
+            damages = scan.damages
+        # An untrue record is sound where it begins: behind that nothing is served in its place.
+        own = sorted(self._untrue, key=lambda place: place[0] != key)
+        untrue = [damage._replace(log_offset=damage.log_offset + 1) for _, damage in own]
+        for damage in [*damages, *untrue]:
+            if log_start <= damage.log_offset < log_end:
+                log_start = damage.log_offset
+                log_end = min(log_end, damage.resumed_at or log_end)
+                break
+        else:
+            log_start += 1  # where no record starts: nothing of others is served in its place
+        file = self._log.queue.find(log_start)
+        if file is not None:
+            log_end = min(log_end, file.end_offset)
+        width = max(1, (log_end - log_start) // (end - first))
+        count = end - first
+        places = [log_start + number * width for number in range(count)]
+        self._queues.put(*key, first, places, [width] * count, [0] * count)
+
+    def _leave_out(self, run: DispatchRun, key: QueueKey, queue_offset: int) -> None:
+        for row, found in enumerate(run.queue_offsets):
+            if found == queue_offset and (run.topics[row], run.queue_ids[row]) == key:
+                self._take_out(run, row, f"{found} is no queue offset: so many are not missing")
+
+
+def _rows(run: DispatchRun, key: QueueKey) -> Iterator[_Row]:
+    for row, topic in enumerate(run.topics):
+        if run.in_queue[row] and (topic, run.queue_ids[row]) == key:
+            yield _Row(
+                run.queue_offsets[row],
+                run.log_offsets[row],
+                run.sizes[row],
+                run.tags_codes[row],
+            )
+
+
+def _is_no_number(missing: int, log_bytes: int) -> bool:
+    """Whether more messages would be missing than the log has room for: nobody gave that number."""
+    return missing * MESSAGE_BYTES_MIN > log_bytes

@@ -1,0 +1,1 @@
+"""Files: mapped into memory, of one size each, and in a row."""

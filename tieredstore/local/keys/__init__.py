@@ -1,0 +1,1 @@
+"""Keys: the index files, filled and cut back, and messages found by key."""

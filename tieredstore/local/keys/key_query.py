@@ -1,0 +1,76 @@
+"""Messages by key: what the index suggests, and what the messages themselves say.
+
+What lives here: `query_message`. The index knows hashes and whole seconds; a hit counts only if its
+message has the topic, the key and the time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from tieredstore.codec.message import decode_message
+from tieredstore.codec.record_fields import peek_store_timestamp, peek_topic
+from tieredstore.local.keys.index_service import IndexService
+from tieredstore.local.log.commit_log import CommitLog
+from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.messages import QueryResult, SelectedMessage
+
+log = logging.getLogger(__name__)
+
+
+def query_message(
+    index: IndexService,
+    commit_log: CommitLog,
+    topic: str,
+    key: str,
+    *,
+    count_max: int,
+    count_limit: int,
+    begin: int,
+    end: int,
+    tags_code: Callable[[bytes], int],
+    log_offset_min: int = 0,
+) -> QueryResult:
+    """Newest first, each once, none below `log_offset_min`; `tags_code` is what its queue holds.
+
+    A damaged or missing message hides no other; the answer is then incomplete. So it is where the
+    store's own `count_limit` cuts what the caller's `count_max` has room for.
+    """
+    found: list[SelectedMessage] = []
+    complete, is_cut = True, False
+    if count_max <= 0 or not key:
+        return QueryResult()
+    for log_offset in index.candidates(topic, key, begin=begin, end=end):
+        if log_offset < log_offset_min:
+            continue
+        try:
+            record = commit_log.message_bytes(log_offset)
+        except SegmentCorruptError as error:
+            log.warning("a message that may have the key %r is passed over: %s", key, error)
+            complete = False
+            continue
+        if record is None and log_offset >= (commit_log.min_offset or 0):
+            log.warning("a message that may have the key %r is not at %d", key, log_offset)
+            complete = False
+        if record is None or not begin <= peek_store_timestamp(record) <= end:
+            continue
+        if peek_topic(record) != topic:
+            continue
+        message = decode_message(record, check_crc=False)
+        if message.unique_key != key and key not in message.keys:
+            continue
+        if len(found) == count_limit:
+            is_cut = True
+            break
+        found.append(
+            SelectedMessage(
+                queue_offset=message.queue_offset,
+                log_offset=log_offset,
+                tags_code=tags_code(record),
+                record=record,
+            )
+        )
+        if len(found) == count_max:
+            break
+    return QueryResult(messages=found, complete=complete and not is_cut, is_cut=complete and is_cut)

@@ -1,0 +1,1 @@
+"""The log: every message of the store, appended, flushed, and walked again."""

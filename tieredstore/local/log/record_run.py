@@ -1,0 +1,70 @@
+"""The records that units name, read from the log many at a time.
+
+What lives here: `read_records`. One alone is read by `CommitLog.message_bytes`, which takes the
+same ones for sound and says what is wrong with others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.message import MESSAGE_BYTES_MIN
+from tieredstore.codec.words import Words
+from tieredstore.local.files.mapped_file_queue import MappedFileQueue
+from tieredstore.local.records.sound_columns import sound_columns, sound_count
+from tieredstore.model.errors import SegmentNotFoundError
+from tieredstore.model.values import INT64_MAX
+
+
+def read_records(
+    files: MappedFileQueue, log_offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[int, bytearray]:
+    """How many are there and sound, up to the first that is not, and these one behind the other.
+
+    The bytes are copied once, neighbours in the log together.
+    """
+    count = sound_count((sizes >= MESSAGE_BYTES_MIN) & (log_offsets <= INT64_MAX - sizes))
+    log_offsets, sizes = log_offsets[:count], sizes[:count]
+    ends = log_offsets + sizes
+    pieces: list[memoryview] = []
+    row = 0
+    while row < count:
+        file = files.find(int(log_offsets[row]))
+        if file is None:
+            break
+        start, stop = file.start_offset, file.start_offset + file.wrote
+        inside = sound_count((log_offsets[row:] >= start) & (ends[row:] <= stop))
+        if not inside:
+            break
+        try:
+            whole = file.view(0, stop - start)
+        except SegmentNotFoundError:  # deleted just now
+            break
+        rows = slice(row, row + inside)
+        pieces += _pieces(whole, log_offsets[rows] - start, ends[rows] - start)
+        row += inside
+    records = bytearray().join(pieces)
+    found = _sound_rows(records, log_offsets[:row], sizes[:row])
+    if found < row:
+        records = records[: int(sizes[:found].sum())]
+    return found, records
+
+
+def _pieces(
+    whole: memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> map[memoryview]:
+    """The parts of a file between these places, as few as can be."""
+    parted = starts[1:] != ends[:-1]
+    firsts = starts[np.append(True, parted)].tolist()
+    lasts = ends[np.append(parted, True)].tolist()
+    return map(whole.__getitem__, map(slice, firsts, lasts))
+
+
+def _sound_rows(
+    records: bytearray, log_offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> int:
+    bounds = np.append(0, np.cumsum(sizes))
+    data = memoryview(records)
+    count = sound_count(Words(data).int32(bounds[:-1]) == sizes)
+    return len(sound_columns(data, bounds[: count + 1], log_offsets[:count]))

@@ -1,0 +1,254 @@
+"""Reads by queue offset: which messages a consumer gets, and where it goes on.
+
+What lives here: `QueueReader`. The rules and their order are RocketMQ's, so that a consumer sees
+the same from both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units
+from tieredstore.driver.message_store import MessageFilter
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.log.commit_log import CommitLog
+from tieredstore.local.log.record_run import read_records
+from tieredstore.local.queues.consume_queue import ConsumeQueue
+from tieredstore.local.queues.consume_queues import ConsumeQueues
+from tieredstore.local.queues.queue_scan import matching_tags
+from tieredstore.local.queues.read_limits import ReadLimits
+from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError
+from tieredstore.model.messages import GetResult, MessageRun, SelectedMessage
+from tieredstore.model.values import INT32_MAX, GetStatus
+
+SCAN_COUNT_MIN = 800  # units looked at in one read, if the caller asks for no more messages
+PULL_BYTES_MIN, PULL_BYTES_MAX = 100, 128 * 1024 * 1024
+MEMORY_PERCENT = 40
+FEW_ROWS_MAX = 32  # read one by one: columns are quicker from here on
+_ROWS_AT_ONCE = 64
+
+
+class QueueReader:
+    """Answers reads from one log and its queues. Any thread may ask at any time."""
+
+    def __init__(self, config: LocalConfig, commit_log: CommitLog, queues: ConsumeQueues) -> None:
+        self._config = config
+        self._log = commit_log
+        self._queues = queues
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int,
+        bytes_max: int,
+        message_filter: MessageFilter | None,
+    ) -> GetResult:
+        while True:
+            queue = self._queues.queue(topic, queue_id)
+            try:
+                return self._get(queue, offset, count_max, bytes_max, message_filter)
+            except OffsetOutOfRangeError:
+                # Files or the queue went meanwhile, then the next look says so.
+                if queue is self._queues.queue(topic, queue_id) and _holds(queue, offset):
+                    raise
+
+    def _get(
+        self,
+        queue: ConsumeQueue | None,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        message_filter: MessageFilter | None,
+    ) -> GetResult:
+        if queue is None or queue.max_offset == 0:
+            return _nothing(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+        minimum, maximum = queue.min_offset, queue.max_offset
+        if offset < minimum:
+            return _nothing(GetStatus.OFFSET_TOO_SMALL, minimum, minimum, maximum)
+        if offset == maximum:
+            return _nothing(GetStatus.OFFSET_OVERFLOW_ONE, offset, minimum, maximum)
+        if offset > maximum:
+            return _nothing(GetStatus.OFFSET_OVERFLOW_BADLY, maximum, minimum, maximum)
+        status, next_offset, found = self._scan(queue, offset, count_max, bytes_max, message_filter)
+        return GetResult(
+            status=GetStatus.FOUND if found else status,
+            next_offset=next_offset,
+            min_offset=minimum,
+            max_offset=maximum,
+            messages=found,
+        )
+
+    def _scan(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        message_filter: MessageFilter | None,
+    ) -> tuple[GetStatus, int, list[SelectedMessage]]:
+        """Look at units up to the end of their file until the batch is full.
+
+        A filter that names its tags codes is not asked for each: only units that match are looked
+        at. Where the batch ends is the same, so the units between count for that.
+        """
+        units = queue.units(offset, min(max(SCAN_COUNT_MIN, count_max), self._file_rest(offset)))
+        if not len(units):  # the queue was emptied just now
+            raise OffsetOutOfRangeError(
+                queue.directory, offset=offset, minimum=queue.min_offset, maximum=queue.max_offset
+            )
+        limits = self._limits(count_max, bytes_max)
+        chosen = _chosen(units, message_filter)
+        asked = message_filter if chosen is None else None
+        found: list[SelectedMessage] = []
+        status = GetStatus.NO_MATCHED_MESSAGE
+        size, looked, removed_below = 0, 0, 0
+        for row, log_offset, length, code in _rows(units, chosen):
+            if found:
+                full = limits.first_full(units, looked, row + 1, count=len(found), size=size)
+                if full is not None:
+                    return status, offset + full, found
+            looked = row + 1
+            if log_offset < removed_below or length == INT32_MAX:
+                continue
+            if asked is not None and not asked.matches_tags_code(code):
+                continue
+            try:
+                record = self._log.message_bytes(log_offset, length)
+            except SegmentCorruptError:
+                if not found:
+                    raise
+                return status, offset + row, found  # the next read, from here, tells of it
+            if record is None:
+                if not found:
+                    status = GetStatus.MESSAGE_WAS_REMOVING
+                removed_below = (
+                    self._log.file_start_of(log_offset) + self._config.commit_log_file_bytes
+                )
+                continue
+            if message_filter is not None and not message_filter.matches_record(record):
+                continue
+            size += length
+            found.append(
+                SelectedMessage(
+                    queue_offset=offset + row,
+                    log_offset=log_offset,
+                    tags_code=code,
+                    record=record,
+                )
+            )
+        full = limits.first_full(units, looked, len(units), count=len(found), size=size)
+        return status, offset + (len(units) if full is None else full), found
+
+    def _file_rest(self, offset: int) -> int:
+        per_file = self._config.queue_file_bytes // UNIT_BYTES
+        return per_file - offset % per_file
+
+    def _limits(self, count_max: int, bytes_max: int) -> ReadLimits:
+        config = self._config
+        return ReadLimits(
+            count_max=count_max,
+            bytes_max=min(max(bytes_max, PULL_BYTES_MIN), PULL_BYTES_MAX),
+            memory_count_max=config.memory_count_max,
+            memory_bytes_max=config.memory_bytes_max,
+            memory_from=self._log.max_offset - _page_cache_bytes(),
+        )
+
+    def is_in_memory(self, log_offset: int) -> bool:
+        """As RocketMQ guesses: what was written last fills the page cache."""
+        return self._log.max_offset - log_offset <= _page_cache_bytes()
+
+    def run(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+    ) -> MessageRun:
+        """Consecutive messages as columns; it ends before the first that is gone or damaged."""
+        queue = self._queues.queue(topic, queue_id)
+        if queue is None or not _holds(queue, offset) or count_max <= 0:
+            return _run(offset, decode_units(b""), 0, bytearray())
+        try:
+            units = queue.units(offset, count_max)
+        except OffsetOutOfRangeError:  # it went just now
+            return _run(offset, decode_units(b""), 0, bytearray())
+        sizes = units.message_bytes.astype(np.int64)
+        count = max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
+        found, records = self._records(units.log_offsets[:count], sizes[:count])
+        return _run(offset, units, found, records)
+
+    def _records(
+        self, log_offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> tuple[int, bytearray]:
+        """How many are there and sound, up to the first that is not, and these one behind the
+        other. A first one that is damaged is an error."""
+        if len(sizes) > FEW_ROWS_MAX:
+            count, together = read_records(self._log.queue, log_offsets, sizes)
+            if count:
+                return count, together
+        records: list[bytes] = []
+        for log_offset, size in zip(log_offsets.tolist(), sizes.tolist(), strict=True):
+            try:
+                record = self._log.message_bytes(log_offset, size)
+            except SegmentCorruptError:
+                if not records:
+                    raise
+                break
+            if record is None:
+                break
+            records.append(record)
+        return len(records), bytearray().join(records)
+
+
+def _holds(queue: ConsumeQueue | None, offset: int) -> bool:
+    return queue is not None and queue.min_offset <= offset < queue.max_offset
+
+
+def _chosen(units: QueueUnits, message_filter: MessageFilter | None) -> NDArray[np.intp] | None:
+    """The rows that a filter wants, if it says by which codes; None where it has to be asked."""
+    codes = getattr(message_filter, "tags_codes", None)
+    return None if codes is None else np.flatnonzero(matching_tags(units, codes))
+
+
+def _rows(
+    units: QueueUnits, chosen: NDArray[np.intp] | None
+) -> Iterator[tuple[int, int, int, int]]:
+    """Row, log offset, size and tags code of the chosen units, or of all.
+
+    A few at a time: most reads are done after the first 32.
+    """
+    every = np.arange(len(units)) if chosen is None else chosen
+    for start in range(0, len(every), _ROWS_AT_ONCE):
+        rows = every[start : start + _ROWS_AT_ONCE]
+        yield from zip(
+            rows.tolist(),
+            units.log_offsets[rows].tolist(),
+            units.message_bytes[rows].tolist(),
+            units.tags_codes[rows].tolist(),
+            strict=True,
+        )
+
+
+def _run(first_offset: int, units: QueueUnits, count: int, records: bytearray) -> MessageRun:
+    message_bytes = units.message_bytes[:count]
+    return MessageRun(
+        first_offset=first_offset,
+        log_offsets=units.log_offsets[:count],
+        message_bytes=message_bytes,
+        tags_codes=units.tags_codes[:count],
+        starts=np.cumsum(message_bytes, dtype=np.int64) - message_bytes,
+        records=records,
+    )
+
+
+def _nothing(status: GetStatus, next_offset: int, minimum: int, maximum: int) -> GetResult:
+    return GetResult(status=status, next_offset=next_offset, min_offset=minimum, max_offset=maximum)
+
+
+@cache
+def _page_cache_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_PERCENT // 100
