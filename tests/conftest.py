@@ -1,4 +1,5 @@
-"""What holds for every test: how hypothesis searches, where sockets go, which marks folders set.
+"""What holds for every test: how hypothesis searches, where sockets go, how full the disk seems,
+what is left of the environment, which marks folders set.
 
 The fixtures of one backend or engine live in the conftest of its folder.
 """
@@ -6,6 +7,9 @@ The fixtures of one backend or engine live in the conftest of its folder.
 from __future__ import annotations
 
 import ipaddress
+import os
+import re
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +18,21 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.disk_with_room.sitecustomize import half_full
+
 TESTS = Path(__file__).parent
+
+# What whoever runs the tests may have set for other programs: where requests go and with which
+# keys, how a terminal looks, what Python and pytest do, which Spark runs.
+OF_OTHERS = re.compile(
+    r"(https?|ftp|all|no)_proxy|aws_.*|tieredstore_(?!s3_|tier_on).*"
+    r"|columns|lines|(no|force)_color|py_colors|clicolor.*|terminal_width|tty_.*|github_actions"
+    r"|python(warnings|devmode|safepath|optimize|ioencoding|utf8)|pytest_addopts|(py)?spark_.*",
+    re.IGNORECASE,
+)
+# Now, and not in a fixture: libraries look when they are imported.
+for _name in [each for each in os.environ if OF_OTHERS.fullmatch(each)]:
+    del os.environ[_name]
 
 # Fast and the same every time: a red test is red for everybody. Time is no verdict on two cores
 # that others use too, so neither a deadline nor a slow start fails a test.
@@ -67,6 +85,17 @@ def only_loopback() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", checked_connect)
         patch.setattr(socket.socket, "connect_ex", checked_connect_ex)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def disk_with_room() -> Iterator[None]:
+    """Local stores look at the disk when they open; no test is about the one it happens to run on.
+
+    A kit that lets other processes put does the same for them with its folder in PYTHONPATH.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", half_full)
         yield
 
 

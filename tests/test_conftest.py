@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import os
+import shutil
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.disk_with_room import sitecustomize
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "example.org", "0.0.0.0"])
@@ -22,6 +30,24 @@ def test_a_socket_to_this_machine_is_let_through() -> None:
         assert client.getpeername() == server.getsockname()
 
 
+def test_what_was_set_for_other_programs_reaches_no_test() -> None:
+    others = {
+        **dict.fromkeys(("https_proxy", "NO_PROXY", "AWS_PROFILE", "TIEREDSTORE_BUCKET"), "x"),
+        **dict.fromkeys(("FORCE_COLOR", "COLUMNS", "GITHUB_ACTIONS", "SPARK_HOME"), "1"),
+    }
+    kept = {"TIEREDSTORE_S3_ENDPOINT": "http://127.0.0.1:1", "TIEREDSTORE_TIER_ON": "memory"}
+    code = "import os; before = {*os.environ}; import tests.conftest; print(before - {*os.environ})"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[1],
+        env={"PATH": os.environ["PATH"], **others, **kept},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ast.literal_eval(ran.stdout) == set(others)
+
+
 def test_hypothesis_decides_by_itself_only_what_can_be_repeated(
     request: pytest.FixtureRequest,
 ) -> None:
@@ -30,3 +56,17 @@ def test_hypothesis_decides_by_itself_only_what_can_be_repeated(
     assert settings.default is not None
     assert settings.default.derandomize
     assert settings.default.deadline is None
+
+
+def test_the_disk_has_room_for_tests_and_for_the_processes_they_start(tmp_path: Path) -> None:
+    code = "import shutil, sys; print(*shutil.disk_usage(sys.argv[1]))"
+    total = sitecustomize.real_disk_usage(tmp_path).total
+    half = (total, total // 2, total - total // 2)
+    started = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(sitecustomize.FOLDER)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shutil.disk_usage(tmp_path) == half == tuple(map(int, started.stdout.split()))

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.disk_with_room import sitecustomize
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
@@ -22,7 +24,8 @@ def command(name: str, *words: object) -> list[str]:
 
 
 def environment(**others: str) -> dict[str, str]:
-    return {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **others}
+    modules = os.pathsep.join([str(ROOT), str(sitecustomize.FOLDER)])
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": modules, **others}
 
 
 def output(name: str, *words: object, **env: str) -> str:
@@ -35,20 +38,37 @@ def output(name: str, *words: object, **env: str) -> str:
 
 
 @contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C ends a process that is started meanwhile, also where this one ignores it: a shell
+    has its background jobs ignore it, and what they start inherits that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def serving(name: str, *words: object) -> Iterator[int]:
     """A broker on a free port, which is given; Ctrl-C ends it, and it must end well."""
-    with subprocess.Popen(
-        command(name, "--port", 0, *words),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with interruptible():
+        process = subprocess.Popen(
+            command(name, "--port", 0, *words),
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    with process:
         try:
             assert process.stdout is not None
             told = process.stdout.readline()
             yield int(told.partition(";")[0].rpartition(":")[2])
         finally:
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=60)
+            try:
+                out, err = process.communicate(timeout=600)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
         assert (process.returncode, out, err) == (0, "ended\n", "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.examples.example_kit import EXAMPLES, environment
 from tieredstore import FileSegment, MetadataStore, Runtime, SegmentProvider, SegmentType
 from tieredstore.testing.metadata_contract import MetadataStoreContract
 from tieredstore.testing.provider_contract import SegmentProviderContract
 from tieredstore.testing.segment_contract import FileSegmentContract
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(autouse=True)
@@ -100,9 +98,11 @@ print(sorted(path.name for path in Path(folder).glob("*.db")))
 
 
 def test_a_store_finds_both_by_their_names(tmp_path: Path) -> None:
+    env = environment()
+    env["PYTHONPATH"] += f":{EXAMPLES}"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", BROKER, str(tmp_path)],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{EXAMPLES.parent}:{EXAMPLES}"},
+        env=env,
         capture_output=True,
         text=True,
         check=False,
