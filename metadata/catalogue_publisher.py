@@ -17,7 +17,7 @@ from tieredstore.driver.generations import Generations, ListedGeneration
 from tieredstore.driver.metadata import Change
 from tieredstore.driver.published import Publisher, StaleCatalogueError
 from tieredstore.metadata.journal import crc32c
-from tieredstore.metadata.lineage import Lineage
+from tieredstore.metadata.lineage import Lineage, Try
 from tieredstore.metadata.published_format import (
     PUBLISHED_BYTES_MAX,
     PublishedHeader,
@@ -63,6 +63,7 @@ class CataloguePublisher(Publisher):
         self._opened_at = source.last_change()
         self._clean_at: int | None = None  # all changes up to this one are published
         self._known: Lineage | None = None  # of the file, before this process added to it
+        self._noted: Lineage | None = None  # in the file now
         self._is_begun = False
         self._published: PublishedHeader | None = None  # by this process
         self._published_crc: int | None = None
@@ -99,11 +100,13 @@ class CataloguePublisher(Publisher):
             self._begin(self._source.tables()[0])
             newest = listed[-1]
             self._known = Lineage(id=self._lineage_id(), generation=newest.number)
-            header = self._header(newest)
-            if header is not None:
-                self._known = replace(self._known, id=header.lineage)
+            found = self._header(newest)
+            if found is not None:
+                header, crc = found
+                tries = (Try(header.writer, crc),)
+                self._known = replace(self._known, id=header.lineage, tries=tries)
             self._published_crc = self._stale = None
-            self._source.apply([self._known.note(self._source.broker)])
+            self._note(self._known)
 
     def _refuse_stale(self) -> None:
         if self._stale is not None:
@@ -111,7 +114,7 @@ class CataloguePublisher(Publisher):
 
     def _begin(self, tables: Tables) -> None:
         if not self._is_begun:
-            self._known = Lineage.of(tables, self._source.broker)
+            self._known = self._noted = Lineage.of(tables, self._source.broker)
             self._published_crc = None if self._known is None else self._known.body_crc
             self._is_begun = True
 
@@ -141,7 +144,11 @@ class CataloguePublisher(Publisher):
         epoch = self._checked(listed)
         mine = self._published.generation if self._published is not None else 0
         number = max(mine, listed[-1].number if listed else 0) + 1
-        lineage = Lineage(id=self._lineage_id(), generation=number)
+        mine_now = Try(self._writer, crc)
+        tries = () if self._noted is None else self._noted.tried(number)
+        if mine_now not in tries:
+            tries = (*tries, mine_now)
+        lineage = Lineage(id=self._lineage_id(), generation=number, tries=tries)
         header = PublishedHeader(
             generation=number,
             epoch=epoch,
@@ -155,15 +162,18 @@ class CataloguePublisher(Publisher):
             data = encode(header, body)
         except ValueError as error:
             raise MetadataError(self._generations.describe(), f"not published: {error}") from error
-        broker = self._source.broker
-        self._source.apply([lineage.note(broker)])
+        self._note(lineage)
         self._generations.create(number, data)
         self._published = header
-        self._source.apply([replace(lineage, body_crc=crc).note(broker)])
+        self._note(replace(lineage, body_crc=crc, tries=(mine_now,)))
         self._published_crc = crc
         self.published_count += 1
         self._delete_old(listed)
         return 2
+
+    def _note(self, lineage: Lineage) -> None:
+        self._source.apply([lineage.note(self._source.broker)])
+        self._noted = lineage
 
     def _lineage_id(self) -> str:
         if self._published is not None:
@@ -179,13 +189,14 @@ class CataloguePublisher(Publisher):
             return mine.epoch
         if newest is None:
             return 1
-        header = self._header(newest)
-        if header is None:
+        found = self._header(newest)
+        if found is None:
             return 1 if mine is None else mine.epoch
+        header, crc = found
         if header.writer == self._writer:  # its reply was lost
             self._published = header
             return header.epoch
-        if mine is None and self._knows(header):
+        if mine is None and self._noted is not None and self._noted.knows(header, crc):
             return header.epoch + 1
         self._stale = (
             f"generation {newest.number} is another writer's, or newer than this catalogue's file: "
@@ -193,16 +204,7 @@ class CataloguePublisher(Publisher):
         )
         raise StaleCatalogueError(self._generations.describe(), self._stale)
 
-    def _knows(self, header: PublishedHeader) -> bool:
-        """Whether it was published of this very file, before this process."""
-        known = self._known
-        return (
-            known is not None
-            and known.id == header.lineage
-            and header.generation <= known.generation
-        )
-
-    def _header(self, newest: ListedGeneration) -> PublishedHeader | None:
+    def _header(self, newest: ListedGeneration) -> tuple[PublishedHeader, int] | None:
         """None for a damaged one that must be ours, by its number: no reader can use it."""
         place = f"{self._generations.describe()} {newest.number}"
         try:

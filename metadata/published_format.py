@@ -33,6 +33,9 @@ LINEAGE: Final = "published"
 """The kind of the notes of which a writer knows what it published: they are not published."""
 
 
+_BODY: Final = b',"catalogue":'
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedHeader:
     """Who published what, and when."""
@@ -116,9 +119,12 @@ def decode(data: bytes, place: str) -> PublishedCatalogue:
     return PublishedCatalogue(header=_header(line), tables=tables, body_crc=crc32c(body_of(tables)))
 
 
-def decode_header(data: bytes, place: str) -> PublishedHeader:
-    """Only who published it; all of it is checked nevertheless."""
-    return _header(_line_of(data, place))
+def decode_header(data: bytes, place: str) -> tuple[PublishedHeader, int]:
+    """Only who published it, and the checksum of its body; all of it is checked nevertheless."""
+    header = _header(_line_of(data, place))
+    # No string holds these bytes: quotes are escaped in strings.
+    begin = data.find(_BODY) + 1
+    return header, crc32c(data[begin : data.rindex(b"}")])
 
 
 def _line_of(data: bytes, place: str) -> _Line:

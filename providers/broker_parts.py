@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from tieredstore.driver.object_client import ObjectFacts
 from tieredstore.driver.runtime import Clock
 from tieredstore.model.errors import StoreClosedError, TieredStoreError
-from tieredstore.providers.in_doubt import is_quiet
 from tieredstore.providers.object_calls import ObjectCalls
 from tieredstore.providers.object_layout import Mark, ObjectLayout, mark_key, part_of, parts_below
 from tieredstore.providers.object_parts import SealedObject, SegmentParts, sealed_of, segments_of
 from tieredstore.providers.shared_looks import SharedLooks
 from tieredstore.providers.writer_epoch import (
+    LIVES,
     Boundary,
     Found,
     WriterEpoch,
@@ -64,7 +64,7 @@ class BrokerParts:
         self._segments: dict[str, SegmentParts] | None = None
         self._epoch: WriterEpoch | None = None
         self._beginning: WriterEpoch | None = None  # claimed, and its boundary does not hold yet
-        self._gone: Mapping[str, int] = {}
+        self._gone: dict[str, int] = {}
         self._deleting: Mapping[str, int] = {}
         self._guard = threading.Lock()  # of listing and claiming: those who come meanwhile wait
 
@@ -78,7 +78,7 @@ class BrokerParts:
                 table = self._segments
                 if table is None or (recent and self._is_old()):
                     table = self._load()
-        return table.get(key) or table.setdefault(key, SegmentParts(key))
+        return table.get(key) or table.setdefault(key, self._anew(key))
 
     def known(self, key: str) -> SegmentParts | None:
         """What is known of a segment, without asking anybody."""
@@ -100,7 +100,7 @@ class BrokerParts:
             listed = self.requests.listed(parts_below(key) + "/")
             boundary = newest_boundary(self.requests, self._layout, self._broker)
             listing = segments_of(listed, boundary)
-            segment = listing.segments.get(key) or SegmentParts(key)
+            segment = listing.segments.get(key) or SegmentParts(key)  # with no mark either
             self.boundary = boundary
             if self._segments is not None and not self.is_writer:
                 self._segments[key] = segment
@@ -125,8 +125,12 @@ class BrokerParts:
 
     def keeps_parts(self, segment: SegmentParts) -> bool:
         """Whether the sealed object alone is not enough: a delete of its key may be under way."""
-        in_doubt = not is_quiet(self.clock, segment.key_quiet_until)
-        return in_doubt or segment.key in self.boundary.unsafe
+        may_go = segment.key_in_doubt or _is_reused(segment.gone)
+        return may_go or segment.key in self.boundary.unsafe
+
+    def is_fenced(self, segment: SegmentParts) -> bool:
+        """Whether something that was made for the name before may land, and must not count."""
+        return segment.gone > 0 or self.boundary.is_fenced(segment.key)
 
     # Writing
 
@@ -144,6 +148,26 @@ class BrokerParts:
                 epoch = self._epoch or (self._join() if self._joins else self._claim())
         epoch.check()
         return epoch.number
+
+    def epoch_of(self, segment: SegmentParts) -> int:
+        """What its next objects are named by: our epoch, or the number of a later life in it."""
+        epoch = self.claimed()
+        return max(epoch, segment.gone) if segment.gone // LIVES == epoch // LIVES else epoch
+
+    def begin_life(self, segment: SegmentParts, life: int) -> None:
+        """Nothing of it with a lower number counts any more; a mark says so."""
+        segment.gone = self._gone[segment.key] = life
+
+    def forget(self, segment: SegmentParts) -> None:
+        """It was deleted, and nothing of it is left to be done."""
+        table = self._segments
+        if table is not None and segment.deleting is None and table.get(segment.key) is segment:
+            del table[segment.key]
+
+    def _anew(self, key: str) -> SegmentParts:
+        segment = SegmentParts(key)
+        segment.gone = self._gone.get(key, 0)
+        return segment
 
     def _claim(self) -> WriterEpoch:
         """Claim, list, and make the boundary hold. A crash in between only uses up a number.
@@ -174,10 +198,16 @@ class BrokerParts:
     ) -> tuple[Found, list[str]]:
         """What the new boundary is made of, and the marks that it stands for."""
         # A note of an epoch before that one came late: its writer saw that, and deleted nothing.
-        doomed = {key: of for key, of in self._deleting.items() if of >= before.epoch}
+        # One of an older life of its name came late too.
+        doomed = {
+            key: of
+            for key, of in self._deleting.items()
+            if of >= before.epoch and self._gone.get(key, 0) <= of
+        }
         ends: dict[str, int] = {}
         kept: dict[str, int] = {}
-        unsafe, over = [*doomed], list[str]()
+        unsafe = [*doomed, *(key for key, of in self._gone.items() if _is_reused(of))]
+        over: list[str] = []
         for key, segment in table.items():
             if key in doomed:
                 over += segment.marks
@@ -186,11 +216,11 @@ class BrokerParts:
                 over += [*segment.sealed_marks, *segment.marks]
                 segment.sealed_marks = segment.marks = ()
             elif self._is_sealed(segment):
-                if segment.end == _sealed_bytes(segment) and before.is_fenced(key):
+                if segment.end == _sealed_bytes(segment) and self.is_fenced(segment):
                     kept[key] = segment.end  # both are there, since a delete may be under way
             elif segment.parts or segment.marks:
                 ends[key] = segment.end
-                if segment.marks and before.is_fenced(key):
+                if segment.marks and self.is_fenced(segment):
                     unsafe.append(key)  # it may clear a late object out of its way
                 if segment.parts:  # its sealing never came to an end: what lands late is fenced
                     segment.strays += segment.marks
@@ -225,7 +255,7 @@ class BrokerParts:
         boundary = newest_boundary(self.requests, self._layout, self._broker)
         listing = segments_of(listed, boundary)
         self.boundary = boundary
-        self._gone, self._deleting = listing.gone, listing.deleting
+        self._gone, self._deleting = dict(listing.gone), listing.deleting
         self._segments = table = dict(listing.segments)
         self._listed_at = self.clock.monotonic()
         return table
@@ -253,6 +283,11 @@ class BrokerParts:
             self.requests.delete(list(keys))
         except TieredStoreError as error:
             log.info("%s: marks that are not needed any more stay: %s", self._broker, error)
+
+
+def _is_reused(gone: int) -> bool:
+    """Whether the name has another life within a claim: a delete of the one before may land."""
+    return gone % LIVES != 0
 
 
 def _is_older(mark: str, epoch: int) -> bool:

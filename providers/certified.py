@@ -12,7 +12,8 @@ import uuid
 import zlib
 from typing import Final
 
-from tieredstore.driver.certify import PREFIX, Certificate, certify
+from tieredstore.driver.certificate import Certificate
+from tieredstore.driver.certify import PREFIX, certify
 from tieredstore.driver.object_client import ObjectCapabilities, ObjectClient
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -23,7 +24,7 @@ from tieredstore.model.errors import (
 
 MODES: Final = ("require", "warn", "off")
 PAGE_KEYS: Final = 1_001  # one more than a listing's page holds
-_FORMAT: Final = 1  # of the proof: one of another number is asked for again
+_FORMAT: Final = 2  # of the proof: one of another number is asked for again
 
 log = logging.getLogger(__name__)
 

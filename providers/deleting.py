@@ -9,63 +9,64 @@ What lives here: `delete`, step by step, each of which may be the last before a 
     4  a mark keeps away what older epochs may still send, where they had the segment
     5  the note goes
 
-Where a request of ours may still be under way, another mark keeps away what it may bring, the note
-stays, and the name is not used again for a while.
+Where a request of ours may still be under way, the mark of step 4 keeps away all that was there
+before, and the name has another life: its next parts have the number behind the one of these.
 """
 
 from __future__ import annotations
 
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.providers.broker_parts import BrokerParts
-from tieredstore.providers.in_doubt import carefully, is_quiet, put_note
+from tieredstore.providers.in_doubt import carefully, put_note
 from tieredstore.providers.object_layout import Mark, mark_key, part_of, parts_below
 from tieredstore.providers.object_parts import SegmentParts
+from tieredstore.providers.writer_epoch import LIVES
 
 _NOTES = (Mark.GONE, Mark.DELETING)
 
 
 def delete(broker: BrokerParts, segment: SegmentParts) -> None:
     """All five steps; under the guard of the segment. Done again, each finds what it did."""
-    epoch, clock = broker.claimed(), broker.clock
-    note = mark_key(segment.key, Mark.DELETING, epoch)
+    life = broker.epoch_of(segment)
+    note = mark_key(segment.key, Mark.DELETING, life)
     segment.deleting = note  # before it is known that it landed: a write has to end this first
-    carefully(clock, segment, lambda: put_note(broker.requests, note))
+    carefully(segment, lambda: put_note(broker.requests, note))
     broker.look()
     keys = segment.keys()
     if segment.doubtful_at is not None:
         keys = _listed(broker, segment.key)
     carefully(
-        clock,
         segment,
         lambda: broker.requests.delete([*keys, segment.key]),
         sealed_key=True,
     )
     segment.forget()
-    if broker.boundary.is_fenced(segment.key):
-        put_note(broker.requests, mark_key(segment.key, Mark.GONE, epoch))
-    if is_quiet(clock, segment.quiet_until):
-        _end(broker, segment)
-    else:
-        put_note(broker.requests, mark_key(segment.key, Mark.GONE, epoch + 1))
+    over = [note]
+    if segment.in_doubt:
+        _begin_life(broker, segment, life + 1)
+        over.append(mark_key(segment.key, Mark.GONE, life))
+    elif broker.is_fenced(segment):
+        put_note(broker.requests, mark_key(segment.key, Mark.GONE, life))
+    if not broker.requests.delete(over) and not segment.in_doubt:
+        _begin_life(broker, segment, life + 1)  # else a late one takes the note of a later deletion
+    segment.deleting = None
+    segment.in_doubt = segment.key_in_doubt = False
 
 
 def end_deletion(broker: BrokerParts, segment: SegmentParts) -> None:
-    """Before the name is used again: end what was begun. BackendUnavailableError: not yet."""
-    if segment.deleting is None:
-        return
-    if segment.keys() or is_quiet(broker.clock, segment.quiet_until):
-        delete(broker, segment)
+    """Before the name is used again: end what was begun."""
     if segment.deleting is not None:
+        delete(broker, segment)
+
+
+def _begin_life(broker: BrokerParts, segment: SegmentParts, life: int) -> None:
+    """From now on only what has this number counts below the name."""
+    if life % LIVES == 0:
         raise BackendUnavailableError(
-            segment.key, "write", "a request for what was there before may still be under way"
+            segment.key, "delete", f"{LIVES - 1} times it was not answered; restart the broker"
         )
-
-
-def _end(broker: BrokerParts, segment: SegmentParts) -> None:
-    assert segment.deleting is not None
-    waited = mark_key(segment.key, Mark.GONE, broker.claimed() + 1)
-    broker.requests.delete([waited, segment.deleting])
-    segment.deleting = segment.quiet_until = segment.key_quiet_until = None
+    put_note(broker.requests, mark_key(segment.key, Mark.GONE, life))
+    broker.begin_life(segment, life)
 
 
 def _listed(broker: BrokerParts, key: str) -> list[str]:

@@ -1,29 +1,22 @@
 """Requests of which nobody knows when they land: unanswered, or sent more than once.
 
-What lives here: `carefully`, which remembers them for as long as one can be under way, and notes,
-objects whose key says all. A name below which a request may still land is not used for something
-else meanwhile. Those of a writer that was
-overtaken are another matter: `writer_epoch`.
+What lives here: `carefully`, which remembers them, and notes, objects whose key says all. There is
+no time after which such a request cannot land any more, so nothing here waits: what it may bring
+does not count, or its name is not used again. Those of a writer that was overtaken are another
+matter: `writer_epoch`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from tieredstore.driver.object_client import ObjectExistsError
-from tieredstore.driver.runtime import Clock
 from tieredstore.model.errors import SegmentNotFoundError
 from tieredstore.providers.object_calls import ObjectCalls
 from tieredstore.providers.object_parts import SegmentParts
 
-# No request of a process that goes on living is under way for longer.
-UNDER_WAY_SECONDS: Final = 600.0
 
-
-def carefully(
-    clock: Clock, segment: SegmentParts, call: Callable[[], bool], *, sealed_key: bool = False
-) -> None:
+def carefully(segment: SegmentParts, call: Callable[[], bool], *, sealed_key: bool = False) -> None:
     """Send what changes something of this segment; `call` says whether it was sent only once.
 
     `sealed_key` is for what deletes the sealed object.
@@ -36,9 +29,8 @@ def carefully(
         raise
     finally:
         if not sent_once:
-            segment.quiet_until = clock.monotonic() + UNDER_WAY_SECONDS
-            if sealed_key:
-                segment.key_quiet_until = segment.quiet_until
+            segment.in_doubt = True
+            segment.key_in_doubt |= sealed_key
 
 
 def put_note(requests: ObjectCalls, key: str) -> bool:
@@ -47,8 +39,3 @@ def put_note(requests: ObjectCalls, key: str) -> bool:
         return requests.put(key, b"")
     except ObjectExistsError:
         return True  # it was noted before
-
-
-def is_quiet(clock: Clock, until: float | None) -> bool:
-    """Whether nothing can be under way any more."""
-    return until is None or clock.monotonic() >= until

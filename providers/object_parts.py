@@ -54,11 +54,11 @@ class SegmentParts:
         "ends",
         "gone",
         "guard",
+        "in_doubt",
         "key",
-        "key_quiet_until",
+        "key_in_doubt",
         "marks",
         "parts",
-        "quiet_until",
         "seal_begun",
         "sealed",
         "sealed_marks",
@@ -80,9 +80,9 @@ class SegmentParts:
         self.doubtful_at: int | None = None  # where a put of ours may have landed
         self.delete_wanted = False
         self.deleting: str | None = None  # our note that we delete it, while that is there
-        # Until then a request of ours may be under way: any; one that deletes the sealed object.
-        self.quiet_until: float | None = None
-        self.key_quiet_until: float | None = None
+        # Whether a request of ours may land at any later time: any; one for the sealed object.
+        self.in_doubt = False
+        self.key_in_doubt = False
 
     @property
     def end(self) -> int:
@@ -183,8 +183,10 @@ def _segment(
 ) -> SegmentParts:
     segment = SegmentParts(key)
     segment.gone = gone
-    # One of an epoch before the boundary came late: what was open then is open still.
-    sealed = [n for n, _ in names if n.mark is Mark.SEALED and n.epoch >= boundary.epoch]
+    # One of an epoch before the boundary came late: what was open then is open still. So did one
+    # of what was deleted.
+    first = max(boundary.epoch, gone)
+    sealed = [n for n, _ in names if n.mark is Mark.SEALED and n.epoch >= first]
     if sealed:
         gone = max(gone, max(name.epoch for name in sealed) + 1)
     best: dict[int, Part] = {}

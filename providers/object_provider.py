@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final
 
+from tieredstore.driver.generations import CATALOGUES
 from tieredstore.driver.metrics import Metrics
 from tieredstore.driver.object_client import ListedKey, ObjectClient, Range
 from tieredstore.driver.object_requests import CountedClient, PriceTable
@@ -24,7 +25,7 @@ from tieredstore.driver.provider import (
 )
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
-from tieredstore.driver.scratch import remove_staged, staged_leftovers
+from tieredstore.driver.scratch import STAGED, remove_staged, staged_leftovers
 from tieredstore.driver.segment import Buffer, FileSegment, check_queue_path
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -36,6 +37,7 @@ from tieredstore.providers.broker_parts import BrokerParts
 from tieredstore.providers.certified import Certification
 from tieredstore.providers.deleting import end_deletion
 from tieredstore.providers.object_calls import ObjectCalls
+from tieredstore.providers.object_folder import ObjectFolder
 from tieredstore.providers.object_generations import ObjectGenerations
 from tieredstore.providers.object_layout import ObjectLayout, parts_below
 from tieredstore.providers.object_parts import Part, sealed_of, segments_of
@@ -181,19 +183,18 @@ class ObjectProvider(SegmentProvider):
 
     def generations(self, broker: str) -> ObjectGenerations:
         return ObjectGenerations(
-            self._requests,
-            self._layout.directory,
-            broker,
-            before_put=lambda: self._check_publisher(broker),
+            self._folder(CATALOGUES, broker, lambda: self._check_publisher(broker))
         )
 
     def scratch(self, broker: str) -> ObjectScratch:
-        return ObjectScratch(
-            self._requests, self._layout.directory, broker, before_put=self._check_store
-        )
+        return ObjectScratch(self._folder(STAGED, broker, self._check_store))
 
     def close(self) -> None:
         self.counted.close()
+
+    def _folder(self, kind: str, broker: str, before_put: Callable[[], None]) -> ObjectFolder:
+        prefix = f"{kind}/{self._layout.directory}/{broker}/"
+        return ObjectFolder(self._requests, prefix, before_put=before_put)
 
     def _broker_of(self, path: str) -> Callable[[], BrokerParts]:
         """The table of the broker, of whichever process asks."""

@@ -1,79 +1,62 @@
 """What is on its way into a tier in an object store: one object for each staged one.
 
-What lives here: keys and the few requests.
+What lives here: which of them go in one request, and what an error means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final
 
-from tieredstore.driver.object_client import ObjectExistsError, Range
-from tieredstore.driver.scratch import STAGED, Scratch, StagedObject, check_name
+from tieredstore.driver.object_client import ObjectExistsError
+from tieredstore.driver.scratch import Scratch, StagedObject, check_name
 from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import BackendRefusedError, OffsetOutOfRangeError
-from tieredstore.providers.object_calls import ObjectCalls
+from tieredstore.providers.object_folder import ObjectFolder
 
 _ONE_PUT_BYTES: Final = 16 << 20  # what is longer is sent in pieces
 
 
 class ObjectScratch(Scratch):
-    """Below `.staged/` of the tier's own bucket and prefix.
+    """Below `.staged/` of the tier's own bucket and prefix."""
 
-    `before_put` raises where the store is not to be written to.
-    """
-
-    def __init__(
-        self,
-        requests: ObjectCalls,
-        directory: str,
-        broker: str,
-        *,
-        before_put: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._requests = requests
-        self._prefix = f"{STAGED}/{directory}/{broker}/"
-        self._before_put = before_put
+    def __init__(self, folder: ObjectFolder) -> None:
+        self._folder = folder
 
     def describe(self) -> str:
-        return self._prefix
+        return self._folder.prefix
 
     def put(self, name: str, blocks: Iterable[Buffer]) -> int:
-        key = self._prefix + check_name(name)
-        self._before_put()
+        check_name(name)
         counted = _Counted(blocks)
         head = counted.head(_ONE_PUT_BYTES)
         try:
             if counted.is_done:
-                self._requests.put(key, b"".join(head))
+                self._folder.put(name, b"".join(head))
             else:
-                self._requests.put_stream(key, chain(head, counted), metadata={})
+                self._folder.put_stream(name, chain(head, counted))
         except ObjectExistsError:
-            facts = self._requests.head(key)
-            if facts is None:
+            size = self._folder.size(name)
+            if size is None:
+                key = self._folder.key(name)
                 raise BackendRefusedError(key, "stage", "it was deleted meanwhile") from None
-            return facts.size
+            return size
         return counted.bytes
 
     def read(self, name: str, position: int, length: int) -> bytes:
-        key = self._prefix + check_name(name)
-        data = self._requests.ranges([Range(key, position, length)])[0]
+        data = self._folder.read(check_name(name), position, length)
         if len(data) != length:
+            key = self._folder.key(name)
             raise OffsetOutOfRangeError(key, offset=length, minimum=0, maximum=len(data))
         return data
 
     def listed(self, folder: str = "") -> Sequence[StagedObject]:
-        below = f"{self._prefix}{folder}/" if folder else self._prefix
-        return [
-            StagedObject(each.key.removeprefix(self._prefix), each.size)
-            for each in self._requests.listed(below)
-        ]
+        below = f"{folder}/" if folder else ""
+        return [StagedObject(each.key, each.size) for each in self._folder.listed(below)]
 
     def delete(self, names: Sequence[str]) -> None:
-        keys = [self._prefix + check_name(name) for name in names]
-        if keys:
-            self._requests.delete(keys)
+        self._folder.delete([check_name(name) for name in names])
 
 
 class _Counted:

@@ -169,9 +169,10 @@ class ObjectFileSegment(FileSegment):
     def put(self, position: int, view: memoryview) -> Part | None:
         """The first half of a write: it lands, but does not count yet. None for no bytes."""
         broker = self._open_broker()
-        epoch = broker.claimed()
+        broker.claimed()
         segment = broker.segment(self._key)
         end_deletion(broker, segment)
+        epoch = broker.epoch_of(segment)
         self._settle(broker, segment)
         broker.resolve(segment)
         if self._sealed or segment.seal_begun or segment.sealed is not None:
@@ -189,7 +190,6 @@ class ObjectFileSegment(FileSegment):
         part = Part(part_key(self._key, position, epoch), position, len(data), epoch, crc32c(data))
         try:
             carefully(
-                broker.clock,
                 segment,
                 lambda: broker.requests.put(part.key, data, metadata={EPOCH: str(epoch)}),
             )
@@ -238,6 +238,7 @@ class ObjectFileSegment(FileSegment):
         with segment.guard:
             try:
                 delete(broker, segment)
+                broker.forget(segment)
             finally:
                 segment.delete_wanted = False
 
@@ -249,7 +250,7 @@ class ObjectFileSegment(FileSegment):
         position = segment.doubtful_at
         if position is None:
             return
-        epoch = broker.claimed()
+        epoch = broker.epoch_of(segment)
         key = part_key(self._key, position, epoch)
         facts = broker.requests.head(key)
         if facts is not None:

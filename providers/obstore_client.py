@@ -38,9 +38,11 @@ from tieredstore.providers.obstore_connection import (
     just_before,
     started_elsewhere,
 )
+from tieredstore.providers.s3_errors import no_batch_delete
 from tieredstore.providers.s3_put import gathered
 
 WHOLE_BYTES_MAX: Final = 64 * 1024 * 1024
+_TURN: Final = 4  # ranges for each connection, then others that wait for one have a chance
 
 
 class ObstoreClient(ObjectClient):
@@ -104,13 +106,17 @@ class ObstoreClient(ObjectClient):
         from fsspec.asyn import _run_coros_in_chunks, get_loop, sync
 
         self._live.check_open()
-        found: list[bytes | TieredStoreError] = sync(
-            get_loop(),
-            _run_coros_in_chunks,
-            [self._got(each) for each in ranges],
-            batch_size=self._settings.connections_max,
-            nofiles=True,
-        )
+        found: list[bytes | TieredStoreError | ShortReply] = []
+        while len(found) < len(ranges):
+            with self._live.connections(len(ranges) - len(found)) as count:
+                turn = ranges[len(found) : len(found) + count * _TURN]
+                found += sync(
+                    get_loop(),
+                    _run_coros_in_chunks,
+                    [self._got(each) for each in turn],
+                    batch_size=count,
+                    nofiles=True,
+                )
         return [
             self._settled_short(each, data) if isinstance(data, ShortReply) else data
             for each, data in zip(ranges, found, strict=True)
@@ -209,11 +215,15 @@ class ObstoreClient(ObjectClient):
             return self._instead("delete").delete_many(keys)
         self._live.check_open()
         errors: dict[str, TieredStoreError] = {}
+        keys = list(dict.fromkeys(keys))  # MinIO answers a key's second time without its name
         for first in range(0, len(keys), KEYS_PER_REQUEST):
             batch = keys[first : first + KEYS_PER_REQUEST]
             try:
                 self._live.delete(batch)
-            except BackendRefusedError:
+            except BackendRefusedError as error:
+                if self._second is not None and no_batch_delete(error):  # obstore has no other
+                    errors |= self._second.delete_many(batch)
+                    continue
                 # It names one failed key only, and which others are gone it does not say.
                 errors |= self._deleted_singly(batch)
             except TieredStoreError as error:
@@ -238,7 +248,7 @@ class ObstoreClient(ObjectClient):
             check_object_range(each.key, each.start, each.length)
             if not each.length:
                 return b""
-            with self._live.translated(each.key, "get") as (obstore, store):
+            with self._live.translated(each.key, "get", has_connection=True) as (obstore, store):
                 data = await obstore.get_range_async(
                     store, self._prefix + each.key, start=each.start, length=each.length
                 )

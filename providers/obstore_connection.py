@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,11 +25,12 @@ from tieredstore.model.errors import (
 )
 from tieredstore.providers.object_settings import ObjectStoreSettings
 from tieredstore.providers.per_process import PerProcess
-from tieredstore.providers.s3_errors import error_of_reply, one_line
+from tieredstore.providers.s3_errors import certificate_refused, error_of_reply, one_line
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
+_CERTIFICATE: Final = re.compile(r"InvalidCertificate\(\s*(\w+)")
 # How a failed batch delete tells of a key.
 _DELETE_CODE: Final = re.compile(r"\(code: (\w+)\)")
 _CHECKSUMS: Final = ("", "sha256", "crc64nvme")
@@ -88,6 +90,8 @@ class ObstoreConnection:
         self._live: PerProcess[Any] = PerProcess(
             lambda: make_store(settings), lambda _: None, settings.place()
         )
+        # obstore itself bounds only those that are idle.
+        self._free = threading.BoundedSemaphore(settings.connections_max)
 
     def check_open(self) -> None:
         self._live.check_open()
@@ -117,13 +121,28 @@ class ObstoreConnection:
             obstore.delete(store, [self._settings.prefix + key for key in batch])
 
     @contextmanager
-    def translated(self, key: str, operation: str) -> Iterator[tuple[Any, Any]]:
+    def connections(self, wanted: int) -> Iterator[int]:
+        """How many may be used, at most so many; waits for one while all are in use."""
+        taken = 0
+        try:
+            while taken < wanted and self._free.acquire(blocking=not taken):
+                taken += 1
+            yield taken
+        finally:
+            if taken:
+                self._free.release(taken)
+
+    @contextmanager
+    def translated(
+        self, key: str, operation: str, *, has_connection: bool = False
+    ) -> Iterator[tuple[Any, Any]]:
         """The one place where obstore's errors become ours."""
         import obstore
 
         store = self._live.get()
         try:
-            yield obstore, store
+            with self.connections(0 if has_connection else 1):
+                yield obstore, store
         except TieredStoreError:
             raise
         except BaseException as error:
@@ -158,6 +177,9 @@ def error_of(
     if code:  # one key of a batch, which has no status of its own
         transient = code in ("InternalError", "ServiceUnavailable", "SlowDown")
         return error_of_reply(key, operation, status=500 if transient else 403, code=code)
+    certificate = _found(_CERTIFICATE, text)
+    if certificate:
+        return certificate_refused(key, operation, certificate)
     if isinstance(error, FileNotFoundError):
         return error_of_reply(key, operation, status=404, code="")
     reason = "(the message quotes a secret)" if settings.leaks_into(text) else _first_line(error)

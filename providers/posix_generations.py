@@ -26,6 +26,7 @@ from tieredstore.model.errors import OffsetOutOfRangeError, SegmentNotFoundError
 from tieredstore.providers.posix_errors import backend_error
 
 _UNFINISHED: Final = ".new"
+_BEING_WRITTEN: Final = ".tmp"  # what `write_atomically` adds
 
 
 class PosixGenerations(Generations):
@@ -82,7 +83,7 @@ class PosixGenerations(Generations):
         wanted = {generation_name(number) for number in numbers}
         with self._translated(self._folder, "delete"):
             for name in self._names():
-                if name in wanted or (name.endswith(_UNFINISHED) and _final(name) in wanted):
+                if _final(name) in wanted:
                     (self._folder / name).unlink(missing_ok=True)
 
     def _names(self) -> list[str]:
@@ -106,6 +107,9 @@ class PosixGenerations(Generations):
             raise backend_error(str(path), operation, error) from error
 
 
-def _final(unfinished: str) -> str:
-    """The name that a file was to get."""
+def _final(name: str) -> str:
+    """The name that a file has, or was to get: it was being written, or was whole."""
+    unfinished = name.removesuffix(_BEING_WRITTEN)
+    if not unfinished.endswith(_UNFINISHED):
+        return name
     return unfinished.removesuffix(_UNFINISHED).rpartition(".")[0]

@@ -6,22 +6,35 @@ What lives here: `create_bucket` and the lifecycle rule for uploads that a crash
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from tieredstore.model.errors import BackendError, InvalidConfigError, TieredStoreError
+from tieredstore.model.errors import (
+    BackendError,
+    BackendRefusedError,
+    InvalidConfigError,
+    TieredStoreError,
+)
 from tieredstore.providers.object_settings import ObjectStoreSettings
 from tieredstore.providers.s3_errors import error_of_reply, one_line
 
 ABORT_RULE: Final = "tieredstore-abandoned-uploads"
 ABORT_DAYS: Final = 2
+# What stores without such rules answer: that they have none, that they do not understand it, or,
+# taking it for a request to create the bucket, that there is one.
+_NO_RULES_STATUS: Final = (400, 405, 501)
+_NO_RULES_CODE: Final = "BucketAlreadyExists"
+
+log = logging.getLogger(__name__)
 
 
 def create_bucket(settings: ObjectStoreSettings, *, abort_days: int = ABORT_DAYS) -> None:
     """A private bucket that throws abandoned uploads away; idempotent.
 
     One that is there already and ours stays as it is but for the rule; rules of others are kept.
+    Where the store has no such rules, a warning says so.
     """
     client = admin_client(settings)
     asked: dict[str, Any] = {"Bucket": settings.bucket}
@@ -33,11 +46,24 @@ def create_bucket(settings: ObjectStoreSettings, *, abort_days: int = ABORT_DAYS
             client.create_bucket(**asked)
         except client.exceptions.BucketAlreadyOwnedByYou:
             pass
-    abort_abandoned_uploads(settings, days=abort_days)
+        except client.exceptions.BucketAlreadyExists:
+            # Some stores say so of our own bucket too, and that of others lets nobody in.
+            client.head_bucket(Bucket=settings.bucket)
+    try:
+        abort_abandoned_uploads(settings, days=abort_days)
+    except NoRulesError as error:
+        log.warning("%s; now and then audit --repair throws abandoned uploads away", error)
+
+
+class NoRulesError(BackendRefusedError):
+    """This store throws nothing away by itself."""
 
 
 def abort_abandoned_uploads(settings: ObjectStoreSettings, *, days: int = ABORT_DAYS) -> None:
-    """Have the store itself throw uploads below the prefix away when they are `days` old."""
+    """Have the store itself throw uploads below the prefix away when they are `days` old.
+
+    NoRulesError where it has no such rules.
+    """
     if days < 1:
         raise InvalidConfigError("abort_days: a store counts whole days, from 1")
     client = admin_client(settings)
@@ -84,13 +110,12 @@ def _rules(client: Any, bucket: str) -> list[dict[str, Any]]:
     from botocore.exceptions import ClientError
 
     try:
-        rules: list[dict[str, Any]] = client.get_bucket_lifecycle_configuration(Bucket=bucket)[
-            "Rules"
-        ]
+        reply: dict[str, Any] = client.get_bucket_lifecycle_configuration(Bucket=bucket)
     except ClientError as error:
         if error.response["Error"]["Code"] == "NoSuchLifecycleConfiguration":
             return []
         raise
+    rules: list[dict[str, Any]] = reply.get("Rules", [])
     return rules
 
 
@@ -103,9 +128,14 @@ def _translated(settings: ObjectStoreSettings, operation: str) -> Iterator[None]
     except ClientError as error:
         said = error.response.get("Error", {})
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        ours: TieredStoreError = error_of_reply(
-            settings.bucket, operation, status=status, code=str(said.get("Code", ""))
-        )
+        code = str(said.get("Code", ""))
+        ours: TieredStoreError
+        no_rules = status in _NO_RULES_STATUS or code == _NO_RULES_CODE
+        if operation == "put_bucket_lifecycle" and no_rules:
+            reason = one_line(f"{status} {code}: this store takes no rule for abandoned uploads")
+            ours = NoRulesError(settings.bucket, operation, reason)
+        else:
+            ours = error_of_reply(settings.bucket, operation, status=status, code=code)
         raise ours from (None if settings.leaks_into(repr(error)) else error)
     except BotoCoreError as error:
         raise BackendError(settings.bucket, operation, one_line(str(error))) from error

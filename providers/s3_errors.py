@@ -36,9 +36,12 @@ _TRANSIENT: Final = frozenset(
         "Throttling",
         "ThrottlingException",
         "TooManyRequests",
+        "XAmzContentChecksumMismatch",
         "XAmzContentSHA256Mismatch",
     }
 )
+# How stores without a batch delete refuse one.
+_NO_BATCH_DELETE: Final = ("NotImplemented", "MissingContentMD5", "InvalidRequest", "MalformedXML")
 _TRANSIENT_STATUS: Final = frozenset({408, 409, 425, 429})
 REASON_CHARACTERS: Final = 200
 
@@ -63,6 +66,21 @@ def error_of_reply(
     if transient or (status >= 500 and status not in (501, 505)):
         return BackendUnavailableError(key, operation, reason)
     return BackendRefusedError(key, operation, reason)
+
+
+def certificate_refused(key: str, operation: str, reason: str) -> BackendRefusedError:
+    """What no other try mends: the certificate of the store is of an authority that is unknown."""
+    return BackendRefusedError(
+        key,
+        operation,
+        f"the store's certificate is not trusted: {one_line(reason)}; where it has an authority of"
+        " its own, name that to the system, or by AWS_CA_BUNDLE (s3fs) and SSL_CERT_FILE (obstore)",
+    )
+
+
+def no_batch_delete(error: BackendRefusedError) -> bool:
+    """Whether a store refused a batch delete because it was one."""
+    return any(code in str(error) for code in _NO_BATCH_DELETE)
 
 
 def one_line(text: str) -> str:

@@ -40,6 +40,8 @@ _DIGEST_FIELDS: Final = {
     "crc32c": "ChecksumCRC32C",
     "sha256": "ChecksumSHA256",
 }
+# What a reply may tell of a part, and the end of the upload has to repeat.
+_PART_CHECKSUMS: Final = (*_DIGEST_FIELDS.values(), "ChecksumCRC64NVME")
 
 
 class S3Puts:
@@ -163,7 +165,7 @@ class S3Puts:
             return self._connection.call("upload_part", key, **asked, Body=_body(part))
 
         reply = attempt(send)
-        stored = {name: reply[name] for name in _DIGEST_FIELDS.values() if name in reply}
+        stored = {name: reply[name] for name in _PART_CHECKSUMS if name in reply}
         checksum.pop("ChecksumAlgorithm", None)
         return {"PartNumber": number, "ETag": reply["ETag"], **checksum, **stored}
 

@@ -7,7 +7,7 @@ filesystem calls: those look before they act, cache listings, hide error codes a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from tieredstore.driver.lost_reply import refuse_conflict
 from tieredstore.driver.object_client import (
@@ -31,10 +31,9 @@ from tieredstore.model.errors import (
     TieredStoreError,
 )
 from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.s3_errors import no_batch_delete
 from tieredstore.providers.s3_put import S3Puts
 from tieredstore.providers.s3fs_connection import S3fsConnection
-
-_NO_BATCH_DELETE: Final = ("NotImplemented", "MissingContentMD5", "InvalidRequest", "MalformedXML")
 
 
 class S3fsClient(ObjectClient):
@@ -134,12 +133,13 @@ class S3fsClient(ObjectClient):
     def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
         self._connection.check_open()
         errors: dict[str, TieredStoreError] = {}
+        keys = list(dict.fromkeys(keys))  # MinIO answers a key's second time without its name
         for first in range(0, len(keys), KEYS_PER_REQUEST):
             batch = keys[first : first + KEYS_PER_REQUEST]
             try:
                 errors |= self._delete_batch(batch)
             except BackendRefusedError as error:
-                if not any(code in str(error) for code in _NO_BATCH_DELETE):
+                if not no_batch_delete(error):
                     errors |= dict.fromkeys(batch, error)
                     continue
                 errors |= self._delete_singly(batch)
@@ -151,7 +151,12 @@ class S3fsClient(ObjectClient):
         found: list[AbandonedUpload] = []
         asked: dict[str, Any] = {**self._at, "Prefix": self._prefix + prefix}
         while True:
-            page = self._connection.call("list_multipart_uploads", prefix, **asked)
+            try:
+                page = self._connection.call("list_multipart_uploads", prefix, **asked)
+            except BackendRefusedError as error:
+                if "NoSuchUpload" not in str(error):
+                    raise
+                return found  # some stores say so where there is none
             found += [
                 AbandonedUpload(entry["Key"][len(self._prefix) :], entry["UploadId"])
                 for entry in page.get("Uploads", ())

@@ -6,6 +6,7 @@ What lives here: making the client, running its coroutines on fsspec's loop, tra
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -19,10 +20,11 @@ from tieredstore.model.errors import (
 )
 from tieredstore.providers.object_settings import ObjectStoreSettings
 from tieredstore.providers.per_process import PerProcess
-from tieredstore.providers.s3_errors import error_of_reply, one_line
+from tieredstore.providers.s3_errors import certificate_refused, error_of_reply, one_line
 
 T = TypeVar("T")
 
+_CERTIFICATE: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED\W*")
 # Exceptions of botocore that are not about the network but about what was asked or who asks.
 _REFUSED: Final = (
     "InvalidEndpointConfigurationError",
@@ -130,6 +132,8 @@ class S3fsConnection:
             message = self._told(str(said.get("Message", "")))
             return error_of_reply(key, operation, status=status, code=code, message=message)
         kind = type(error).__name__
+        if kind == "SSLError" and "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return certificate_refused(key, operation, _CERTIFICATE.split(str(error))[-1])
         reason = one_line(f"{kind}: {self._told(str(error))}")
         if kind in _REFUSED or isinstance(error, TypeError | AttributeError):
             return BackendRefusedError(key, operation, reason)

@@ -27,7 +27,7 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
 )
 from tieredstore.providers.broker_parts import BrokerParts
-from tieredstore.providers.in_doubt import carefully, is_quiet, put_note
+from tieredstore.providers.in_doubt import carefully, put_note
 from tieredstore.providers.object_calls import CHECKSUM, EPOCH, ObjectCalls
 from tieredstore.providers.object_checksum import crc32c, joined
 from tieredstore.providers.object_layout import Mark, mark_key, part_key
@@ -46,7 +46,7 @@ class Counted(Protocol):
 
 def seal(broker: BrokerParts, segment: SegmentParts) -> None:
     """Make the parts one object; under the guard of the segment, with its epoch claimed."""
-    epoch = broker.claimed()
+    epoch = broker.epoch_of(segment)
     if segment.sealed is None:
         put_mark(broker, segment)
         try:
@@ -70,7 +70,7 @@ def create(broker: BrokerParts, segment: SegmentParts, blocks: Counted) -> None:
 
     Where its key is not safe, the stream becomes one part, and that is sealed.
     """
-    requests, epoch = broker.requests, broker.claimed()
+    requests, epoch = broker.requests, broker.epoch_of(segment)
     put_mark(broker, segment)
     is_safe = not broker.keeps_parts(segment)
     part = part_key(segment.key, 0, epoch)
@@ -85,7 +85,7 @@ def create(broker: BrokerParts, segment: SegmentParts, blocks: Counted) -> None:
         return True
 
     try:
-        carefully(broker.clock, segment, put)
+        carefully(segment, put)
     except ObjectExistsError as error:
         found = remove_late_object(broker, segment) if is_safe else None
         if found is None:
@@ -104,13 +104,13 @@ def create(broker: BrokerParts, segment: SegmentParts, blocks: Counted) -> None:
 
 def put_mark(broker: BrokerParts, segment: SegmentParts) -> None:
     """Steps 1 and 2."""
-    mark = mark_key(segment.key, Mark.SEALING, broker.claimed())
+    mark = mark_key(segment.key, Mark.SEALING, broker.epoch_of(segment))
     if mark not in segment.marks:
         put_note(broker.requests, mark)
         segment.marks += (mark,)
     segment.absent_known = False  # from now on only the store knows
     broker.looks.now()
-    if broker.boundary.is_fenced(segment.key):
+    if broker.is_fenced(segment):
         remove_late_object(broker, segment)
 
 
@@ -121,12 +121,7 @@ def remove_late_object(broker: BrokerParts, segment: SegmentParts) -> SealedObje
         return None
     found = broker.sealed_of(facts, segment.gone)
     if found is None:
-        carefully(
-            broker.clock,
-            segment,
-            lambda: broker.requests.delete([segment.key]),
-            sealed_key=True,
-        )
+        carefully(segment, lambda: broker.requests.delete([segment.key]), sealed_key=True)
     return found
 
 
@@ -136,14 +131,13 @@ def remove_parts(broker: BrokerParts, segment: SegmentParts) -> None:
     Where a part may still come, of ours or of an older writer, another mark stays: alone, such a
     part would hide the object.
     """
-    may_come = broker.boundary.is_fenced(segment.key)
-    may_come = may_come or not is_quiet(broker.clock, segment.quiet_until)
+    may_come = broker.is_fenced(segment) or segment.in_doubt
     if may_come and segment.sealed is not None and not segment.sealed_marks:
-        mark = mark_key(segment.key, Mark.SEALED, broker.claimed())
-        carefully(broker.clock, segment, lambda: put_note(broker.requests, mark))
+        mark = mark_key(segment.key, Mark.SEALED, broker.epoch_of(segment))
+        carefully(segment, lambda: put_note(broker.requests, mark))
         segment.sealed_marks = (mark,)
     keys = [*segment.strays, *(part.key for part in segment.parts)]
-    carefully(broker.clock, segment, lambda: broker.requests.delete(keys))
+    carefully(segment, lambda: broker.requests.delete(keys))
     segment.take(())
     segment.strays = ()
     broker.requests.delete(segment.marks)
@@ -166,7 +160,6 @@ def _put_object(broker: BrokerParts, segment: SegmentParts, epoch: int) -> Seale
     metadata = {EPOCH: str(epoch), CHECKSUM: f"{checksum:08x}"}
     try:
         carefully(
-            broker.clock,
             segment,
             lambda: requests.put_stream(segment.key, _blocks(requests, segment), metadata=metadata),
         )

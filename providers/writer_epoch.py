@@ -9,6 +9,9 @@ writes how far each open segment went. From then on nothing that an older writer
 a part at or behind that end, not a sealed object of a segment that was open. The older writer
 learns of it from a look that began after its put had landed: what it acknowledged was there
 before the claim, and so before the listing.
+
+Claims are multiples of `LIVES`. The numbers behind one are for names that are used again within
+it, while requests for what was there before may still land: see `deleting`.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from tieredstore.providers.object_layout import ObjectLayout
 
 _REMEMBERED_MS: Final = 30 * 24 * 3_600_000  # no request of a stalled writer is under way longer
 _CLAIMS_MAX: Final = 1_000  # so many others may come first
+LIVES: Final = 1_000  # of one name in one claim
 
 
 class WriterStalledError(BackendRefusedError):
@@ -94,7 +98,10 @@ class Boundary:
         sealed_from = {k: each for k, each in self.sealed_from.items() if each.since_ms > oldest}
         sealed_from.update({key: Fence(epoch=epoch, since_ms=now_ms) for key in found.ends})
         gone_by_now = {k: each for k, each in self.gone.items() if each.since_ms > oldest}
-        gone_by_now.update({k: Fence(epoch=of, since_ms=now_ms) for k, of in found.gone.items()})
+        for key, of in found.gone.items():
+            known = gone_by_now.get(key)
+            if known is None or known.epoch <= of:
+                gone_by_now[key] = Fence(epoch=of, since_ms=now_ms)
         unsafe_by_now = {key: since for key, since in self.unsafe.items() if since > oldest}
         unsafe_by_now.update(dict.fromkeys(found.unsafe, now_ms))
         return Boundary(
@@ -183,7 +190,7 @@ class WriterEpoch:
         claimed, bounded = newest_epochs(requests, layout, broker)
         number = max(claimed, bounded)
         for _ in range(_CLAIMS_MAX):
-            number += 1
+            number = _behind(number)
             try:
                 requests.put(layout.claim_key(broker, number), b"")
                 return cls(requests, layout, broker, number)
@@ -208,11 +215,11 @@ class WriterEpoch:
     def check(self) -> None:
         """WriterStalledError where a look has found a newer claim."""
         if self._is_stalled:
-            raise WriterStalledError(self._broker, "write", self.number + 1)
+            raise WriterStalledError(self._broker, "write", _behind(self.number))
 
     def look(self) -> None:
         """WriterStalledError where somebody has claimed a newer epoch by now: one request."""
-        key = self._layout.claim_key(self._broker, self.number + 1)
+        key = self._layout.claim_key(self._broker, _behind(self.number))
         self._is_stalled = self._is_stalled or self._requests.head(key) is not None
         self.check()
 
@@ -220,3 +227,8 @@ class WriterEpoch:
         """Make the boundary of this epoch hold, and older ones history."""
         key = self._layout.boundary_key(self._broker, self.number)
         self._requests.put(key, boundary.encode())
+
+
+def _behind(number: int) -> int:
+    """The claim that follows."""
+    return (number // LIVES + 1) * LIVES

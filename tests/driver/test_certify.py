@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from tieredstore.driver.certify import Certificate, certify
+from tieredstore.driver.certificate import Certificate
+from tieredstore.driver.certify import certify
 from tieredstore.driver.object_client import ListedKey, ObjectClient, ObjectFacts, Range
 from tieredstore.driver.object_wrapper import ObjectClientWrapper
 from tieredstore.driver.segment import Buffer
@@ -30,11 +31,34 @@ class IgnoresConditions(ObjectClientWrapper):
         return self.inner.put(key, data, metadata=options.get("metadata"), if_absent=False)
 
 
+class IgnoresThemAtTheEndOfUploads(ObjectClientWrapper):
+    """As some do that honour them for an object in one request."""
+
+    def put_stream(self, key: str, blocks: Iterable[Buffer], **options: Any) -> ObjectFacts | None:
+        return self.inner.put_stream(key, blocks, **{**options, "if_absent": False})
+
+
 class ForgetsIfMatch(ObjectClientWrapper):
     def put(self, key: str, data: Buffer, **options: Any) -> ObjectFacts:
         if options.pop("if_match", None) is not None:
             options["if_absent"] = False
         return self.inner.put(key, data, **options)
+
+
+class MixesRacersUp(ObjectClientWrapper):
+    """Says another length than it sends: no client takes that for an answer."""
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if "/match-" in key:
+            raise BackendUnavailableError(key, "get", "2 bytes came instead of 3")
+        return self.inner.get_range(key, start, length)
+
+
+class IgnoresRanges(ObjectClientWrapper):
+    """Sends all of an object."""
+
+    def get_ranges(self, ranges: Sequence[Range]) -> list[bytes | TieredStoreError]:
+        return [BackendUnavailableError(ranges[0].key, "get", "9 bytes came")] * len(ranges)
 
 
 class LosesMetadata(ObjectClientWrapper):
@@ -79,8 +103,8 @@ def test_a_store_that_keeps_its_word_passes_and_nothing_is_left() -> None:
     store = new_store()
     certificate = certify(store)
     assert certificate.passed
-    assert len(certificate.findings) == 11
-    assert "11 checks passed" in certificate.summary()
+    assert len(certificate.findings) == 12
+    assert "12 checks passed" in certificate.summary()
     assert list(store.list()) == []
 
 
@@ -88,7 +112,10 @@ def test_a_store_that_keeps_its_word_passes_and_nothing_is_left() -> None:
     ("liar", "checks"),
     [
         (IgnoresConditions, {"create-only", "create-only-race", "if-match", "if-match-race"}),
+        (IgnoresThemAtTheEndOfUploads, {"create-only-parts"}),
         (ForgetsIfMatch, {"if-match", "if-match-race"}),
+        (MixesRacersUp, {"if-match-race"}),
+        (IgnoresRanges, {"ranges"}),
         (LosesMetadata, {"metadata"}),
         (CutsRanges, {"read-after-write", "odd-keys", "ranges", "range-beyond-end"}),
         (ListsOnePage, {"listing"}),

@@ -78,7 +78,9 @@ def test_the_bill_is_that_of_the_price_table() -> None:
     client.get_range("k-1", 0, 1)
     list(client.list())
     assert client.bill() == pytest.approx((10 * 0.01 + 1 + 0.005) / 1000)
-    assert list(metrics.read()) == [(client.bill(), {})]
+    bills = {labels["operation"]: dollars for dollars, labels in metrics.read()}
+    assert sum(bills.values()) == client.bill()
+    assert bills["put"] == client.counts.snapshot()["put"] * client.prices.put / 1000
 
 
 def test_list_prices_are_the_default() -> None:

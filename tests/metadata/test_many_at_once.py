@@ -69,7 +69,7 @@ def test_batches_that_wait_for_one_sync_share_the_next(
         syncs += 1
         if syncs == 1:
             first.set()
-            assert go_on.wait(30)
+            assert go_on.wait(240)
         fdatasync(descriptor)
 
     with JsonMetadataStore.open(path) as store:
@@ -77,7 +77,7 @@ def test_batches_that_wait_for_one_sync_share_the_next(
         monkeypatch.setattr(os, "fdatasync", slow)
         with ThreadPoolExecutor(THREADS) as pool:
             leader = pool.submit(store.put, log_segment(1))
-            assert first.wait(30)
+            assert first.wait(240)
             assert store.segment(*key(1)) is None  # not durable yet, so nobody sees it
             others = [pool.submit(store.put, log_segment(10 + n)) for n in range(THREADS - 1)]
             while len(store._pending) < THREADS - 1:
@@ -119,7 +119,7 @@ def test_closing_under_writers_keeps_every_batch_that_was_acknowledged(path: Pat
     started = threading.Barrier(THREADS + 1)
 
     def put(thread: int) -> int:
-        started.wait(30)
+        started.wait(240)
         for number in range(10_000):
             try:
                 store.put(log_segment(number, path=f"p{thread}"))
@@ -129,7 +129,7 @@ def test_closing_under_writers_keeps_every_batch_that_was_acknowledged(path: Pat
 
     with ThreadPoolExecutor(THREADS) as pool:
         counts = pool.map(put, range(THREADS))
-        started.wait(30)
+        started.wait(240)
         store.close()
     with JsonMetadataStore.open(path) as store:
         for thread, count in enumerate(counts):
@@ -166,7 +166,7 @@ def test_two_processes_do_not_write_one_store(path: Path) -> None:
         with JsonMetadataStore.open(path, read_only=True) as reader:
             assert [row.topic for row in reader.topics()] == ["A"]
         holder.stdin.close()
-        assert holder.wait(30) == 0
+        assert holder.wait(240) == 0
     with JsonMetadataStore.open(path) as store:
         assert store.add_topic("B").topic_id == 1
 

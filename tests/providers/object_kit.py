@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from tieredstore.driver.lost_reply import settling
 from tieredstore.driver.object_client import (
     Attempt,
     ListedKey,
+    ObjectClient,
     ObjectFacts,
     once,
 )
@@ -19,12 +21,14 @@ from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import BackendUnavailableError, TieredStoreError
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.providers.writer_epoch import LIVES
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 
 T = TypeVar("T")
 
 CLUSTER = "DefaultCluster"
+FIRST, SECOND = LIVES, 2 * LIVES  # what the first writer claims, and the second
 PATH = "broker-a/TopicTest/0"
 CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF)
 FAILURES = (Fault.BEFORE, Fault.AFTER, Fault.HALF)
@@ -33,10 +37,11 @@ FAILURES = (Fault.BEFORE, Fault.AFTER, Fault.HALF)
 class StruckClient(ObjectClientWrapper):
     """A client whose requests fail as planned; `before` is told of each one first.
 
-    Half of a delete deletes every other key; half of an upload leaves no object.
+    Half of a delete deletes every other key and leaves the first, such as a segment's first part;
+    half of an upload leaves no object.
     """
 
-    def __init__(self, inner: MemoryObjectClient, faults: Faults) -> None:
+    def __init__(self, inner: ObjectClient, faults: Faults) -> None:
         super().__init__(inner)
         self.faults = faults
         self.before: Callable[[str, str], None] = lambda operation, key: None
@@ -87,7 +92,7 @@ class StruckClient(ObjectClientWrapper):
 
     def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
         def half() -> None:
-            self.inner.delete_many(keys[::2])
+            self.inner.delete_many(keys[1::2])
 
         first = keys[0] if keys else ""
         return self._struck("delete", first, lambda: self.inner.delete_many(keys), half)
@@ -104,7 +109,8 @@ class StruckClient(ObjectClientWrapper):
         if fault in (Fault.HALF, Fault.CRASH_HALF):
             half()
         if fault in (Fault.AFTER, Fault.CRASH_AFTER):
-            call()
+            with suppress(TieredStoreError):  # an answer, such as that there is nothing: lost too
+                call()
         if fault in CRASHES:
             raise SimulatedCrash
         if fault is not None:
@@ -113,16 +119,17 @@ class StruckClient(ObjectClientWrapper):
 
 
 class Bucket:
-    """What outlives the processes."""
+    """What outlives the processes; `clients` is another store than one in memory."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, clients: Callable[[], ObjectClient] | None = None, **settings: Any) -> None:
         self.objects = MemoryObjects()
+        self._clients = clients or (lambda: MemoryObjectClient(self.objects))
         self._settings = settings
 
     def process(
         self, faults: Faults | None = None, *, retries: int = 0, runtime: Runtime | None = None
     ) -> Process:
-        client = StruckClient(MemoryObjectClient(self.objects), faults or Faults())
+        client = StruckClient(self._clients(), faults or Faults())
         runtime = runtime or Runtime.inline()
         provider = ObjectProvider(
             client,

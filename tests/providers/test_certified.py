@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.providers.object_kit import CLUSTER, PATH
-from tieredstore.driver.certify import Certificate, certify
+from tieredstore.driver.certificate import Certificate
+from tieredstore.driver.certify import certify
 from tieredstore.driver.object_client import ObjectClient, ObjectFacts
 from tieredstore.driver.object_wrapper import ObjectClientWrapper
 from tieredstore.driver.runtime import Runtime

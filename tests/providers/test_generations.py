@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,12 +101,20 @@ def test_other_files_are_passed_over_and_what_a_crash_left_goes(tmp_path: Path) 
     folder = Path(generations.describe())
     for name in ("notes.txt", "7.json", generation_name(0)):
         (folder / name).write_bytes(b"")
-    (folder / f"{generation_name(2)}.abc.new").write_bytes(b"half")
+    (folder / f"{generation_name(2)}.abc.new").write_bytes(b"whole")
+    (folder / f"{generation_name(2)}.def.new.tmp").write_bytes(b"half")
+    (folder / f"{generation_name(0)}.tmp").write_bytes(b"not ours")
     assert [each.number for each in generations.listed()] == [1]
     generations.create(2, b"data")
     generations.delete([2])
     assert sorted(path.name for path in folder.iterdir()) == sorted(
-        [generation_name(0), generation_name(1), "7.json", "notes.txt"]
+        [
+            generation_name(0),
+            f"{generation_name(0)}.tmp",
+            generation_name(1),
+            "7.json",
+            "notes.txt",
+        ]
     )
 
 
@@ -115,3 +125,32 @@ def test_a_directory_that_may_not_be_written_refuses(tmp_path: Path) -> None:
     with pytest.raises(BackendRefusedError):
         generations.create(1, b"data")
     tmp_path.chmod(0o755)
+
+
+_CRASHING = """
+import os, sys
+import subprocess
+import sys
+from pathlib import Path
+from tieredstore.driver.runtime import Runtime
+from tieredstore.providers.posix import PosixProvider
+
+def fsync(descriptor):
+    if "json" in os.readlink(f"/proc/self/fd/{descriptor}"):
+        os._exit(9)
+
+os.fsync = fsync
+PosixProvider(Path(sys.argv[1]), "c", Runtime.inline()).generations("broker").create(2, b"data")
+"""
+
+
+def test_what_a_killed_process_was_writing_goes_with_its_generation(tmp_path: Path) -> None:
+    generations = PosixProvider(tmp_path, "c", Runtime.inline()).generations("broker")
+    killed = subprocess.run([sys.executable, "-c", _CRASHING, str(tmp_path)], check=False)
+    assert killed.returncode == 9
+    folder = Path(generations.describe())
+    assert [path.name.endswith(".tmp") for path in folder.iterdir()] == [True]
+    for number in (1, 2, 3):
+        generations.create(number, b"data")
+    generations.delete([1, 2])
+    assert [path.name for path in folder.iterdir()] == [generation_name(3)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 
+from tests.crash_stores import Stores
 from tests.providers.object_kit import CRASHES, FAILURES, PATH, Bucket, Process
 from tieredstore.driver.object_client import ObjectExistsError
 from tieredstore.driver.segment import FileSegment
@@ -22,7 +22,7 @@ from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
 LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
 INDEX_PATH = "broker-a/rmq_sys_INDEX/0"
 DATA = bytes(range(200))
-STEPS_MAX = 60
+STEPS_MIN, STEPS_MAX = 30, 60
 Key = tuple[str, SegmentType, int]
 
 
@@ -121,44 +121,47 @@ def _open_keys(process: Process, key: Key) -> list[str]:
     return [each for each in keys if "/sealed-" not in each]
 
 
+def quiet_steps(stores: Stores) -> range:
+    """The requests of a life in which nothing happens."""
+    faults, life = Faults(), Life()
+    bucket = Bucket(stores.new())
+    life.live(bucket.process(faults))
+    life.check(bucket.process())
+    assert life.acknowledged.keys() == {(INDEX_PATH, INDEX, 0), (PATH, QUEUE, 0)}
+    assert STEPS_MIN < faults.steps < STEPS_MAX
+    return range(faults.steps)
+
+
 @pytest.mark.parametrize("fault", CRASHES)
-def test_nothing_acknowledged_is_lost_wherever_a_process_dies(fault: Fault) -> None:
-    for step in range(STEPS_MAX):
-        bucket, life = Bucket(), Life()
-        try:
+def test_nothing_acknowledged_is_lost_wherever_a_process_dies(stores: Stores, fault: Fault) -> None:
+    for step in stores.sample(quiet_steps(stores), every=7, share=7):
+        bucket, life = Bucket(stores.new()), Life()
+        with pytest.raises(SimulatedCrash):
             life.live(bucket.process(Faults({step: fault})))
-        except SimulatedCrash:
-            life.check(bucket.process())
-            after = bucket.process()
-            life.check(after)
-            life.go_on(after)
-            life.check(after)
-            life.check(bucket.process())
-        else:
-            assert step > 30
-            return
-    pytest.fail("more steps than were tried")
+        life.check(bucket.process())
+        after = bucket.process()
+        life.check(after)
+        life.go_on(after)
+        life.check(after)
+        life.check(bucket.process())
 
 
 @pytest.mark.parametrize("fault", FAILURES)
-def test_one_failure_of_any_request_is_tried_again(fault: Fault) -> None:
-    def run(faults: Faults) -> Callable[[], int]:
-        bucket, life = Bucket(), Life()
-        life.live(bucket.process(faults, retries=3))
+def test_one_failure_of_any_request_is_tried_again(stores: Stores, fault: Fault) -> None:
+    for step in stores.sample(quiet_steps(stores), every=7, share=7):
+        bucket, life = Bucket(stores.new()), Life()
+        life.live(bucket.process(Faults({step: fault}), retries=3))
         life.check(bucket.process())
         assert life.acknowledged.keys() == {(INDEX_PATH, INDEX, 0), (PATH, QUEUE, 0)}
-        return lambda: faults.steps
-
-    steps = run(Faults())()
-    for step in range(steps):
-        run(Faults({step: fault}))
 
 
 @pytest.mark.parametrize("fault", FAILURES)
-def test_a_writer_whose_requests_fail_finds_out_where_it_is_and_goes_on(fault: Fault) -> None:
+def test_a_writer_whose_requests_fail_finds_out_where_it_is_and_goes_on(
+    stores: Stores, fault: Fault
+) -> None:
     """No retries below: each failure is seen, and the writer does as the tier does."""
     for step in range(STEPS_MAX):
-        bucket = Bucket()
+        bucket = Bucket(stores.new())
         process = bucket.process(Faults({step: fault}))
         done = 0
         for number in range(3):

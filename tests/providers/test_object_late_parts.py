@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.providers.object_kit import PATH, Bucket, Process
+from tests.providers.object_kit import FIRST, PATH, Bucket, Process
 from tests.providers.two_writers import Two, a_part, a_sealed_object, content, stalls
 from tieredstore.driver.segment import FileSegment
 from tieredstore.model.errors import BackendUnavailableError, SegmentSealedError
@@ -14,6 +14,7 @@ from tieredstore.providers.writer_epoch import WriterStalledError
 from tieredstore.testing.faults import Fault
 
 LOG, QUEUE = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE
+EPOCH_OF_FIRST = {"tiered-epoch": str(FIRST)}
 
 
 def everybody_reads(bucket: Bucket, expected: bytes, *processes: Process) -> None:
@@ -31,7 +32,7 @@ def test_a_late_first_part_does_not_hide_what_a_newer_writer_sealed() -> None:
     segment.write(10, b"new")
     segment.seal()
     # a request of the older writer that was sent twice: it is as long as what was there once
-    two.bucket.objects.put(part_key(segment.path, 0, 1), b"0123456789", {"tiered-epoch": "1"})
+    two.bucket.objects.put(part_key(segment.path, 0, FIRST), b"0123456789", EPOCH_OF_FIRST)
     everybody_reads(two.bucket, b"0123456789new", two.new)
 
 
@@ -43,7 +44,7 @@ def test_a_late_part_of_the_writer_itself_does_not_hide_what_it_sealed() -> None
     stalls(process, a_part, lambda: process.client.faults.strike(Fault.AFTER))
     segment.write(0, b"0123456789")
     segment.seal()
-    bucket.objects.put(part_key(segment.path, 0, 1), b"0123456789", {"tiered-epoch": "1"})
+    bucket.objects.put(part_key(segment.path, 0, FIRST), b"0123456789", EPOCH_OF_FIRST)
     everybody_reads(bucket, b"0123456789", process)
 
 
@@ -73,7 +74,7 @@ def test_a_writer_that_does_not_know_yet_deletes_no_part_of_a_late_object_of_its
     with pytest.raises(BackendUnavailableError):
         segment.seal()
     two.new.open(PATH, LOG, 0).write(10, b"new")
-    two.bucket.objects.put(segment.path, b"0123456789", {"tiered-epoch": "1"})  # only now
+    two.bucket.objects.put(segment.path, b"0123456789", EPOCH_OF_FIRST)  # only now
     with pytest.raises(WriterStalledError):
         segment.seal()
     two.counts(b"0123456789new")
@@ -89,7 +90,7 @@ def test_nothing_is_appended_once_a_sealed_object_may_be_on_its_way() -> None:
         segment.seal()
     with pytest.raises(SegmentSealedError):
         process.open(PATH, LOG, 0).write(10, b"more")
-    bucket.objects.put(segment.path, b"0123456789", {"tiered-epoch": "1"})
+    bucket.objects.put(segment.path, b"0123456789", EPOCH_OF_FIRST)
     everybody_reads(bucket, b"0123456789", process)
 
 

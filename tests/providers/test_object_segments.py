@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.providers.object_kit import CLUSTER, PATH, Bucket
+from tests.providers.object_kit import CLUSTER, FIRST, PATH, SECOND, Bucket
 from tieredstore.driver.object_client import ListedKey, ObjectFacts, Range
 from tieredstore.driver.object_wrapper import ObjectClientWrapper
 from tieredstore.driver.runtime import Runtime
@@ -56,7 +56,7 @@ def test_more_than_a_thousand_parts() -> None:
     again.seal()
     assert bucket.process().open(PATH, LOG, 0).read(0, 10_000) == whole
     left = bucket.objects.held_keys(".parts/")
-    assert [key.rpartition("/")[2] for key in left] == ["sealed-0000000002"]
+    assert [key.rpartition("/")[2] for key in left] == [f"sealed-{SECOND:010d}"]
     bucket.process().open(PATH, QUEUE, 0).delete()  # the next writer has no need of it
     assert bucket.objects.held_keys(".parts/") == []
 
@@ -215,9 +215,9 @@ def test_bytes_beyond_5_gib_are_found(sealed: bool) -> None:
     if sealed:
         client.sizes[segment.path] = 2 * limit + 16
     else:
-        client.sizes[part_key(segment.path, 0, 1)] = limit
-        client.sizes[part_key(segment.path, limit, 1)] = limit
-        client.sizes[part_key(segment.path, 2 * limit, 1)] = 16
+        client.sizes[part_key(segment.path, 0, FIRST)] = limit
+        client.sizes[part_key(segment.path, limit, FIRST)] = limit
+        client.sizes[part_key(segment.path, 2 * limit, FIRST)] = 16
         # without a boundary nothing is fenced: these count
     assert segment.size() == 2 * limit + 16
     for position in (limit - 8, limit, 2 * limit - 8, 2 * limit):

@@ -67,8 +67,7 @@ class Seen(NoMetrics):
         self._gauges[metric.name] = read
 
     def bill(self) -> float:
-        ((value, _),) = self._gauges[OBJECT_BILL.name]()
-        return value
+        return sum(dollars for dollars, _ in self._gauges[OBJECT_BILL.name]())
 
 
 def test_s3_is_built_without_a_request() -> None:

@@ -49,11 +49,11 @@ def test_a_delete_puts_an_end_to_a_sealing() -> None:
         def before(operation: str, key: str) -> None:
             if operation == "put" and "sealing-" in key:
                 begun.set()
-                assert go_on.wait(30)
+                assert go_on.wait(240)
 
         process.client.before = before
         sealing = runtime.dispatch.submit(segment.seal)
-        assert begun.wait(30)
+        assert begun.wait(240)
         deleting = runtime.fetch.submit(process.open(PATH, LOG, 0).delete)
         while not process.provider._broker_of(PATH)().segment(segment.path).delete_wanted:
             assert not deleting.done()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.providers.object_kit import PATH, Bucket, Process
+from tests.providers.object_kit import FIRST, PATH, Bucket, Process
 from tests.providers.two_writers import Two, a_part, a_sealed_object, content, stalls
 from tieredstore.driver.provider import SegmentWrite, WritePair
 from tieredstore.model.errors import (
@@ -69,11 +69,11 @@ def test_the_double_of_an_old_request_does_not_bring_a_deleted_segment_back() ->
     two = Two()
     segment = two.new.open(PATH, LOG, 0)
     segment.delete()
-    two.bucket.objects.put(part_key(segment.path, 0, 1), b"0123456789", {})
+    two.bucket.objects.put(part_key(segment.path, 0, FIRST), b"0123456789", {})
     two.counts(None)
     third = two.bucket.process()
     third.open(PATH, LOG, 0).write(0, b"anew")
-    two.bucket.objects.put(part_key(segment.path, 0, 1), b"0123456789", {})
+    two.bucket.objects.put(part_key(segment.path, 0, FIRST), b"0123456789", {})
     assert content(two.bucket.process().open(PATH, LOG, 0)) == b"anew"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.providers.object_kit import PATH, Bucket, Process
+from tests.providers.object_kit import PATH, SECOND, Bucket, Process
 from tieredstore.driver.segment import FileSegment
 from tieredstore.model.errors import SegmentNotFoundError
 from tieredstore.model.values import SegmentType
@@ -56,7 +56,7 @@ class Two:
     def stalled(self, meanwhile: Callable[[Process], None]) -> None:
         """The older one sends a part, and until that lands the newer one takes over."""
         stalls(self.old, a_part, lambda: meanwhile(self.new))
-        with pytest.raises(WriterStalledError, match="taken over, in epoch 2"):
+        with pytest.raises(WriterStalledError, match=f"taken over, in epoch {SECOND}"):
             self.old.open(PATH, LOG, 0).write(10, b"late and long")
 
     def counts(self, expected: bytes | None) -> None:

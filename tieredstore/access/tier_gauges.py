@@ -31,6 +31,7 @@ from tieredstore.driver.our_metrics import (
     LOST_MESSAGES,
     PUBLISH_PROBLEM,
     PUBLISHED,
+    QUEUE_HELD_LOG_BYTES,
     QUEUE_PROBLEM,
     QUEUES,
     SNAPSHOT_AGE,
@@ -57,6 +58,7 @@ class TierGauges:
             QUEUES: self.queues,
             QUEUE_PROBLEM: self.queue_problems,
             LOST_MESSAGES: self.lost_messages,
+            QUEUE_HELD_LOG_BYTES: self.queue_held_log_bytes,
             INDEX_FILES: self.index_files,
             SNAPSHOT_AGE: self.snapshot_age,
             PUBLISHED: self.published,
@@ -110,6 +112,11 @@ class TierGauges:
     def lost_messages(self) -> Shown:
         for key, count in self._health().lost.items():
             yield count, _labels(key)
+
+    def queue_held_log_bytes(self) -> Shown:
+        end = self._next.confirmed_offset()
+        for key, needed in self._tier.dispatcher.needed_by_queue().items():
+            yield max(0, end - needed), _labels(key)
 
     def _states(self) -> dict[QueueKey, str]:
         health = self._health()

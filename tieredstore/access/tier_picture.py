@@ -5,24 +5,31 @@ What lives here: `TierPicture` and `picture_of`. How it is drawn is for a face t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
 
 from tieredstore.access.cost import Load, MonthlyCost, load_of, monthly_cost
 from tieredstore.access.reader import TieredReader
+from tieredstore.access.upload.topic_filter import TopicFilter
 from tieredstore.codec.names import index_queue_path, queue_path
 from tieredstore.driver.metadata import MetadataStore
+from tieredstore.flat.believed_times import is_believed
 from tieredstore.flat.segment_times import catalogue_times
 from tieredstore.index.index_reach import indexed_offset
 from tieredstore.index.watermarks import QueueId
 from tieredstore.model.catalogue import SegmentRecord
+from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentError
 from tieredstore.model.values import QueueKey, SegmentType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnSegment:
-    """One segment of a commit log; times are those of its messages, None where nobody knows."""
+    """One segment; None for a time that nobody knows.
+
+    Of a commit log the times are those of its messages. Of an index file they are when it was
+    begun and when its last message was stored; the first may be later where it was filled late.
+    """
 
     base_offset: int
     size: int
@@ -71,6 +78,8 @@ class TierPicture:
     reserve_hours: Mapping[str, int]
     load: Load
     cost: MonthlyCost
+    only_local: Mapping[QueueKey, int] = field(default_factory=dict)
+    """Messages of queues that the tier has nothing of, though their topic belongs there."""
 
     @property
     def topics(self) -> dict[str, list[QueuePicture]]:
@@ -116,16 +125,33 @@ def picture_of(
     return TierPicture(
         broker_name=config.broker_name,
         cluster_name=config.cluster_name,
-        place=config.path or config.bucket or config.url or config.provider,
+        place=_place(config),
         taken_at=now_ms,
         queues=tuple(queues),
-        index_files=tuple(_drawn(row, now_ms) for row in index_rows if row.size),
+        index_files=tuple(_drawn_index(row, now_ms) for row in index_rows if row.size),
+        only_local=_only_local(config, {queue.key for queue in queues}, local_offsets or {}),
         reserve_hours={
             topic: row.reserve_hours or config.reserve_hours for topic, row in topics.items()
         },
         load=load,
         cost=monthly_cost(load, config),
     )
+
+
+def _place(config: StoreConfig) -> str:
+    where = config.path or config.url or "/".join(filter(None, (config.bucket, config.prefix)))
+    return ", ".join(filter(None, (config.provider, where, config.endpoint)))
+
+
+def _only_local(
+    config: StoreConfig, known: Container[QueueKey], local_offsets: Mapping[QueueKey, int]
+) -> dict[QueueKey, int]:
+    topics = TopicFilter(config)
+    return {
+        key: end
+        for key, end in sorted(local_offsets.items())
+        if end and key not in known and not topics.rejects(key.topic)
+    }
 
 
 def _queue(
@@ -162,4 +188,14 @@ def _drawn(row: SegmentRecord, now_ms: int) -> DrawnSegment:
     begin, end = catalogue_times(row, now_ms) or (None, None)
     return DrawnSegment(
         base_offset=row.base_offset, size=row.size, begin_timestamp=begin, end_timestamp=end
+    )
+
+
+def _drawn_index(row: SegmentRecord, now_ms: int) -> DrawnSegment:
+    begin, end = row.begin_timestamp, row.end_timestamp
+    return DrawnSegment(
+        base_offset=row.base_offset,
+        size=row.size,
+        begin_timestamp=begin if is_believed(begin, now_ms) else None,
+        end_timestamp=end if is_believed(end, now_ms) else None,
     )

@@ -210,8 +210,12 @@ class TieredMessageStore(TieredReads):
             self.shutdown(drain=False)
             parts = self._opened_parts()
             try:
+                topics = [record.topic for record in parts.metadata.topics()]
+                paths = {row.path for row in parts.metadata.segments()}
                 parts.index.destroy()
-                parts.files.delete_topics([record.topic for record in parts.metadata.topics()])
+                parts.files.delete_topics(topics)
+                parts.metrics.forget("topic", topics)
+                parts.metrics.forget("path", paths)
             finally:
                 parts.close()
                 self._life.end()

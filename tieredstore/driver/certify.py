@@ -1,18 +1,17 @@
 """Can this object store be trusted with a tier? Asked once, by doing what a tier does.
 
-What lives here: `certify` and its outcome. Who refuses to write without it, and where the outcome
-is kept, is for the provider.
+What lives here: `certify`; its outcome is in `certificate.py`. Who refuses to write without it,
+and where the outcome is kept, is for the provider.
 """
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Final
 
+from tieredstore.driver.certificate import Certificate
 from tieredstore.driver.object_client import ObjectClient, ObjectExistsError, ObjectFacts, Range
 from tieredstore.driver.provider import ProbeFinding
 from tieredstore.driver.runtime import SystemClock, ThreadPool
@@ -25,57 +24,11 @@ from tieredstore.model.errors import (
 
 PREFIX: Final = ".certify"
 RACERS: Final = 16
-RACES: Final = 3
+RACES: Final = 8  # some stores race now and then only
 _DATA: Final = bytes(range(256)) * 16
+_PARTS: Final = (bytes(4 * 1024 * 1024),) * 2 + (b"end",)  # more than any client puts at once
 # A name as topics have them: a store that mangles keys is found here.
 _ODD: Final = "%RETRY%a|b/主题 +~&=;(*)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
-    """What a store was asked to prove, and whether it did."""
-
-    client: str
-    findings: tuple[ProbeFinding, ...]
-    elapsed_ms: int
-
-    @property
-    def passed(self) -> bool:
-        return all(finding.passed for finding in self.findings)
-
-    @property
-    def failures(self) -> tuple[ProbeFinding, ...]:
-        return tuple(finding for finding in self.findings if not finding.passed)
-
-    def summary(self) -> str:
-        """One line: what a refusal to write says."""
-        if self.passed:
-            return f"{self.client}: {len(self.findings)} checks passed in {self.elapsed_ms} ms"
-        named = "; ".join(f"{finding.check}: {finding.detail}" for finding in self.failures)
-        return f"{self.client} is not to be trusted: {named}"
-
-    def to_json(self) -> str:
-        """For whoever keeps it."""
-        rows = [[found.check, found.passed, found.detail] for found in self.findings]
-        return json.dumps(
-            {"client": self.client, "findings": rows, "elapsed_ms": self.elapsed_ms},
-            ensure_ascii=False,
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> Certificate:
-        """Raises ValueError for what `to_json` did not write."""
-        try:
-            kept = json.loads(text)
-            findings = tuple(
-                ProbeFinding(str(check), passed is True, str(detail))
-                for check, passed, detail in kept["findings"]
-            )
-            return cls(
-                client=str(kept["client"]), findings=findings, elapsed_ms=int(kept["elapsed_ms"])
-            )
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError("this is no certificate") from error
 
 
 def certify(client: ObjectClient, *, page_keys: int = 1_001) -> Certificate:
@@ -120,6 +73,7 @@ class _Examination:
             ("ranges", self._ranges),
             ("range-beyond-end", self._beyond_end),
             ("create-only", self._create_only),
+            ("create-only-parts", self._create_parts),
             ("create-only-race", self._create_race),
             ("if-match", self._if_match),
             ("if-match-race", self._match_race),
@@ -174,6 +128,8 @@ class _Examination:
         wanted = [(0, 1), (1, 255), (4095, 1), (100, 3996), (0, 4096), (2048, 8)]
         found = self._client.get_ranges([Range(key, start, length) for start, length in wanted])
         for (start, length), data in zip(wanted, found, strict=True):
+            if isinstance(data, BackendUnavailableError):
+                return self._unreadable(data)
             if isinstance(data, TieredStoreError):
                 raise data
             if data != _DATA[start : start + length]:
@@ -197,6 +153,17 @@ class _Examination:
             size = self._client.head(key).size
             return "" if size == len(_DATA) else "a refused create changed the object"
         return "an object was created over another"
+
+    def _create_parts(self) -> str:
+        """Of a large object, which travels in parts, the condition is on the last request."""
+        key = self._prefix + "parts"
+        self._put(key, _DATA)
+        try:
+            self._client.put_stream(key, _PARTS, metadata={"nonce": uuid.uuid4().hex})
+        except ObjectExistsError:
+            size = self._client.head(key).size
+            return "" if size == len(_DATA) else "a refused upload changed the object"
+        return "an upload in parts was completed over another object"
 
     def _create_race(self) -> str:
         for race in range(RACES):
@@ -252,9 +219,16 @@ class _Examination:
             there = int(self._client.get_range(key, 6, 3))
         except (SegmentNotFoundError, OffsetOutOfRangeError, ValueError):
             there = -1
+        except BackendUnavailableError as error:
+            return self._unreadable(error)
         if there not in (winners or doubtful):
             return "what is there is not what the winner wrote"
         return ""
+
+    def _unreadable(self, error: BackendUnavailableError) -> str:
+        """Such as a reply of another length; where it is the network, this request fails too."""
+        self._client.head(self._prefix + "first")
+        return f"cannot be read: {error}"
 
     def _listing(self, page_keys: int) -> str:
         keys = [f"{self._prefix}page/{number:06}" for number in range(page_keys)]

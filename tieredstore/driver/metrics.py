@@ -7,7 +7,7 @@ default that does nothing. Metrics of ours are in `our_metrics`; what measures r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol, TypeAlias
@@ -167,6 +167,9 @@ class Metrics(Protocol):
         """Have a gauge, or a counter that is kept elsewhere, read whenever it is exported: each
         label set once."""
 
+    def forget(self, label: str, values: Collection[str]) -> None:
+        """Show no longer what was counted under these values of a label: they are gone."""
+
 
 class NoMetrics:
     """Measures nothing: the default."""
@@ -180,6 +183,9 @@ class NoMetrics:
     def observe(self, metric: Metric, read: GaugeRead) -> None:
         pass
 
+    def forget(self, label: str, values: Collection[str]) -> None:
+        pass
+
 
 class MetricsOfOneLife:
     """Forwards to `inner`; what is observed through it is let go of by `end`.
@@ -190,6 +196,7 @@ class MetricsOfOneLife:
     def __init__(self, inner: Metrics) -> None:
         self.add = inner.add
         self.record = inner.record
+        self.forget = inner.forget
         self._inner = inner
         self._reads: list[GaugeRead | None] = []
 

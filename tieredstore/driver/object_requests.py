@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, ParamSpec, TypeVar
 
-from tieredstore.driver.metrics import Metrics, NoMetrics
+from tieredstore.driver.metrics import Labels, Metrics, NoMetrics
 from tieredstore.driver.object_client import (
     KEYS_PER_REQUEST,
     AbandonedUpload,
@@ -40,7 +40,7 @@ _LABELS: Final = {
     for operation in OPERATIONS
     for success in (True, False)
 }
-_BYTES_LABELS: Final = {operation: {"operation": operation} for operation in OPERATIONS}
+_OPERATION_LABELS: Final = {operation: {"operation": operation} for operation in OPERATIONS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +102,14 @@ class RequestCounts:
 
     def bill(self, prices: PriceTable) -> float:
         """Dollars for what was asked so far. A failed request is counted: some of them cost."""
-        return sum(
-            count * prices.of(operation) / 1000 for operation, count in self.snapshot().items()
-        )
+        return sum(self.bills(prices).values())
+
+    def bills(self, prices: PriceTable) -> dict[str, float]:
+        """The same for each kind of request."""
+        return {
+            operation: count * prices.of(operation) / 1000
+            for operation, count in self.snapshot().items()
+        }
 
 
 class CountedClient(ObjectClientWrapper):
@@ -130,11 +135,15 @@ class CountedClient(ObjectClientWrapper):
     def report_to(self, metrics: Metrics) -> None:
         """Have requests and the bill shown from now on."""
         self._metrics = metrics
-        metrics.observe(OBJECT_BILL, lambda: [(self.bill(), {})])
+        metrics.observe(OBJECT_BILL, self._bills)
 
     def bill(self) -> float:
         """The estimated dollars for all requests so far."""
         return self.counts.bill(self.prices)
+
+    def _bills(self) -> Iterator[tuple[float, Labels]]:
+        for operation, dollars in self.counts.bills(self.prices).items():
+            yield dollars, _OPERATION_LABELS[operation]
 
     def head(self, key: str) -> ObjectFacts:
         return self._counted("head", self.inner.head, key)
@@ -237,4 +246,4 @@ class CountedClient(ObjectClientWrapper):
     def _count_bytes(self, operation: str, size: int) -> None:
         if size:
             self.counts.count(operation, success=True, requests=0, size=size)
-            self._metrics.add(OBJECT_BYTES, size, _BYTES_LABELS[operation])
+            self._metrics.add(OBJECT_BYTES, size, _OPERATION_LABELS[operation])

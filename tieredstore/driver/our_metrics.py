@@ -32,7 +32,7 @@ OBJECT_BYTES = Metric(
 OBJECT_BILL = Metric(
     _OURS + "object_requests_estimated_cost_total",
     _COUNTER,
-    (),
+    ("operation",),
     "dollars",
     meaning="What they cost by the price table of the settings",
 )
@@ -77,6 +77,14 @@ HELD_LOG_BYTES = Metric(
     (),
     "bytes",
     meaning="The broker's own log from the oldest message on that the tier still needs",
+)
+
+QUEUE_HELD_LOG_BYTES = Metric(
+    _OURS + "queue_held_log_bytes",
+    _GAUGE,
+    _QUEUE,
+    "bytes",
+    meaning="The same from the oldest message of this queue on; only queues that wait",
 )
 
 # The key index
@@ -144,6 +152,7 @@ OUR_METRICS: Final[tuple[Metric, ...]] = (
     BUFFERED_BYTES,
     UPLOADS,
     HELD_LOG_BYTES,
+    QUEUE_HELD_LOG_BYTES,
     INDEX_FILES,
     INDEX_BEHIND,
     INDEX_PROBLEM,

@@ -16,7 +16,7 @@ from tieredstore.driver.runtime import Clock
 from tieredstore.driver.segment import Buffer, FileSegment
 from tieredstore.flat.doomed import bury, doom, forgive
 from tieredstore.flat.flat_segment import FlatSegment, goes_on
-from tieredstore.flat.segment_writer import SegmentWriter, Upload
+from tieredstore.flat.segment_writer import NOBODYS, SegmentWriter, Upload
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import (
     OffsetOutOfRangeError,
@@ -179,9 +179,7 @@ class FlatAppendFile:
         except (PositionMismatchError, SegmentSealedError) as refusal:
             last, full = self._last, self._writing
             if not last.record.size:
-                raise SegmentCorruptError(
-                    refusal.path, "there are bytes that nobody committed", position=0
-                ) from refusal
+                raise SegmentCorruptError(refusal.path, NOBODYS, position=0) from refusal
             log.warning("rolled: %s", refusal)
             self._go_on_at(last.end)
             full.move_to(self._writing)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import Final
 
 from tieredstore.driver.provider import SegmentWrite
 from tieredstore.driver.segment import Buffer, FileSegment
@@ -26,6 +27,12 @@ class Upload:
 
     end: int
     write: SegmentWrite | None
+
+
+NOBODYS: Final = (
+    "there are bytes that nobody committed, as another broker of this name leaves them: stop it, "
+    "or stop this one and have `tieredstore rebuild` take them in"
+)
 
 
 class SegmentWriter:

@@ -24,7 +24,9 @@ def delete_topics(
 
     The tier first: a crash in between leaves a topic that is uploaded again, not one whose tier is
     ahead. Nothing is uploaded meanwhile, but to queues that come just now; so the tier is emptied
-    again at the end. Raises BackendUnavailableError where an upload does not end in time.
+    again at the end. Readers elsewhere are told at once: a topic that is made anew reuses names,
+    and what an older catalogue says of them would look like damage. Raises BackendUnavailableError
+    where an upload does not end in time.
     """
     wanted = set(topics)
     files = tier.parts.files
@@ -41,6 +43,10 @@ def delete_topics(
         next_store.delete_topics(wanted)
         files.delete_topics(wanted)
         forget_stops(paths, tier.parts.metadata)  # not before: what is stopped stays so till then
+        if wanted & known:
+            tier.parts.publishing.step()
+    tier.parts.metrics.forget("topic", wanted)
+    tier.parts.metrics.forget("path", paths)
     return len(wanted & known)
 
 

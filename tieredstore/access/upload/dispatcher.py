@@ -114,19 +114,26 @@ class Dispatcher:
         """Upload nothing more; with `drain`, what is there first. Idempotent.
 
         Waits for what is under way, all in all `timeout` seconds at most; whether nothing is left
-        behind that a drain or an upload had begun.
+        behind that a drain or an upload had begun. What the store raises comes when it has ended.
         """
         deadline = Deadline(self._runtime.clock, timeout)
         self._is_running = False
         service, self._service = self._service, None
         ended = service is None or service.stop(deadline.left())
-        if drain and not self._walk.is_stopped:
-            ended = self._drain(deadline) and ended
+        try:
+            if drain and not self._walk.is_stopped:
+                ended = self._drain(deadline) and ended
+        finally:  # the class of the store is not ours, and may raise anything
+            ended = self._end_uploads(deadline) and ended
+        return ended
+
+    def _end_uploads(self, deadline: Deadline) -> bool:
+        """No more begin; whether those that are under way have ended in time."""
         self._walk.is_stopped = True
         while self._claims.busy_count and not self._is_inline:
             if not self._claims.wait_for_change(self._claims.changes, deadline.left()):
-                return ended and not self._claims.busy_count
-        return ended
+                return not self._claims.busy_count
+        return True
 
     def _drain(self, deadline: Deadline) -> bool:
         """Upload all; in another thread, for with full pools an upload runs in the one that asks
@@ -151,6 +158,10 @@ class Dispatcher:
         Before `start` and while it all ends too: what is not in the tier is needed.
         """
         return self._needs.needed_from()
+
+    def needed_by_queue(self) -> dict[QueueKey, int]:
+        """The same of each queue of which the tier needs any."""
+        return self._needs.by_queue()
 
     def alone_with(
         self, key: QueueKey, *, timeout: float | None = None

@@ -38,13 +38,16 @@ class LocalNeeds:
 
     def needed_from(self) -> int | None:
         """None where everything is in the tier."""
-        found = [
-            offset
-            for key in self._store.queues()
-            if not self._filter.rejects(key.topic)
-            and (offset := self._needed_of(QueueKey(*key))) is not None
-        ]
-        return min(found, default=None)
+        return min(self.by_queue().values(), default=None)
+
+    def by_queue(self) -> dict[QueueKey, int]:
+        """The same of each queue that needs any."""
+        keys = [QueueKey(*key) for key in self._store.queues()]
+        return {
+            key: offset
+            for key in keys
+            if not self._filter.rejects(key.topic) and (offset := self._needed_of(key)) is not None
+        }
 
     def _needed_of(self, key: QueueKey) -> int | None:
         work, file = self._work_of(key), self._files.get(key)
