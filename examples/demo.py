@@ -82,10 +82,13 @@ def bucket(config: StoreConfig) -> Iterator[StoreConfig]:
     from moto.server import ThreadedMotoServer
 
     from tieredstore.providers.s3_admin import create_bucket
+    from tieredstore.testing.one_at_a_time import one_at_a_time
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else it prints each request
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
+    assert server._server is not None
+    server._server.app = one_at_a_time(server._server.app)  # else two may win a race for an object
     try:
         host, port = server.get_host_and_port()
         config = replace(

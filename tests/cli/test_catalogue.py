@@ -164,6 +164,45 @@ def test_a_topic_is_given_hours_of_its_own_and_the_default_back(
     assert after == before
 
 
+def test_hours_reach_readers_elsewhere(command: Command, root: Path) -> None:
+    """What is published is brought up to date; where nothing is, nothing is made."""
+    (unpublished,) = asked(command, root, "metadata", "reserve", "GoldAa", 7, "--json").rows
+    assert unpublished["generation"] is None
+    assert not (root / "tiered" / ".catalog").exists()
+    assert asked(command, root, "metadata", "snapshot").code == 0
+    ran = asked(command, root, "metadata", "reserve", "GoldAa", 720)
+    assert ran.out == "GoldAa is kept 720 hours; published as generation 2\n"
+    rows = command.run("topics", *named(root, catalogue="published"), "--json").rows
+    assert [row["reserve_hours"] for row in rows if row["topic"] == "GoldAa"] == [720]
+
+
+def test_hours_are_not_given_where_another_writer_publishes(command: Command, root: Path) -> None:
+    older = root / "older.json"
+    older.write_bytes((root / CATALOGUE).read_bytes())
+    assert asked(command, root, "metadata", "snapshot").code == 0
+    stale = named(root, metadata=older)
+    ran = command.run("metadata", "reserve", "GoldAa", 720, *stale)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (5, "", 1)
+    assert "another writer's" in ran.err
+    rows = command.run("topics", *stale, "--json").rows
+    assert all(row["reserve_hours_is_default"] for row in rows)
+
+
+def test_no_hours_are_those_of_the_store(command: Command, root: Path) -> None:
+    """To RocketMQ 0 means so too."""
+    with JsonMetadataStore.open(root / CATALOGUE) as catalogue:
+        catalogue.add_topic("Zero", reserve_hours=0)
+    assert hours_of(command, root, "Zero") == (72, True)
+    assert "72 (default)" in asked(command, root, "topics").out
+
+
+def test_a_snapshot_of_another_place_is_not_published(command: Command, root: Path) -> None:
+    (root / "empty").mkdir()
+    ran = command.run("metadata", "snapshot", *named(root, path=root / "empty"))
+    assert (ran.code, ran.out, ran.err.count("\n")) == (3, "", 1)
+    assert list((root / "empty").iterdir()) == []
+
+
 def test_hours_are_not_given_to_what_is_not_there_or_in_use(command: Command, root: Path) -> None:
     for hours in ("0", "-1", "1.5", "soon", "9" * 30):
         ran = asked(command, root, "metadata", "reserve", "--", "GoldAa", hours)

@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -135,17 +136,25 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_help_takes_less_than_four_tenths_of_a_second() -> None:
-    """Of a processor: what else the machine does is not counted."""
+def test_help_takes_little_longer_than_the_library_below_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twice as long. Of a processor: neither what else the machine does counts, nor its speed."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # all but the first find bytecode
 
-    def spent() -> float:
+    def spent(run: Callable[[], object]) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        with started("--help") as process:
-            process.communicate()
+        run()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(spent() for _ in range(4)) < 0.4
+    def show_help() -> None:
+        with started("--help") as process:
+            process.communicate()
+
+    turns = [(spent(show_help), spent(lambda: help_ran("import typer"))) for _ in range(4)]
+    ours, below = (min(column) for column in zip(*turns, strict=True))
+    assert ours < 5 * below
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
-import threading
-from collections.abc import Iterator
 from html.parser import HTMLParser
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.cli.cli_kit import Command, picture
 from tests.cli.tier_kit import TIER, asked
@@ -124,7 +116,14 @@ def test_what_nobody_knows_is_a_question_mark() -> None:
     checked = drawn(unknown)
     assert checked.open == []
     assert checked.words.count("?") >= 3
-    assert "No segment has times that can be believed." in checked.text
+    assert "There is no segment with times that can be believed." in checked.text
+
+
+def test_problems_come_first_and_a_broken_queue_is_told_by_name() -> None:
+    checked = drawn(a_queue("fine", 0), a_queue("broken", 7, problem="it is lost"))
+    assert checked.text.index("it is lost") < checked.text.index("Topics by bytes")
+    assert checked.text.count("broken/7") == 3
+    assert "What is wrong" not in drawn(a_queue("fine", 0)).text
 
 
 def test_a_page_of_very_many_queues_shows_the_largest_and_those_with_a_problem() -> None:
@@ -160,63 +159,21 @@ def test_a_tier_that_is_not_there_leaves_no_page(command: Command, tmp_path: Pat
     assert not out.exists()
 
 
-class Counting(BaseHTTPRequestHandler):
-    asked: list[str]
-    page: bytes
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        self.send_response(200 if self.path == "/" else 404)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.end_headers()
-        self.wfile.write(self.page if self.path == "/" else b"")
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def served(command: Command, tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
-    """The page behind a server that notes what it is asked for."""
-    out = tmp_path / "tier.html"
-    asked(command, TIER, "report", "--out", out)
-    handler = type("Handler", (Counting,), {"asked": [], "page": out.read_bytes()})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/", handler.asked  # type: ignore[attr-defined]
-        server.shutdown()
-        thread.join(10)
+def test_what_only_the_local_store_has_is_told(command: Command, tmp_path: Path) -> None:
+    store, tier, out = tmp_path / "store", tmp_path / "tier", tmp_path / "tier.html"
+    where = ("--provider", "posix", "--path", tier, "--store-path", store, "--broker", "b")
+    command.run("put", "Orders", "--store-path", store, "--body", "x", "--count", 3)
+    assert command.run("offload", *where).code == 0
+    command.run("put", "Orders", "--store-path", store, "--body", "x", "--count", 2)
+    command.run("put", "Later", "--store-path", store, "--body", "x", "--count", 4)
+    command.run("put", "TBW102", "--store-path", store, "--body", "x")
+    assert command.run("report", "--out", out, "--local", store, *where).code == 0
+    words = Checked(out.read_text(encoding="utf-8")).words
+    assert words[words.index("not uploaded yet") - 1] == "6"
+    assert any("has nothing yet (1): Later/0" in each for each in words)
 
 
-def chromium() -> str | None:
-    return os.environ.get("CHROMIUM") or shutil.which("chromium")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [360, 1200])
-def test_a_browser_shows_it_on_a_phone_and_on_a_desk(
-    served: tuple[str, list[str]], width: int
-) -> None:
-    if chromium() is None:
-        pytest.skip("there is no chromium on this machine; CHROMIUM may name one")
-    if importlib.util.find_spec("selenium") is None:
-        pytest.skip("selenium is not installed: pip install selenium")
-    from selenium import webdriver
-
-    url, asked_for = served
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(chromium())
-    for flag in ("--headless=new", "--no-sandbox", f"--window-size={width},800"):
-        options.add_argument(flag)
-    browser = webdriver.Chrome(options=options)
-    try:
-        browser.get(url)
-        assert browser.title == "Tier of broker-gold-a"
-        wide = browser.execute_script("return document.documentElement.scrollWidth")
-        assert wide <= browser.execute_script("return window.innerWidth")
-        tables = browser.execute_script("return document.querySelectorAll('table').length")
-        assert tables >= 4
-    finally:
-        browser.quit()
-    assert set(asked_for) <= {"/", "/favicon.ico"}
+def test_a_tier_without_a_queue_says_so() -> None:
+    checked = drawn()
+    assert "Nothing has been uploaded yet." in checked.text
+    assert "The tier has no queue yet." in checked.text

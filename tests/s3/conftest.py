@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def s3_environment() -> Iterator[None]:
-    """Made-up credentials, and nothing from the settings of whoever runs the tests."""
+    """Made-up credentials, and nothing from the files of whoever runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
-            patch.delenv(name, raising=False)
         patch.setenv("AWS_ACCESS_KEY_ID", "testing")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -33,15 +31,8 @@ def s3_environment() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def s3_endpoint(s3_environment: None) -> Iterator[str]:
     """The address of moto's server: s3fs cannot be used with moto's patches of botocore."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        yield f"http://{host}:{port}"
-    finally:
-        server.stop()
+    with moto_server() as (endpoint, _):
+        yield endpoint
 
 
 @pytest.fixture(scope="session")

@@ -11,13 +11,16 @@ import random
 import re
 import socket
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from werkzeug.serving import WSGIRequestHandler, make_server
 from werkzeug.wrappers import Request, Response
+
+from tieredstore.testing.one_at_a_time import one_at_a_time
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -25,6 +28,15 @@ if TYPE_CHECKING:
 BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 SLOW_SECONDS = 0.02  # before the first byte
 STALLED_SECONDS = 60.0  # at most: the first byte comes when the fault is over
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A request that makes an object or begins an upload in parts."""
+
+    kind: str
+    key: str  # below the bucket and `some/tier/`
+    headers: Mapping[str, str] = field(repr=False)
 
 
 class Door:
@@ -38,6 +50,8 @@ class Door:
         self.answers: dict[str, Response] = {}
         self.headers: dict[str, str] = {}  # of the last request that changes something
         self.begun: dict[str, str] = {}  # of the last one that begins an upload in parts
+        self.made: deque[Made] = deque(maxlen=10_000)
+        self.asked = b""  # the body of the last scripted request
         self.last = "", ""  # host and path of the last request
         self._newest = ""
         self._released = threading.Event()  # for replies that wait until the fault is over
@@ -52,11 +66,14 @@ class Door:
                 self.headers = {name.lower(): value for name, value in request.headers.items()}
             if _kind(request) == "POST uploads":
                 self.begun = self.headers
+            if _kind(request) in ("PUT", "POST uploads"):
+                key = request.path.partition("/some/tier/")[2]
+                self.made.append(Made(_kind(request), key, self.headers))
             if request.method == "PUT":
                 self._newest = request.path.rpartition("/")[2]
         scripted = self.answers.get(_kind(request))
         if scripted is not None:
-            request.get_data()
+            self.asked = request.get_data()
             return scripted(environ, start)
         if fault is None:
             return self._inner(environ, start)  # type: ignore[no-any-return]
@@ -169,16 +186,33 @@ class _Quiet(WSGIRequestHandler):
 
 
 @contextmanager
-def moto_server() -> Iterator[tuple[str, Door]]:
-    """A server on loopback that ends with the block: its address, and the door."""
+def moto_server(*, tls: bool = False) -> Iterator[tuple[str, Door]]:
+    """A server on loopback that ends with the block: its address, and the door.
+
+    With `tls` its certificate is its own, of no authority.
+    """
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-    door = Door(DomainDispatcherApplication(create_backend_app))
-    server = make_server("127.0.0.1", 0, door, threaded=True, request_handler=_Quiet)
+    door = Door(one_at_a_time(DomainDispatcherApplication(create_backend_app)))
+    with served(door, tls=tls) as endpoint:
+        yield endpoint, door
+
+
+@contextmanager
+def served(application: Any, *, tls: bool = False) -> Iterator[str]:
+    """The address of a server of this application, on loopback until the block ends."""
+    server = make_server(
+        "127.0.0.1",
+        0,
+        application,
+        threaded=True,
+        request_handler=_Quiet,
+        ssl_context="adhoc" if tls else None,
+    )
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", door
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

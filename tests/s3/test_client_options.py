@@ -147,7 +147,7 @@ def test_a_tier_is_written_to_once_the_store_has_proved_itself(
             segment.write(position, b"data")
             assert segment.read(0, position + 4) == b"datadata"[: position + 4]
             provider.close()
-        assert clock.monotonic() - started < 60
+        assert clock.monotonic() - started < 600
         puts = door.requests()["PUT"]
         assert puts > 1_000 if position == 0 else puts == 3  # claim, boundary, part
 
@@ -185,7 +185,7 @@ def test_it_is_certified(moto: tuple[str, Door], name: str) -> None:
     with new_client(moto[0], name) as client:
         certificate = certify(client)
         assert certificate.failures == ()
-        assert certificate.elapsed_ms < 60_000
+        assert certificate.elapsed_ms < 600_000
         assert list(client.list()) == []
 
 

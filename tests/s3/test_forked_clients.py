@@ -17,7 +17,7 @@ from tieredstore.providers.object_clients import open_client
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.providers.writer_epoch import WriterStalledError
 
-CHILD_SECONDS = 60
+CHILD_SECONDS = 240
 
 
 def work(client: ObjectClient, name: str) -> list[object]:

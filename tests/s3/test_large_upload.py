@@ -140,7 +140,7 @@ def test_a_large_index_goes_up_in_little_memory(s3_environment: None, name: str)
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=600,
         )
     assert ran.returncode == 0, ran.stderr
     outcome = json.loads(ran.stdout)

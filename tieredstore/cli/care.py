@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tieredstore.cli.output import Columns, write_json, write_line
+from tieredstore.cli.output import Columns, printable, write_json, write_line
 from tieredstore.cli.tier_options import TierOptions, takes_tier
 
 app = typer.Typer(rich_markup_mode=None)
@@ -53,9 +53,10 @@ def audit(tier: TierOptions, repair: Repair = False, json: Json = False) -> None
 @takes_tier
 def resume(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
-    queue_id: Annotated[int, typer.Argument(metavar="QUEUE", help="The queue id.")],
+    queue_id: Annotated[int, typer.Argument(metavar="QUEUE", min=0, help="The queue id.")],
     *,
     tier: TierOptions,
+    json: Json = False,
 ) -> None:
     """Have the broker, at its next start, compare a stopped queue with its own messages again.
 
@@ -65,7 +66,10 @@ def resume(
     from tieredstore.cli import tier_care
 
     tier_care.resumed(tier, topic, queue_id)
-    write_line(f"{topic}/{queue_id} is compared at the next start of the broker")
+    if json:
+        write_json({"topic": topic, "queue_id": queue_id, "resume": True})
+    else:
+        write_line(printable(f"{topic}/{queue_id} is compared at the next start of the broker"))
 
 
 @app.command(

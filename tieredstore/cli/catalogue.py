@@ -101,8 +101,8 @@ def reserve(
     """Give a topic reserve hours of its own, or none. RocketMQ takes them from the topic's
     attribute reserve.time.
 
-    The row of the catalogue is written: no broker may be running on this tier. What has expired
-    already stays gone.
+    The row of the catalogue is written, and what is published beside the tier is brought up to
+    date: no broker may be running on this tier. What has expired already stays gone.
     """
     from tieredstore.cli import tier_catalogue
 

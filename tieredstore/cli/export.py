@@ -96,7 +96,7 @@ def export(
     A run that was killed is gone on with by the next. Exit code 4: messages cannot be read, 5: not
     all was written; run it again.
     """
-    from tieredstore.cli.tier import check_root
+    from tieredstore.cli.tier import check_tier
     from tieredstore.jobs.export import DEFAULT_COLUMNS, ExportJob
     from tieredstore.jobs.reading.scan import OnCorrupt
     from tieredstore.jobs.reading.selection import EVER
@@ -104,7 +104,6 @@ def export(
     if not parquet.to:
         raise CommandError("where to? Name a directory or a URL with --to", ExitCode.USAGE)
     config = config_of(tier)
-    check_root(config)
     named = tuple(each.strip() for each in columns.split(",")) if columns else DEFAULT_COLUMNS
     job = ExportJob(
         config=config,
@@ -115,6 +114,7 @@ def export(
         times=(_time(begin, "--begin", EVER[0]), _time(end, "--end", EVER[1])),
         on_corrupt=OnCorrupt(on_corrupt.value),
     )
+    check_tier(tier)
     run_verb(job, options)
 
 

@@ -43,6 +43,18 @@ EXIT_CODES: Final = (
 _EXTRAS: Final = {"pyarrow": "jobs", "pyspark": "spark"}  # that bring a module a verb may need
 
 
+_KEYS: Final = (
+    "its keys come from TIEREDSTORE_ACCESS_KEY and TIEREDSTORE_SECRET_KEY, the settings, or where "
+    "AWS's tools have them"
+)
+_ADVICE: Final = (  # where an object store says this
+    ("404 NoSuchBucket", "see its name (--bucket) and the address (--endpoint)"),
+    (": 401 ", _KEYS),
+    (": 403 ", _KEYS),
+)
+_UNAVAILABLE: Final = "see that its address is right and that it runs, and try again"
+
+
 class CommandError(Exception):
     """A command cannot go on, or could not do all of it: one line that says what to do."""
 
@@ -57,6 +69,7 @@ def outcome(error: Exception) -> tuple[str, ExitCode]:
     from tieredstore.local.local_reader import StoreNotFoundError
     from tieredstore.model.errors import (
         BackendError,
+        BackendUnavailableError,
         InvalidConfigError,
         MetadataError,
         SegmentError,
@@ -75,6 +88,16 @@ def outcome(error: Exception) -> tuple[str, ExitCode]:
         return f"{text}; restore it from a copy", ExitCode.DAMAGE
     if isinstance(error, MetadataError) and not isinstance(error.__cause__, OSError):
         return f"{text}; restore the catalogue, or name another with --metadata", ExitCode.DAMAGE
+    if isinstance(error, BackendUnavailableError):
+        return f"{text}; {_UNAVAILABLE}", ExitCode.REFUSED
     if isinstance(error, (BackendError, MetadataError, OSError)):
-        return text, ExitCode.REFUSED
+        return advised(text), ExitCode.REFUSED
     return f"{type(error).__name__}: {text} (a bug: --debug shows where)", ExitCode.BUG
+
+
+def advised(text: str) -> str:
+    """What a backend refused, with what helps where that is known."""
+    for said, advice in _ADVICE:
+        if said in text:
+            return f"{text}; {advice}"
+    return text

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tieredstore.cli.failures import CommandError, ExitCode
+from tieredstore.cli.failures import CommandError, ExitCode, advised
 from tieredstore.cli.output import printable, write_json, write_line
 from tieredstore.cli.tier_options import takes_bundle
 
@@ -128,7 +128,7 @@ def _end(report: JobReport) -> None:
         text = f"{report.job}: found {finding.kind}: {finding.where}: {finding.detail}"
     else:
         text = f"{report.job}: not all was done; run it again"
-    raise CommandError(printable(text), code)
+    raise CommandError(printable(advised(text)), code)
 
 
 @contextmanager

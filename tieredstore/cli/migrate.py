@@ -102,12 +102,12 @@ def migrate(
     the broker and run it with --cut-over: it copies the rest, writes the target's catalogue in one
     step and prints its settings. Exit code 5: not all was copied, run it again.
     """
-    from tieredstore.cli.tier import check_root
+    from tieredstore.cli.tier import check_tier
     from tieredstore.jobs.migrate import MigrateJob
     from tieredstore.jobs.migration.migrate_plan import with_names
 
     source, wanted = config_of(tier), _target(tier, target)
-    check_root(source)
+    check_tier(tier)
     if not adopt:
         wanted = with_names(source, wanted, broker=rename_broker, cluster=rename_cluster)
     elif rename_broker or rename_cluster:

@@ -9,11 +9,14 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from tieredstore.cli.failures import CommandError, ExitCode
 
 Row = Mapping[str, Any]
+
+_NAME_WIDTH: Final = 20  # of the first column, at least, where the terminal is narrow
+_WIDTH_MAX: Final = 1000
 
 
 def write_line(text: str) -> None:
@@ -81,19 +84,29 @@ class Columns:
 
 def write_table(title: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """A small table, all of it at once; nothing where there are no rows."""
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    if not cells:
+        return
+    # On a narrow terminal a long name is cut; a number or a time never is, nor anything elsewhere.
+    console = Console(highlight=False)
+    width = console.width if sys.stdout.isatty() else _WIDTH_MAX
+    others = (
+        max(map(cell_len, column)) + 2 for column in list(zip(names, *cells, strict=True))[1:]
+    )
+    name_width = max(width - sum(others), _NAME_WIDTH)
     for name in names:
         table.add_column(name, no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(printable(str(cell))) for cell in row))
-    if not table.row_count:
-        return
-    # Where stdout is no terminal nothing is cut off.
-    console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
+    for first, *rest in cells:
+        text = Text(first)
+        text.truncate(name_width, overflow="ellipsis")
+        table.add_row(text, *map(Text, rest))
+    console.width = _WIDTH_MAX
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():

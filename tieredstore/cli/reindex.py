@@ -8,7 +8,7 @@ from __future__ import annotations
 import typer
 
 from tieredstore.cli.jobs import JobOptions, run_verb, takes_job
-from tieredstore.cli.tier_options import TierOptions, config_of, takes_tier
+from tieredstore.cli.tier_options import TierOptions, takes_tier
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -26,9 +26,8 @@ def reindex(tier: TierOptions, options: JobOptions) -> None:
     made. A run that was cut short is gone on with by the next one. Exit code 4: messages cannot be
     read and are not indexed; 5: not all was done, run it again, or somebody writes the tier.
     """
-    from tieredstore.cli.tier import check_root
+    from tieredstore.cli.tier import check_tier
     from tieredstore.jobs.reindex import ReindexKeys
 
-    config = config_of(tier)
-    check_root(config)
+    config = check_tier(tier)
     run_verb(ReindexKeys(config=config), options)

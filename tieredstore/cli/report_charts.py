@@ -65,7 +65,7 @@ def _rect(x: float, width: float, colour: str, *, y: float = 0.0, height: float 
 
 def _svg(title: str, *shapes: str) -> str:
     return (
-        f'<svg class="cell" viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img">'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img">'
         f'<title>{title}</title><rect width="{_WIDTH}" height="{_HEIGHT}" rx="1.5" '
         f'fill="var(--shade)"/>{"".join(shapes)}</svg>'
     )

@@ -1,7 +1,7 @@
 """One self-contained HTML page about a tier: no script, nothing that is fetched from elsewhere.
 
-What lives here: the page and its tables. What is drawn is in `report_charts`. Every name comes
-from a stranger and is escaped.
+What lives here: the page and its tables. What is drawn is in `report_charts`, how it looks in
+`report_style`, its words in `report_words`. Every name comes from a stranger and is escaped.
 """
 
 from __future__ import annotations
@@ -12,40 +12,21 @@ from typing import Final
 
 from tieredstore.access.tier_picture import QueuePicture, TierPicture
 from tieredstore.cli.report_charts import bar, offsets_bar, timeline
-from tieredstore.cli.times import shown_time
+from tieredstore.cli.report_style import STYLE
+from tieredstore.cli.report_words import (
+    HOUR_MS,
+    age_text,
+    moment_text,
+    number_text,
+    size_text,
+    span_text,
+)
+from tieredstore.model.values import QueueKey
 
 QUEUES_SHOWN_MAX: Final = 200
 """The largest; a page with more of them is read by nobody. The tables of `queues` show all."""
 
-_STYLE: Final = """
-:root { --ink: #1d2733; --soft: #5b6b7b; --line: #d8dfe6; --paper: #fff;
-  --tier: #2f6fb2; --local: #c9a227; --index: #3f8f5f; --bad: #b3392f; --shade: #eef2f6; }
-* { box-sizing: border-box; }
-body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  margin: 0 auto; padding: 1rem; max-width: 64rem; }
-h1 { font-size: 1.5rem; margin: 0 0 .2rem; }
-h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
-p { margin: .3rem 0; } .soft { color: var(--soft); } .bad { color: var(--bad); }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .6rem;
-  margin: 1rem 0; }
-.facts div { background: var(--shade); border-radius: .4rem; padding: .5rem .7rem; }
-.facts b { display: block; font-size: 1.25rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: .25rem .6rem .25rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: middle; }
-th { font-weight: 600; color: var(--soft); white-space: nowrap; }
-td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-td.name { overflow-wrap: anywhere; min-width: 8rem; }
-svg { display: block; width: 100%; height: auto; } svg.cell { min-width: 9rem; }
-.key span { display: inline-block; margin-right: 1rem; }
-.key i { display: inline-block; width: .8rem; height: .8rem; border-radius: .15rem;
-  margin-right: .3rem; vertical-align: -.05rem; }
-@media print { body { max-width: none; padding: 0; font-size: 11px; }
-  .wide { overflow: visible; } tr, .facts div { break-inside: avoid; }
-  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
-@media (max-width: 40rem) { .rare { display: none; } }
-"""
+_NAMES_MAX: Final = 20
 # Whoever opens the page cannot be made to fetch anything by a name in it.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -57,13 +38,14 @@ def page(picture: TierPicture) -> Iterator[str]:
     yield '<html lang="en"><head><meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield f"<title>{title}</title><style>{_STYLE}</style></head><body>"
+    yield f"<title>{title}</title><style>{STYLE}</style></head><body>"
     yield f"<h1>{title}</h1>"
     yield (
         f'<p class="soft">cluster {escape(picture.cluster_name)}, {escape(picture.place)}, '
-        f"as of {shown_time(picture.taken_at)}</p>"
+        f"as of {moment_text(picture.taken_at)} UTC, as are all times here</p>"
     )
     yield from _facts(picture)
+    yield from _problems(picture)
     shown = _largest(picture.queues)
     yield from _topics(picture)
     yield from _offsets(picture, shown)
@@ -79,15 +61,20 @@ def _facts(picture: TierPicture) -> Iterator[str]:
         for queue in picture.queues
         if queue.min_offset is not None
     )
-    problems = sum(queue.problem is not None for queue in picture.queues)
-    facts = (
+    behind = list(picture.only_local.values()) + [
+        max(0, queue.local_offset - queue.max_offset)
+        for queue in picture.queues
+        if queue.local_offset is not None
+    ]
+    problems = len(_with_a_problem(picture))
+    facts = [
         ("topics", f"{len(picture.topics):,}"),
         ("queues", f"{len(picture.queues):,}"),
         ("messages", f"{messages:,}"),
         ("bytes", size_text(picture.total_bytes)),
-        ("index files", f"{len(picture.index_files):,}"),
+        ("not uploaded yet", f"{sum(behind):,}" if behind else "?"),
         ("queues with a problem", f"{problems:,}"),
-    )
+    ]
     yield '<section class="facts">'
     for what, value in facts:
         mark = ' class="bad"' if what.endswith("problem") and problems else ""
@@ -95,8 +82,26 @@ def _facts(picture: TierPicture) -> Iterator[str]:
     yield "</section>"
 
 
+def _problems(picture: TierPicture) -> Iterator[str]:
+    found = _with_a_problem(picture)
+    if not found:
+        return
+    yield "<h2>What is wrong</h2>"
+    yield from _table(
+        (("queue", "name"), ("problem", "name")),
+        (
+            (escape(_path(queue.key)), f'<span class="bad">{escape(queue.problem or "")}</span>')
+            for queue in found[:QUEUES_SHOWN_MAX]
+        ),
+    )
+    yield from _more(len(found), "queues with a problem", "first")
+
+
 def _topics(picture: TierPicture) -> Iterator[str]:
     yield "<h2>Topics by bytes and age</h2>"
+    if not picture.queues:
+        yield '<p class="soft">Nothing has been uploaded yet.</p>'
+        return
     rows = sorted(
         ((name, queues, _bytes_of(queues)) for name, queues in picture.topics.items()),
         key=lambda row: (-row[2], row[0]),
@@ -107,18 +112,18 @@ def _topics(picture: TierPicture) -> Iterator[str]:
             ("topic", "name"),
             ("queues", "n"),
             ("bytes", "n"),
-            ("", ""),
-            ("oldest", ""),
+            ("oldest", "n"),
             ("kept", "n"),
+            ("", "bar"),
         ),
         (
             (
                 escape(name),
                 f"{len(queues):,}",
                 size_text(size),
+                age_text(min(_begins(queues), default=None), picture.taken_at),
+                span_text(picture.reserve_hours.get(name, 0) * HOUR_MS),
                 bar(size, largest),
-                _age(min(_begins(queues), default=None), picture.taken_at),
-                f"{picture.reserve_hours.get(name, 0):,} h",
             )
             for name, queues, size in rows[:QUEUES_SHOWN_MAX]
         ),
@@ -128,10 +133,21 @@ def _topics(picture: TierPicture) -> Iterator[str]:
 
 def _offsets(picture: TierPicture, shown: Sequence[QueuePicture]) -> Iterator[str]:
     yield "<h2>Where each queue stands</h2>"
+    if picture.only_local:
+        names = ", ".join(_path(key) for key in list(picture.only_local)[:_NAMES_MAX])
+        more = ", …" if len(picture.only_local) > _NAMES_MAX else ""
+        yield (
+            f"<p>Queues of the local store of which the tier has nothing yet "
+            f"({len(picture.only_local):,}): {escape(names)}{more}</p>"
+        )
+    if not shown:
+        yield '<p class="soft">The tier has no queue yet.</p>'
+        return
     yield (
         '<p class="key"><span><i style="background:var(--tier)"></i>in the tier</span>'
         '<span><i style="background:var(--index)"></i>of these found by key</span>'
-        '<span><i style="background:var(--local)"></i>only in the local store</span></p>'
+        '<span><i style="background:var(--local)"></i>only in the local store</span>'
+        '<span class="soft">?: not known; --local names the local store</span></p>'
     )
     yield from _table(
         (
@@ -140,15 +156,15 @@ def _offsets(picture: TierPicture, shown: Sequence[QueuePicture]) -> Iterator[st
             ("tier", "n"),
             ("indexed", "n"),
             ("local", "n"),
-            ("", ""),
+            ("", "bar"),
         ),
         (
             (
                 _name(queue),
-                _number(queue.min_offset),
-                _number(queue.max_offset),
-                _number(queue.indexed_offset),
-                _number(queue.local_offset),
+                number_text(queue.min_offset),
+                number_text(queue.max_offset),
+                number_text(queue.indexed_offset),
+                number_text(queue.local_offset),
                 offsets_bar(queue),
             )
             for queue in shown
@@ -161,15 +177,15 @@ def _segments(shown: Sequence[QueuePicture]) -> Iterator[str]:
     yield "<h2>Segments over time</h2>"
     begins = list(_begins(shown))
     if not begins:
-        yield '<p class="soft">No segment has times that can be believed.</p>'
+        yield '<p class="soft">There is no segment with times that can be believed.</p>'
         return
     first, last = min(begins), max(queue.end_timestamp or 0 for queue in shown)
     yield (
-        f'<p class="soft">{shown_time(first)} to {shown_time(last)}; each bar is a segment of the '
-        "commit log</p>"
+        f'<p class="soft">From {moment_text(first)} to {moment_text(last)}; each bar is a segment '
+        "of the commit log, from its first message to its last</p>"
     )
     yield from _table(
-        (("queue", "name"), ("segments", "n"), ("bytes", "n"), ("", "")),
+        (("queue", "name"), ("segments", "n"), ("bytes", "n"), ("", "bar")),
         (
             (
                 _name(queue),
@@ -185,22 +201,25 @@ def _segments(shown: Sequence[QueuePicture]) -> Iterator[str]:
 def _index(picture: TierPicture) -> Iterator[str]:
     yield "<h2>Key index</h2>"
     if not picture.index_files:
-        yield '<p class="soft">Nothing of it has been uploaded yet.</p>'
+        yield (
+            '<p class="soft">Nothing of it has been uploaded yet: an index file is uploaded when '
+            "it is full or a day old.</p>"
+        )
         return
     latest = sorted(picture.index_files, key=lambda each: -each.base_offset)
     yield from _table(
-        (("file", "n"), ("bytes", "n"), ("first message", ""), ("last message", "")),
+        (("file at", "n"), ("bytes", "n"), ("begun", "when n"), ("last message", "when n")),
         (
             (
                 f"{each.base_offset:,}",
                 size_text(each.size),
-                _time(each.begin_timestamp),
-                _time(each.end_timestamp),
+                moment_text(each.begin_timestamp),
+                moment_text(each.end_timestamp),
             )
             for each in latest[:QUEUES_SHOWN_MAX]
         ),
     )
-    yield from _more(len(latest), "index files")
+    yield from _more(len(latest), "index files", "newest")
 
 
 def _cost(picture: TierPicture) -> Iterator[str]:
@@ -208,10 +227,11 @@ def _cost(picture: TierPicture) -> Iterator[str]:
     load = picture.load
     yield (
         f'<p class="soft">Thirty days in an object store at list prices, estimated from '
-        f"{load.messages_per_second:,.1f} messages/s in {load.queue_count:,} queues</p>"
+        f"{load.messages_per_second:,.1f} messages/s in {load.queue_count:,} queues: the average "
+        "over the time that the tier goes back</p>"
     )
     yield from _table(
-        (("", "name"), ("requests", ""), ("how many", "n"), ("dollars", "n")),
+        (("", "name"), ("requests", "n"), ("how many", "n"), ("dollars", "n")),
         (
             (
                 escape(line.what),
@@ -227,7 +247,8 @@ def _cost(picture: TierPicture) -> Iterator[str]:
 
 def _table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     kinds = [kind for _, kind in columns]
-    yield '<div class="wide"><table><thead><tr>'
+    beside = sum(kind not in ("name", "bar") for kind in kinds)  # on a phone, below the name
+    yield f'<table style="--n:{max(1, beside)}"><thead><tr>'
     for name, kind in columns:
         yield f'<th class="{kind}">{name}</th>'
     yield "</tr></thead><tbody>"
@@ -236,12 +257,12 @@ def _table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) ->
             f'<td class="{kind}">{cell}</td>' for cell, kind in zip(row, kinds, strict=True)
         )
         yield f"<tr>{cells}</tr>"
-    yield "</tbody></table></div>"
+    yield "</tbody></table>"
 
 
-def _more(count: int, what: str) -> Iterator[str]:
+def _more(count: int, what: str, which: str = "largest") -> Iterator[str]:
     if count > QUEUES_SHOWN_MAX:
-        yield f'<p class="soft">The largest {QUEUES_SHOWN_MAX} of {count:,} {what}.</p>'
+        yield f'<p class="soft">The {which} {QUEUES_SHOWN_MAX} of {count:,} {what}.</p>'
 
 
 def _largest(queues: Sequence[QueuePicture]) -> list[QueuePicture]:
@@ -250,11 +271,17 @@ def _largest(queues: Sequence[QueuePicture]) -> list[QueuePicture]:
     return sorted(ranked[:QUEUES_SHOWN_MAX], key=lambda queue: queue.key)
 
 
+def _with_a_problem(picture: TierPicture) -> list[QueuePicture]:
+    return [queue for queue in picture.queues if queue.problem is not None]
+
+
+def _path(key: QueueKey) -> str:
+    return f"{key.topic}/{key.queue_id}"
+
+
 def _name(queue: QueuePicture) -> str:
-    name = escape(f"{queue.key.topic}/{queue.key.queue_id}")
-    if queue.problem is None:
-        return name
-    return f'{name}<br><span class="bad">{escape(queue.problem)}</span>'
+    name = escape(_path(queue.key))
+    return name if queue.problem is None else f'<b class="bad">{name}</b>'
 
 
 def _bytes_of(queues: Iterable[QueuePicture]) -> int:
@@ -263,26 +290,3 @@ def _bytes_of(queues: Iterable[QueuePicture]) -> int:
 
 def _begins(queues: Iterable[QueuePicture]) -> Iterator[int]:
     return (queue.begin_timestamp for queue in queues if queue.begin_timestamp is not None)
-
-
-def _number(value: int | None) -> str:
-    return "?" if value is None else f"{value:,}"
-
-
-def _time(timestamp: int | None) -> str:
-    return "?" if timestamp is None else shown_time(timestamp)
-
-
-def _age(timestamp: int | None, now_ms: int) -> str:
-    if timestamp is None:
-        return "?"
-    hours = max(0, now_ms - timestamp) / 3_600_000
-    return f"{hours:,.1f} h" if hours < 48 else f"{hours / 24:,.1f} days"
-
-
-def size_text(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1024
-    raise AssertionError("unreachable")

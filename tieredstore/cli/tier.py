@@ -1,6 +1,7 @@
-"""Opening the tier that was named, for looking at it only.
+"""Opening the tier that was named.
 
-What lives here: `opened_tier`, `opened_backend`, and what is said when the name was a wrong one.
+What lives here: `opened_tier` and `opened_backend`, for looking at it only, `opened_provider`, for
+its bytes alone, and what is said when the name was a wrong one.
 """
 
 from __future__ import annotations
@@ -40,6 +41,15 @@ class OpenedTier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedProvider:
+    """Where the bytes lie."""
+
+    config: StoreConfig
+    runtime: Runtime
+    provider: SegmentProvider
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedBackend:
     """Where the bytes lie, and the catalogue or what is wrong with it."""
 
@@ -73,8 +83,8 @@ def opened_tier(options: TierOptions) -> Iterator[OpenedTier]:
 
 
 @contextmanager
-def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
-    """The backend, also where the catalogue is missing or damaged."""
+def opened_provider(options: TierOptions) -> Iterator[OpenedProvider]:
+    """Where the bytes lie, whatever catalogue there is."""
     config = config_of(options)
     with ExitStack() as opened:
         opened.enter_context(notes_of_the_library())
@@ -82,6 +92,15 @@ def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
         provider = provider_of(config, runtime, NoMetrics())
         opened.callback(provider.close)
         check_root(config)
+        yield OpenedProvider(config=config, runtime=runtime, provider=provider)
+
+
+@contextmanager
+def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
+    """The backend, also where the catalogue is missing or damaged."""
+    with ExitStack() as opened:
+        there = opened.enter_context(opened_provider(options))
+        config, runtime, provider = there.config, there.runtime, there.provider
         metadata: MetadataStore | None = None
         failure: CommandError | MetadataError | None = None
         try:
@@ -93,7 +112,7 @@ def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
         except MetadataError as error:
             failure = error
         if metadata is not None:
-            _check_cluster(config, metadata)
+            check_cluster(config, metadata)
         yield OpenedBackend(
             config=config, runtime=runtime, provider=provider, metadata=metadata, failure=failure
         )
@@ -103,6 +122,22 @@ def check_answers(tier: OpenedTier) -> None:
     """Where something could not be read: a backend that refuses says so itself, and damage is
     told of only where it answers."""
     next(iter(tier.provider.list(tier.config.broker_name)), None)
+
+
+def check_tier(options: TierOptions) -> StoreConfig:
+    """The settings of a tier that is there and has such a broker: for a job, which opens it again.
+
+    Else it would tell of all the tier as damaged. What needs much reading is left to the job.
+    """
+    config = config_of(options)
+    if config.catalogue == "rebuild":
+        check_root(config)
+        return config
+    with opened_backend(options) as backend:
+        if backend.metadata is None:
+            raise backend.failure or CommandError("there is no catalogue", ExitCode.NOT_THERE)
+        check_broker(config, backend.metadata)
+    return config
 
 
 def check_root(config: StoreConfig) -> None:
@@ -118,7 +153,15 @@ def check_root(config: StoreConfig) -> None:
 
 def no_catalogue(error: NoCatalogueError, config: StoreConfig) -> CommandError:
     """What to do where there is none."""
+    from tieredstore.jobs.migration.migrate_journal import journal_path
+
     text = f"{error.path}: {error.reason}"
+    if error.names_file and journal_path(config).is_file():
+        text += (
+            "; a migration to this tier is not finished: stop the broker and run `migrate` with "
+            "--cut-over, which makes it"
+        )
+        return CommandError(printable(text), ExitCode.NOT_THERE)
     if error.names_file:
         text += (
             "; name the catalogue with --metadata, or with --store-path the directory whose "
@@ -142,7 +185,7 @@ def tell_copy(facts: CatalogueFacts) -> None:
         )
 
 
-def _check_cluster(config: StoreConfig, metadata: MetadataStore) -> None:
+def check_cluster(config: StoreConfig, metadata: MetadataStore) -> None:
     """Without its cluster's directory every committed byte would be told of as lost."""
     if config.provider != "posix":
         return
@@ -200,7 +243,14 @@ def notes_of_the_library() -> Iterator[None]:
 
 
 class _Notes(logging.Handler):
-    """Log records as notes on stderr."""
+    """Log records as notes on stderr, each once: a catalogue may be opened twice."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self._told: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        note(printable(record.getMessage()))
+        text = record.getMessage()
+        if text not in self._told:
+            self._told.add(text)
+            note(printable(text))

@@ -7,37 +7,31 @@ fast.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any, Final
 
 from tieredstore.access.care.audit import audit
-from tieredstore.access.care.audit_report import AuditReport, Finding, Severity
+from tieredstore.access.care.audit_report import AuditReport, Finding, FindingKind, Severity
 from tieredstore.access.care.rebuild import NewerCatalogueError, RebuildReport, rebuild
 from tieredstore.access.care.rebuild_published import rebuild_beside_published
 from tieredstore.access.catalogue_choice import NoCatalogueError, has_file
 from tieredstore.access.copied_rows import amend_copy
 from tieredstore.access.upload.agreement import ask_to_resume
-from tieredstore.access.wiring import (
-    catalogue_of,
-    provider_of,
-    published_catalogue,
-    publisher_of,
-)
+from tieredstore.access.wiring import catalogue_of, published_catalogue, publisher_of
 from tieredstore.cli.choice import known_names
 from tieredstore.cli.failures import CommandError, ExitCode
 from tieredstore.cli.output import printable
 from tieredstore.cli.tier import (
     check_broker,
-    check_root,
     no_catalogue,
     notes_of_the_library,
     opened_backend,
+    opened_provider,
 )
 from tieredstore.cli.tier_options import TierOptions, config_of
 from tieredstore.codec.names import queue_path
 from tieredstore.driver.certify import certify
 from tieredstore.driver.metadata import MetadataStore
-from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.provider import ProbeFinding, SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.config import StoreConfig
@@ -81,16 +75,11 @@ def resumed(tier: TierOptions, topic: str, queue_id: int) -> None:
 
 
 def rebuilt(tier: TierOptions) -> RebuildReport:
-    config = config_of(tier)
     with ExitStack() as opened:
-        opened.enter_context(notes_of_the_library())
-        runtime = opened.enter_context(Runtime.threads())
-        provider = provider_of(config, runtime, NoMetrics())
-        opened.callback(provider.close)
-        check_root(config)
+        there = opened.enter_context(opened_provider(tier))
+        config, runtime, provider = there.config, there.runtime, there.provider
         _check_there_is_data(config, provider)
-        metadata = for_writing(config, runtime, create=True)
-        opened.callback(metadata.close)
+        metadata = opened.enter_context(for_writing(config, runtime, create=True))
         publisher = publisher_of(config, provider, metadata)
         try:
             if publisher is None:
@@ -110,20 +99,17 @@ def rebuilt(tier: TierOptions) -> RebuildReport:
 
 def certified(tier: TierOptions) -> Sequence[ProbeFinding]:
     config = config_of(tier)
-    with ExitStack() as opened:
-        opened.enter_context(notes_of_the_library())
-        if config.provider == "s3":
-            from tieredstore.providers.object_clients import open_client
-            from tieredstore.providers.object_settings import ObjectStoreSettings
+    if config.provider == "s3":
+        from tieredstore.providers.object_clients import open_client
+        from tieredstore.providers.object_settings import ObjectStoreSettings
 
-            client = open_client(ObjectStoreSettings.from_config(config))
-            opened.callback(client.close)
+        with (
+            notes_of_the_library(),
+            closing(open_client(ObjectStoreSettings.from_config(config))) as client,
+        ):
             return certify(client).findings
-        runtime = opened.enter_context(Runtime.threads())
-        provider = provider_of(config, runtime, NoMetrics())
-        opened.callback(provider.close)
-        check_root(config)
-        return provider.probe()
+    with opened_provider(tier) as there:
+        return there.provider.probe()
 
 
 def for_writing(config: StoreConfig, runtime: Runtime, *, create: bool = False) -> MetadataStore:
@@ -191,10 +177,12 @@ def tell_damage(report: AuditReport) -> None:
     """Raise what there is to say, when all of it was shown."""
     if report.damage:
         first = report.damage[0]
+        is_stopped = first.kind is FindingKind.STOPPED
+        what_to_do = "mend that, then resume it" if is_stopped else "restore it from a copy"
         raise CommandError(
             printable(
                 f"{len(report.damage)} found damaged, the first: {first.place}: {first.detail}; "
-                "restore it from a copy"
+                f"{what_to_do}"
             ),
             ExitCode.DAMAGE,
         )

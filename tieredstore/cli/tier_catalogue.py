@@ -8,29 +8,26 @@ be fast.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tieredstore.access.wiring import provider_of, publisher_of
+from tieredstore.access.wiring import publisher_of
 from tieredstore.cli.choice import known_names
 from tieredstore.cli.failures import CommandError, ExitCode
 from tieredstore.cli.output import printable
 from tieredstore.cli.tier import (
     OpenedBackend,
     check_broker,
-    check_root,
-    notes_of_the_library,
+    check_cluster,
     opened_backend,
+    opened_provider,
 )
 from tieredstore.cli.tier_care import for_writing
-from tieredstore.cli.tier_options import TierOptions, config_of
+from tieredstore.cli.tier_options import TierOptions
 from tieredstore.cli.times import shown_time
 from tieredstore.driver.metadata import MetadataStore
-from tieredstore.driver.metrics import NoMetrics
-from tieredstore.driver.published import StaleCatalogueError
-from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.published import Publisher, StaleCatalogueError
 from tieredstore.model.errors import MetadataError
 from tieredstore.model.values import SegmentType
 
@@ -80,15 +77,13 @@ def written(tier: TierOptions, output: Path) -> Row:
 
 
 def published(tier: TierOptions) -> Row:
-    config = config_of(tier)
-    with ExitStack() as opened:
-        opened.enter_context(notes_of_the_library())
-        runtime = opened.enter_context(Runtime.threads())
-        provider = provider_of(config, runtime, NoMetrics())
-        opened.callback(provider.close)
-        check_root(config)
-        metadata = for_writing(config, runtime)
-        opened.callback(metadata.close)
+    with (
+        opened_provider(tier) as there,
+        for_writing(there.config, there.runtime) as metadata,
+    ):
+        config, provider = there.config, there.provider
+        check_cluster(config, metadata)
+        check_broker(config, metadata)
         publisher = publisher_of(config, provider, metadata)
         if publisher is None:
             raise CommandError(
@@ -112,6 +107,7 @@ def reserved(tier: TierOptions, topic: str, hours: int | None) -> Row:
         check_broker(backend.config, metadata)
         metadata.close()
         with for_writing(backend.config, backend.runtime) as metadata:
+            publisher = _publisher_again(backend, metadata)
             before = metadata.topic(topic)
             if before is None:
                 names = sorted(record.topic for record in metadata.topics())
@@ -121,17 +117,37 @@ def reserved(tier: TierOptions, topic: str, hours: int | None) -> Row:
                     ExitCode.NOT_THERE,
                 )
             metadata.put(replace(before, reserve_hours=hours))
+            generation = None if publisher is None else publisher.publish()
         return {
             "topic": topic,
             "reserve_hours": backend.config.reserve_hours if hours is None else hours,
             "reserve_hours_is_default": hours is None,
             "reserve_hours_before": before.reserve_hours,
+            "generation": generation,
         }
+
+
+def _publisher_again(backend: OpenedBackend, metadata: MetadataStore) -> Publisher | None:
+    """For a change that readers elsewhere are to see; None where nothing was published yet.
+
+    Who may not publish is told before anything is written.
+    """
+    generations = backend.provider.generations(backend.config.broker_name)
+    if generations is None or not generations.listed():
+        return None
+    publisher = publisher_of(backend.config, backend.provider, metadata)
+    if publisher is not None:
+        try:
+            publisher.check()
+        except StaleCatalogueError as error:
+            raise CommandError(printable(str(error)), ExitCode.REFUSED) from error
+    return publisher
 
 
 def reserve_line(row: Row) -> str:
     default = ", as the store's settings say" if row["reserve_hours_is_default"] else ""
-    return printable(f"{row['topic']} is kept {row['reserve_hours']} hours{default}")
+    told = "" if row["generation"] is None else f"; published as generation {row['generation']}"
+    return printable(f"{row['topic']} is kept {row['reserve_hours']} hours{default}{told}")
 
 
 def snapshot_line(row: Row) -> str:

@@ -38,10 +38,13 @@ def expired_queues(tier: TierOptions, *, dry_run: bool) -> Iterator[ExpiredQueue
         parts = open_tier(backend.config, given, read_only=dry_run)
         opened.callback(parts.close)
         parts.load()
-        yield from expire_tier(
+        for each in expire_tier(
             parts.files,
             metadata,
             backend.config,
             now_ms=backend.runtime.clock.now_ms(),
             dry_run=dry_run,
-        )
+        ):
+            if each.failure is not None:  # a backend that refuses says so itself: no damage
+                next(iter(backend.provider.list(backend.config.broker_name)), None)
+            yield each

@@ -38,10 +38,10 @@ def keys_of(tier: OpenedTier, topic: str | None, queue_id: int | None = None) ->
 
 
 def topic_rows(tier: OpenedTier, damage: TierDamage) -> list[Row]:
-    """By name. `reserve_hours` is the store's where the topic has none of its own."""
+    """By name. `reserve_hours` is the store's where the topic has none of its own: 0 is none."""
     rows: dict[str, Row] = {}
     for record in tier.reader.topics():
-        own = record.reserve_hours
+        own = record.reserve_hours if (record.reserve_hours or 0) > 0 else None
         rows[record.topic] = {
             "topic": record.topic,
             "topic_id": record.topic_id,

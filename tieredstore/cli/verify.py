@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tieredstore.cli.jobs import JobOptions, run_verb, takes_job
-from tieredstore.cli.tier_options import TierOptions, config_of, takes_tier
+from tieredstore.cli.tier_options import TierOptions, takes_tier
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -33,9 +33,8 @@ def verify(tier: TierOptions, options: JobOptions, topic: Topics = None) -> None
     notes. Exit code 4: there is damage; 5: not all could be read; 0: neither, whatever the notes.
     Index files that the broker has not uploaded yet are read where --store-path has them.
     """
-    from tieredstore.cli.tier import check_root
+    from tieredstore.cli.tier import check_tier
     from tieredstore.jobs.verify import VerifyJob
 
-    config = config_of(tier)
-    check_root(config)
+    config = check_tier(tier)
     run_verb(VerifyJob(config=config, topics=tuple(topic or ())), options)

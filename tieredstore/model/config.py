@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Self
 
 from tieredstore.model.errors import InvalidConfigError
-from tieredstore.model.setting import computed, facts_of, setting, settings_of
+from tieredstore.model.setting import computed, facts_of, has_password, setting, settings_of
 from tieredstore.model.settings import Settings
 from tieredstore.model.values import INT32_MAX, StorageLevel
 
@@ -231,6 +231,8 @@ class StoreConfig(Settings):
         self._check()
         if "@" in self.endpoint:
             raise InvalidConfigError("endpoint: holds credentials; give them apart")
+        if has_password(self.url):
+            raise InvalidConfigError("url: holds credentials; give them to fsspec, in its settings")
         for name in ("broker_name", "cluster_name"):
             value = getattr(self, name)
             if value in ("", ".", "..") or "/" in value:

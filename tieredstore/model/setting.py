@@ -108,3 +108,9 @@ def shown(spec: Field[Any], value: Any) -> str:
         return "the value given"
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def has_password(url: str) -> bool:
+    """Whether it is of the form scheme://user:password@host: such a one must not be shown."""
+    authority = url.partition("://")[2].partition("/")[0]
+    return ":" in authority.rpartition("@")[0]

@@ -20,6 +20,7 @@ from tieredstore.model.errors import (
     BackendUnavailableError,
     InvalidConfigError,
 )
+from tieredstore.model.setting import has_password
 
 HALVES: Final = "_tieredstore/halves"
 _LOCAL: Final = ("", "file")
@@ -35,9 +36,15 @@ class TargetOptions:
     secret_key: str = field(default="", repr=False)
     session_token: str = field(default="", repr=False)
 
+    def __post_init__(self) -> None:
+        if "@" in self.endpoint:
+            raise InvalidConfigError("endpoint: holds credentials; give them apart")
+
 
 def full_target(url: str) -> str:
-    """The same for a process in whatever folder."""
+    """The same for a process in whatever folder. One that holds a password is refused, unquoted."""
+    if has_password(url):
+        raise InvalidConfigError("target: holds credentials; keys are from the environment")
     return url if "://" in url else os.path.abspath(url)
 
 

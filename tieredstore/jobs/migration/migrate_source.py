@@ -138,4 +138,6 @@ def _queues(parts: TierParts, topics: set[str]) -> list[SourceQueue]:
                 notes={kind: note for kind, note in notes.items() if note is not None},
             )
         )
+    if any(each.is_damaged for each in found):  # a backend that refuses says so itself
+        next(iter(parts.provider.list(found[0].record.broker_name)), None)
     return found

@@ -205,7 +205,7 @@ class KeyComparison:
         topics, queues = sums["topic_id"], sums["queue_id"]
         new = np.append(True, (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1]))
         starts = np.flatnonzero(new[: len(sums)])
-        for start, stop in zip(starts, [*starts[1:], len(sums)], strict=True):
+        for start, stop in zip(starts, np.append(starts, len(sums))[1:], strict=True):
             queue = self._queues.get((int(topics[start]), int(queues[start])))
             if queue is not None:
                 bounds[start:stop] = queue.log_start, queue.log_end

@@ -1,0 +1,148 @@
+"""Every verb there is, on a tier that Java wrote and that was moved into a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from werkzeug.wrappers import Response
+
+from tests.cli.cli_kit import Command
+from tests.cli.tier_kit import TIER, named
+from tests.cli.verb_kit import (
+    ON_A_TIER,
+    Bench,
+    golden_copy,
+    on_posix,
+    same_rows,
+)
+from tests.s3.moto_server import Door
+from tests.s3.s3_clients import new_settings
+from tieredstore.providers.object_clients import open_client
+from tieredstore.providers.object_settings import ObjectStoreSettings
+
+KINDS = ("GET", "HEAD", "LIST", "PUT", "POST", "POST uploads", "DELETE", "DELETE-MANY")
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
+
+
+@pytest.fixture
+def bench(command: Command, tmp_path: Path) -> Bench:
+    return Bench(command, tmp_path)
+
+
+@pytest.fixture
+def settings(moto: tuple[str, Door]) -> ObjectStoreSettings:
+    """A bucket with the golden tier."""
+    settings = new_settings(moto[0], "auto")
+    folder = TIER / "tiered"
+    with open_client(settings) as client:
+        for file in folder.rglob("*"):
+            if file.is_file():
+                client.put(file.relative_to(folder).as_posix(), file.read_bytes())
+    return settings
+
+
+@pytest.fixture
+def refusing(settings: ObjectStoreSettings, moto: tuple[str, Door]) -> Iterator[None]:
+    """Whoever asks has the wrong keys, from when the bucket is filled."""
+    text = b"<Error><Code>InvalidAccessKeyId</Code><Message>no such key</Message></Error>"
+    for kind in KINDS:
+        moto[1].answers[kind] = Response(text, 403, content_type="application/xml")
+    yield
+    moto[1].answers.clear()
+
+
+def in_bucket(bench: Bench, settings: ObjectStoreSettings, **others: object) -> list[str]:
+    return named(
+        TIER,
+        **{
+            "provider": "s3",
+            "path": None,
+            "metadata": bench.catalogue,
+            "bucket": settings.bucket,
+            "prefix": settings.prefix,
+            "endpoint": settings.endpoint,
+            "region": settings.region,
+            **others,
+        },
+    )
+
+
+@pytest.mark.parametrize("name", ON_A_TIER)
+def test_a_bucket_answers_as_a_folder_does(
+    command: Command, bench: Bench, settings: ObjectStoreSettings, tmp_path: Path, name: str
+) -> None:
+    verb = ON_A_TIER[name]
+    bench.prepare(name)
+    ran = bench.run(name, *in_bucket(bench, settings), "--json")
+    assert (ran.code, ran.err) == (0, ""), ran.err
+    assert verb.holds(ran.rows), ran.out[:1000]
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    other = Bench(command, beside)
+    other.prepare(name)
+    folder = other.run(name, *on_posix(other, golden_copy(beside)), "--json")
+    assert same_rows(ran.rows, verb.same) == same_rows(folder.rows, verb.same)
+
+
+@pytest.mark.parametrize("name", ON_A_TIER)
+def test_a_missing_bucket_is_one_line_that_says_what_to_do(
+    bench: Bench, settings: ObjectStoreSettings, name: str
+) -> None:
+    bench.prepare(name)
+    ran = bench.run(name, *in_bucket(bench, settings, bucket="no-such-bucket"))
+    check_refusal(name, ran.code, ran.err)
+    assert "see its name (--bucket)" in ran.err or not ran.code
+
+
+@pytest.mark.parametrize("name", ON_A_TIER)
+@pytest.mark.usefixtures("refusing")
+def test_wrong_keys_are_one_line_that_says_where_they_come_from(
+    bench: Bench, settings: ObjectStoreSettings, name: str
+) -> None:
+    bench.prepare(name)
+    ran = bench.run(name, *in_bucket(bench, settings))
+    check_refusal(name, ran.code, ran.err)
+    assert "TIEREDSTORE_SECRET_KEY" in ran.err or not ran.code
+
+
+def check_refusal(name: str, code: int, told: str) -> None:
+    """Those that look at the catalogue only do their work."""
+    assert code == ON_A_TIER[name].refused, told
+    assert told == "" if code == 0 else told.count("\n") == 1, told
+    assert "Traceback" not in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_A_TIER)
+def test_an_address_where_nobody_answers_is_one_line(
+    bench: Bench, settings: ObjectStoreSettings, name: str
+) -> None:
+    """It ends: what refuses connections is asked again a few times only."""
+    bench.prepare(name)
+    ran = bench.run(name, *in_bucket(bench, settings, endpoint="http://127.0.0.1:9"))
+    if name in ("resume", "metadata show", "metadata reserve"):  # the catalogue's file is enough
+        assert ran.code in (0, 5), ran.err
+    else:
+        assert ran.code == 5, ran.err
+    assert ran.code == 0 or ran.err.count("\n") == 1, ran.err
+    assert ran.code == 0 or "127.0.0.1:9" in ran.err
+    assert ran.code == 0 or "see that its address is right" in ran.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["topics", "cat", "audit", "verify", "metadata snapshot"])
+def test_a_server_that_never_replies_is_given_up(
+    bench: Bench, settings: ObjectStoreSettings, moto: tuple[str, Door], tmp_path: Path, name: str
+) -> None:
+    conf = tmp_path / "hasty.toml"
+    conf.write_text("request_timeout_ms = 200\n")
+    with moto[1].breaking("stalled", rate=1.0):
+        ran = bench.run(name, "--config", conf, *in_bucket(bench, settings))
+    assert ran.code == 5, ran.err
+    assert ran.err.count("\n") == 1, ran.err

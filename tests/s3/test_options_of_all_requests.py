@@ -1,0 +1,146 @@
+"""Options that go with every request of a tier, and the bounds of connections."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.s3.moto_server import Door, served
+from tests.s3.s3_clients import CLIENTS, new_client, new_settings
+from tieredstore.driver.certify import certify
+from tieredstore.driver.object_client import Range
+from tieredstore.driver.runtime import Runtime, SystemClock
+from tieredstore.model.errors import BackendUnavailableError
+from tieredstore.model.values import SegmentType
+from tieredstore.providers.certified import Certification
+from tieredstore.providers.object_clients import open_client
+from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.providers.object_settings import ObjectStoreSettings
+
+LOG, INDEX = SegmentType.COMMIT_LOG, SegmentType.INDEX
+MIB = 1 << 20
+WAIT = 60.0
+KMS = "x-amz-server-side-encryption-aws-kms-key-id"
+OPTIONS: dict[str, Any] = {
+    "storage_class": "STANDARD_IA",
+    "encryption": "aws:kms",
+    "encryption_key": "arn:aws:kms:us-east-1:123456789012:key/k",
+}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_all_that_a_tier_writes_is_stored_and_encrypted_as_the_settings_say(
+    moto: tuple[str, Door], name: str
+) -> None:
+    endpoint, door = moto
+    client = open_client(new_settings(endpoint, name, **OPTIONS))
+    door.made.clear()
+    runtime = Runtime.inline()
+    certification = Certification("require", page_keys=5)
+    provider = ObjectProvider(client, "c", runtime, certification=certification)
+    segment = provider.open("broker-a/T/0", LOG, 0)
+    segment.write(0, bytes(9 * MIB))
+    segment.write(9 * MIB, bytes(9 * MIB))
+    segment.seal()  # in parts: it is long
+    provider.create(provider.open("broker-a/rmq_sys_INDEX/0", INDEX, 0), [bytes(MIB)] * 17)
+    provider.create(provider.open("broker-a/rmq_sys_INDEX/0", INDEX, 1), [b"short"])
+    provider.generations("broker-a").create(1, b"catalogue")
+    provider.scratch("broker-a").put("a/small", [b"x"])
+    provider.scratch("broker-a").put("a/large", [bytes(MIB)] * 17)
+    segment.delete()
+    certify(client, page_keys=5)
+    provider.close()
+
+    kinds = {each.kind for each in door.made}
+    assert kinds == {"PUT", "POST uploads"}
+    prefixes = {each.key.partition("/")[0] for each in door.made}
+    assert {".parts", ".epochs", ".catalog", ".staged", ".certify"} < prefixes
+    assert sum(each.kind == "POST uploads" for each in door.made) >= 3
+    for each in door.made:
+        told = each.headers
+        assert told.get("x-amz-storage-class") == "STANDARD_IA", each
+        assert told.get("x-amz-server-side-encryption") == "aws:kms", each
+        assert told.get(KMS, "").endswith("key/k"), each
+
+
+class Crowd:
+    """An application before moto's that counts how many requests are in it at once."""
+
+    def __init__(self, inner: Any, bound: int) -> None:
+        self._inner = inner
+        self._bound = bound
+        self.is_counting = False
+        self._guard = threading.Condition()
+        self._inside = 0
+        self.most = 0
+
+    def __call__(self, environ: Any, start: Any) -> Iterator[bytes]:
+        if not self.is_counting or environ["REQUEST_METHOD"] != "GET":
+            yield from self._inner(environ, start)
+            return
+        with self._guard:
+            self._inside += 1
+            self.most = max(self.most, self._inside)
+            self._guard.notify_all()
+            # Until there are as many as there may be, and then a moment for one more.
+            self._guard.wait_for(lambda: self.most >= self._bound, WAIT)
+            self._guard.wait_for(lambda: self.most > self._bound, 0.2)
+        body = [*self._inner(environ, start)]
+        with self._guard:  # before the client has its answer, and may ask for more
+            self._inside -= 1
+        yield from body
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_no_more_requests_are_under_way_than_connections_are_allowed(
+    s3_environment: None, name: str
+) -> None:
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+    crowd = Crowd(DomainDispatcherApplication(create_backend_app), 4)
+    with (
+        served(crowd) as endpoint,
+        new_client(endpoint, name, connections_max=4) as client,
+    ):
+        client.put("k", bytes(range(100)))
+        crowd.is_counting = True
+        wanted = [Range("k", number, 1) for number in range(20)]
+        with ThreadPoolExecutor(3) as threads:
+            for got in threads.map(client.get_ranges, [wanted] * 3):
+                assert got == [bytes([number]) for number in range(20)]
+    assert crowd.most == 4
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_server_that_takes_no_connection_is_given_up_on_in_time(
+    s3_environment: None, name: str
+) -> None:
+    clock = SystemClock()
+    with ExitStack() as opened:
+        full = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(8):  # nobody accepts: its queue is full then
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        endpoint = f"http://127.0.0.1:{full.getsockname()[1]}"
+        settings = ObjectStoreSettings(
+            bucket="b",
+            endpoint=endpoint,
+            region="us-east-1",
+            access_key="testing",
+            secret_key="testing-secret",
+            client=name,
+            connect_timeout_ms=300,
+            request_timeout_ms=600_000,
+        )
+        client = opened.enter_context(open_client(settings))
+        began = clock.monotonic()
+        with pytest.raises(BackendUnavailableError):
+            client.get_range("k", 0, 1)
+        assert clock.monotonic() - began < WAIT

@@ -1,0 +1,122 @@
+"""What stores answer that are not S3, and what the clients make of it."""
+
+from __future__ import annotations
+
+import pytest
+from werkzeug.wrappers import Response
+
+from tests.s3.moto_server import Door, moto_server
+from tests.s3.s3_clients import CLIENTS, new_client, new_settings
+from tieredstore.model.errors import BackendRefusedError
+from tieredstore.providers.object_clients import open_client
+from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.s3_admin import NoRulesError, abort_abandoned_uploads, create_bucket
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (501, "NotImplemented"),
+        (400, "InvalidArgument"),  # one that has other rules than this
+        (409, "BucketAlreadyExists"),  # one that takes it for a request to create the bucket
+    ],
+)
+def test_a_bucket_is_set_up_where_the_store_takes_no_rules(
+    moto: tuple[str, Door],
+    caplog: pytest.LogCaptureFixture,
+    request: pytest.FixtureRequest,
+    status: int,
+    code: str,
+) -> None:
+    endpoint, door = moto
+    request.addfinalizer(door.answers.clear)
+    door.answers["GET lifecycle"] = Response("<Other/>", 200)
+    door.answers["PUT lifecycle"] = Response(f"<Error><Code>{code}</Code></Error>", status)
+    settings = new_settings(endpoint, "s3fs")
+    assert f"{status} {code}: this store takes no rule for abandoned uploads" in caplog.text
+    with pytest.raises(NoRulesError):
+        abort_abandoned_uploads(settings)
+    door.answers["PUT"] = Response("<Error><Code>BucketAlreadyExists</Code></Error>", 409)
+    create_bucket(settings)  # ours, since it lets us in
+    door.answers["HEAD"] = Response("", 403)
+    with pytest.raises(BackendRefusedError, match="create_bucket"):
+        create_bucket(settings)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_objects_are_deleted_where_the_store_has_no_batch_delete(
+    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
+) -> None:
+    endpoint, door = moto
+    request.addfinalizer(door.answers.clear)
+    with new_client(endpoint, name) as client:
+        for key in ("a", "b", "c"):
+            client.put(key, b"x")
+        door.answers["DELETE-MANY"] = Response(
+            "<Error><Code>NotImplemented</Code></Error>", 501, content_type="application/xml"
+        )
+        assert client.delete_many(["a", "b", "absent"]) == {}
+        assert [found.key for found in client.list()] == ["c"]
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_batch_delete_names_each_key_once(
+    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
+) -> None:
+    endpoint, door = moto
+    request.addfinalizer(door.answers.clear)
+    deleted = "".join(f"<Deleted><Key>some/tier/{key}</Key></Deleted>" for key in "ab")
+    with new_client(endpoint, name) as client:
+        door.answers["DELETE-MANY"] = Response(
+            f"<DeleteResult>{deleted}</DeleteResult>", content_type="application/xml"
+        )
+        assert client.delete_many(["a", "b", "a"]) == {}
+        assert door.asked.count(b"<Key>") == 2
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_there_are_no_uploads_where_the_store_says_so_with_an_error(
+    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
+) -> None:
+    endpoint, door = moto
+    request.addfinalizer(door.answers.clear)
+    with new_client(endpoint, name) as client:
+        door.answers["GET uploads"] = Response(
+            "<Error><Code>NoSuchUpload</Code></Error>", 404, content_type="application/xml"
+        )
+        assert list(client.abandoned_uploads()) == []
+
+
+def test_the_end_of_an_upload_repeats_the_checksums_that_the_store_told(
+    moto: tuple[str, Door], request: pytest.FixtureRequest
+) -> None:
+    endpoint, door = moto
+    request.addfinalizer(door.answers.clear)
+    with new_client(endpoint, "s3fs", checksum="crc64nvme") as client:
+        door.answers["PUT uploadId"] = Response(
+            "", 200, headers={"ETag": '"part"', "x-amz-checksum-crc64nvme": "AAAAAAAAAAE="}
+        )
+        door.answers["POST uploadId"] = Response("<Error><Code>Seen</Code></Error>", 400)
+        with pytest.raises(BackendRefusedError, match="Seen"):
+            client.put_stream("k", [bytes(MIB)] * 9)
+        assert door.asked.count(b"<ChecksumCRC64NVME>AAAAAAAAAAE=</ChecksumCRC64NVME>") == 2
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_certificate_that_nobody_vouches_for_is_refused_and_said(
+    s3_environment: None, name: str
+) -> None:
+    with moto_server(tls=True) as (endpoint, _):
+        settings = ObjectStoreSettings(
+            bucket="b",
+            endpoint=endpoint,
+            region="us-east-1",
+            access_key="testing",
+            secret_key="testing-secret",
+            client=name,
+        )
+        said = pytest.raises(BackendRefusedError, match="certificate is not trusted: .*AWS_CA_B")
+        with open_client(settings) as client, said:
+            client.put("k", b"x")
