@@ -14,6 +14,7 @@ from tests.exporters.shown import (
     NEW_TOPIC,
     EventfulBroker,
     Exporter,
+    Prometheus,
     labels_of,
     sample_names,
     shown_metrics,
@@ -47,15 +48,17 @@ from tieredstore.driver.our_metrics import (
     OUR_METRICS,
     PUBLISH_PROBLEM,
     PUBLISHED,
+    QUEUE_HELD_LOG_BYTES,
     QUEUE_PROBLEM,
     QUEUES,
     RETRIES,
     UPLOADS,
 )
 from tieredstore.model.values import SegmentType
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.messages import TOPIC, a_message
 
 ALL = (*ROCKETMQ_METRICS, *OUR_METRICS)
+METRICS = {name: metric for metric in ALL for name in sample_names(metric)}
 ONLY_OBJECTS = {OBJECT_REQUESTS, OBJECT_BYTES, OBJECT_BILL}
 ONLY_FAILURES = {RETRIES, GET_MESSAGE_FALLBACK}
 
@@ -80,6 +83,7 @@ def test_every_metric_is_shown_with_its_labels_by_a_store_on_posix(
     exporter: Exporter, broker: EventfulBroker
 ) -> None:
     broker.live()
+    broker.put(5, 6)  # which waits
     first = exporter.samples()
     broker.live_again()
     found = first | exporter.samples()
@@ -163,6 +167,43 @@ def test_what_waits_and_what_was_published_and_indexed_is_shown(
     broker.put(5, 6)
     held = exporter.samples()[HELD_LOG_BYTES.name, labels_of()]
     assert held == broker.local.confirmed_offset() - before > 0
+
+
+def test_each_queue_that_waits_says_how_much_of_the_local_log_it_holds(
+    exporter: Exporter, broker: EventfulBroker
+) -> None:
+    broker.live()
+    calm = exporter.samples()
+    assert QUEUE_HELD_LOG_BYTES.name not in {name for name, _ in calm}
+    first = broker.local.confirmed_offset()
+    broker.local.put_message(a_message(queue_id=0))
+    second = broker.local.confirmed_offset()
+    broker.local.put_message(a_message(queue_id=1))
+    end = broker.local.confirmed_offset()
+    found = exporter.samples()
+    held = {
+        queue_id: found[QUEUE_HELD_LOG_BYTES.name, labels_of(topic=TOPIC, queue_id=queue_id)]
+        for queue_id in ("0", "1")
+    }
+    assert held == {"0": end - first, "1": end - second}
+    assert found[HELD_LOG_BYTES.name, labels_of()] == end - first
+
+
+def test_a_topic_that_is_deleted_is_shown_no_more(
+    exporter: Exporter, broker: EventfulBroker
+) -> None:
+    broker.live()
+    broker.store.delete_topics([TOPIC])
+    found = exporter.samples()
+    named = {
+        METRICS[name].kind
+        for name, labels in found
+        if any(TOPIC in value.split("/") for _, value in labels)
+    }
+    if isinstance(exporter, Prometheus):
+        assert named == set()
+    else:  # the SDK keeps what it has counted
+        assert MetricKind.GAUGE not in named
 
 
 def test_a_store_that_was_shut_down_shows_no_gauges_and_one_loaded_again_shows_its_own(

@@ -5,6 +5,7 @@ Both get the same measurements and must show the same.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,58 @@ def test_the_number_of_label_sets_is_bounded(
     assert len(found) == 4
     rest = labels_of(topic=label_sets.OTHER, group=label_sets.OTHER)
     assert found[MESSAGES_OUT.name, rest] == 7
+
+
+def test_gauges_of_queues_that_come_and_go_take_no_room_for_good(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(label_sets, "LABEL_SETS_MAX", 3)
+    shown: list[tuple[float, Labels]] = []
+    exporter.metrics.observe(STORAGE_RESERVE_TIME, lambda: list(shown))
+    for number in range(10):
+        shown[:] = [(number, {"topic": f"t{number}", "queue_id": "0"})]
+        queue = labels_of(topic=f"t{number}", queue_id="0")
+        assert exporter.samples() == {(STORAGE_RESERVE_TIME.name, queue): number}
+
+
+def test_what_is_forgotten_makes_room_and_is_counted_anew(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(label_sets, "LABEL_SETS_MAX", 3)
+    for number in range(10):
+        exporter.metrics.add(MESSAGES_OUT, 1, {"topic": f"t{number}", "group": "g"})
+        exporter.metrics.forget("topic", [f"t{number}"])
+    exporter.metrics.forget("no label of any", ["x"])
+    exporter.metrics.add(MESSAGES_OUT, 5, {"topic": "t9", "group": "g"})
+    found = {dict(labels)["topic"]: value for (_, labels), value in exporter.samples().items()}
+    if isinstance(exporter, Prometheus):
+        assert found == {"t9": 5}
+    else:  # the SDK keeps what it has counted
+        assert found == {**{f"t{number}": 1 for number in range(9)}, "t9": 6}
+
+
+@pytest.mark.parametrize("kind", [Prometheus, OpenTelemetry])
+def test_a_label_that_is_not_shown_takes_nothing_away_when_it_is_forgotten(
+    kind: type[Exporter],
+) -> None:
+    exporter = kind(without=["topic"])
+    for _ in range(2):
+        exporter.metrics.add(MESSAGES_OUT, 1, {"topic": "t", "group": "g"})
+        exporter.metrics.forget("topic", ["t"])
+    shown = {"group": "g", **BROKER, **BASE_LABELS}
+    assert exporter.samples() == {(MESSAGES_OUT.name, tuple(sorted(shown.items()))): 2}
+    exporter.close()
+
+
+def test_many_threads_count_forget_and_look_at_once(exporter: Exporter) -> None:
+    def count(number: int) -> None:
+        for turn in range(200):
+            exporter.metrics.add(MESSAGES_OUT, 1, {"topic": "stays", "group": "g"})
+            exporter.metrics.add(MESSAGES_OUT, 1, {"topic": f"t{turn % 7}", "group": str(number)})
+            exporter.metrics.forget("topic", [f"t{turn % 5}"])
+            if not turn % 50:
+                exporter.samples()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(count, range(4)))
+    assert exporter.samples()[MESSAGES_OUT.name, labels_of(topic="stays", group="g")] == 800

@@ -46,9 +46,10 @@ class GaugeReads:
         with self._guard:
             reads = list(self._reads.get(metric, ()))
         found: dict[tuple[str, ...], float] = {}
+        seen: set[tuple[str, ...]] = set()  # of this export: what is gone takes no room
         for each in reads:
             try:
-                shown = [(value, self._labels.values(metric, own)) for value, own in each()]
+                shown = [(value, self._labels.values(metric, own, seen)) for value, own in each()]
             except (TieredStoreError, OSError) as error:
                 log.debug("%s is not exported now: %s", metric.name, error)
                 continue

@@ -67,6 +67,10 @@ class OpenTelemetryMetrics:
             description=metric.meaning,
         )
 
+    def forget(self, label: str, values: Collection[str]) -> None:
+        """New sets have room again; the SDK shows what it has counted until the process ends."""
+        self._labels.forget(label, values)
+
     def _observed(self, metric: Metric, options: CallbackOptions) -> Iterable[Observation]:
         names = self._labels.names(metric)
         return [

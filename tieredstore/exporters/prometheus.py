@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -58,6 +59,11 @@ class PrometheusMetrics(Collector):
 
     def observe(self, metric: Metric, read: GaugeRead) -> None:
         self._gauges.add(metric, read)
+
+    def forget(self, label: str, values: Collection[str]) -> None:
+        for name, shown in self._labels.forget(label, values):
+            with suppress(KeyError):  # never counted under
+                self._instruments[name].remove(*shown)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """What is observed: what `prometheus_client` asks for at a scrape."""
