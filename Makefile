@@ -45,11 +45,11 @@ quick: $(STAMP)  ## run the tests that take no time: no Spark, no S3, nothing sl
 
 # LocalStack 4.13.1 in .s3srv, an environment of its own, unless TIEREDSTORE_S3_ENDPOINT names a server.
 test-s3: $(STAMP)  ## contracts and proof on a stricter S3 server than moto, which it sets up itself
-	$(BIN)/python tests/s3/localstack_server.py $(PYTEST) tests/s3/test_second_server.py tests/s3/test_object_clients.py $(ARGS)
+	$(BIN)/python tests/s3/localstack_server.py $(PYTEST) tests/s3/test_second_server.py tests/s3/test_second_server_tier.py tests/s3/test_object_clients.py $(ARGS)
 
 test-tier-s3: $(STAMP)  ## the tests of the tier again, in buckets of moto's server, with each client
 	TIEREDSTORE_TIER_ON="s3fs obstore" $(PYTEST) -n $(WORKERS) tests/flat tests/access tests/index \
-	  -k "s3fs or obstore" $(ARGS)
+	  tests/providers/test_object_crashes.py -k "s3fs or obstore" $(ARGS)
 
 fuzz: $(STAMP)  ## feed 100 000 damaged inputs to each decoder
 	$(PYTEST) -n $(WORKERS) -m fuzz $(ARGS)

@@ -1,73 +1,110 @@
-"""Test modules that run a second time, with their tier in an object store instead of in memory.
+"""Test modules that run again with their tier in an object store instead of in memory.
 
 What lives here: which modules, and the fixture that gives their kits the other backend. A folder
-takes part by importing the names into its conftest. TIEREDSTORE_TIER_ON names other backends:
-`s3fs` and `obstore` are these clients in front of moto's server, as in `make test-tier-s3`.
+takes part by importing the names into its conftest. `objects` is a store in memory; `obstore` and
+`s3fs` are these clients in front of moto's server. TIEREDSTORE_TIER_ON names other backends than
+the usual ones, as in `make test-tier-s3`. A test's own subclass of the backend in memory stays one.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
-import uuid
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
-from tests.s3.conftest import s3_endpoint, s3_environment
-from tests.s3.s3_clients import CLIENTS, new_settings
-from tieredstore.driver.object_client import ObjectClient
+from tests.s3.conftest import moto, s3_environment
+from tests.s3.s3_clients import CLIENTS
+from tests.s3_places import Place
 from tieredstore.driver.runtime import Runtime
 from tieredstore.providers.memory import MemoryProvider
-from tieredstore.providers.object_clients import open_client
 from tieredstore.providers.object_provider import ObjectProvider
-from tieredstore.providers.object_settings import ObjectStoreSettings
 from tieredstore.testing.memory_objects import MemoryObjectClient
 
-__all__ = ["backend", "pytest_generate_tests", "s3_endpoint", "s3_environment"]
+__all__ = ["backend", "moto", "pytest_generate_tests", "s3_environment"]
 
-BACKENDS = os.environ.get("TIEREDSTORE_TIER_ON", "memory objects").split()
+USUAL = "memory objects obstore"
+ASKED = os.environ.get("TIEREDSTORE_TIER_ON", "").split()
 
 MODULES = frozenset(
     {
         "tests.access.test_dispatch_ahead",
+        "tests.access.test_dispatch_crashes",
         "tests.access.test_dispatch_failures",
+        "tests.access.test_dispatch_life",
+        "tests.access.test_dispatch_rules",
         "tests.access.test_dispatch_threads",
         "tests.access.test_fetcher",
+        "tests.access.test_fetcher_cache",
         "tests.access.test_fetcher_faults",
         "tests.access.test_fetcher_keys",
         "tests.access.test_fetcher_random_reads",
         "tests.access.test_fetcher_times",
+        "tests.access.test_late_recovery",
+        "tests.access.test_late_rows",
+        "tests.access.test_many_queues",
+        "tests.access.test_merged_keys",
+        "tests.access.test_reader_beside_writer",
+        "tests.access.test_reader_elsewhere",
+        "tests.access.test_resume",
         "tests.access.test_tiered_keys",
         "tests.access.test_tiered_store",
         "tests.access.test_tiered_store_bad_input",
+        "tests.access.test_tiered_store_end",
+        "tests.access.test_tiered_store_flush",
+        "tests.access.test_tiered_store_health",
         "tests.access.test_tiered_store_levels",
         "tests.access.test_tiered_store_merged",
+        "tests.access.test_tiered_store_restart",
         "tests.access.test_tiered_store_threads",
         "tests.access.test_tiered_store_topics",
+        "tests.access.test_tiered_store_untiered",
+        "tests.access.test_two_catalogues",
+        "tests.access.test_upstream_behaviour",
         "tests.flat.test_append_file",
+        "tests.flat.test_broken_queues",
         "tests.flat.test_commit_log",
         "tests.flat.test_consume_queue",
+        "tests.flat.test_doomed",
         "tests.flat.test_expiry",
         "tests.flat.test_expiry_faults",
         "tests.flat.test_file_store",
+        "tests.flat.test_full_segments",
         "tests.flat.test_message_file",
         "tests.flat.test_queue_read",
         "tests.flat.test_readers_beside_a_writer",
         "tests.flat.test_recovery",
         "tests.flat.test_segment_times",
+        "tests.flat.test_segment_writer",
         "tests.flat.test_time_search",
         "tests.index.test_compaction",
         "tests.index.test_footer",
+        "tests.index.test_index_failed_sync",
+        "tests.index.test_index_odd_times",
         "tests.index.test_index_questions",
         "tests.index.test_index_recovery",
+        "tests.index.test_index_requests",
+        "tests.index.test_index_stale_hits",
         "tests.index.test_index_store",
         "tests.index.test_index_takeover",
+        "tests.index.test_index_threads",
+        "tests.index.test_index_upkeep",
         "tests.index.test_uploaded_file",
+        "tests.index.test_uploaded_index",
     }
 )
+# The slower client takes all of them only where it is asked for.
+USUALLY_ON_S3FS = frozenset(
+    {
+        "tests.flat.test_file_store",
+        "tests.flat.test_recovery",
+        "tests.index.test_index_recovery",
+    }
+)
+# They measure what this process holds, and moto's server and its buckets are in this process.
+NOT_OVER_HTTP = frozenset({"tests.access.test_many_queues"})
 KITS = (
     "tests.access.dispatch_kit",
     "tests.access.fetch_kit",
@@ -81,33 +118,42 @@ def on_objects(runtime: Runtime) -> ObjectProvider:
     return ObjectProvider(MemoryObjectClient(), "cluster-a", runtime)
 
 
-def on_s3(
-    settings: ObjectStoreSettings, opened: list[ObjectClient], runtime: Runtime
-) -> ObjectProvider:
-    """Each one below a prefix of its own, as each one in memory is a store of its own."""
-    client = open_client(dataclasses.replace(settings, prefix=uuid.uuid4().hex))
-    opened.append(client)
-    return ObjectProvider(client, "cluster-a", runtime)
+def on_s3(endpoint: str, name: str, places: list[Place], runtime: Runtime) -> ObjectProvider:
+    """Each one in a bucket of its own, as each one in memory is a store of its own."""
+    places.append(Place(endpoint, name))
+    return ObjectProvider(places[-1].client(), "cluster-a", runtime)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.module.__name__ in MODULES:
-        metafunc.parametrize("backend", BACKENDS, indirect=True)
+    name = metafunc.module.__name__
+    if name in MODULES:
+        wanted = [marked(each) for each in backends_of(name)]
+        metafunc.parametrize("backend", wanted, indirect=True)
+
+
+def backends_of(module: str) -> list[str]:
+    wanted = ASKED or USUAL.split() + ["s3fs"] * (module in USUALLY_ON_S3FS)
+    left_out = CLIENTS if module in NOT_OVER_HTTP else ()
+    return [each for each in wanted if each not in left_out] or ["memory"]
+
+
+def marked(backend: str) -> object:
+    return pytest.param(backend, marks=[pytest.mark.s3] if backend in CLIENTS else [])
 
 
 @pytest.fixture(autouse=True)
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What the kits, and the module itself, take for a backend in memory."""
-    opened: list[ObjectClient] = []
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What the kits, and the module itself, take for a backend in memory: its name."""
+    places: list[Place] = []
     name = getattr(request, "param", "memory")  # of a module that runs once
     if name == "objects":
         replace(request, monkeypatch, on_objects)
     elif name in CLIENTS:
-        settings = new_settings(request.getfixturevalue("s3_endpoint"), name)
-        replace(request, monkeypatch, partial(on_s3, settings, opened))
-    yield
-    for client in opened:
-        client.close()
+        endpoint = request.getfixturevalue("moto")[0]
+        replace(request, monkeypatch, partial(on_s3, endpoint, name, places))
+    yield name
+    for place in places:
+        place.close()
 
 
 def replace(

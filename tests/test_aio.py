@@ -21,7 +21,7 @@ from tieredstore.model.values import QueueKey, StorageLevel
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.messages import TOPIC, a_message
 
-WAIT = 20.0  # for what has to come; nobody waits that long
+WAIT = 240.0  # for what has to come; nobody waits that long
 
 
 class Gate(ProviderWrapper):

@@ -95,7 +95,7 @@ def test_python_blocks_of_a_document_run(path: Path, tmp_path: Path) -> None:
     start = "import runpy, sys; sys.path.insert(0, sys.argv[1]); runpy.run_path(sys.argv[2])"
     command = [sys.executable, "-W", "error", "-c", start, str(ROOT), str(script)]
     ran = subprocess.run(
-        command, cwd=scratch, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=scratch, capture_output=True, text=True, timeout=600, check=False
     )
     assert ran.returncode == 0, ran.stderr
 

@@ -96,7 +96,8 @@ def test_an_sdist_holds_what_a_build_needs_and_the_licence(sdist: Path) -> None:
 def test_an_installed_wheel_imports_and_puts_one_name_into_site_packages(
     wheel: Path, tmp_path: Path
 ) -> None:
-    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet"]
+    # --isolated: whoever runs the tests may have told pip to install somewhere else.
+    pip = [sys.executable, "-m", "pip", "--isolated", "install", "--no-deps", "--no-index", "-q"]
     subprocess.run([*pip, "--target", str(tmp_path), str(wheel)], check=True)
     tops = {path.name for path in tmp_path.iterdir() if path.suffix != ".dist-info"}
     # With --target the command lies beside the packages; in an environment it is in its own bin.

@@ -10,7 +10,7 @@ from tieredstore.access.reads.read_ahead import ReadAhead, ReadCache
 from tieredstore.driver.runtime import Clock, ManualClock
 from tieredstore.model.config import MIB
 
-WAIT_S = 60  # far more than any machine needs: a test that waits longer has failed
+WAIT_S = 240  # far more than any machine needs: a test that waits longer has failed
 NOTHING_AHEAD = ReadAhead(floor_bytes=0, growth=1, cap_bytes=0)
 
 

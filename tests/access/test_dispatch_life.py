@@ -27,7 +27,7 @@ from tieredstore.model.values import QueueKey
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.messages import TOPIC
 
-WAIT = 20.0
+WAIT = 240.0  # for what has to come; nobody waits that long
 
 
 class SlowProvider(MemoryProvider):
@@ -117,9 +117,17 @@ def test_a_shutdown_that_drains_leaves_nothing_behind(tmp_path: Path, runtime: R
 def test_a_shutdown_does_not_wait_for_ever(tmp_path: Path, runtime: Runtime) -> None:
     provider = SlowProvider(runtime)
     store, index = LossyStore(runtime), RecordingIndex()
-    tier = Tier(tmp_path, store, runtime=runtime, provider=provider, index=index)
     store.fill(3)
+    tier = Tier(
+        tmp_path,
+        store,
+        runtime=runtime,
+        provider=provider,
+        index=index,
+        group_commit_enabled=False,
+    )
     tier.dispatcher.start()
+    assert provider.arrived.wait(WAIT)
     assert not tier.dispatcher.shutdown(drain=True, timeout=0.05)
     provider.may_go.set()
     assert tier.dispatcher.shutdown(timeout=WAIT)

@@ -52,8 +52,8 @@ def test_in_the_end_every_message_is_in_the_tier_and_indexed(tmp_path: Path, see
         index.fails = False
         faults.always = None
         faults._at.clear()
-        assert tier.flush(timeout=30) or tier.flush(timeout=30)
-        assert tier.dispatcher.shutdown(timeout=30)
+        assert tier.flush(timeout=240) or tier.flush(timeout=240)
+        assert tier.dispatcher.shutdown(timeout=240)
         assert tier.dispatcher.budget.used_bytes == tier.dispatcher.budget.uploads == 0
         for key in KEYS:
             assert tier.span(key) == (0, 50)

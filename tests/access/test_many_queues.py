@@ -42,6 +42,7 @@ class Trickle:
             read_ahead_enabled=True,
             read_cache_bytes=CACHE_BYTES,
             dispatch_buffer_bytes=BUFFER_BYTES,
+            group_commit_timeout_ms=24 * 3_600_000,  # however long a test takes
             index_enabled=False,
         )
         self.store = TieredMessageStore(self.local, config, runtime=self.runtime)

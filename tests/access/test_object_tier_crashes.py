@@ -1,34 +1,45 @@
 """The same as `test_tier_crashes` over an object store: the process dies at any of its requests.
 
-Each life has a client and a provider of its own; whoever looks afterwards has too.
+Each life has a client and a provider of its own; whoever looks afterwards has too. Over HTTP the
+scenario is shorter: what expires and the topic that is deleted are still in it.
 """
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
-from tests.access.test_tier_crashes import CRASHES, Step, live, steps_of
+from tests.access.test_tier_crashes import CRASHES, ROUNDS, Step, live, steps_of
 from tests.access.tier_lives import Lives
+from tests.crash_stores import Stores
 from tests.providers.object_kit import FAILURES, StruckClient
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.testing.faults import Fault, Faults
-from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 
-STEPS_MIN, STEPS_MAX = 700, 1_600
 SAMPLE = 53  # a prime: every kind of request is met
+REMOTE_ROUNDS = 4
 
 
-def new_lives(folder: Path, *, failing: Faults | None = None) -> Lives:
+def rounds_on(stores: Stores) -> int:
+    return REMOTE_ROUNDS if stores.is_remote else ROUNDS
+
+
+def steps_max(stores: Stores) -> int:
+    """No fewer than a life has requests."""
+    return 430 if stores.is_remote else 1_600
+
+
+def new_lives(folder: Path, stores: Stores, *, failing: Faults | None = None) -> Lives:
     """`failing` strikes requests alone, each of which is then tried again."""
-    objects = MemoryObjects()
+    clients = stores.new()
 
     def process(runtime: Runtime, faults: Faults) -> SegmentProvider:
-        client = StruckClient(MemoryObjectClient(objects), failing or faults)
+        client = StruckClient(clients(), failing or faults)
         retry = RetryPolicy(retries_max=3 if failing else 0)
         # Few parts, so that segments are full and sealed; a listing is never believed.
         return ObjectProvider(client, "c", runtime, parts_max=3, listing_ms=0, retry=retry)
@@ -36,23 +47,24 @@ def new_lives(folder: Path, *, failing: Faults | None = None) -> Lives:
     return Lives(folder, processes=process)
 
 
-def steps_with_sealing(lives: Lives) -> list[Step]:
+def steps_with_sealing(lives: Lives, stores: Stores) -> list[Step]:
     """Before anything expires, what has rolled is sealed."""
 
     def seal() -> None:  # of whichever process runs by then
         lives.store._loaded().sealing.step()
 
     steps: list[Step] = []
-    for step in steps_of(lives):
+    for step in steps_of(lives, rounds=rounds_on(stores)):
         if step == lives.expire:
             steps.append(seal)
         steps.append(step)
     return steps
 
 
-def crash(lives: Lives, *faults: Faults) -> None:
+def crash(folder: Path, stores: Stores, *faults: Faults) -> None:
     """A life for each, ended by it where it strikes, and one more without."""
-    steps = steps_with_sealing(lives)
+    lives = new_lives(folder, stores)
+    steps = steps_with_sealing(lives, stores)
     for fault in faults:
         if live(lives, steps, fault):
             break
@@ -61,40 +73,48 @@ def crash(lives: Lives, *faults: Faults) -> None:
     lives.check_whole()
 
 
-def test_there_are_as_many_requests_as_are_tried(tmp_path: Path) -> None:
-    lives, faults = new_lives(tmp_path), Faults()
-    assert live(lives, steps_with_sealing(lives), faults)
-    assert STEPS_MIN < faults.steps < STEPS_MAX
+def test_there_are_as_many_requests_as_are_tried(tmp_path: Path, stores: Stores) -> None:
+    lives, faults = new_lives(tmp_path, stores), Faults()
+    assert live(lives, steps_with_sealing(lives, stores), faults)
+    assert steps_max(stores) * 0.4 < faults.steps < steps_max(stores)
 
 
 @pytest.mark.parametrize("fault", CRASHES)
-def test_after_a_crash_at_a_request_the_tier_is_whole(tmp_path: Path, fault: Fault) -> None:
-    for step in range(CRASHES.index(fault) * 7, STEPS_MAX, SAMPLE):
-        crash(new_lives(tmp_path), Faults({step: fault}))
+def test_after_a_crash_at_a_request_the_tier_is_whole(
+    tmp_path: Path, stores: Stores, fault: Fault
+) -> None:
+    every = 1 if stores.is_remote else SAMPLE
+    tried = range(CRASHES.index(fault) * 7, steps_max(stores), every)
+    for step in stores.sample(tried, every=162, share=6):
+        crash(tmp_path, stores, Faults({step: fault}))
 
 
-def test_nor_does_a_second_crash_in_the_next_life_hurt(tmp_path: Path) -> None:
-    for step in range(0, STEPS_MAX, 5 * SAMPLE):
-        for again in (1, 4, 9, 23):
-            first, second = Faults({step: CRASHES[0]}), Faults({again: Fault.CRASH_AFTER})
-            crash(new_lives(tmp_path), first, second)
+def test_nor_does_a_second_crash_in_the_next_life_hurt(tmp_path: Path, stores: Stores) -> None:
+    pairs = list(itertools.product(range(0, steps_max(stores), 5 * SAMPLE), (1, 4, 9, 23)))
+    for tried in stores.sample(range(len(pairs)), every=8, share=4):
+        step, again = pairs[tried]
+        first, second = Faults({step: CRASHES[0]}), Faults({again: Fault.CRASH_AFTER})
+        crash(tmp_path, stores, first, second)
 
 
 @pytest.mark.parametrize("fault", FAILURES)
 def test_a_request_that_fails_is_sent_again_and_nobody_notices(
-    tmp_path: Path, fault: Fault
+    tmp_path: Path, stores: Stores, fault: Fault
 ) -> None:
-    every_fifth = Faults(dict.fromkeys(range(3, 8 * STEPS_MAX, 5), fault))
-    lives = new_lives(tmp_path, failing=every_fifth)
-    assert live(lives, steps_with_sealing(lives), Faults())
+    requests_max = 8 * steps_max(stores)
+    every_fifth = Faults(dict.fromkeys(range(3, requests_max, 5), fault))
+    lives = new_lives(tmp_path, stores, failing=every_fifth)
+    assert live(lives, steps_with_sealing(lives, stores), Faults())
     lives.open()
     lives.check_whole()
-    assert every_fifth.steps < 8 * STEPS_MAX
+    assert every_fifth.steps < requests_max
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("fault", CRASHES)
 @pytest.mark.parametrize("part", range(8))
-def test_nor_does_a_crash_at_any_request(tmp_path: Path, fault: Fault, part: int) -> None:
-    for step in range(part, STEPS_MAX, 8):
-        crash(new_lives(tmp_path), Faults({step: fault}))
+def test_nor_does_a_crash_at_any_request(
+    tmp_path: Path, stores: Stores, fault: Fault, part: int
+) -> None:
+    for step in range(part, steps_max(stores), 8):
+        crash(tmp_path, stores, Faults({step: fault}))

@@ -148,6 +148,25 @@ def test_a_queue_that_began_anew_is_shown_anew(there: Elsewhere, has_expired: bo
         assert numbers(reader.get_message(TOPIC, 0, 0)) == [0, 1]
 
 
+@pytest.mark.parametrize("is_read_before", [True, False])
+def test_a_queue_that_began_anew_is_no_damage_before_it_is_published(
+    there: Elsewhere, is_read_before: bool
+) -> None:
+    there.broker.fill(12)
+    there.publish()
+    with there.reader() as reader:
+        if is_read_before:
+            assert offsets(reader) == list(range(12))
+        there.broker.store.delete_topics([TOPIC])
+        there.broker.put(2)
+        assert there.broker.store.flush()  # and the chore's time has not come
+        assert offsets(reader) in ([], [0, 1])
+        assert numbers(reader.get_message(TOPIC, 0, 0)) in ([], [0, 1])
+        assert not reader.get_message(TOPIC, 0, 7).messages
+    with there.reader() as reader:
+        assert offsets(reader) in ([], [0, 1])
+
+
 def test_a_hole_is_damage_here_too(there: Elsewhere) -> None:
     there.broker.fill(12)
     there.publish()

@@ -30,9 +30,9 @@ ROUNDS = 8
 Step = Callable[[], object]
 
 
-def steps_of(lives: Lives) -> Iterator[Step]:
+def steps_of(lives: Lives, *, rounds: int = ROUNDS) -> Iterator[Step]:
     """What happens, one thing after the other; each may be done again after a crash."""
-    for turn in range(ROUNDS):
+    for turn in range(rounds):
         for _ in range(7):
             yield partial(lives.put, *SIZED, body_bytes=60)
         for key in (AGED, GONE, QueueKey("Gone", 0)):

@@ -26,7 +26,7 @@ def sync_face(store: TieredMessageStore, name: str, *args: Any, **kwargs: Any) -
 
 def future_face(store: TieredMessageStore, name: str, *args: Any, **kwargs: Any) -> Any:
     if name == "get_message":
-        return store.get_message_future(*args, **kwargs).result(10)
+        return store.get_message_future(*args, **kwargs).result(240)
     return sync_face(store, name, *args, **kwargs)
 
 

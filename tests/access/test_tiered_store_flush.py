@@ -125,7 +125,7 @@ def test_a_catalogue_that_cannot_be_published_in_time_makes_no_flush_wait(
     create = PosixGenerations.create
 
     def hung(generations: PosixGenerations, number: int, data: bytes) -> None:
-        assert may_go.wait(20)
+        assert may_go.wait(240)
         create(generations, number, data)
 
     monkeypatch.setattr(PosixGenerations, "create", hung)
@@ -134,7 +134,7 @@ def test_a_catalogue_that_cannot_be_published_in_time_makes_no_flush_wait(
         began = monotonic()
         try:
             assert not store.flush(0.5, seal=True)
-            assert monotonic() - began < 10
+            assert monotonic() - began < 60
         finally:
             may_go.set()
         assert store.flush(seal=True)

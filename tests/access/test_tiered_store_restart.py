@@ -189,10 +189,10 @@ def test_with_threads_it_is_the_same(tmp_path: Path) -> None:
     store = TieredMessageStore(local, machine.config(storage_level="FORCE"), runtime=runtime)
     with store:
         hashes = put_many(store)
-        assert store.flush(timeout=60)
+        assert store.flush(timeout=240)
         for key in queues_of(hashes):
             assert read_all(store, key) == hashes[key]
-            found = store.get_message_future(*key, 5, count_max=3).result(60)
+            found = store.get_message_future(*key, 5, count_max=3).result(240)
             assert [hash_of(one) for one in found.messages] == hashes[key][5:8]
             assert decode_message(found.messages[0].record).topic == TOPIC
     runtime.close()

@@ -15,7 +15,7 @@ from tieredstore.model.values import GetStatus, StorageLevel
 from tieredstore.testing.messages import TOPIC, a_message
 
 COUNT = 400
-WAIT = 60.0
+WAIT = 240.0  # for what has to come; nobody waits that long
 
 
 def read_everything(store: TieredMessageStore, *, in_futures: bool) -> list[int]:

@@ -1,5 +1,6 @@
-"""Some of these tests run on an object store too."""
+"""Some of these tests run on an object store too, some die at its requests."""
 
-from tests.on_objects import backend, pytest_generate_tests, s3_endpoint, s3_environment
+from tests.crash_stores import stores
+from tests.on_objects import backend, moto, pytest_generate_tests, s3_environment
 
-__all__ = ["backend", "pytest_generate_tests", "s3_endpoint", "s3_environment"]
+__all__ = ["backend", "moto", "pytest_generate_tests", "s3_environment", "stores"]

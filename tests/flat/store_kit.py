@@ -95,16 +95,19 @@ class Tier:
 
     def open(self, faults: Faults | None = None, *, read_only: bool = False) -> FlatFileStore:
         faults = faults or Faults()
-        provider = FaultyProvider(self.inner, faults, self.runtime)
         store = FlatFileStore(
             self.config,
-            provider=provider,
+            provider=self.backend(faults),
             metadata=FaultyCatalogue(self.tables, faults),
             runtime=self.runtime,
             read_only=read_only,
         )
         store.load()
         return store
+
+    def backend(self, faults: Faults) -> SegmentProvider:
+        """Of a process that these faults strike."""
+        return FaultyProvider(self.inner, faults, self.runtime)
 
     def file(self, faults: Faults | None = None, *, start: int = 0) -> FlatMessageFile:
         """Queue 0, opened by a new process."""

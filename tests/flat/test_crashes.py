@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -92,67 +92,75 @@ def check_whole(tier: Tier) -> None:
     check_catalogue(tier)
 
 
-def steps_of_a_quiet_run() -> int:
+def steps_of_a_quiet_run(tiers: Callable[[], Tier]) -> range:
     faults = Faults()
-    tier = a_tier()
+    tier = tiers()
     upload(tier.open(faults), [])
     check_whole(tier)
     assert len(tier.rows(LOG)) > 4
     assert len(tier.rows(QUEUE)) > 4
-    return faults.steps
+    return range(faults.steps)
 
 
 @pytest.mark.parametrize("fault", CRASHES)
 def test_after_a_crash_at_any_step_nothing_acknowledged_is_lost(fault: Fault) -> None:
-    for step in range(steps_of_a_quiet_run()):
+    for step in steps_of_a_quiet_run(a_tier):
         assert crash_and_return(a_tier(), step, fault), step
+
+
+def crash_twice(tier: Tier, steps: Sequence[int], fault: Fault) -> None:
+    acknowledged = [FIRST]
+    for at in steps:
+        try:
+            upload(tier.open(Faults({at: fault})), acknowledged)
+        except SimulatedCrash:
+            check_reopened(tier, acknowledged[-1])
+    upload(tier.open(), acknowledged)
+    check_whole(tier)
 
 
 @pytest.mark.parametrize("fault", [Fault.CRASH_AFTER, Fault.CRASH_HALF])
 def test_nor_after_a_second_crash_while_recovering(fault: Fault) -> None:
-    for step in range(0, steps_of_a_quiet_run(), 3):
+    for step in steps_of_a_quiet_run(a_tier)[::3]:
         for second in range(8):
-            tier = a_tier()
-            acknowledged = [FIRST]
-            for at in (step, second):
-                try:
-                    upload(tier.open(Faults({at: fault})), acknowledged)
-                except SimulatedCrash:
-                    check_reopened(tier, acknowledged[-1])
-            upload(tier.open(), acknowledged)
-            check_whole(tier)
+            crash_twice(a_tier(), [step, second], fault)
 
 
-def test_nor_where_the_next_batch_after_the_crash_is_another() -> None:
+def crash_and_send_others(tier: Tier, step: int, fault: Fault) -> None:
+    acknowledged = [FIRST]
+    with suppress(SimulatedCrash):
+        upload(tier.open(Faults({step: fault})), acknowledged)
+    file = tier.file(start=FIRST)
+    kept = content(file)
+    begin = file.commit_offset + 2
+    file.skip_to(begin)
+    others = [a_record(n, body_bytes=500) for n in range(begin, begin + 4)]
+    append(file, others)
+    expected = {begin + n: unplaced(record) for n, record in enumerate(others)}
+    for again in (file, tier.file()):
+        assert again.problem is None
+        assert content(again) == kept | expected, (step, fault)
+    for row in (*tier.rows(LOG), *tier.rows(QUEUE)):
+        assert row.size <= len(tier.held(row.type).get(row.base_offset, b""))
+
+
+@pytest.mark.parametrize("fault", CRASHES)
+def test_nor_where_the_next_batch_after_the_crash_is_another(fault: Fault) -> None:
     """The messages that were on their way are gone from the local store: the tier goes on."""
-    for fault in CRASHES:
-        for step in range(steps_of_a_quiet_run()):
-            tier = a_tier()
-            acknowledged = [FIRST]
-            with suppress(SimulatedCrash):
-                upload(tier.open(Faults({step: fault})), acknowledged)
-            file = tier.file(start=FIRST)
-            kept = content(file)
-            begin = file.commit_offset + 2
-            file.skip_to(begin)
-            others = [a_record(n, body_bytes=500) for n in range(begin, begin + 4)]
-            append(file, others)
-            expected = {begin + n: unplaced(record) for n, record in enumerate(others)}
-            for again in (file, tier.file()):
-                assert again.problem is None
-                assert content(again) == kept | expected, (step, fault)
-            for row in (*tier.rows(LOG), *tier.rows(QUEUE)):
-                assert row.size <= len(tier.held(row.type).get(row.base_offset, b""))
+    for step in steps_of_a_quiet_run(a_tier):
+        crash_and_send_others(a_tier(), step, fault)
 
 
 @pytest.mark.parametrize("fault", FAILURES)
 def test_a_failure_at_any_step_is_repaired_by_the_same_process(fault: Fault) -> None:
-    for step in range(steps_of_a_quiet_run()):
-        tier = a_tier()
-        store = tier.open(Faults({step: fault}))
-        file = persistently(store)
-        assert content(file) == {n: MODEL[n] for n in range(FIRST, len(RECORDS))}
-        check_whole(tier)
+    for step in steps_of_a_quiet_run(a_tier):
+        fail_and_go_on(a_tier(), step, fault)
+
+
+def fail_and_go_on(tier: Tier, step: int, fault: Fault) -> None:
+    file = persistently(tier.open(Faults({step: fault})))
+    assert content(file) == {n: MODEL[n] for n in range(FIRST, len(RECORDS))}
+    check_whole(tier)
 
 
 def persistently(store: FlatFileStore) -> FlatMessageFile:
@@ -183,25 +191,32 @@ def test_files_survive_it_as_well(posix_tier: Tier, step: int) -> None:
     assert crash_and_return(posix_tier, step, Fault.CRASH_HALF)
 
 
-def test_a_destroyed_queue_is_wholly_there_or_not_at_all_after_a_crash() -> None:
-    quiet = a_tier()
-    upload(quiet.open(), [])
+def steps_of_destroying(tiers: Callable[[], Tier]) -> range:
+    tier = tiers()
+    upload(tier.open(), [])
     faults = Faults()
-    quiet_store = quiet.open(faults)
+    store = tier.open(faults)
     before = faults.steps
-    quiet_store.destroy(KEY)
-    for fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER):
-        for step in range(before, faults.steps):
-            tier = a_tier()
-            upload(tier.open(), [])
-            with pytest.raises(SimulatedCrash):
-                tier.open(Faults({step: fault})).destroy(KEY)
-            store = tier.open()
-            if store.get(KEY) is not None:
-                check_whole(tier)
-            else:
-                assert not tier.rows(LOG)
-                assert not tier.rows(QUEUE)
-                assert not list(tier.inner.list(PATH)), (step, fault)
-                upload(store, [])
-                check_whole(tier)
+    store.destroy(KEY)
+    return range(before, faults.steps)
+
+
+def crash_in_destroying(tier: Tier, step: int, fault: Fault) -> None:
+    upload(tier.open(), [])
+    with pytest.raises(SimulatedCrash):
+        tier.open(Faults({step: fault})).destroy(KEY)
+    store = tier.open()
+    if store.get(KEY) is not None:
+        check_whole(tier)
+    else:
+        assert not tier.rows(LOG)
+        assert not tier.rows(QUEUE)
+        assert not list(tier.inner.list(PATH)), (step, fault)
+        upload(store, [])
+        check_whole(tier)
+
+
+@pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER])
+def test_a_destroyed_queue_is_wholly_there_or_not_at_all_after_a_crash(fault: Fault) -> None:
+    for step in steps_of_destroying(a_tier):
+        crash_in_destroying(a_tier(), step, fault)

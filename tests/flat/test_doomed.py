@@ -21,7 +21,7 @@ from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.model.errors import BackendUnavailableError, SegmentNotFoundError
 from tieredstore.providers.memory import MemoryProvider
 
-SECONDS = 10.0
+SECONDS = 240.0  # for what has to come; nobody waits that long
 
 
 class Deletes(ProviderWrapper):
@@ -113,7 +113,10 @@ def test_a_slow_delete_never_strikes_a_queue_made_anew(monkeypatch: pytest.Monke
     assert len(provider.tried) == 2
 
 
-def test_a_queue_made_anew_waits_for_the_delete_that_is_under_way() -> None:
+def test_a_queue_made_anew_waits_for_the_delete_that_is_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doomed, "WAIT_SECONDS", SECONDS)
     tier, provider, store = a_destroyed_queue()
     entered = threading.Event()
     finisher = threading.Thread(target=store.delete_leftovers, kwargs={"is_stopped": go_on})

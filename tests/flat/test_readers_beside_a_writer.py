@@ -55,7 +55,7 @@ def test_readers_see_committed_messages_only_and_each_byte_of_them() -> None:
     finally:
         done.set()
         for reader in readers:
-            reader.join(60)
+            reader.join(240)
     assert wrong == []
     assert not any(reader.is_alive() for reader in readers)
 
@@ -93,5 +93,5 @@ def test_a_reader_of_what_is_dropped_gets_the_message_or_an_error() -> None:
     finally:
         done.set()
         for reader in readers:
-            reader.join(60)
+            reader.join(240)
     assert wrong == []

@@ -1,5 +1,5 @@
 """Some of these tests run on an object store too."""
 
-from tests.on_objects import backend, pytest_generate_tests, s3_endpoint, s3_environment
+from tests.on_objects import backend, moto, pytest_generate_tests, s3_environment
 
-__all__ = ["backend", "pytest_generate_tests", "s3_endpoint", "s3_environment"]
+__all__ = ["backend", "moto", "pytest_generate_tests", "s3_environment"]

@@ -59,7 +59,7 @@ def test_a_question_asked_in_the_pool_itself_never_waits_for_the_pool(tmp_path: 
             return shop.ask("k")
 
         answers = [runtime.fetch.submit(ask) for _ in range(30)]
-        assert all(len(answer.result(timeout=60).hits) == 190 for answer in answers)
+        assert all(len(answer.result(timeout=240).hits) == 190 for answer in answers)
         shop.index.shutdown()
 
 

@@ -64,7 +64,7 @@ def die_at(work: str, lives: Sequence[tuple[Path, int]]) -> list[str]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=240,
+        timeout=600,
         check=True,
     )
     return done.stdout.splitlines()

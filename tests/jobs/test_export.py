@@ -108,7 +108,7 @@ def test_a_run_that_is_killed_anywhere_is_gone_on_with(
         number += 1 + 2 * len(job.plan().items) + 2 + 1  # the plan, each range, the commit
     words = [sys.executable, "-c", KILLED, str(number), when, str(tier), str(target)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(words, check=False, cwd=ROOT, env=environment, timeout=60)
+    ran = subprocess.run(words, check=False, cwd=ROOT, env=environment, timeout=600)
     assert ran.returncode == -signal.SIGKILL
     if list(target.rglob("*.parquet")):
         seen = messages(target)  # a plain reader sees no half file, and none twice

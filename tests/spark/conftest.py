@@ -41,6 +41,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             .config("spark.sql.shuffle.partitions", "2")
             .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
             .config("spark.ui.enabled", "false")
+            # A worker on a busy machine may need longer than a quarter of a minute to say its name.
+            .config("spark.python.authenticate.socketTimeout", "10m")
             .getOrCreate()
         )
         session.sparkContext.setLogLevel("ERROR")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.jobs.migrate_kit import copy_of_golden, files, golden, in_bucket, posix
+from tests.s3.moto_server import moto_server
 from tests.spark.bring_java import java_home
 from tieredstore.access.reader import TieredReader
 from tieredstore.jobs.job import Progress
@@ -58,15 +59,8 @@ class DyingPosix(PosixProvider):
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        yield f"http://{host}:{port}"
-    finally:
-        server.stop()
+    with moto_server() as (endpoint, _):
+        yield endpoint
 
 
 def same(source: StoreConfig, target: StoreConfig) -> None:
@@ -161,5 +155,5 @@ def submitted(package: Path, words: list[str], place: Path) -> subprocess.Comple
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=600,
     )

@@ -198,5 +198,5 @@ def submitted(script: str, words: list[str], place: Path) -> subprocess.Complete
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=600,
     )

@@ -16,6 +16,7 @@ import pytest
 from tests.codec.golden_files import GOLDEN
 from tests.jobs.export_kit import exported, messages, tier_messages
 from tests.jobs.verify_kit import Harmed, flipped, golden_config, verified
+from tests.s3.moto_server import moto_server
 from tests.spark.bring_java import java_home
 from tieredstore.driver.runtime import ManualClock
 from tieredstore.jobs.export import ExportJob
@@ -65,15 +66,8 @@ print(report.state.value, report.counts["messages"])
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        yield f"http://{host}:{port}"
-    finally:
-        server.stop()
+    with moto_server() as (endpoint, _):
+        yield endpoint
 
 
 def test_findings_are_a_frame_and_those_of_threads(spark: SparkSession, tmp_path: Path) -> None:
@@ -139,7 +133,7 @@ def test_tasks_that_fail_at_their_first_attempt_leave_every_message_once(tmp_pat
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     ran = subprocess.run(
-        words, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        words, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert ran.stdout.splitlines()[-1] == "done 134"

@@ -1,0 +1,50 @@
+"""Empty places in moto's server, made quickly: a tier's tests need thousands of them.
+
+What lives here: making a bucket with one bare request, and the processes in front of one place.
+Settings that go through the product's own bucket set-up are in `tests.s3.s3_clients`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import urllib.request
+from typing import Final
+
+from tieredstore.driver.object_client import ObjectClient
+from tieredstore.providers.object_clients import open_client
+from tieredstore.providers.object_settings import ObjectStoreSettings
+
+_numbers: Final = itertools.count()
+
+
+class Place:
+    """An empty bucket of its own; each client is what a new process has."""
+
+    def __init__(self, endpoint: str, client: str) -> None:
+        self.settings = ObjectStoreSettings(
+            bucket=f"tier-{os.getpid()}-{next(_numbers)}",
+            prefix="some/tier",
+            endpoint=endpoint,
+            region="us-east-1",
+            access_key="testing",
+            secret_key="testing-secret",
+            client=client,
+            # Long: how soon a busy machine answers is no verdict.
+            connect_timeout_ms=60_000,
+            request_timeout_ms=60_000,
+        )
+        self._opened: list[ObjectClient] = []
+        # boto3 takes a hundred times as long for it: half a second to make its client.
+        asked = urllib.request.Request(f"{endpoint}/{self.settings.bucket}", method="PUT")
+        with urllib.request.urlopen(asked, timeout=60) as reply:
+            reply.read()
+
+    def client(self) -> ObjectClient:
+        client = open_client(self.settings)
+        self._opened.append(client)
+        return client
+
+    def close(self) -> None:
+        while self._opened:
+            self._opened.pop().close()

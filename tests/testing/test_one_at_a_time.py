@@ -1,0 +1,58 @@
+"""A WSGI application is asked one thing at a time, with all of the body there."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tieredstore.testing.one_at_a_time import one_at_a_time
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+ASKERS = 8
+
+
+def start(*_: object, **__: object) -> object:
+    raise AssertionError("nobody calls it here")
+
+
+def test_no_two_requests_are_in_it_at_once() -> None:
+    inside: list[str] = []
+    most: list[int] = []
+    together = threading.Barrier(ASKERS)
+
+    def application(environ: WSGIEnvironment, _start: StartResponse) -> Iterable[bytes]:
+        inside.append(environ["PATH_INFO"])
+        for _ in range(1_000):  # long enough for another thread to have its turn
+            most.append(len(inside))
+        inside.remove(environ["PATH_INFO"])
+        return [environ["wsgi.input"].read()]
+
+    call = one_at_a_time(application)
+
+    def ask(number: int) -> bytes:
+        body = b"%d" % number
+        together.wait(240)
+        asked = {"PATH_INFO": f"/{number}", "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": "1"}
+        return b"".join(call(asked, start))  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(ASKERS) as pool:
+        assert list(pool.map(ask, range(ASKERS))) == [b"%d" % number for number in range(ASKERS)]
+    assert max(most) == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "body"),
+    [({"CONTENT_LENGTH": "3"}, b"abc"), ({"wsgi.input_terminated": True}, b"abcdef"), ({}, b"")],
+    ids=["so long", "in chunks", "none"],
+)
+def test_a_body_ends_where_the_request_says(told: dict[str, object], body: bytes) -> None:
+    call = one_at_a_time(lambda environ, _start: [environ["wsgi.input"].read()])
+    asked = {"wsgi.input": io.BytesIO(b"abcdef"), **told}
+    assert b"".join(call(asked, start)) == body  # type: ignore[arg-type]
