@@ -49,7 +49,8 @@ test-s3: $(STAMP)  ## contracts and proof on a stricter S3 server than moto, whi
 
 test-tier-s3: $(STAMP)  ## the tests of the tier again, in buckets of moto's server, with each client
 	TIEREDSTORE_TIER_ON="s3fs obstore" $(PYTEST) -n $(WORKERS) tests/flat tests/access tests/index \
-	  tests/providers/test_object_crashes.py -k "s3fs or obstore" $(ARGS)
+	  tests/providers/test_object_crashes.py tests/providers/test_object_writers_remote.py \
+	  -k "s3fs or obstore" $(ARGS)
 
 fuzz: $(STAMP)  ## feed 100 000 damaged inputs to each decoder
 	$(PYTEST) -n $(WORKERS) -m fuzz $(ARGS)

@@ -90,10 +90,9 @@ def bucket(config: StoreConfig) -> Iterator[StoreConfig]:
     assert server._server is not None
     server._server.app = one_at_a_time(server._server.app)  # else two may win a race for an object
     try:
-        host, port = server.get_host_and_port()
         config = replace(
             config,
-            endpoint=f"http://{host}:{port}",
+            endpoint="http://{}:{}".format(*server.get_host_and_port()),
             bucket="demo",
             region="us-east-1",
             access_key="demo",

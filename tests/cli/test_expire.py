@@ -62,6 +62,30 @@ def test_what_is_too_old_goes_and_the_rest_can_be_read(command: Command, tmp_pat
     assert again.rows == []
 
 
+def test_readers_elsewhere_see_what_went(command: Command, tmp_path: Path) -> None:
+    root = copied(tmp_path / "tier")
+    assert asked(command, root, "metadata", "snapshot").out.startswith("generation 1 ")
+    assert command.run("expire", "--config", settings(tmp_path, root, 1)).code == 0
+    elsewhere = command.run("segments", *named(root, catalogue="published"), "--json")
+    assert "generation 2 " in elsewhere.err
+    assert elsewhere.rows == asked(command, root, "segments", "--json").rows
+
+
+def test_who_has_an_older_catalogue_expires_nothing(command: Command, tmp_path: Path) -> None:
+    root = copied(tmp_path / "tier")
+    config = settings(tmp_path, root, 1)
+    older = (root / CATALOGUE).read_bytes()
+    assert asked(command, root, "metadata", "snapshot").code == 0
+    for path in (root / CATALOGUE).parent.glob("tieredStoreMetadata.json*"):
+        path.unlink()
+    (root / CATALOGUE).write_bytes(older)
+    before = files_of(root / "tiered")
+    ran = command.run("expire", "--config", config)
+    assert (ran.code, ran.err.count("\n")) == (ExitCode.REFUSED, 1)
+    assert "another writer's" in ran.err
+    assert files_of(root / "tiered") == before
+
+
 def test_nothing_goes_that_is_young_enough(command: Command, tmp_path: Path) -> None:
     root = copied(tmp_path / "tier")
     ran = command.run("expire", "--config", settings(tmp_path, root, 1_000_000))

@@ -59,25 +59,30 @@ class OpenedBackend:
     metadata: MetadataStore | None
     failure: CommandError | MetadataError | None
 
+    def catalogue(self) -> MetadataStore:
+        """The catalogue; raises what is wrong with it."""
+        if self.metadata is not None:
+            return self.metadata
+        raise self.failure or CommandError("there is no catalogue", ExitCode.NOT_THERE)
+
 
 @contextmanager
 def opened_tier(options: TierOptions) -> Iterator[OpenedTier]:
     """The tier, checked to be the one that was meant."""
     with opened_backend(options) as backend:
-        if backend.metadata is None:
-            raise backend.failure or CommandError("there is no catalogue", ExitCode.NOT_THERE)
-        check_broker(backend.config, backend.metadata)
+        metadata = backend.catalogue()
+        check_broker(backend.config, metadata)
         with TieredReader(
             # Each thing is read once, and who walks checks what it shows.
             replace(backend.config, read_ahead_enabled=False, crc_check_enabled=False),
             runtime=backend.runtime,
             provider=backend.provider,
-            metadata=backend.metadata,
+            metadata=metadata,
         ) as reader:
             yield OpenedTier(
                 config=backend.config,
                 provider=backend.provider,
-                metadata=backend.metadata,
+                metadata=metadata,
                 reader=reader,
             )
 
@@ -134,9 +139,7 @@ def check_tier(options: TierOptions) -> StoreConfig:
         check_root(config)
         return config
     with opened_backend(options) as backend:
-        if backend.metadata is None:
-            raise backend.failure or CommandError("there is no catalogue", ExitCode.NOT_THERE)
-        check_broker(config, backend.metadata)
+        check_broker(config, backend.catalogue())
     return config
 
 

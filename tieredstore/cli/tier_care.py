@@ -14,28 +14,24 @@ from tieredstore.access.care.audit import audit
 from tieredstore.access.care.audit_report import AuditReport, Finding, FindingKind, Severity
 from tieredstore.access.care.rebuild import NewerCatalogueError, RebuildReport, rebuild
 from tieredstore.access.care.rebuild_published import rebuild_beside_published
-from tieredstore.access.catalogue_choice import NoCatalogueError, has_file
 from tieredstore.access.copied_rows import amend_copy
 from tieredstore.access.upload.agreement import ask_to_resume
-from tieredstore.access.wiring import catalogue_of, published_catalogue, publisher_of
+from tieredstore.access.wiring import published_catalogue, publisher_of
 from tieredstore.cli.choice import known_names
 from tieredstore.cli.failures import CommandError, ExitCode
 from tieredstore.cli.output import printable
 from tieredstore.cli.tier import (
     check_broker,
-    no_catalogue,
     notes_of_the_library,
     opened_backend,
     opened_provider,
 )
+from tieredstore.cli.tier_changing import changing, for_writing
 from tieredstore.cli.tier_options import TierOptions, config_of
 from tieredstore.codec.names import queue_path
 from tieredstore.driver.certify import certify
-from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.provider import ProbeFinding, SegmentProvider
-from tieredstore.driver.runtime import Runtime
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import MetadataError
 
 Row = dict[str, Any]
 
@@ -46,30 +42,20 @@ FINDING_WIDTHS: Final = (9, 17, 50, 0)
 def audited(tier: TierOptions, *, repair: bool) -> AuditReport:
     with ExitStack() as opened:
         backend = opened.enter_context(opened_backend(tier))
-        if backend.metadata is None:
-            raise backend.failure or CommandError("there is no catalogue", ExitCode.NOT_THERE)
-        check_broker(backend.config, backend.metadata)
-        metadata = backend.metadata
+        config, provider, runtime = backend.config, backend.provider, backend.runtime
         if repair:
-            metadata.close()
-            metadata = for_writing(backend.config, backend.runtime)
-            opened.callback(metadata.close)
+            metadata = opened.enter_context(changing(backend)).metadata
         else:
-            amend_copy(metadata, backend.provider, [backend.config.broker_name])
-        return audit(metadata, backend.provider, backend.config, backend.runtime, repair=repair)
+            metadata = backend.catalogue()
+            check_broker(config, metadata)
+            amend_copy(metadata, provider, [config.broker_name])
+        return audit(metadata, provider, config, runtime, repair=repair)
 
 
 def resumed(tier: TierOptions, topic: str, queue_id: int) -> None:
-    with ExitStack() as opened:
-        backend = opened.enter_context(opened_backend(tier))
-        if backend.metadata is None:
-            raise backend.failure or CommandError("there is no catalogue", ExitCode.NOT_THERE)
-        check_broker(backend.config, backend.metadata)
-        backend.metadata.close()
-        metadata = for_writing(backend.config, backend.runtime)
-        opened.callback(metadata.close)
+    with opened_backend(tier) as backend, changing(backend) as change:
         path = queue_path(backend.config.broker_name, topic, queue_id)
-        if not ask_to_resume(path, metadata):
+        if not ask_to_resume(path, change.metadata):
             text = f"{printable(topic)}/{queue_id} was not stopped; audit shows which queues are"
             raise CommandError(text, ExitCode.NOT_THERE)
 
@@ -110,18 +96,6 @@ def certified(tier: TierOptions) -> Sequence[ProbeFinding]:
             return certify(client).findings
     with opened_provider(tier) as there:
         return there.provider.probe()
-
-
-def for_writing(config: StoreConfig, runtime: Runtime, *, create: bool = False) -> MetadataStore:
-    """The catalogue, locked: no broker may be running on it. A copy of it cannot be written."""
-    if not create and not has_file(config):
-        missing = NoCatalogueError(config.catalogue_path, "there is no such file", names_file=True)
-        raise no_catalogue(missing, config)
-    try:
-        return catalogue_of(config, runtime, read_only=False)
-    except MetadataError as error:
-        text = f"{error}; stop the broker first, and move away a catalogue that cannot be read"
-        raise CommandError(printable(text), ExitCode.REFUSED) from error
 
 
 def _check_there_is_data(config: StoreConfig, provider: SegmentProvider) -> None:

@@ -17,18 +17,15 @@ from tieredstore.cli.choice import known_names
 from tieredstore.cli.failures import CommandError, ExitCode
 from tieredstore.cli.output import printable
 from tieredstore.cli.tier import (
-    OpenedBackend,
     check_broker,
     check_cluster,
     opened_backend,
     opened_provider,
 )
-from tieredstore.cli.tier_care import for_writing
+from tieredstore.cli.tier_changing import changing, for_writing
 from tieredstore.cli.tier_options import TierOptions
 from tieredstore.cli.times import shown_time
-from tieredstore.driver.metadata import MetadataStore
-from tieredstore.driver.published import Publisher, StaleCatalogueError
-from tieredstore.model.errors import MetadataError
+from tieredstore.driver.published import StaleCatalogueError
 from tieredstore.model.values import SegmentType
 
 Row = dict[str, Any]
@@ -36,7 +33,7 @@ Row = dict[str, Any]
 
 def shown(tier: TierOptions) -> Row:
     with opened_backend(tier) as backend:
-        metadata = _catalogue(backend)
+        metadata = backend.catalogue()
         facts = metadata.facts
         segments = {kind.name: metadata.segments(None, kind) for kind in SegmentType}
         return {
@@ -67,7 +64,7 @@ def lines(row: Row) -> Iterator[str]:
 
 def written(tier: TierOptions, output: Path) -> Row:
     with opened_backend(tier) as backend:
-        data = _catalogue(backend).snapshot_bytes()
+        data = backend.catalogue().snapshot_bytes()
     try:
         with output.open("xb") as file:
             file.write(data)
@@ -103,11 +100,8 @@ def published(tier: TierOptions) -> Row:
 def reserved(tier: TierOptions, topic: str, hours: int | None) -> Row:
     """The topic's row, written; `hours` None: the store's own."""
     with opened_backend(tier) as backend:
-        metadata = _catalogue(backend)
-        check_broker(backend.config, metadata)
-        metadata.close()
-        with for_writing(backend.config, backend.runtime) as metadata:
-            publisher = _publisher_again(backend, metadata)
+        with changing(backend) as change:
+            metadata = change.metadata
             before = metadata.topic(topic)
             if before is None:
                 names = sorted(record.topic for record in metadata.topics())
@@ -117,31 +111,13 @@ def reserved(tier: TierOptions, topic: str, hours: int | None) -> Row:
                     ExitCode.NOT_THERE,
                 )
             metadata.put(replace(before, reserve_hours=hours))
-            generation = None if publisher is None else publisher.publish()
         return {
             "topic": topic,
             "reserve_hours": backend.config.reserve_hours if hours is None else hours,
             "reserve_hours_is_default": hours is None,
             "reserve_hours_before": before.reserve_hours,
-            "generation": generation,
+            "generation": change.generation,
         }
-
-
-def _publisher_again(backend: OpenedBackend, metadata: MetadataStore) -> Publisher | None:
-    """For a change that readers elsewhere are to see; None where nothing was published yet.
-
-    Who may not publish is told before anything is written.
-    """
-    generations = backend.provider.generations(backend.config.broker_name)
-    if generations is None or not generations.listed():
-        return None
-    publisher = publisher_of(backend.config, backend.provider, metadata)
-    if publisher is not None:
-        try:
-            publisher.check()
-        except StaleCatalogueError as error:
-            raise CommandError(printable(str(error)), ExitCode.REFUSED) from error
-    return publisher
 
 
 def reserve_line(row: Row) -> str:
@@ -154,10 +130,3 @@ def snapshot_line(row: Row) -> str:
     if row["generation"] is None:
         return printable(f"{row['place']}: {row['size']} bytes")
     return printable(f"generation {row['generation']} is in {row['place']}")
-
-
-def _catalogue(backend: OpenedBackend) -> MetadataStore:
-    if backend.metadata is not None:
-        return backend.metadata
-    failure = backend.failure
-    raise failure or MetadataError(backend.config.catalogue_path, "there is no catalogue")

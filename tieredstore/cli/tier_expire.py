@@ -11,9 +11,8 @@ from contextlib import ExitStack
 from tieredstore.access.care.expire_tier import ExpiredQueue, expire_tier
 from tieredstore.access.index_protocol import NoIndex
 from tieredstore.access.wiring import GivenParts, open_tier
-from tieredstore.cli.failures import CommandError, ExitCode
 from tieredstore.cli.tier import check_broker, opened_backend
-from tieredstore.cli.tier_care import for_writing
+from tieredstore.cli.tier_changing import checked_publisher, locked
 from tieredstore.cli.tier_options import TierOptions
 
 
@@ -21,14 +20,12 @@ def expired_queues(tier: TierOptions, *, dry_run: bool) -> Iterator[ExpiredQueue
     """What went, queue by queue as it goes."""
     with ExitStack() as opened:
         backend = opened.enter_context(opened_backend(tier))
-        metadata = backend.metadata
-        if metadata is None:
-            raise backend.failure or CommandError("there is no catalogue", ExitCode.NOT_THERE)
-        check_broker(backend.config, metadata)
-        if not dry_run:
-            metadata.close()
-            metadata = for_writing(backend.config, backend.runtime)
-            opened.callback(metadata.close)
+        if dry_run:
+            metadata = backend.catalogue()
+            check_broker(backend.config, metadata)
+        else:
+            metadata = opened.enter_context(locked(backend))
+            checked_publisher(backend, metadata)  # whose tier this is; its parts publish the end
         given = GivenParts(
             runtime=backend.runtime,
             provider=backend.provider,
