@@ -1,7 +1,7 @@
 """Where processes die at their requests: object stores in memory, and moto's over HTTP.
 
 What lives here: `Stores`, as the fixture `stores`. In memory every step of a test is tried; over
-HTTP a share, another one for each client, and all of them where TIEREDSTORE_TIER_ON names it.
+HTTP a share, another one for each client, and a larger one where TIEREDSTORE_TIER_ON names it.
 A folder takes part by importing the names into its conftest.
 """
 
@@ -46,7 +46,7 @@ class Stores:
         return lambda: MemoryObjectClient(objects)
 
     def sample(self, steps: range, *, every: int, share: int = 1) -> range:
-        """Over HTTP every so manieth of the steps; where the whole is asked for `share` as many."""
+        """All of the steps in memory; over HTTP one of `every`, or of `every` / `share` if asked."""
         if not self.is_remote:
             return steps
         stride = max(1, every // share) if self.name in WHOLE else every

@@ -46,5 +46,23 @@ class Place:
         return client
 
     def close(self) -> None:
+        """Close the clients; the bucket goes too."""
         while self._opened:
             self._opened.pop().close()
+        forget(self.settings.bucket)
+
+
+def forget(bucket: str) -> None:
+    """Have moto, which is in this process, let go of a bucket and of all it ever held.
+
+    It keeps each object that was ever put: thousands of tests would add up to gigabytes.
+    """
+    from moto.s3.models import FakeKey, s3_backends
+
+    partition, account = s3_backends.bucket_accounts.pop(bucket)
+    s3_backends[account][partition].buckets.pop(bucket)
+    known = FakeKey.instances_tracked  # type: ignore[attr-defined]
+    for key in known:
+        if key.bucket_name == bucket:
+            key.dispose()
+    known[:] = [key for key in known if key.bucket_name != bucket]

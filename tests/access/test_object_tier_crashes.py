@@ -85,7 +85,7 @@ def test_after_a_crash_at_a_request_the_tier_is_whole(
 ) -> None:
     every = 1 if stores.is_remote else SAMPLE
     tried = range(CRASHES.index(fault) * 7, steps_max(stores), every)
-    for step in stores.sample(tried, every=162, share=6):
+    for step in stores.sample(tried, every=162, share=3):
         crash(tmp_path, stores, Faults({step: fault}))
 
 

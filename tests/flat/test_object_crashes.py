@@ -68,7 +68,7 @@ def tiers(stores: Stores) -> Tiers:
 def test_after_a_crash_at_any_request_nothing_acknowledged_is_lost(
     stores: Stores, tiers: Tiers, fault: Fault
 ) -> None:
-    for step in stores.sample(steps_of_a_quiet_run(tiers), every=30, share=3):
+    for step in stores.sample(steps_of_a_quiet_run(tiers), every=30, share=2):
         assert crash_and_return(tiers(), step, fault), step
 
 
@@ -77,7 +77,7 @@ def test_nor_after_a_second_crash_while_recovering(
     stores: Stores, tiers: Tiers, fault: Fault
 ) -> None:
     pairs = list(itertools.product(steps_of_a_quiet_run(tiers)[::16], range(8)))
-    for tried in stores.sample(range(len(pairs)), every=24, share=4):
+    for tried in stores.sample(range(len(pairs)), every=24, share=2):
         crash_twice(tiers(), pairs[tried], fault)
 
 
@@ -85,7 +85,7 @@ def test_nor_after_a_second_crash_while_recovering(
 def test_nor_where_the_next_batch_after_the_crash_is_another(
     stores: Stores, tiers: Tiers, fault: Fault
 ) -> None:
-    for step in stores.sample(steps_of_a_quiet_run(tiers)[::3], every=20, share=5):
+    for step in stores.sample(steps_of_a_quiet_run(tiers)[::3], every=20, share=2):
         crash_and_send_others(tiers(), step, fault)
 
 
@@ -93,7 +93,7 @@ def test_nor_where_the_next_batch_after_the_crash_is_another(
 def test_a_failure_at_any_request_is_repaired_by_the_same_process(
     stores: Stores, tiers: Tiers, fault: Fault
 ) -> None:
-    for step in stores.sample(steps_of_a_quiet_run(tiers)[::3], every=20, share=5):
+    for step in stores.sample(steps_of_a_quiet_run(tiers)[::3], every=20, share=2):
         fail_and_go_on(tiers(), step, fault)
 
 
@@ -101,5 +101,5 @@ def test_a_failure_at_any_request_is_repaired_by_the_same_process(
 def test_a_destroyed_queue_is_wholly_there_or_not_at_all_after_a_crash(
     stores: Stores, tiers: Tiers, fault: Fault
 ) -> None:
-    for step in stores.sample(steps_of_destroying(tiers), every=40, share=4):
+    for step in stores.sample(steps_of_destroying(tiers), every=40, share=2):
         crash_in_destroying(tiers(), step, fault)

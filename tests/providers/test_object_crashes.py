@@ -134,7 +134,7 @@ def quiet_steps(stores: Stores) -> range:
 
 @pytest.mark.parametrize("fault", CRASHES)
 def test_nothing_acknowledged_is_lost_wherever_a_process_dies(stores: Stores, fault: Fault) -> None:
-    for step in stores.sample(quiet_steps(stores), every=7, share=7):
+    for step in stores.sample(quiet_steps(stores), every=7, share=2):
         bucket, life = Bucket(stores.new()), Life()
         with pytest.raises(SimulatedCrash):
             life.live(bucket.process(Faults({step: fault})))
@@ -148,7 +148,7 @@ def test_nothing_acknowledged_is_lost_wherever_a_process_dies(stores: Stores, fa
 
 @pytest.mark.parametrize("fault", FAILURES)
 def test_one_failure_of_any_request_is_tried_again(stores: Stores, fault: Fault) -> None:
-    for step in stores.sample(quiet_steps(stores), every=7, share=7):
+    for step in stores.sample(quiet_steps(stores), every=7, share=2):
         bucket, life = Bucket(stores.new()), Life()
         life.live(bucket.process(Faults({step: fault}), retries=3))
         life.check(bucket.process())
