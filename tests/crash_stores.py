@@ -46,7 +46,7 @@ class Stores:
         return lambda: MemoryObjectClient(objects)
 
     def sample(self, steps: range, *, every: int, share: int = 1) -> range:
-        """All of the steps in memory; over HTTP one of `every`, or of `every` / `share` if asked."""
+        """All steps in memory; over HTTP one of `every`, or of `every` / `share` if asked."""
         if not self.is_remote:
             return steps
         stride = max(1, every // share) if self.name in WHOLE else every

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["moto", "s3_environment"]
+SECRET = "whoever-reads-this-has-the-bucket"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 REFUSED = b"<Error><Code>InvalidAccessKeyId</Code><Message>No such key.</Message></Error>"
 
@@ -38,7 +39,7 @@ def in_a_bucket(moto: tuple[str, Door], tmp_path: Path) -> Iterator[tuple[Writte
         "endpoint": endpoint,
         "region": "us-east-1",
         "access_key": "testing",
-        "secret_key": "testing",
+        "secret_key": SECRET,
     }
     create_bucket(ObjectStoreSettings(**named))
     config: StoreConfig = posix_config(tmp_path, provider="s3", path="", **named)
@@ -67,6 +68,20 @@ def test_a_tier_in_a_bucket_is_read_and_wrong_credentials_are_one_line(
     text = str(failure.value)
     assert len(text.strip().splitlines()) <= 2, text
     assert "403 InvalidAccessKeyId" in text
+    assert SECRET not in text
+
+
+@pytest.mark.s3
+def test_a_plan_does_not_show_the_secret(
+    spark: SparkSession, in_a_bucket: tuple[WrittenTier, Door], capfd: pytest.CaptureFixture[str]
+) -> None:
+    tier, _ = in_a_bucket
+    frame = load(spark, tier.config, columns="queue_id,queue_offset").where("queue_id = 0")
+    frame.explain(mode="extended")
+    frame.show()
+    shown = capfd.readouterr()
+    assert "queue_offset" in shown.out
+    assert SECRET not in shown.out + shown.err
 
 
 def example(name: str) -> ModuleType:
