@@ -88,9 +88,7 @@ ON_A_TIER: Final[dict[str, Verb]] = {
         words=("GoldAa", 0, 25), holds=_first(queue_offset=25, problem=None), topic=True, queue=True
     ),
     "audit": Verb(holds=_count(0)),
-    "resume": Verb(
-        words=("GoldAa", 0), holds=_first(resume=True), topic=True, queue=True, refused=0
-    ),
+    "resume": Verb(words=("GoldAa", 0), holds=_first(resume=True), topic=True, queue=True),
     "rebuild": Verb(
         holds=_first(segment_count=57, queue_count=9, size=346_788),
         without_catalogue=0,
