@@ -19,6 +19,8 @@ ADDRESSINGS: Final = ("auto", "path", "virtual")
 CHECKSUMS: Final = ("", "crc32", "crc32c", "sha256", "crc64nvme")
 ENCRYPTIONS: Final = ("", "AES256", "aws:kms")
 CLIENTS: Final = ("auto", "s3fs", "obstore")
+# Long enough for the largest part over a slow line: what is silent is given up much earlier.
+WHOLE_REQUEST_MS: Final = 600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,11 @@ class ObjectStoreSettings:
         if self.addressing == "auto":
             return bool(self.endpoint) and "amazonaws.com" not in self.endpoint
         return self.addressing == "path"
+
+    @property
+    def whole_request_ms(self) -> int:
+        """Longest time for a request and its reply, however steadily it comes."""
+        return max(WHOLE_REQUEST_MS, self.request_timeout_ms)
 
     def place(self) -> str:
         """Where it is, for logs and errors."""

@@ -69,7 +69,7 @@ def make_store(settings: ObjectStoreSettings) -> Any:
                 "connect_timeout": timedelta(milliseconds=settings.connect_timeout_ms),
                 "read_timeout": timedelta(milliseconds=settings.request_timeout_ms),
                 # The overall bound of a request, obstore's 30 s, would cut large bodies off.
-                "timeout": timedelta(milliseconds=max(600_000, settings.request_timeout_ms)),
+                "timeout": timedelta(milliseconds=settings.whole_request_ms),
                 "pool_max_idle_per_host": str(settings.connections_max),
             },
             # The only layer that tries again is ours.

@@ -5,6 +5,7 @@ What lives here: making the client, running its coroutines on fsspec's loop, tra
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import re
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -89,8 +90,14 @@ class S3fsConnection:
 
     async def called(self, operation: str, key: str, **asked: Any) -> Mapping[str, Any]:
         with self.translated(key, operation):
-            reply: Mapping[str, Any] = await getattr(self.client(), operation)(**asked)
+            async with self.in_time():
+                reply: Mapping[str, Any] = await getattr(self.client(), operation)(**asked)
             return reply
+
+    def in_time(self) -> asyncio.Timeout:
+        """A limit of our own on the whole of a request: aiohttp forgets its own once a store says
+        "100 Continue" late, and a limit on silence never ends a reply that drips."""
+        return asyncio.timeout(self._settings.whole_request_ms / 1000)
 
     @contextmanager
     def translated(self, key: str, operation: str) -> Iterator[None]:
@@ -134,7 +141,10 @@ class S3fsConnection:
         kind = type(error).__name__
         if kind == "SSLError" and "CERTIFICATE_VERIFY_FAILED" in str(error):
             return certificate_refused(key, operation, _CERTIFICATE.split(str(error))[-1])
-        reason = one_line(f"{kind}: {self._told(str(error))}")
+        text = self._told(str(error))
+        if isinstance(error, TimeoutError) and not text:
+            text = f"no whole reply in {self._settings.whole_request_ms} ms"
+        reason = one_line(f"{kind}: {text}")
         if kind in _REFUSED or isinstance(error, TypeError | AttributeError):
             return BackendRefusedError(key, operation, reason)
         return BackendUnavailableError(key, operation, reason)

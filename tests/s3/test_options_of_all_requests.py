@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from tieredstore.driver.object_client import Range
 from tieredstore.driver.runtime import Runtime, SystemClock
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.values import SegmentType
+from tieredstore.providers import object_settings
 from tieredstore.providers.certified import Certification
 from tieredstore.providers.object_clients import open_client
 from tieredstore.providers.object_provider import ObjectProvider
@@ -144,3 +147,67 @@ def test_a_server_that_takes_no_connection_is_given_up_on_in_time(
         with pytest.raises(BackendUnavailableError):
             client.get_range("k", 0, 1)
         assert clock.monotonic() - began < WAIT
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("ranges", [1, 3])
+def test_a_reply_that_drips_for_ever_is_given_up_on(
+    s3_environment: None, monkeypatch: pytest.MonkeyPatch, name: str, ranges: int
+) -> None:
+    """It is never silent for long, and would keep a thread and a connection for days."""
+    monkeypatch.setattr(object_settings, "WHOLE_REQUEST_MS", 700)
+    with dripping() as endpoint:
+        settings = ObjectStoreSettings(
+            bucket="b",
+            endpoint=endpoint,
+            region="us-east-1",
+            access_key="testing",
+            secret_key="testing-secret",
+            client=name,
+            request_timeout_ms=600,
+        )
+        with open_client(settings) as client:
+            if ranges == 1:
+                with pytest.raises(BackendUnavailableError):
+                    client.get_range("k", 0, 1_000_000)
+                return
+            wanted = [Range("k", 0, 1_000_000 + number) for number in range(ranges)]
+            try:
+                got = client.get_ranges(wanted)
+            except BackendUnavailableError:
+                return
+            assert all(isinstance(each, BackendUnavailableError) for each in got)
+
+
+@contextmanager
+def dripping() -> Iterator[str]:
+    """A server whose replies start at once and come a byte at a time."""
+    ended = threading.Event()
+
+    class Drip(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = re.fullmatch(r"bytes=0-(\d+)", self.headers["Range"])
+            assert asked is not None
+            end = int(asked[1])
+            self.send_response(206)
+            self.send_header("Content-Length", str(end + 1))
+            self.send_header("Content-Range", f"bytes 0-{end}/{end + 1}")
+            self.send_header("ETag", '"e"')
+            self.send_header("Last-Modified", "Sun, 22 Nov 2026 00:00:00 GMT")
+            self.end_headers()
+            with suppress(OSError):
+                while not ended.wait(0.02):
+                    self.wfile.write(b".")
+
+        def log_message(self, *_: object) -> None:
+            """Not into the output of the tests."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Drip) as server:
+        serving = threading.Thread(target=server.serve_forever, daemon=True)
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            ended.set()
+            server.shutdown()
+            serving.join()
