@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from hypothesis import strategies as st
 
 from tests.flat.crafted import LOG, QUEUE, crafted, digests, laid_out, same_but_for_log_offset
 from tests.flat.tiers import CountingSource, OneQueue, fill, numbered, run_of
+from tieredstore.access.reads.whole_queue import messages_of
 from tieredstore.codec.end_marks import encode_coda
 from tieredstore.flat import record_rows
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.queue_read import read_run
+from tieredstore.flat.queue_read import read_messages, read_run
 from tieredstore.flat.record_rows import FEW_ROWS_MAX, HOLE_BYTES_MAX
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.messages import MessageRun
@@ -226,7 +228,11 @@ def test_few_rows_and_many_are_handled_alike(
             try:
                 run = read_run(file, 0, count_max=len(sizes), bytes_max=bytes_max)
             except SegmentCorruptError as error:
+                with pytest.raises(SegmentCorruptError, match=f"^{re.escape(str(error))}$"):
+                    read_messages(file, 0, count_max=len(sizes), bytes_max=bytes_max)
                 return [str(error)]
+            messages = read_messages(file, 0, count_max=len(sizes), bytes_max=bytes_max)
+            assert messages == list(messages_of(run))
             columns = run.log_offsets, run.message_bytes, run.tags_codes, run.starts
             assert [each.dtype for each in columns] == [np.int64, np.int32, np.int64, np.int64]
             return [*(each.tolist() for each in columns), digests(run)]

@@ -1,8 +1,8 @@
 """Reading a run of messages of one queue: its units, then the one log range that they name.
 
-What lives here: `read_run`, and `ByteSource`, where bytes come from. Which rows of a run are whole
-messages is told in `record_rows`. What a reader is told where there is nothing to read, and
-caching, are for `access`.
+What lives here: `read_run`, `read_messages`, and `ByteSource`, where bytes come from. Which rows of
+a run are whole messages is told in `record_rows`. What a reader is told where there is nothing to
+read, and caching, are for `access`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.codec.record_fields import peek_message_bytes
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.record_rows import RECORD_BYTES_MIN, NamedRows, empty_run
+from tieredstore.flat.record_rows import RECORD_BYTES_MIN, FoundRows, NamedRows, empty_run
 from tieredstore.model.errors import (
     OffsetOutOfRangeError,
     SegmentCorruptError,
     SegmentNotFoundError,
     StoreClosedError,
 )
-from tieredstore.model.messages import MessageRun
+from tieredstore.model.messages import MessageRun, SelectedMessage
 
 _SIZE_BYTES: Final = 4
 # What was committed is asked for, so these say that the backend has lost bytes.
@@ -61,18 +61,21 @@ def read_run(
     * Every row is the message with that queue offset, whole, or it is not in the run. A damaged
       row ends the run before it; as the first one it raises SegmentCorruptError.
     """
-    rows = min(
-        count_max, file.queue.units_in_a_row(offset), max(0, bytes_max) // RECORD_BYTES_MIN + 1
-    )
-    if rows <= 0 or offset < file.min_offset:
-        return empty_run(offset)
-    try:
-        units = _read_units(file, offset, rows, source)
-        return _read_named(file, NamedRows(units, offset), bytes_max, source)
-    except (SegmentCorruptError, StoreClosedError):
-        if offset < file.min_offset:  # it expired while it was being read
-            return empty_run(offset)
-        raise
+    found = _read(file, offset, count_max, bytes_max, source)
+    return empty_run(offset) if found is None else found.run()
+
+
+def read_messages(
+    file: FlatMessageFile,
+    offset: int,
+    *,
+    count_max: int,
+    bytes_max: int,
+    source: ByteSource = DIRECT,
+) -> list[SelectedMessage]:
+    """The same messages, each an object with bytes of its own."""
+    found = _read(file, offset, count_max, bytes_max, source)
+    return [] if found is None else found.messages()
 
 
 def record_place(file: FlatMessageFile, log_offset: int) -> int:
@@ -80,6 +83,23 @@ def record_place(file: FlatMessageFile, log_offset: int) -> int:
     its segment. The record is the first thing of the next one."""
     minimum = file.log.min_offset
     return minimum if log_offset == minimum - CODA_BYTES else log_offset
+
+
+def _read(
+    file: FlatMessageFile, offset: int, count_max: int, bytes_max: int, source: ByteSource
+) -> FoundRows | None:
+    rows = min(
+        count_max, file.queue.units_in_a_row(offset), max(0, bytes_max) // RECORD_BYTES_MIN + 1
+    )
+    if rows <= 0 or offset < file.min_offset:
+        return None
+    try:
+        units = _read_units(file, offset, rows, source)
+        return _read_named(file, NamedRows(units, offset), bytes_max, source)
+    except (SegmentCorruptError, StoreClosedError):
+        if offset < file.min_offset:  # it expired while it was being read
+            return None
+        raise
 
 
 def _read_units(file: FlatMessageFile, offset: int, rows: int, source: ByteSource) -> bytes:
@@ -95,7 +115,7 @@ def _read_units(file: FlatMessageFile, offset: int, rows: int, source: ByteSourc
 
 def _read_named(
     file: FlatMessageFile, rows: NamedRows, bytes_max: int, source: ByteSource
-) -> MessageRun:
+) -> FoundRows:
     first = rows.first_offset
     rows.begin_at(record_place(file, rows.start))
     log_end = _contiguous_end(file.log, rows.start)
@@ -105,16 +125,16 @@ def _read_named(
         raise _damage(file.queue, first * UNIT_BYTES, reason)
     while True:
         try:
-            run = _read_records(file, rows, count, log_end, bytes_max, source)
+            found = _read_records(file, rows, count, log_end, bytes_max, source)
         except _GONE as error:
             if count == 1:
                 reason = f"the record of message {first} is not there"
                 raise _damage(file.log, rows.start, reason) from error
             count //= 2
             continue
-        if not len(run):
+        if not len(found):
             raise _damage(file.log, rows.start, f"this is not message {first}")
-        return run
+        return found
 
 
 def _read_records(
@@ -124,19 +144,19 @@ def _read_records(
     log_end: int,
     bytes_max: int,
     source: ByteSource,
-) -> MessageRun:
+) -> FoundRows:
     start, end = rows.start, rows.end(count)
     if end - start > bytes_max and count == 1:
         # A size beyond all limits is read only if the record claims it too.
         claimed = peek_message_bytes(source.read(file.log, start, _SIZE_BYTES))
         if claimed not in (end - start, CODA_BYTES):
-            return empty_run(rows.first_offset)
+            return FoundRows(rows, (), b"")
     data = source.read(file.log, start, end - start)
-    starts = rows.check(data, count)
-    if len(starts) == count - 1 and is_coda(data, rows.place(count - 1) - start):
+    found = rows.check(data, count)
+    if len(found) == count - 1 and is_coda(data, rows.place(count - 1) - start):
         data += source.read(file.log, end, min(CODA_BYTES, log_end - end))
-        starts = rows.check(data, count)
-    return rows.run(starts, data)
+        found = rows.check(data, count)
+    return found
 
 
 def _contiguous_end(log: FlatAppendFile, start: int) -> int:

@@ -1,12 +1,17 @@
 """Which rows of a queue are whole messages: what its units name, held against the log's bytes.
 
-What lives here: `NamedRows`. No file is read here. A few rows are handled one by one and many as
-columns, since each way is the quicker one there; both give the same answers.
+What lives here: `NamedRows`, and `FoundRows`, those of them that are there. No file is read here. A
+few rows are kept as tuples and many as columns, since each way is the quicker one there; both give
+the same answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import repeat
+from operator import add
 from struct import Struct
 from typing import Any, Final
 
@@ -20,17 +25,21 @@ from tieredstore.codec.record_fields import (
     MESSAGE_MAGIC_V2,
     QUEUE_OFFSET_POSITION,
 )
-from tieredstore.model.messages import MessageRun
+from tieredstore.model.messages import MessageRun, SelectedMessage
 
 RECORD_BYTES_MIN: Final = 91  # no body, no topic, no properties
 HOLE_BYTES_MAX: Final = 64 * 1024  # unreferenced bytes that one run reads through, all together
 FEW_ROWS_MAX: Final = 48
 
-_UNIT: Final = Struct(">qiq")
 _HEAD: Final = Struct(">iI12xq")  # size, magic, queue offset
 _MAGICS: Final = frozenset({MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2})
 _CODA_HEAD: Final = np.uint64(CODA_BYTES << 32 | BLANK_MAGIC)
 _NONE: Final = np.empty(0, np.int64)
+_SETTERS: Final[Mapping[str, Any]] = vars(SelectedMessage)
+_SET_QUEUE_OFFSET: Final = _SETTERS["queue_offset"].__set__
+_SET_LOG_OFFSET: Final = _SETTERS["log_offset"].__set__
+_SET_TAGS_CODE: Final = _SETTERS["tags_code"].__set__
+_SET_RECORD: Final = _SETTERS["record"].__set__
 
 
 class NamedRows:
@@ -49,8 +58,9 @@ class NamedRows:
         self._message_bytes: Any
         self._tags_codes: Any
         if self._few:
-            columns = zip(*_UNIT.iter_unpack(units), strict=True)
-            self._log_offsets, self._message_bytes, self._tags_codes = columns
+            fields = _few_units(len(units) // UNIT_BYTES).unpack(units)
+            self._log_offsets, self._message_bytes = fields[0::3], fields[1::3]
+            self._tags_codes = fields[2::3]
         else:
             many = decode_units(units)
             self._log_offsets = many.log_offsets
@@ -87,6 +97,13 @@ class NamedRows:
         """
         if not self._few:
             return self._reach_of_many(log_end, bytes_max)
+        ends = list(map(add, self._log_offsets, self._message_bytes))
+        if (
+            ends[:-1] == [*self._log_offsets[1:]]  # as a batch leaves them: no hole between any two
+            and min(self._message_bytes) >= RECORD_BYTES_MIN
+            and ends[-1] <= min(log_end, self._start + bytes_max)
+        ):
+            return len(ends)
         rows = total = 0
         end = start = self._start
         for place, size in zip(self._log_offsets, self._message_bytes, strict=True):
@@ -100,15 +117,36 @@ class NamedRows:
             rows += 1
         return rows
 
-    def check(self, data: bytes, count: int) -> Sequence[int] | NDArray[np.int64]:
-        """Where the first rows begin in the log's bytes from `start` on, up to the first of them
-        that is not the message it must be."""
-        if not self._few:
-            return self._check_many(data, count)
+    def check(self, data: bytes, count: int) -> FoundRows:
+        """The first rows in the log's bytes from `start` on, up to the first of them that is not
+        the message it must be."""
+        many = not self._few
+        starts = self._check_many(data, count) if many else self._check_few(data, count)
+        return FoundRows(self, starts, data)
+
+    def columns(self, count: int) -> tuple[Any, Any]:
+        """Sizes and tags codes of the first rows, as tuples or as columns."""
+        return self._message_bytes[:count], self._tags_codes[:count]
+
+    def _check_few(self, data: bytes, count: int) -> Sequence[int]:
+        start, sizes = self._start, self._message_bytes[:count]
+        starts = [place - start for place in self._log_offsets[:count]]
+        if starts[-1] + sizes[-1] <= len(data):
+            # One look at all heads: hardly ever is there one that is not as it should be.
+            heads = list(map(_HEAD.unpack_from, repeat(data), starts))
+            magic, first = heads[0][1], self.first_offset
+            wanted = zip(sizes, repeat(magic), range(first, first + count), strict=False)
+            if magic in _MAGICS and heads == list(wanted):
+                return starts
+        return self._check_singly(data, starts, sizes)
+
+    def _check_singly(
+        self, data: bytes, places: Sequence[int], sizes: Sequence[int]
+    ) -> Sequence[int]:
         starts: list[int] = []
         queue_offset = self.first_offset
-        for place, size in zip(self._log_offsets[:count], self._message_bytes, strict=False):
-            at = place - self._start
+        for place, size in zip(places, sizes, strict=True):
+            at = place
             if at + size > len(data):
                 break
             head = _HEAD.unpack_from(data, at)
@@ -122,19 +160,6 @@ class NamedRows:
             starts.append(at)
             queue_offset += 1
         return starts
-
-    def run(self, starts: Sequence[int] | NDArray[np.int64], data: bytes) -> MessageRun:
-        """The run of the rows that begin there."""
-        count = len(starts)
-        places = np.array(starts, np.int64)
-        return MessageRun(
-            first_offset=self.first_offset,
-            log_offsets=places + self._start,
-            message_bytes=np.array(self._message_bytes[:count], np.int32),
-            tags_codes=np.array(self._tags_codes[:count], np.int64),
-            starts=places,
-            records=data,
-        )
 
     def _reach_of_many(self, log_end: int, bytes_max: int) -> int:
         places, sizes = self._log_offsets, self._message_bytes.astype(np.int64)
@@ -167,6 +192,52 @@ class NamedRows:
         return checked
 
 
+class FoundRows:
+    """The first of the named rows, each the message it must be, and the bytes that hold them."""
+
+    __slots__ = ("_data", "_rows", "_starts")
+
+    def __init__(
+        self, rows: NamedRows, starts: Sequence[int] | NDArray[np.int64], data: bytes
+    ) -> None:
+        self._rows = rows
+        self._starts = starts
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def run(self) -> MessageRun:
+        sizes, tags_codes = self._rows.columns(len(self))
+        starts = np.array(self._starts, np.int64)
+        return MessageRun(
+            first_offset=self._rows.first_offset,
+            log_offsets=starts + self._rows.start,
+            message_bytes=np.array(sizes, np.int32),
+            tags_codes=np.array(tags_codes, np.int64),
+            starts=starts,
+            records=self._data,
+        )
+
+    def messages(self) -> list[SelectedMessage]:
+        """The loops run in C, field by field: a call of the constructor for each message takes
+        longer than everything else in a read of many."""
+        count, first, start = len(self), self._rows.first_offset, self._rows.start
+        starts = _listed(self._starts)
+        sizes, tags_codes = map(_listed, self._rows.columns(count))
+        data = self._data
+        messages: list[SelectedMessage] = list(map(object.__new__, repeat(SelectedMessage, count)))
+        fields = (
+            (_SET_QUEUE_OFFSET, range(first, first + count)),
+            (_SET_LOG_OFFSET, [at + start for at in starts]),
+            (_SET_TAGS_CODE, tags_codes),
+            (_SET_RECORD, [data[at : at + size] for at, size in zip(starts, sizes, strict=True)]),
+        )
+        for set_field, values in fields:
+            deque(map(set_field, messages, values), maxlen=0)
+        return messages
+
+
 def empty_run(offset: int) -> MessageRun:
     return MessageRun(
         first_offset=offset,
@@ -176,3 +247,14 @@ def empty_run(offset: int) -> MessageRun:
         starts=_NONE,
         records=b"",
     )
+
+
+@cache
+def _few_units(count: int) -> Struct:
+    """That of so many units: there are at most FEW_ROWS_MAX of them."""
+    return Struct(">" + count * "qiq")
+
+
+def _listed(column: Any) -> Sequence[int]:
+    listed: Sequence[int] = column.tolist() if isinstance(column, np.ndarray) else column
+    return listed

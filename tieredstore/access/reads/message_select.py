@@ -6,10 +6,8 @@ What lives here: `Page` and `select`. Statuses are in `queue_pages`; reading run
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from itertools import repeat
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -18,7 +16,7 @@ from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units
 from tieredstore.codec.record_fields import INT32, fixed_bytes, peek_sys_flag
 from tieredstore.driver.message_store import MessageFilter
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.queue_read import ByteSource, read_run
+from tieredstore.flat.queue_read import ByteSource, read_messages, read_run
 from tieredstore.model.errors import (
     OffsetOutOfRangeError,
     SegmentCorruptError,
@@ -30,11 +28,6 @@ SCAN_STEP_MIN: Final = 128  # units of the first look; each further one is four 
 NEAR_BYTES: Final = 16 * 1024  # what lies between two messages and is read with them at most
 _EXTENSION_ADDRESS_MAX: Final = -(2**31) - 1  # addresses in Java's extended queues lie below
 _CRC_POSITION: Final = 8
-_SETTERS: Final[Mapping[str, Any]] = vars(SelectedMessage)
-_SET_QUEUE_OFFSET: Final = _SETTERS["queue_offset"].__set__
-_SET_LOG_OFFSET: Final = _SETTERS["log_offset"].__set__
-_SET_TAGS_CODE: Final = _SETTERS["tags_code"].__set__
-_SET_RECORD: Final = _SETTERS["record"].__set__
 
 
 class Limits(NamedTuple):
@@ -69,14 +62,13 @@ def select(
     """
     if message_filter is not None:
         return _Scan(file, offset, limits, message_filter, source).page()
-    run = read_run(
+    messages = read_messages(
         file,
         offset,
         count_max=min(limits.count_max, limits.scan_count),
         bytes_max=limits.bytes_max,
         source=source,
     )
-    messages = _messages_of(run)
     if limits.checks_crc:
         messages = _sound(file, messages)
     return Page(messages, offset + len(messages))
@@ -228,22 +220,4 @@ def _sound(file: FlatMessageFile, messages: list[SelectedMessage]) -> list[Selec
             if not row:
                 raise
             return messages[:row]
-    return messages
-
-
-def _messages_of(run: MessageRun) -> list[SelectedMessage]:
-    """All messages of a run. The loops run in C, column by column: a call of the constructor for
-    each one takes longer than everything else in a read of many."""
-    records = bytes(run.records)  # no copy where they are bytes
-    ends = run.starts + run.message_bytes
-    spans = zip(run.starts.tolist(), ends.tolist(), strict=True)
-    messages: list[SelectedMessage] = list(map(object.__new__, repeat(SelectedMessage, len(run))))
-    columns = (
-        (_SET_QUEUE_OFFSET, range(run.first_offset, run.end_offset)),
-        (_SET_LOG_OFFSET, run.log_offsets.tolist()),
-        (_SET_TAGS_CODE, run.tags_codes.tolist()),
-        (_SET_RECORD, [records[start:end] for start, end in spans]),
-    )
-    for set_field, values in columns:
-        deque(map(set_field, messages, values), maxlen=0)
     return messages
