@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import re
 from typing import Final
-from zlib import crc32
 
 from tieredstore.codec.bounds import Buffer
+from tieredstore.codec.crc32 import crc32
 from tieredstore.model.values import INT32_MAX
 
 PROPERTY_CRC_NAME: Final = "__CRC32#"

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
-from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tieredstore.codec.crc32 import crc32
 from tieredstore.codec.message import TOPIC_BYTES_MAX, TOPIC_BYTES_MAX_V1
 from tieredstore.codec.record_fields import (
     BORN_HOST_IPV6,

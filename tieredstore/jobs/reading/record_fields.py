@@ -7,11 +7,11 @@ lie in one record is told in `codec.record_fields`.
 from __future__ import annotations
 
 from typing import Any, Final
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tieredstore.codec.crc32 import crc32
 from tieredstore.codec.record_fields import (
     BORN_HOST_IPV6,
     BORN_TIMESTAMP_POSITION,

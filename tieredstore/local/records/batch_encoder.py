@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import chain
 from struct import error
 from typing import Final
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tieredstore.codec.crc32 import crc32
 from tieredstore.codec.message import PROPERTY_BYTES_MAX
 from tieredstore.codec.properties import (
     KEYS,

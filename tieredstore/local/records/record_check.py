@@ -8,10 +8,10 @@ from __future__ import annotations
 from enum import Enum
 from struct import Struct
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from tieredstore.codec.bounds import Buffer
 from tieredstore.codec.checksum import matches_property_crc
+from tieredstore.codec.crc32 import crc32
 from tieredstore.codec.end_marks import BLANK_MAGIC
 from tieredstore.codec.message import MESSAGE_BYTES_MIN
 from tieredstore.codec.record_fields import INT16, INT32, TOPIC_LENGTHS, fixed_bytes

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from struct import error
 from typing import Final
-from zlib import crc32
 
 from tieredstore.codec.checksum import reserve_property_crc
+from tieredstore.codec.crc32 import crc32
 from tieredstore.codec.end_marks import BLANK_BYTES
 from tieredstore.codec.java import encode_utf8
 from tieredstore.codec.message import (

@@ -6,12 +6,12 @@ What lives here: `sound_columns`, which says of each what `record_check` says of
 from __future__ import annotations
 
 from itertools import pairwise, starmap
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.codec.checksum import matches_property_crc
+from tieredstore.codec.crc32 import crc32
 from tieredstore.codec.record_fields import (
     BORN_HOST_IPV6,
     MESSAGE_MAGIC_V1,
