@@ -12,6 +12,7 @@ from tieredstore.codec.java import index_key
 from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.index.hits import CommittedRun
 from tieredstore.index.key_hashes import key_hash
+from tieredstore.index.property_keys import keys_of_texts
 from tieredstore.index.run_keys import keys_of_run
 from tieredstore.model.values import Host
 from tieredstore.testing.messages import BORN_HOST, STORE_HOST, TOPIC, a_record
@@ -100,8 +101,9 @@ def test_keys_of_one_hash_are_two_keys_and_equal_ones_are_one() -> None:
     assert keys_of_run(TOPIC, 1, 2, committed([record])).key_counts.tolist() == [2]
 
 
-def test_a_long_run_gives_what_its_messages_give_alone() -> None:
-    texts = ["", "k", "k k", "主 k 主", "a  b  ", " " * 50, "x" * 9000]
+@pytest.mark.parametrize("odd", ["主", "e"])
+def test_a_long_run_gives_what_its_messages_give_alone(odd: str) -> None:
+    texts = ["", "k", "k k", f"{odd} k {odd}", "a  b  ", " " * 50, "x" * 9000]
     records = [
         a_record(at, properties={"KEYS": f"{texts[at % 7]} n{at // 14}", "UNIQ_KEY": f"u{at}"})
         for at in range(1400)
@@ -111,3 +113,18 @@ def test_a_long_run_gives_what_its_messages_give_alone() -> None:
     assert together.key_counts.tolist() == [int(each.key_counts[0]) for each in alone]
     hashes = np.concatenate([each.columns.key_hashes for each in alone])
     assert np.array_equal(together.columns.key_hashes, hashes)
+
+
+@pytest.mark.parametrize("length", [1, 16_300, 32_700, 65_500, 65_600, 200_000])
+def test_keys_of_texts_of_any_length_are_hashed_alike(length: int) -> None:
+    texts = [b"UNIQ_KEY\x01u%d\x02KEYS\x01a %s b\x02" % (n, b"k" * length) for n in range(3)]
+    found = keys_of_texts(texts, prefix="T#")
+    wanted = [[f"u{n}", "a", "k" * length, "b"] for n in range(3)]
+    assert found.counts.tolist() == [4, 4, 4]
+    assert found.hashes.tolist() == [key_hash(f"T#{key}") for keys in wanted for key in keys]
+
+
+def test_messages_whose_keys_have_gaps_are_told() -> None:
+    values = [b"a b", b" a", b"a  b", b"a ", b" ", b"", b"a", b"a b c"]
+    texts = [b"TAGS\x01  \x02KEYS\x01" + value + b"\x02" for value in values]
+    assert keys_of_texts(texts, prefix="").gaps.tolist() == [1, 2, 3, 4]

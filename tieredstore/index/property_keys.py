@@ -29,10 +29,14 @@ _Spans = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashedKeys:
-    """The keys of messages, those of the first one first, and how many each message has."""
+    """The keys of messages, those of the first one first, and how many each message has.
+
+    `gaps` are the messages in whose KEYS a space begins, ends, or follows another one.
+    """
 
     hashes: Hashes
     counts: NDArray[np.int64]
+    gaps: NDArray[np.int64]
 
 
 def keys_of_texts(texts: Sequence[bytes | bytearray], *, prefix: str) -> HashedKeys:
@@ -43,7 +47,7 @@ def keys_of_texts(texts: Sequence[bytes | bytearray], *, prefix: str) -> HashedK
     units = np.frombuffer(data, np.uint8)
     entries = _entries(units, int(row_ends[-1]) if len(texts) else 0)
     unique = _values(data, entries, _UNIQUE_MARK, row_ends)
-    keys = _pieces(units, _values(data, entries, _KEYS_MARK, row_ends))
+    keys, gaps = _pieces(units, _values(data, entries, _KEYS_MARK, row_ends))
     rows, starts, ends = _together(unique, keys)
     names = _texts(data, starts, ends)
     hashes = key_hashes(names, prefix=prefix)
@@ -52,7 +56,7 @@ def keys_of_texts(texts: Sequence[bytes | bytearray], *, prefix: str) -> HashedK
     if again:
         hashes = np.delete(hashes, again)
         counts = counts - np.bincount(rows[again], minlength=len(texts))
-    return HashedKeys(hashes=hashes, counts=counts)
+    return HashedKeys(hashes=hashes, counts=counts, gaps=gaps)
 
 
 def _entries(units: NDArray[np.uint8], end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -85,12 +89,13 @@ def _values(
     return rows[last], starts[found] + width, ends[found]
 
 
-def _pieces(units: NDArray[np.uint8], values: _Spans) -> _Spans:
-    """The single keys of each value; only a space parts them, and what is empty is none."""
+def _pieces(units: NDArray[np.uint8], values: _Spans) -> tuple[_Spans, NDArray[np.int64]]:
+    """The single keys of each value, which only a space parts; and the rows where one is empty,
+    which is none."""
     rows, starts, ends = values
     spaces = np.flatnonzero(units == _KEY_END[0])
     if not len(rows) or not len(spaces):
-        return values
+        return values, rows[:0]
     owners = np.searchsorted(starts, spaces, side="right") - 1
     inside = (owners >= 0) & (spaces < ends[owners])
     spaces, owners = spaces[inside], owners[inside]
@@ -103,8 +108,8 @@ def _pieces(units: NDArray[np.uint8], values: _Spans) -> _Spans:
     firsts, lasts = np.empty(len(is_first), np.int64), np.empty(len(is_first), np.int64)
     firsts[is_first], firsts[~is_first] = starts, spaces + 1
     lasts[is_last], lasts[~is_last] = ends, spaces
-    held = lasts > firsts
-    return np.repeat(rows, counts)[held], firsts[held], lasts[held]
+    held, rows = lasts > firsts, np.repeat(rows, counts)
+    return (rows[held], firsts[held], lasts[held]), np.unique(rows[~held])
 
 
 def _together(first: _Spans, second: _Spans) -> _Spans:

@@ -56,7 +56,7 @@ def keys_of_messages(topic: str, named: Named, fields: RecordFields, rows: Rows)
     places = zip(starts.tolist(), ends.tolist(), strict=True)
     texts = [data[start:end] for start, end in places]
     keys = keys_of_texts(texts, prefix=f"{topic}#")
-    empties = rows[_with_empty_key(texts)]
+    empties = rows[_with_empty_key(texts, keys.gaps)]
     owners = np.concatenate((np.repeat(rows, keys.counts), empties))
     empty_hash = key_entry_hashes(np.array([key_hash(f"{topic}#")], np.uint64))
     count = len(owners) - len(empties)
@@ -71,16 +71,13 @@ def keys_of_messages(topic: str, named: Named, fields: RecordFields, rows: Rows)
     )
 
 
-def _with_empty_key(texts: list[bytes]) -> NDArray[np.int64]:
+def _with_empty_key(texts: list[bytes], gaps: Rows) -> Rows:
     """Texts whose KEYS Java splits so that an empty piece is among them: not one at the end."""
     found: list[int] = []
-    joined = b"\x02".join(texts)
-    if b"  " in joined or b"\x01 " in joined:
-        for number, text in enumerate(texts):
-            if b"  " in text or b"\x01 " in text:
-                keys = decode_properties(text).get(KEYS, "").rstrip(" ")
-                if keys.startswith(" ") or "  " in keys:
-                    found.append(number)
+    for number in gaps.tolist():
+        keys = decode_properties(texts[number]).get(KEYS, "").rstrip(" ")
+        if keys.startswith(" ") or "  " in keys:
+            found.append(number)
     return np.array(found, np.int64)
 
 
