@@ -10,10 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 from shutil import rmtree
-from zlib import crc32
 
 from bench._timing import compare, report
 from bench._verified_tier import written_tier
+from tieredstore.codec.crc32 import crc32
 from tieredstore.driver.runtime import SystemClock
 from tieredstore.jobs.export import ExportJob
 from tieredstore.jobs.job import Job, run_job
