@@ -12,7 +12,7 @@ from pathlib import Path
 from shutil import rmtree
 
 from bench._timing import compare, report
-from bench._verified_tier import written_tier
+from bench._verified_tier import BODY, written_tier
 from tieredstore.codec.crc32 import crc32
 from tieredstore.driver.runtime import SystemClock
 from tieredstore.jobs.export import ExportJob
@@ -27,13 +27,15 @@ FIXED_COLUMNS = ("queue_id", "queue_offset", "store_time", "body")
 
 
 def read_all(root: Path) -> int:
-    """Every byte once, with the checksum that each body has: what a verification cannot beat."""
+    """Every byte once, with a checksum for each body: what a verification cannot beat."""
     total = 0
     for path in root.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
                 while data := file.read(READ_BYTES):
-                    crc32(data)
+                    view = memoryview(data)
+                    for start in range(0, len(data), len(BODY)):
+                        crc32(view[start : start + len(BODY)])
                     total += len(data)
     return total
 
@@ -58,7 +60,7 @@ def main() -> int:
 
         rows = [
             compare(
-                f"verify, of reading {size / 1e6:.0f} MB with a CRC",
+                f"verify, of reading {size / 1e6:.0f} MB with a CRC for each body",
                 plain=lambda: read_all(root / "tiered"),
                 ours=lambda: run(VerifyJob(config=config)),  # type: ignore[arg-type]
                 repeats=2,

@@ -52,7 +52,9 @@ class LabelSets:
     def _whole(self, metric: Metric, own: tuple[str, ...]) -> tuple[str, ...]:
         return (*own, *(self._base[name] for name in self.names(metric)[len(own) :]))
 
-    def made(self, metric: Metric, labels: Labels, make: Callable[[tuple[str, ...]], Any]) -> Any:
+    def made(
+        self, metric: Metric, labels: Labels, make: Callable[[Metric, tuple[str, ...]], Any]
+    ) -> Any:
         """What was made of these values the first time; measuring often is not to cost much."""
         known = self._made.get(metric.name)
         if known is None:
@@ -62,7 +64,7 @@ class LabelSets:
         found = known.get(own)
         if found is None:
             seen = self._seen.setdefault(metric.name, set())
-            found = make(self.values(metric, labels, seen))
+            found = make(metric, self.values(metric, labels, seen))
             if len(known) < LABEL_SETS_MAX:
                 known[own] = found
         return found

@@ -79,11 +79,11 @@ class OpenTelemetryMetrics:
         ]
 
     def _attributes(self, metric: Metric, labels: Labels) -> Mapping[str, str]:
-        def named(values: tuple[str, ...]) -> dict[str, str]:
-            return dict(zip(self._labels.names(metric), values, strict=True))
-
-        found: Mapping[str, str] = self._labels.made(metric, labels, named)
+        found: Mapping[str, str] = self._labels.made(metric, labels, self._named)
         return found
+
+    def _named(self, metric: Metric, values: tuple[str, ...]) -> dict[str, str]:
+        return dict(zip(self._labels.names(metric), values, strict=True))
 
     def _of(self, metric: Metric, create: Callable[..., Any], **settings: Any) -> Any:
         found = self._instruments.get(metric.name)

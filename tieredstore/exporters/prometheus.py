@@ -46,16 +46,10 @@ class PrometheusMetrics(Collector):
         registry.register(self)
 
     def add(self, metric: Metric, amount: int, labels: Labels) -> None:
-        def child(values: tuple[str, ...]) -> Any:
-            return self._of(metric, Counter).labels(*values)
-
-        self._labels.made(metric, labels, child).inc(amount)
+        self._labels.made(metric, labels, self._counter).inc(amount)
 
     def record(self, metric: Metric, value: float, labels: Labels) -> None:
-        def child(values: tuple[str, ...]) -> Any:
-            return self._of(metric, Histogram, buckets=metric.buckets).labels(*values)
-
-        self._labels.made(metric, labels, child).observe(value)
+        self._labels.made(metric, labels, self._histogram).observe(value)
 
     def observe(self, metric: Metric, read: GaugeRead) -> None:
         self._gauges.add(metric, read)
@@ -81,6 +75,12 @@ class PrometheusMetrics(Collector):
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """Nothing: which gauges there are is known later."""
         return iter(())
+
+    def _counter(self, metric: Metric, values: tuple[str, ...]) -> Any:
+        return self._of(metric, Counter).labels(*values)
+
+    def _histogram(self, metric: Metric, values: tuple[str, ...]) -> Any:
+        return self._of(metric, Histogram, buckets=metric.buckets).labels(*values)
 
     def _of(self, metric: Metric, kind: Any, **settings: Any) -> Any:
         found = self._instruments.get(metric.name)
