@@ -15,6 +15,7 @@ DAY_MS = 86_400_000
 # The page, its words, and where the code says so.
 TOLD = [
     (LAYOUT, "A segment takes 1 000 parts", "providers.object_provider.PARTS_MAX", 1000),
+    (LAYOUT, "Claims are multiples of 1 000", "providers.writer_epoch.LIVES", 1000),
     (LAYOUT, "for 30 days", "providers.writer_epoch._REMEMBERED_MS", 30 * DAY_MS),
     (LAYOUT, "sealed: ⌈N/8⌉ GET", "providers.object_calls.RANGE_BYTES_MAX", 8 * MIB),
     (LAYOUT, "within 64 KiB of each other", "providers.object_calls._MERGE_GAP_BYTES", 64 * KIB),
