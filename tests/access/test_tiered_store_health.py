@@ -37,7 +37,9 @@ def test_a_tier_that_is_well_says_so_in_json(broker: Broker) -> None:
     assert set(told["cache"]) == {"held_bytes", "extent_count", "access_count", "hit_count"}
 
 
-def test_health_names_the_queue_that_fails_and_why(broker: Broker) -> None:
+def test_health_names_the_queue_that_fails_and_why(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     broker.open()
     broker.fill(2)
     broker.put(2, first=2)
@@ -47,9 +49,24 @@ def test_health_names_the_queue_that_fails_and_why(broker: Broker) -> None:
     assert not health.ok
     assert [bool(queue.last_error) for queue in health.queues] == [True]
     assert "before it has an effect" in str(health.queues[0].last_error)
+    assert f"{TOPIC}/0: upload failed: " in caplog.text
     broker.faults.always = None
     assert broker.store.flush()
     assert broker.store.health().ok
+
+
+def test_the_log_names_a_queue_whose_end_cannot_be_read_after_a_start(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.open()
+    broker.fill(2)
+    broker.store.shutdown()
+    broker.store = broker.wrap(broker.local)
+    broker.open()
+    broker.put(2, first=2)
+    broker.cut()
+    assert not broker.store.flush()
+    assert f"{TOPIC}/0: " in caplog.text
 
 
 def test_health_names_a_gap(broker: Broker) -> None:

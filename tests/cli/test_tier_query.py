@@ -74,3 +74,24 @@ def test_where_the_index_was_not_uploaded_to_the_end_a_note_says_what_helps(
         assert command.run("offload", *named, "--seal").code == 0
         assert len(command.run("query", "Orders", key, *named, "--json").rows) == 1
         assert "does not reach" not in command.run("query", "Orders", "absent", *named).err
+
+
+def test_a_queue_whose_messages_have_all_expired_waits_for_no_index(
+    command: Command, tmp_path: Path
+) -> None:
+    settings = tmp_path / "tier.toml"
+    settings.write_text(
+        f"""[tieredstore]
+broker_name = "b"
+provider = "posix"
+path = "{tmp_path / "tier"}"
+store_path = "{tmp_path}"
+reserve_hours = 0
+"""
+    )
+    command.run("put", "Orders", "--store-path", tmp_path, "--body", "x", "--key", "first")
+    assert command.run("offload", "--config", settings, "--seal").code == 0
+    assert command.run("expire", "--config", settings).code == 0
+    ran = command.run("query", "Orders", "first", "--config", settings)
+    assert (ran.code, ran.out) == (0, "")
+    assert ran.err == "tieredstore: note: the uploaded index has no such message\n"

@@ -151,7 +151,7 @@ class QueueWalk:
             under_way = False
             raise
         except Exception as error:  # noqa: BLE001 - one queue never stops the others
-            log.warning("%s of %s: %s", key.queue_id, key.topic, error)
+            log.warning("%s/%s: %s", key.topic, key.queue_id, error)
             work.failed(error)
         finally:
             if not under_way:
@@ -203,6 +203,6 @@ class QueueWalk:
         try:
             chore()
         except Exception as error:  # noqa: BLE001
-            log.warning("%s of %s: %s", work.key.queue_id, work.key.topic, error)
+            log.warning("%s/%s: %s", work.key.topic, work.key.queue_id, error)
             work.failed(error)
         self._tell(work)

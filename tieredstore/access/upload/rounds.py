@@ -193,7 +193,7 @@ class Rounds:
         self._metrics.add(MESSAGES_DISPATCHED, sent.work.batch_count, labels)
 
     def _failed(self, work: QueueWork, error: BaseException) -> None:
-        log.warning("%s of %s: upload failed: %s", work.key.queue_id, work.key.topic, error)
+        log.warning("%s/%s: upload failed: %s", work.key.topic, work.key.queue_id, error)
         work.failed(error)
         self._tell(work)
 
