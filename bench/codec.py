@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import struct
 import sys
-import zlib
 from collections.abc import Iterator
 
 import numpy as np
 
 from bench._timing import Comparison, compare, report
 from tieredstore.codec import queue_unit, record_fields
+from tieredstore.codec.checksum import body_crc
 from tieredstore.codec.java import string_hash, string_hashes
 from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.model.values import Host
@@ -110,7 +110,7 @@ def messages() -> Iterator[Comparison]:
 
     def plain() -> bytes:
         fixed = [part.pack(value) for part, value in zip(parts, values, strict=True)]
-        fixed[2] = parts[2].pack(zlib.crc32(body) & 0x7FFFFFFF)
+        fixed[2] = parts[2].pack(body_crc(body))
         topic = message.topic.encode()
         fixed += [body, struct.pack(">b", len(topic)), topic]
         fixed += [struct.pack(">h", len(properties)), properties]

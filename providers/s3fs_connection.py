@@ -95,8 +95,8 @@ class S3fsConnection:
             return reply
 
     def in_time(self) -> asyncio.Timeout:
-        """A limit of our own on the whole of a request: aiohttp forgets its own once a store says
-        "100 Continue" late, and a limit on silence never ends a reply that drips."""
+        """A limit of our own on the whole of a request: one on silence never ends a reply that
+        drips, and has not begun while a body is being sent."""
         return asyncio.timeout(self._settings.whole_request_ms / 1000)
 
     @contextmanager
@@ -170,7 +170,14 @@ class S3fsConnection:
         )
         with self.translated(settings.bucket, "connect"):
             filesystem.connect()
+        filesystem.s3.meta.events.register_last("before-call.s3", _send_at_once)
         return filesystem
+
+
+def _send_at_once(params: Mapping[str, Any], **_: Any) -> None:
+    """A body waits for nobody's "100 Continue": that takes a round trip, and aiohttp waits for it
+    without a limit on silence."""
+    params["headers"].pop("Expect", None)
 
 
 async def _listed(work: Coroutine[Any, Any, T]) -> list[T]:

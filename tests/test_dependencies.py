@@ -28,6 +28,7 @@ OPTIONAL_MODULES = [
     "boto3",
     "botocore",
     "hypothesis",
+    "isal",
     "matplotlib",
     "moto",
     "obstore",

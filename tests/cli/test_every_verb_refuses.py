@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import pytest
 
@@ -184,7 +184,8 @@ def test_numbers_that_are_none_are_told_for_every_option(
     command: Command, bench: Bench, name: str
 ) -> None:
     for option in commands()[name].params:
-        kind = option.type_descriptor.annotation
+        annotation = option.type_descriptor.annotation
+        kind = get_origin(annotation) or annotation
         if option.param_type_name != "option" or not issubclass(kind, int | float | Enum):
             continue
         if kind is bool:

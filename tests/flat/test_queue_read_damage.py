@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tests.flat.tiers import CountingSource, OneQueue, fill, numbered, run_of
 from tieredstore.access.reads.whole_queue import messages_of
 from tieredstore.codec.end_marks import encode_coda
 from tieredstore.flat import record_rows
+from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.queue_read import read_messages, read_run
 from tieredstore.flat.record_rows import FEW_ROWS_MAX, HOLE_BYTES_MAX
@@ -129,24 +131,26 @@ def test_rows_before_a_damaged_record_are_served_and_it_is_an_error(
         read(file, 4)
     assert caught.value.position == at
     assert caught.value.path == file.log.segments[0].segment.path
+    with pytest.raises(SegmentCorruptError):
+        read(file, 4, 1)  # alone, it agrees with all others that are looked at
     assert same_but_for_log_offset(read(file, 5), records[5:])
 
 
+ODD_UNITS = [
+    (-1, 150),
+    (-(2**63), 150),
+    (2**63 - 1, 150),
+    (2**40, 150),
+    (0, 0),
+    (0, -7),
+    (300, 90),
+    (0, 2**31 - 1),
+    (10, 150),
+]
+
+
 @pytest.mark.parametrize("count", [6, MANY])
-@pytest.mark.parametrize(
-    "unit",
-    [
-        (-1, 150),
-        (-(2**63), 150),
-        (2**63 - 1, 150),
-        (2**40, 150),
-        (0, 0),
-        (0, -7),
-        (300, 90),
-        (0, 2**31 - 1),
-        (10, 150),
-    ],
-)
+@pytest.mark.parametrize("unit", ODD_UNITS)
 def test_rows_before_a_unit_that_names_no_record_are_served_and_it_is_an_error(
     count: int, unit: tuple[int, int]
 ) -> None:
@@ -157,6 +161,41 @@ def test_rows_before_a_unit_that_names_no_record_are_served_and_it_is_an_error(
     assert digests(read(file)) == digests(run_of(0, records[:4]))
     with pytest.raises(SegmentCorruptError):
         read(file, 4)
+
+
+@pytest.mark.parametrize("unit", ODD_UNITS)
+@pytest.mark.parametrize("count", [1, 6])
+def test_a_unit_that_names_no_record_is_the_same_error_among_few_rows_and_many(
+    monkeypatch: pytest.MonkeyPatch, unit: tuple[int, int], count: int
+) -> None:
+    records = numbered(0, count)
+    places = [unit, *laid_out(records)[1:]]
+    file = crafted([b"".join(records)], places).open()
+    said = []
+    for few_rows_max in (FEW_ROWS_MAX, 0):
+        monkeypatch.setattr(record_rows, "FEW_ROWS_MAX", few_rows_max)
+        with pytest.raises(SegmentCorruptError) as caught:
+            read(file)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    wanted = "this is not message 0" if unit == (10, 150) else "names no record of the log"
+    assert said[0].endswith(wanted)
+
+
+@pytest.mark.parametrize("count", [3, MANY])
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_a_message_has_bytes_of_its_own_whatever_a_backend_hands_out(
+    count: int, kind: type[bytearray | memoryview]
+) -> None:
+    class Other(CountingSource):
+        def read(self, file: FlatAppendFile, offset: int, length: int) -> Any:
+            return kind(super().read(file, offset, length))
+
+    records = numbered(0, count)
+    file = crafted([b"".join(records)], laid_out(records)).open()
+    found = read_messages(file, 0, count_max=count, bytes_max=1 << 20, source=Other())
+    assert [each.record for each in found] == records
+    assert {type(each.record) for each in found} == {bytes}
 
 
 def test_a_monstrous_size_is_not_read_before_the_record_claims_it_too() -> None:

@@ -178,11 +178,6 @@ def _kind(request: Request) -> str:
 class _Quiet(WSGIRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def handle_expect_100(self) -> bool:
-        """The server says it again by itself: aiohttp forgets its time limit where that one comes
-        late, and no real store says it twice."""
-        return True
-
     def log(self, type: str, message: str, *args: Any) -> None:
         pass
 

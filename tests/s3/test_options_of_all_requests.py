@@ -29,6 +29,7 @@ from tieredstore.providers.object_settings import ObjectStoreSettings
 LOG, INDEX = SegmentType.COMMIT_LOG, SegmentType.INDEX
 MIB = 1 << 20
 WAIT = 60.0
+GIVEN_UP = {"s3fs": "no whole reply in|[Tt]ime", "obstore": "HTTP error: (request|error sending)"}
 KMS = "x-amz-server-side-encryption-aws-kms-key-id"
 OPTIONS: dict[str, Any] = {
     "storage_class": "STANDARD_IA",
@@ -150,7 +151,7 @@ def test_a_server_that_takes_no_connection_is_given_up_on_in_time(
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-@pytest.mark.parametrize("ranges", [1, 3])
+@pytest.mark.parametrize("ranges", [0, 1, 3])
 def test_a_reply_that_drips_for_ever_is_given_up_on(
     s3_environment: None, monkeypatch: pytest.MonkeyPatch, name: str, ranges: int
 ) -> None:
@@ -167,8 +168,12 @@ def test_a_reply_that_drips_for_ever_is_given_up_on(
             request_timeout_ms=600,
         )
         with open_client(settings) as client:
+            if ranges == 0:  # nothing but a reply's head
+                with pytest.raises(BackendUnavailableError, match=GIVEN_UP[name]):
+                    client.head("k")
+                return
             if ranges == 1:
-                with pytest.raises(BackendUnavailableError):
+                with pytest.raises(BackendUnavailableError, match=GIVEN_UP[name]):
                     client.get_range("k", 0, 1_000_000)
                 return
             wanted = [Range("k", 0, 1_000_000 + number) for number in range(ranges)]
@@ -179,9 +184,31 @@ def test_a_reply_that_drips_for_ever_is_given_up_on(
             assert all(isinstance(each, BackendUnavailableError) for each in got)
 
 
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_put_that_nobody_answers_is_given_up_on_as_early_as_a_read(
+    s3_environment: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(object_settings, "WHOLE_REQUEST_MS", 20_000)
+    with dripping() as endpoint:
+        settings = ObjectStoreSettings(
+            bucket="b",
+            endpoint=endpoint,
+            region="us-east-1",
+            access_key="testing",
+            secret_key="testing-secret",
+            client=name,
+            request_timeout_ms=300,
+        )
+        with open_client(settings) as client:
+            for size in (1, MIB):
+                with pytest.raises(BackendUnavailableError, match="[Tt]ime|error sending") as given:
+                    client.put("k", bytes(size))
+                assert "no whole reply" not in str(given.value)
+
+
 @contextmanager
 def dripping() -> Iterator[str]:
-    """A server whose replies start at once and come a byte at a time."""
+    """A server whose replies start at once and come a byte at a time; of puts it says nothing."""
     ended = threading.Event()
 
     class Drip(BaseHTTPRequestHandler):
@@ -195,8 +222,22 @@ def dripping() -> Iterator[str]:
             self.send_header("ETag", '"e"')
             self.send_header("Last-Modified", "Sun, 22 Nov 2026 00:00:00 GMT")
             self.end_headers()
+            self.drip()
+
+        def do_HEAD(self) -> None:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Drip: ")
+            self.drip()
+
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            ended.wait(WAIT)
+
+        def drip(self) -> None:
+            self.close_connection = True
             with suppress(OSError):
-                while not ended.wait(0.02):
+                for _ in range(1000):  # long, but whoever has no limit gets another error
+                    if ended.wait(0.02):
+                        return
                     self.wfile.write(b".")
 
         def log_message(self, *_: object) -> None:

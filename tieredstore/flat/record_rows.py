@@ -165,8 +165,9 @@ class NamedRows:
         places, sizes = self._log_offsets, self._message_bytes.astype(np.int64)
         totals = np.cumsum(sizes)
         holes = (places - self._start) - (totals - sizes)
-        # Places are compared with the end less the size: nothing wraps around, whatever they are.
-        good = (sizes >= RECORD_BYTES_MIN) & (places <= log_end - sizes)
+        # Places are compared with the end less the size: nothing wraps around, whatever they are,
+        # but for an end far below 0. That is the place itself where the log does not have it.
+        good = (sizes >= RECORD_BYTES_MIN) & (places >= 0) & (places <= log_end - sizes)
         near = (totals <= bytes_max) & (holes <= HOLE_BYTES_MAX)
         near[0] = True
         good &= near
@@ -225,7 +226,7 @@ class FoundRows:
         count, first, start = len(self), self._rows.first_offset, self._rows.start
         starts = _listed(self._starts)
         sizes, tags_codes = map(_listed, self._rows.columns(count))
-        data = self._data
+        data = bytes(self._data)  # no copy where it is bytes; a view would keep the whole page
         messages: list[SelectedMessage] = list(map(object.__new__, repeat(SelectedMessage, count)))
         fields = (
             (_SET_QUEUE_OFFSET, range(first, first + count)),
