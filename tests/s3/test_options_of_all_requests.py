@@ -133,16 +133,7 @@ def test_a_server_that_takes_no_connection_is_given_up_on_in_time(
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
         endpoint = f"http://127.0.0.1:{full.getsockname()[1]}"
-        settings = ObjectStoreSettings(
-            bucket="b",
-            endpoint=endpoint,
-            region="us-east-1",
-            access_key="testing",
-            secret_key="testing-secret",
-            client=name,
-            connect_timeout_ms=300,
-            request_timeout_ms=600_000,
-        )
+        settings = odd_server(endpoint, name, connect_timeout_ms=300, request_timeout_ms=600_000)
         client = opened.enter_context(open_client(settings))
         began = clock.monotonic()
         with pytest.raises(BackendUnavailableError):
@@ -158,15 +149,7 @@ def test_a_reply_that_drips_for_ever_is_given_up_on(
     """It is never silent for long, and would keep a thread and a connection for days."""
     monkeypatch.setattr(object_settings, "WHOLE_REQUEST_MS", 700)
     with dripping() as endpoint:
-        settings = ObjectStoreSettings(
-            bucket="b",
-            endpoint=endpoint,
-            region="us-east-1",
-            access_key="testing",
-            secret_key="testing-secret",
-            client=name,
-            request_timeout_ms=600,
-        )
+        settings = odd_server(endpoint, name, request_timeout_ms=600)
         with open_client(settings) as client:
             if ranges == 0:  # nothing but a reply's head
                 with pytest.raises(BackendUnavailableError, match=GIVEN_UP[name]):
@@ -190,20 +173,24 @@ def test_a_put_that_nobody_answers_is_given_up_on_as_early_as_a_read(
 ) -> None:
     monkeypatch.setattr(object_settings, "WHOLE_REQUEST_MS", 20_000)
     with dripping() as endpoint:
-        settings = ObjectStoreSettings(
-            bucket="b",
-            endpoint=endpoint,
-            region="us-east-1",
-            access_key="testing",
-            secret_key="testing-secret",
-            client=name,
-            request_timeout_ms=300,
-        )
+        settings = odd_server(endpoint, name, request_timeout_ms=300)
         with open_client(settings) as client:
             for size in (1, MIB):
                 with pytest.raises(BackendUnavailableError, match="[Tt]ime|error sending") as given:
                     client.put("k", bytes(size))
                 assert "no whole reply" not in str(given.value)
+
+
+def odd_server(endpoint: str, client: str, **limits: int) -> ObjectStoreSettings:
+    return ObjectStoreSettings(
+        bucket="b",
+        endpoint=endpoint,
+        region="us-east-1",
+        access_key="testing",
+        secret_key="testing-secret",
+        client=client,
+        **limits,  # type: ignore[arg-type]
+    )
 
 
 @contextmanager
