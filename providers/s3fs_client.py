@@ -174,13 +174,12 @@ class S3fsClient(ObjectClient):
         self._connection.close()
 
     async def _got(self, key: str, start: int, length: int) -> bytes:
-        with self._connection.translated(key, "get_object"):
-            async with self._connection.in_time():
-                reply = await self._connection.client().get_object(
-                    **self._at, Key=self._prefix + key, Range=f"bytes={start}-{start + length - 1}"
-                )
-                async with reply["Body"] as body:
-                    data: bytes = await body.read()
+        async with self._connection.request(key, "get_object"):
+            reply = await self._connection.client().get_object(
+                **self._at, Key=self._prefix + key, Range=f"bytes={start}-{start + length - 1}"
+            )
+            async with reply["Body"] as body:
+                data: bytes = await body.read()
         if len(data) != length:
             refuse_short(key, start, length, reply.get("ContentRange", ""), len(data))
         return data

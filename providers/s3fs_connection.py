@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import re
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar
 
 from tieredstore.model.errors import (
@@ -89,15 +89,17 @@ class S3fsConnection:
         return reply
 
     async def called(self, operation: str, key: str, **asked: Any) -> Mapping[str, Any]:
-        with self.translated(key, operation):
-            async with self.in_time():
-                reply: Mapping[str, Any] = await getattr(self.client(), operation)(**asked)
-            return reply
+        async with self.request(key, operation):
+            reply: Mapping[str, Any] = await getattr(self.client(), operation)(**asked)
+        return reply
 
-    def in_time(self) -> asyncio.Timeout:
-        """A limit of our own on the whole of a request: one on silence never ends a reply that
-        drips, and has not begun while a body is being sent."""
-        return asyncio.timeout(self._settings.whole_request_ms / 1000)
+    @asynccontextmanager
+    async def request(self, key: str, operation: str) -> AsyncIterator[None]:
+        """One of them, with a limit of ours on the whole of it: one on silence never ends a reply
+        that drips, and has not begun while a body is being sent."""
+        with self.translated(key, operation):
+            async with asyncio.timeout(self._settings.whole_request_ms / 1000):
+                yield
 
     @contextmanager
     def translated(self, key: str, operation: str) -> Iterator[None]:

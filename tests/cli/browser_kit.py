@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from tests.loopback import running
 
 _FRAME = """<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,">
 <iframe id="frame" style="width:{width}px;height:800px;border:0"></iframe><pre id="seen"></pre>
@@ -134,11 +135,5 @@ def _asked(net: Path, origin: str) -> Iterator[str]:
 @contextmanager
 def _served(pages: dict[str, bytes]) -> Iterator[str]:
     handler = type("Handler", (_Handler,), {"pages": pages})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join(10)
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as address:
+        yield f"{address}/"

@@ -30,6 +30,11 @@ def page(name: str) -> str:
     return (DOCS / name).read_text(encoding="utf-8")
 
 
+def prose(name: str) -> str:
+    """A page whose lines are one, since a sentence may break anywhere."""
+    return " ".join(page(name).split())
+
+
 def blocks(text: str) -> list[Block]:
     return [Block(kind, words.split(), inner) for kind, words, inner in _BLOCK.findall(text)]
 

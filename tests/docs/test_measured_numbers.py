@@ -6,11 +6,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tests.docs.pages import page
-from tests.testing.list_store import ListMessageStore
-from tieredstore import StorageLevel, StoreConfig, TieredMessageStore
+from tests.docs.pages import prose
+from tests.exporters.shown import measured_store
 from tieredstore.driver.certify import certify
-from tieredstore.driver.runtime import Runtime
 from tieredstore.exporters.prometheus import PrometheusMetrics
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.catalogue import SegmentRecord
@@ -20,10 +18,6 @@ from tieredstore.testing.messages import a_message
 
 NOW_MS = 1_700_000_000_000
 TOPIC = "OrderEvents"
-
-
-def prose(name: str) -> str:
-    return " ".join(page(name).split())
 
 
 def test_a_proof_takes_about_as_many_requests_as_the_page_says() -> None:
@@ -63,19 +57,8 @@ def test_a_segment_takes_about_as_many_bytes_of_the_catalogue_as_the_page_says(
 def test_a_page_without_paths_is_as_short_as_the_documents_say(tmp_path: Path) -> None:
     def page_bytes(*without: str) -> int:
         registry = CollectorRegistry()
-        folder = tmp_path / "-".join(("metrics", *without))
-        config = StoreConfig(
-            provider="posix",
-            path=str(folder / "tier"),
-            store_path=str(folder),
-            broker_name="broker-a",
-            storage_level=StorageLevel.FORCE,
-            index_enabled=False,
-        )
-        runtime = Runtime.inline()
         metrics = PrometheusMetrics(registry=registry, without=without)
-        local = ListMessageStore(runtime)
-        with TieredMessageStore(local, config, runtime=runtime, metrics=metrics) as store:
+        with measured_store(tmp_path / "-".join(("metrics", *without)), metrics) as store:
             for queue_id in range(120):
                 store.put_message(a_message(queue_id=queue_id))
             assert store.flush()

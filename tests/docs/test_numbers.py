@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from tests.docs.pages import page
+from tests.docs.pages import prose
 from tieredstore.model.config import KIB, MIB, StoreConfig
 
 LAYOUT, OPERATIONS, METRICS = "object-store-layout.md", "operations.md", "metrics.md"
@@ -36,11 +36,11 @@ TOLD = [
 def test_a_number_in_prose_is_that_of_the_code(
     name: str, told: str, where: str, value: float
 ) -> None:
-    assert told in " ".join(page(name).split())
+    assert told in prose(name)
     module, _, constant = where.rpartition(".")
     assert getattr(importlib.import_module(f"tieredstore.{module}"), constant) == value
 
 
 def test_the_interval_of_publishing_is_its_default() -> None:
-    assert "every `publish_interval_ms` (60 000; 0: never)" in " ".join(page(LAYOUT).split())
+    assert "every `publish_interval_ms` (60 000; 0: never)" in prose(LAYOUT)
     assert StoreConfig().publish_interval_ms == 60_000

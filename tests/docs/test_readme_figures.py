@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.docs.pages import ROOT, page
+from tests.docs.pages import ROOT, page, table
 
 _ROW = re.compile(r"^\|(.+)\| `make bench BENCH=(\w+)` \|$", re.MULTILINE)
 _NUMBER = re.compile(r"\d[\d ,]*(?:\.\d+)?")
@@ -38,9 +38,8 @@ def number(cell: str) -> float:
 
 def measured(bench: str) -> list[tuple[float, float]]:
     """Ours and the ratio of each row of a benchmark."""
-    section = page("benchmarks.md").split(f"### `make bench BENCH={bench}`")[1].split("\n###")[0]
-    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")]
-    return [(number(row[2]), number(row[3])) for row in rows[2:]]
+    rows = table(page("benchmarks.md"), f"`make bench BENCH={bench}`")
+    return [(number(row[2]), number(row[3])) for row in rows]
 
 
 def test_there_are_figures() -> None:

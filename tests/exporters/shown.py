@@ -5,7 +5,8 @@ What lives here: no tests.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.access.tiered_kit import ShortStore, a_config
+from tests.testing.list_store import ListMessageStore
 from tieredstore.access.tiered_store import TieredMessageStore
 from tieredstore.driver.metrics import BASE_LABELS, Metric, MetricKind, Metrics
 from tieredstore.driver.runtime import Runtime
@@ -117,6 +119,23 @@ def wrong_labels(samples: Samples, metrics: Iterable[Metric]) -> list[str]:
         if {label for label, _ in labels} != wanted:
             found.append(f"{name} {labels}")
     return found
+
+
+@contextmanager
+def measured_store(folder: Path, metrics: Metrics) -> Iterator[TieredMessageStore]:
+    """One whose reads all go to the tier, below a folder, over messages in a list."""
+    config = StoreConfig(
+        provider="posix",
+        path=str(folder / "tier"),
+        store_path=str(folder),
+        broker_name="broker-a",
+        storage_level=StorageLevel.FORCE,
+        index_enabled=False,
+    )
+    runtime = Runtime.inline()
+    local = ListMessageStore(runtime)
+    with TieredMessageStore(local, config, runtime=runtime, metrics=metrics) as store:
+        yield store
 
 
 class EventfulBroker:

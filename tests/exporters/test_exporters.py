@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.exporters.shown import BROKER, Exporter, OpenTelemetry, Prometheus, labels_of
-from tests.testing.list_store import ListMessageStore
-from tieredstore import StorageLevel, StoreConfig, TieredMessageStore
+from tests.exporters.shown import (
+    BROKER,
+    Exporter,
+    OpenTelemetry,
+    Prometheus,
+    labels_of,
+    measured_store,
+)
 from tieredstore.driver.metrics import (
     API_LATENCY,
     BASE_LABELS,
@@ -26,7 +31,6 @@ from tieredstore.driver.metrics import (
     GaugeRead,
     Labels,
 )
-from tieredstore.driver.runtime import Runtime
 from tieredstore.exporters import label_sets
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.testing.messages import TOPIC, a_message
@@ -37,17 +41,7 @@ def always(value: float, **labels: str) -> GaugeRead:
 
 
 def test_a_store_is_seen_under_the_names_of_rocketmq(exporter: Exporter, tmp_path: Path) -> None:
-    config = StoreConfig(
-        provider="posix",
-        path=str(tmp_path / "tier"),
-        store_path=str(tmp_path),
-        broker_name="broker-a",
-        storage_level=StorageLevel.FORCE,
-        index_enabled=False,
-    )
-    runtime = Runtime.inline()
-    local = ListMessageStore(runtime)
-    with TieredMessageStore(local, config, runtime=runtime, metrics=exporter.metrics) as store:
+    with measured_store(tmp_path, exporter.metrics) as store:
         for _ in range(5):
             store.put_message(a_message())
         behind = (

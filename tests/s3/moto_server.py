@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from werkzeug.serving import WSGIRequestHandler, make_server
 from werkzeug.wrappers import Request, Response
 
+from tests.loopback import running
 from tieredstore.testing.one_at_a_time import one_at_a_time
 
 if TYPE_CHECKING:
@@ -209,11 +210,5 @@ def served(application: Any, *, tls: bool = False) -> Iterator[str]:
         request_handler=_Quiet,
         ssl_context="adhoc" if tls else None,
     )
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with running(server, scheme="https" if tls else "http") as endpoint:
+        yield endpoint

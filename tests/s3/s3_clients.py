@@ -43,17 +43,29 @@ THIRD_PARTY: Final = settings_of(os.environ)
 _made: Final[list[ObjectStoreSettings]] = []  # on that server, and not thrown away yet
 
 
-def new_settings(endpoint: str, client: str, **options: Any) -> ObjectStoreSettings:
-    """Settings for an empty place that no other test knows: a bucket, or below a given one."""
-    unique = f"tier-{uuid.uuid4().hex}"
-    settings = ObjectStoreSettings(
-        bucket=unique,
-        prefix="some/tier",
+def settings_at(
+    endpoint: str, client: str, *, bucket: str = "b", **options: Any
+) -> ObjectStoreSettings:
+    """Settings for a bucket that may not be there, with keys that our own servers take."""
+    return ObjectStoreSettings(
+        bucket=bucket,
         endpoint=endpoint,
         region="us-east-1",
         access_key="testing",
         secret_key="testing-secret",
         client=client,
+        **options,
+    )
+
+
+def new_settings(endpoint: str, client: str, **options: Any) -> ObjectStoreSettings:
+    """Settings for an empty place that no other test knows: a bucket, or below a given one."""
+    unique = f"tier-{uuid.uuid4().hex}"
+    settings = settings_at(
+        endpoint,
+        client,
+        bucket=unique,
+        prefix="some/tier",
         request_timeout_ms=60_000,  # moto on a busy machine
     )
     third_party = THIRD_PARTY if endpoint == THIRD_PARTY.get("endpoint") else {}

@@ -6,14 +6,12 @@ import json
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.loopback import running
 from tests.s3.s3_clients import CLIENTS
 
 MIB = 1 << 20
@@ -117,24 +115,11 @@ class Discarding(BaseHTTPRequestHandler):
         pass
 
 
-@contextmanager
-def discarding_server() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Discarding)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_large_index_goes_up_in_little_memory(s3_environment: None, name: str) -> None:
     Discarding.sizes.clear()
-    with discarding_server() as endpoint:
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Discarding)) as endpoint:
         ran = subprocess.run(
             [sys.executable, "-c", UPLOAD, endpoint, name, str(INDEX_MIB)],
             capture_output=True,

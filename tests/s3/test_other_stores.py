@@ -6,10 +6,9 @@ import pytest
 from werkzeug.wrappers import Response
 
 from tests.s3.moto_server import Door, moto_server
-from tests.s3.s3_clients import CLIENTS, new_client, new_settings
+from tests.s3.s3_clients import CLIENTS, new_client, new_settings, settings_at
 from tieredstore.model.errors import BackendRefusedError
 from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_settings import ObjectStoreSettings
 from tieredstore.providers.s3_admin import NoRulesError, abort_abandoned_uploads, create_bucket
 
 MIB = 1024 * 1024
@@ -109,14 +108,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_and_said(
     s3_environment: None, name: str
 ) -> None:
     with moto_server(tls=True) as (endpoint, _):
-        settings = ObjectStoreSettings(
-            bucket="b",
-            endpoint=endpoint,
-            region="us-east-1",
-            access_key="testing",
-            secret_key="testing-secret",
-            client=name,
-        )
+        settings = settings_at(endpoint, name)
         said = pytest.raises(BackendRefusedError, match="certificate is not trusted: .*AWS_CA_B")
         with open_client(settings) as client, said:
             client.put("k", b"x")

@@ -93,8 +93,8 @@ def _not_reached(reader: TieredReader, keys: Iterable[QueueKey]) -> str:
     for key in keys:
         reach = reader.indexed_offset(*key)
         end = reader.max_offset(*key) or 0
-        is_empty = not any(row.size for row in reader.segments(*key))  # all of it has expired
-        if reach is not None and reach < end and not is_empty:
+        lags = reach is not None and reach < end
+        if lags and any(row.size for row in reader.segments(*key)):  # else all of it has expired
             return (
                 f", and does not reach the end: of {printable(key.topic)}/{key.queue_id} it has "
                 f"the offsets below {reach} of {end}; a broker uploads the rest once a day, or "

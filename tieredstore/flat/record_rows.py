@@ -120,9 +120,8 @@ class NamedRows:
     def check(self, data: bytes, count: int) -> FoundRows:
         """The first rows in the log's bytes from `start` on, up to the first of them that is not
         the message it must be."""
-        many = not self._few
-        starts = self._check_many(data, count) if many else self._check_few(data, count)
-        return FoundRows(self, starts, data)
+        check = self._check_few if self._few else self._check_many
+        return FoundRows(self, check(data, count), data)
 
     def columns(self, count: int) -> tuple[Any, Any]:
         """Sizes and tags codes of the first rows, as tuples or as columns."""
