@@ -12,7 +12,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-MODULE_LINES_MAX = 300
 FUNCTION_LINES_MAX = 70
 
 CLASS_WORDS = frozenset({"Impl", "Manager", "Factory", "Abstract"})
@@ -56,11 +55,6 @@ _NAMED_FILE = re.compile(
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")
 
 Rule = Callable[[str], list[str]]
-
-
-def long_module(source: str, lines_max: int = MODULE_LINES_MAX) -> list[str]:
-    lines = source.count("\n")
-    return [f"{lines} lines"] if lines > lines_max else []
 
 
 def long_functions(source: str) -> list[str]:
