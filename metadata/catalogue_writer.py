@@ -30,7 +30,7 @@ from tieredstore.metadata.catalogue_files import (
 from tieredstore.metadata.journal import SnapshotName
 from tieredstore.metadata.journal_file import JournalFile
 from tieredstore.metadata.tables import Tables
-from tieredstore.model.errors import MetadataError
+from tieredstore.model.errors import CatalogueLockedError, MetadataError
 
 JOURNAL_BYTES_MIN: Final = 4 * 1024 * 1024
 """Below this a journal is never compacted by its size, unless the caller says so."""
@@ -71,7 +71,7 @@ class CatalogueWriter:
         make_directories(files.snapshot.parent)
         lock = FileLock.acquire(files.lock)
         if lock is None:
-            raise MetadataError(str(files.snapshot), "another writer holds its lock")
+            raise CatalogueLockedError(str(files.snapshot))
         try:
             catalogue = load(files, lambda: read_bytes(files.journal))
             stale = _set_aside(files, catalogue)

@@ -93,7 +93,7 @@ class JsonMetadataStore(MemoryReads):
 
         `clock_ms` gives new topics their time. The journal is compacted beyond
         `journal_bytes_max`; by default beyond 4 MiB and the size of the snapshot. Raises
-        MetadataError where another writer holds the lock, and where no sound catalogue is found.
+        CatalogueLockedError where another process writes it, MetadataError where it is not sound.
         """
         if journal_bytes_max is not None and journal_bytes_max < 1:
             raise MetadataError(os.fspath(path), f"journal_bytes_max is {journal_bytes_max}")

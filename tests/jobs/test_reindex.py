@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tieredstore.jobs.job_report import JobExit, JobReport, JobState
 from tieredstore.jobs.local_engine import LocalEngine
 from tieredstore.jobs.reindex import ReindexKeys, reindex
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import InvalidConfigError, MetadataError
+from tieredstore.model.errors import CatalogueLockedError, InvalidConfigError
 from tieredstore.model.values import SegmentType
 
 CLOCK = SystemClock()
@@ -96,9 +97,44 @@ def test_what_was_staged_before_a_failure_is_used_again(config: StoreConfig) -> 
 
 
 def test_it_is_refused_under_a_living_writer(config: StoreConfig) -> None:
-    with open_tier_of(config), pytest.raises(MetadataError, match="lock"):
-        run(config)
+    plans: list[Any] = []
+    with open_tier_of(config) as parts:
+        with pytest.raises(CatalogueLockedError, match="another process has it open"):
+            run(config, on_plan=plans.append)
+        assert plans == []  # before a message is read
+        scratch = parts.provider.scratch(config.broker_name)
+        assert scratch is not None
+        assert list(scratch.listed("reindex")) == []
     assert run(config).state is JobState.DONE
+
+
+def test_nobody_else_writes_the_tier_from_the_first_read_to_the_last_step(
+    config: StoreConfig,
+) -> None:
+    refusals: list[str] = []
+
+    def another_writer(_: object) -> None:
+        with pytest.raises(CatalogueLockedError) as refused, open_tier_of(config):
+            pass
+        refusals.append(str(refused.value))
+
+    assert run(config, on_plan=another_writer, on_progress=another_writer).state is JobState.DONE
+    assert len(refusals) > 3  # the plan, the slices, the files
+    with open_tier_of(config):
+        assert_found(config, LOADED)
+
+
+def test_a_dry_run_asks_for_no_lock(config: StoreConfig) -> None:
+    with open_tier_of(config):
+        assert run(config, dry_run=True).state is JobState.PLANNED
+
+
+def test_a_worker_gets_the_job_without_the_lock(config: StoreConfig) -> None:
+    with ReindexKeys(config=config).held() as job:
+        sent = pickle.loads(pickle.dumps(job))
+    assert job.tier is not None
+    assert sent == ReindexKeys(config=config)
+    assert sent.tier is None
 
 
 def test_a_tier_that_java_wrote_is_found_by_every_key(tmp_path: Path) -> None:

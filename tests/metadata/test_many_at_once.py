@@ -138,7 +138,7 @@ def test_closing_under_writers_keeps_every_batch_that_was_acknowledged(path: Pat
 
 def test_one_process_opens_a_store_for_writing_once(path: Path) -> None:
     with JsonMetadataStore.open(path) as store:
-        with pytest.raises(MetadataError, match="another writer holds its lock"):
+        with pytest.raises(MetadataError, match="another process has it open"):
             JsonMetadataStore.open(path)
         store.put(log_segment(0))
         with JsonMetadataStore.open(path, read_only=True) as reader:
@@ -161,7 +161,7 @@ def test_two_processes_do_not_write_one_store(path: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdin is not None
         assert holder.stdout.readline() == "open\n"
-        with pytest.raises(MetadataError, match="another writer holds its lock"):
+        with pytest.raises(MetadataError, match="another process has it open"):
             JsonMetadataStore.open(path)
         with JsonMetadataStore.open(path, read_only=True) as reader:
             assert [row.topic for row in reader.topics()] == ["A"]

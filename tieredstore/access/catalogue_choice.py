@@ -43,6 +43,10 @@ class NoCatalogueError(MetadataError):
         self.names_file = names_file
         self.is_published_missing = is_published_missing
 
+    @property
+    def is_damage(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueOpeners:

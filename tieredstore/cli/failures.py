@@ -52,6 +52,7 @@ _ADVICE: Final = (  # where an object store says this
     (": 401 ", _KEYS),
     (": 403 ", _KEYS),
 )
+_LOCKED: Final = "stop the broker first, or wait until the other command has ended"
 _UNAVAILABLE: Final = "see that its address is right and that it runs, and try again"
 
 
@@ -66,10 +67,12 @@ class CommandError(Exception):
 def outcome(error: Exception) -> tuple[str, ExitCode]:
     """The one line and the code of an error."""
     # Imported here: an error is rare, and help must be fast.
+    from tieredstore.access.catalogue_choice import NoCatalogueError
     from tieredstore.local.local_reader import StoreNotFoundError
     from tieredstore.model.errors import (
         BackendError,
         BackendUnavailableError,
+        CatalogueLockedError,
         InvalidConfigError,
         MetadataError,
         SegmentError,
@@ -86,7 +89,11 @@ def outcome(error: Exception) -> tuple[str, ExitCode]:
         return text, ExitCode.NOT_THERE
     if isinstance(error, SegmentError):
         return f"{text}; restore it from a copy", ExitCode.DAMAGE
-    if isinstance(error, MetadataError) and not isinstance(error.__cause__, OSError):
+    if isinstance(error, NoCatalogueError):
+        return text, ExitCode.NOT_THERE
+    if isinstance(error, CatalogueLockedError):
+        return f"{text}; {_LOCKED}", ExitCode.REFUSED
+    if isinstance(error, MetadataError) and error.is_damage:
         return f"{text}; restore the catalogue, or name another with --metadata", ExitCode.DAMAGE
     if isinstance(error, BackendUnavailableError):
         return f"{text}; {_UNAVAILABLE}", ExitCode.REFUSED

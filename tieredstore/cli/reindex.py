@@ -30,4 +30,5 @@ def reindex(tier: TierOptions, options: JobOptions) -> None:
     from tieredstore.jobs.reindex import ReindexKeys
 
     config = check_tier(tier)
-    run_verb(ReindexKeys(config=config), options)
+    with ReindexKeys(config=config).held(dry_run=options.dry_run) as job:
+        run_verb(job, options)

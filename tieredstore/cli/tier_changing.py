@@ -59,11 +59,10 @@ def for_writing(config: StoreConfig, runtime: Runtime, *, create: bool = False) 
     try:
         return catalogue_of(config, runtime, read_only=False)
     except MetadataError as error:
-        text = (
-            f"{error}; stop the broker first, and move away a catalogue that cannot be read, "
-            "with all files of its name"
-        )
-        raise CommandError(printable(text), ExitCode.REFUSED) from error
+        if not create or not error.is_damage:
+            raise
+        text = f"{error}; move it away, with all files of its name, and a new one is made"
+        raise CommandError(printable(text), ExitCode.DAMAGE) from error
 
 
 def checked_publisher(backend: OpenedBackend, metadata: MetadataStore) -> Publisher | None:

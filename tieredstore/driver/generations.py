@@ -28,6 +28,10 @@ class GenerationTakenError(MetadataError):
     def __init__(self, path: str) -> None:
         super().__init__(path, "another writer has published this generation")
 
+    @property
+    def is_damage(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class ListedGeneration:

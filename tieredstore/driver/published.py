@@ -15,6 +15,10 @@ from tieredstore.model.errors import MetadataError
 class StaleCatalogueError(MetadataError):
     """The published catalogue is not this one's to replace: another writer's, or a newer one."""
 
+    @property
+    def is_damage(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueFacts:

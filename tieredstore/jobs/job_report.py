@@ -69,7 +69,7 @@ class ItemFailure:
     @classmethod
     def of(cls, error: BaseException) -> ItemFailure:
         damaged = isinstance(error, SegmentError) or (
-            isinstance(error, MetadataError) and not isinstance(error.__cause__, OSError)
+            isinstance(error, MetadataError) and error.is_damage
         )
         text = " ".join(str(error).split()) or type(error).__name__
         return cls(error=type(error).__name__, text=text, is_damage=damaged)

@@ -6,8 +6,9 @@ of their keys. What the second step does with them is in `reindex_build`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Final
 
@@ -17,10 +18,10 @@ from tieredstore.index.hits import CommittedRun
 from tieredstore.index.run_keys import keys_of_run
 from tieredstore.jobs.job import Engine, OnProgress, Plan, RowStream, no_progress, run_job
 from tieredstore.jobs.job_report import JobReport, JobState
-from tieredstore.jobs.loading.load_tier import scratch_of
+from tieredstore.jobs.loading.load_tier import OwnedTier, owned_tier, scratch_of, without_tier
 from tieredstore.jobs.reading.slice_reads import Damage, SliceReader
 from tieredstore.jobs.reading.slices import SPLIT_BYTES, Slice, plan_slices, queue_rows
-from tieredstore.jobs.reindexing.reindex_build import KEYS, ReindexFiles, ReindexScope
+from tieredstore.jobs.reindexing.reindex_build import KEYS, THREADS, ReindexFiles, ReindexScope
 from tieredstore.jobs.reindexing.reindex_runs import KeyRun, RunWriter, staged_runs
 from tieredstore.jobs.worker_parts import worker_provider
 from tieredstore.model.config import StoreConfig
@@ -44,9 +45,23 @@ class ReindexKeys:
 
     config: StoreConfig
     split_bytes: int = SPLIT_BYTES
+    tier: OwnedTier | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "config", self.config.with_full_paths())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return without_tier(self)
+
+    @contextmanager
+    def held(self, *, dry_run: bool = False) -> Iterator[ReindexKeys]:
+        """The job to be run within the block. The catalogue is locked before a byte is read, and
+        until the block ends: CatalogueLockedError where a broker runs, and nothing is staged."""
+        if dry_run:
+            yield self
+            return
+        with owned_tier(self.config, threads=THREADS) as tier:
+            yield replace(self, tier=tier)
 
     @property
     def name(self) -> str:
@@ -94,7 +109,7 @@ class ReindexKeys:
         if report.failures or report.state is not JobState.DONE:
             return None
         wanted = planned_keys(self.config, split_bytes=self.split_bytes)
-        return ReindexFiles(config=self.config, scope=_scope(wanted))
+        return ReindexFiles(config=self.config, scope=_scope(wanted), tier=self.tier)
 
 
 def planned_keys(config: StoreConfig, *, split_bytes: int) -> list[KeysItem]:
@@ -169,13 +184,14 @@ def reindex(
 
     The order is that of an index which took each message when it was stored: by store time, of
     equal times by topic number, queue id and queue offset. Nobody may write the tier meanwhile.
-    Raises MetadataError where somebody does; run again after a failure, it goes on.
+    Raises CatalogueLockedError where somebody does; run again after a failure, it goes on.
     """
-    return run_job(
-        ReindexKeys(config=config),
-        engine,
-        clock=clock,
-        dry_run=dry_run,
-        on_plan=on_plan,
-        on_progress=on_progress,
-    )
+    with ReindexKeys(config=config).held(dry_run=dry_run) as job:
+        return run_job(
+            job,
+            engine,
+            clock=clock,
+            dry_run=dry_run,
+            on_plan=on_plan,
+            on_progress=on_progress,
+        )

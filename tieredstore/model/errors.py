@@ -13,6 +13,7 @@
     │  ├─ BackendUnavailableError                 try again (the only one that is retried)
     │  └─ BackendRefusedError                     do not (credentials, bucket, quota, name)
     └─ MetadataError                              .path: the catalogue cannot be used
+       └─ CatalogueLockedError                    end the other process, or wait for it
 
 Absence is a status, failure an exception. Every message is one line; the facts are attributes.
 """
@@ -121,3 +122,19 @@ class MetadataError(TieredStoreError):
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}" if path else reason)
         self.path = path
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether what is there makes no sense; else the system or another writer refused."""
+        return not isinstance(self.__cause__, OSError)
+
+
+class CatalogueLockedError(MetadataError):
+    """Another process has the catalogue open for writing. Nothing is wrong with it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "another process has it open")
+
+    @property
+    def is_damage(self) -> bool:
+        return False

@@ -48,6 +48,10 @@ class RebuildReport:
 class NewerCatalogueError(MetadataError):
     """There is a catalogue that a rebuild would not make any better."""
 
+    @property
+    def is_damage(self) -> bool:
+        return False
+
 
 def rebuild(
     metadata: MetadataStore,

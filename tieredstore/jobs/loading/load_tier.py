@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from tieredstore.access.wiring import catalogue_of, provider_of, publisher_of
 from tieredstore.driver.metadata import MetadataStore
@@ -106,8 +106,8 @@ class OwnedTier:
 
 @contextmanager
 def owned_tier(config: StoreConfig, *, threads: int) -> Iterator[OwnedTier]:
-    """Raises MetadataError where a writer is alive: the catalogue is locked, or what is published
-    is not this catalogue's."""
+    """Raises CatalogueLockedError where a writer is alive, and StaleCatalogueError where what is
+    published is not this catalogue's."""
     with ExitStack() as opened:
         runtime = Runtime.threads(dispatch_threads=threads, fetch_threads=threads)
         opened.callback(runtime.close)
@@ -126,6 +126,28 @@ def owned_tier(config: StoreConfig, *, threads: int) -> Iterator[OwnedTier]:
             scratch=scratch_of(config, made),
             publisher=publisher,
         )
+
+
+@contextmanager
+def owned_already(
+    tier: OwnedTier | None, config: StoreConfig, *, threads: int
+) -> Iterator[OwnedTier]:
+    """The tier that the whole run holds; without one, a tier that is held for this block."""
+    if tier is not None:
+        yield tier
+        return
+    with owned_tier(config, threads=threads) as opened:
+        yield opened
+
+
+def without_tier(job: Any) -> tuple[Any, ...]:
+    """What `__reduce__` of a job gives: the lock stays in the process that holds it."""
+    facts = {spec.name: getattr(job, spec.name) for spec in fields(job) if spec.name != "tier"}
+    return _made, (type(job), facts)
+
+
+def _made(kind: type[Any], facts: dict[str, Any]) -> Any:
+    return kind(**facts)
 
 
 def scratch_of(config: StoreConfig, provider: SegmentProvider) -> Scratch:

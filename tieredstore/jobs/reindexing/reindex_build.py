@@ -7,10 +7,10 @@ lock copies them into the tier. The old files are deleted when the new catalogue
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
 
 from tieredstore.access.care.audit_report import Severity
 from tieredstore.codec.bounds import Buffer
@@ -22,7 +22,12 @@ from tieredstore.flat import doomed
 from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.jobs.job import Plan, RowStream
 from tieredstore.jobs.job_report import JobFinding, JobReport, JobState
-from tieredstore.jobs.loading.load_tier import OwnedTier, owned_tier, scratch_of
+from tieredstore.jobs.loading.load_tier import (
+    OwnedTier,
+    owned_already,
+    scratch_of,
+    without_tier,
+)
 from tieredstore.jobs.reindexing.reindex_cuts import FilePlan, file_plans
 from tieredstore.jobs.reindexing.reindex_files import made_file
 from tieredstore.jobs.reindexing.reindex_install import (
@@ -45,7 +50,7 @@ from tieredstore.model.values import SegmentType
 FOLDER: Final = "reindex"
 KEYS: Final = f"{FOLDER}/keys"
 FILES: Final = f"{FOLDER}/files"
-_THREADS: Final = 4
+THREADS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,10 @@ class ReindexFiles:
 
     config: StoreConfig
     scope: ReindexScope
+    tier: OwnedTier | None = field(default=None, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return without_tier(self)
 
     @property
     def name(self) -> str:
@@ -90,7 +99,7 @@ class ReindexFiles:
     def plan(self) -> Plan[FileItem]:
         scratch = scratch_of(self.config, worker_provider(self.config))
         runs = self._runs(scratch)
-        with owned_tier(self.config, threads=1) as tier:  # refused here if somebody writes
+        with owned_already(self.tier, self.config, threads=1) as tier:
             self._check(tier)
             used = begins_in_use(tier)
         files = list(file_plans(scratch, runs, items_max=self.config.index_item_count - 1))
@@ -172,7 +181,7 @@ class ReindexFiles:
                 )
 
     def _install(self, made: Sequence[FileRow]) -> None:
-        with owned_tier(self.config, threads=_THREADS) as tier:
+        with owned_already(self.tier, self.config, threads=THREADS) as tier:
             self._check(tier)
             path = index_queue_path(self.config.broker_name)
             tier.finish_doomed(path)
