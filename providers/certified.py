@@ -1,7 +1,7 @@
 """Whether an object store may be written to: proved once, and kept beside the data.
 
-What lives here: `Certification`: when a store is asked, where the outcome is kept, and what
-follows from it. What is asked is in the driver's `certify`.
+What lives here: `Certification`: when a store is asked, where the verdict is kept, and what
+follows from it; `examined`, for an operator who asks. What is asked is in the driver's `certify`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,20 @@ MODES: Final = ("require", "warn", "off")
 PAGE_KEYS: Final = 1_001  # one more than a listing's page holds
 _FORMAT: Final = 2  # of the proof: one of another number is asked for again
 
+_REFUSED: Final = (
+    "it stays refused until `tieredstore certify --again` passes; certify=warn writes nevertheless"
+)
+
 log = logging.getLogger(__name__)
 
 
 class Certification:
     """Asks a store for proof before the first write, once for each kind of client.
 
-    * The outcome is an object, so the next process does not ask again. One that failed is asked
-      again where it is required: somebody may have mended the store.
+    * The verdict is an object beside the data, so no later process asks again. A store that failed
+      stays refused: a race that two writers won once is proof, and a lucky second time is none.
+    * Only `examined` with `again` asks anew. A store that is refused is looked up at every write,
+      so a running broker goes on when the verdict has changed.
     * What a client says itself that its store does not do is no reason to refuse: it is logged.
     * With `warn` a store that fails is written to nevertheless; with `off` none is asked.
     """
@@ -45,6 +51,7 @@ class Certification:
         self._page_keys = page_keys
         self._guard = threading.Lock()
         self._is_done = mode == "off"
+        self._found: Certificate | None = None  # by this process, which asks once
 
     def check(self, client: ObjectClient) -> None:
         """BackendRefusedError for a store that is not to be trusted, at every call."""
@@ -52,31 +59,55 @@ class Certification:
             return
         with self._guard:
             if not self._is_done:
-                self._judge(self._certificate(client), client)
+                self._judge(self._verdict(client), client)
                 self._is_done = True
 
-    def _certificate(self, client: ObjectClient) -> Certificate:
-        key = certificate_key(client)
-        kept = _kept(client, key)
-        if kept is not None and (self._mode == "warn" or not _problems(kept, client.capabilities)):
+    def _verdict(self, client: ObjectClient) -> Certificate:
+        kept = kept_verdict(client)
+        if kept is not None:
             return kept
-        log.info("%s: asking for proof that it can hold a tier", client.describe())
-        found = certify(client, page_keys=self._page_keys)
-        keep(client, found)
-        return found
+        if self._found is None:
+            log.info("%s: asking for proof that it can hold a tier", client.describe())
+            self._found = certify(client, page_keys=self._page_keys)
+        return _settled(client, self._found)
 
     def _judge(self, certificate: Certificate, client: ObjectClient) -> None:
         summary = certificate.summary()
         if _problems(certificate, client.capabilities):
             if self._mode == "require":
-                raise BackendRefusedError(
-                    client.describe(), "write", f"{summary}; certify=warn writes nevertheless"
-                )
+                raise BackendRefusedError(client.describe(), "write", f"{summary}; {_REFUSED}")
             log.warning("%s; it is written to nevertheless", summary)
         elif not certificate.passed:
             log.warning("%s; its client says so itself: run one writer only", summary)
         else:
             log.info("%s", summary)
+
+
+def examined(
+    client: ObjectClient, *, again: bool = False, page_keys: int = PAGE_KEYS
+) -> Certificate:
+    """The verdict on a store for whoever wants to know; one that failed before is not asked.
+
+    A failure is kept, and refuses later writers. What passed is kept only in place of a failure,
+    with `again`: nothing else is left behind.
+    """
+    kept = kept_verdict(client)
+    if kept is not None and not kept.passed and not again:
+        return kept
+    found = certify(client, page_keys=page_keys)
+    if again and kept is not None:
+        keep(client, found)
+        return found
+    return found if found.passed else _settled(client, found)
+
+
+def _settled(client: ObjectClient, found: Certificate) -> Certificate:
+    """Keep what was found; a failure that another process has kept meanwhile counts more."""
+    kept = kept_verdict(client)
+    if found.passed and kept is not None and not kept.passed:
+        return kept
+    keep(client, found)
+    return found
 
 
 def certificate_key(client: ObjectClient) -> str:
@@ -94,7 +125,9 @@ def keep(client: ObjectClient, certificate: Certificate) -> None:
     client.put(certificate_key(client), text.encode(), metadata=nonce, if_absent=False)
 
 
-def _kept(client: ObjectClient, key: str) -> Certificate | None:
+def kept_verdict(client: ObjectClient) -> Certificate | None:
+    """What is kept beside the data; None where there is none of today's format."""
+    key = certificate_key(client)
     try:
         data = client.get_range(key, 0, client.head(key).size)
     except (SegmentNotFoundError, OffsetOutOfRangeError):

@@ -21,7 +21,13 @@ from tieredstore.model.errors import (
     InvalidConfigError,
 )
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.certified import Certification, certificate_key, keep
+from tieredstore.providers.certified import (
+    Certification,
+    certificate_key,
+    examined,
+    keep,
+    kept_verdict,
+)
 from tieredstore.providers.fsspec_client import FsspecClient
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
@@ -104,13 +110,96 @@ def test_unless_it_is_told_otherwise(caplog: pytest.LogCaptureFixture) -> None:
         assert ("nevertheless" in caplog.text) == (mode == "warn")
 
 
-def test_a_failure_is_asked_again_only_where_it_matters() -> None:
+class Lucky(ObjectClientWrapper):
+    """A store that lies until it is said to be honest."""
+
+    lies = True
+
+    def put(self, key: str, data: Buffer, **options: Any) -> ObjectFacts:
+        if self.lies:
+            options = {"metadata": options.get("metadata"), "if_absent": False}
+        return self.inner.put(key, data, **options)
+
+
+def test_a_store_that_failed_once_stays_refused_whatever_its_luck() -> None:
     objects = MemoryObjects()
-    keep(MemoryObjectClient(objects), certify_lying(objects))
+    store = Lucky(MemoryObjectClient(objects))
+    running = a_provider(store)
+    with pytest.raises(BackendRefusedError, match="certify --again"):
+        running.open(PATH, LOG, 0).write(0, b"data")
+    store.lies = False
     client = MemoryObjectClient(objects)
+    for provider in (running, running, a_provider(store), a_provider(client)):
+        client.requests.clear()
+        with pytest.raises(BackendRefusedError, match="certify --again"):
+            provider.open(PATH, LOG, 0).write(0, b"data")
+        assert client.requests["put"] == 0  # it was not even asked
     assert puts_of_a_write(client, "warn") == 3
-    assert puts_of_a_write(client) > 10  # the store has been mended
-    assert puts_of_a_write(client) == 3
+
+
+def test_asked_again_it_may_be_trusted_and_a_running_writer_sees_that() -> None:
+    objects = MemoryObjects()
+    store = Lucky(MemoryObjectClient(objects))
+    running = a_provider(store)
+    with pytest.raises(BackendRefusedError):
+        running.open(PATH, LOG, 0).write(0, b"data")
+    again = examined(store, again=True, page_keys=PAGE_KEYS)
+    assert not again.passed
+    store.lies = False
+    assert examined(store, page_keys=PAGE_KEYS) == again  # what was kept
+    assert examined(store, again=True, page_keys=PAGE_KEYS).passed
+    running.open(PATH, LOG, 0).write(0, b"data")
+    assert puts_of_a_write(MemoryObjectClient(objects)) == 3
+
+
+def test_a_failure_that_could_not_be_kept_is_not_forgotten_by_its_process() -> None:
+    objects = MemoryObjects()
+
+    class ForgetsTheVerdict(Lucky):
+        def put(self, key: str, data: Buffer, **options: Any) -> ObjectFacts:
+            facts = super().put(key, data, **options)
+            if "certificate" in key:
+                self.inner.delete_many([key])
+            return facts
+
+    store = ForgetsTheVerdict(MemoryObjectClient(objects))
+    provider = a_provider(store)
+    for lies in (True, False):
+        store.lies = lies
+        with pytest.raises(BackendRefusedError, match="not to be trusted"):
+            provider.open(PATH, LOG, 0).write(0, b"data")
+
+
+def test_of_two_processes_that_ask_at_once_the_failure_counts() -> None:
+    objects = MemoryObjects()
+
+    class Meanwhile(ObjectClientWrapper):
+        """While this one asks, another process has bad luck."""
+
+        asked = 0
+
+        def put(self, key: str, data: Buffer, **options: Any) -> ObjectFacts:
+            self.asked += 1
+            if self.asked == 20:
+                keep(self.inner, certify_lying(objects))
+            return self.inner.put(key, data, **options)
+
+    store = Meanwhile(MemoryObjectClient(objects))
+    with pytest.raises(BackendRefusedError, match="not to be trusted"):
+        a_provider(store).open(PATH, LOG, 0).write(0, b"data")
+    assert store.asked > 20
+
+
+def test_an_operator_who_only_asks_leaves_no_more_than_a_failure() -> None:
+    objects = MemoryObjects()
+    store = Lucky(MemoryObjectClient(objects))
+    store.lies = False
+    assert examined(store, page_keys=PAGE_KEYS).passed
+    assert objects.held_keys() == []
+    store.lies = True
+    failed = examined(store, page_keys=PAGE_KEYS)
+    assert len(objects.held_keys()) == 1
+    assert kept_verdict(store) == failed
 
 
 def certify_lying(objects: MemoryObjects) -> Certificate:

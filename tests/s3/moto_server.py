@@ -21,7 +21,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from werkzeug.wrappers import Request, Response
 
 from tests.loopback import running
-from tieredstore.testing.one_at_a_time import one_at_a_time
+from tieredstore.testing.one_at_a_time import moto_application
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -192,9 +192,7 @@ def moto_server(*, tls: bool = False) -> Iterator[tuple[str, Door]]:
 
     With `tls` its certificate is its own, of no authority.
     """
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-
-    door = Door(one_at_a_time(DomainDispatcherApplication(create_backend_app)))
+    door = Door(moto_application())
     with served(door, tls=tls) as endpoint:
         yield endpoint, door
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ from werkzeug.wrappers import Response
 from tests.cli.cli_kit import Command, Ran
 from tests.cli.tier_kit import CATALOGUE, TIER, named
 from tests.s3.moto_server import Door
-from tests.s3.s3_clients import new_settings
+from tests.s3.s3_clients import CLIENTS, new_settings
+from tieredstore.driver.certificate import Certificate
 from tieredstore.driver.object_client import ObjectClient
+from tieredstore.driver.provider import ProbeFinding
+from tieredstore.providers.certified import keep, kept_verdict
 from tieredstore.providers.object_clients import open_client
 from tieredstore.providers.object_settings import ObjectStoreSettings
 
@@ -105,3 +109,40 @@ def test_a_bucket_is_certified(command: Command, settings: ObjectStoreSettings) 
     assert all(row["passed"] for row in ran.rows)
     with open_client(settings) as client:
         assert list(client.list()) == []
+
+
+def test_a_bucket_that_failed_is_not_asked_again_unless_it_is_said(
+    command: Command, settings: ObjectStoreSettings
+) -> None:
+    none = Path("none.json")
+    with open_client(settings) as client:
+        lost = ProbeFinding("create-only-race", False, "2 of 16 racing writers won")
+        keep(client, Certificate(client=client.describe(), findings=(lost,), elapsed_ms=1))
+        ran = asked(command, settings, none, "certify", "--json")
+        assert (ran.code, ran.err.count("\n")) == (5, 1), ran
+        assert ran.rows == [
+            {"check": "create-only-race", "passed": False, "detail": "2 of 16 racing writers won"}
+        ]
+        assert "stays refused until `certify --again` passes" in ran.err
+        assert asked(command, settings, none, "certify", "--again").code == 0
+        kept = kept_verdict(client)
+        assert kept is not None
+        assert kept.passed
+    assert asked(command, settings, none, "certify").code == 0
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_store_that_fails_at_a_listing_is_told_as_that(
+    command: Command, moto: tuple[str, Door], name: str, request: pytest.FixtureRequest
+) -> None:
+    settings = new_settings(moto[0], name)
+    request.addfinalizer(moto[1].answers.clear)
+    moto[1].answers["LIST"] = Response(b"", 500)
+    ran = asked(command, settings, Path("none.json"), "certify")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (5, "", 1), ran
+    assert re.search(r"list\S* \S+: 500.*\(at the check read-after-write\)", ran.err)
+    assert "the store was reached" in ran.err
+    assert "address" not in ran.err
+    moto[1].answers.clear()
+    with open_client(settings) as client:
+        assert list(client.list()) == []  # neither a verdict nor what the check had made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 import threading
 from collections.abc import Iterable
@@ -11,6 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.s3.s3_clients import new_settings
+from tieredstore.driver.certify import certify
+from tieredstore.providers.object_clients import open_client
 from tieredstore.testing.one_at_a_time import one_at_a_time
 
 if TYPE_CHECKING:
@@ -62,3 +66,19 @@ def test_a_body_ends_where_the_request_says(told: dict[str, object], body: bytes
     call = one_at_a_time(lambda environ, _start: [environ["wsgi.input"].read()])
     asked = {"wsgi.input": io.BytesIO(b"abcdef"), **told}
     assert b"".join(call(asked, start)) == body  # type: ignore[arg-type]
+
+
+def test_a_server_to_try_a_tier_on_loses_no_race() -> None:
+    """As the documents start it."""
+    words = [sys.executable, "-m", "tieredstore.testing.one_at_a_time", "--port", "0"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            endpoint = server.stderr.readline().strip()
+            settings = new_settings(endpoint, "auto")
+            with open_client(settings) as client:
+                for _ in range(3):
+                    assert certify(client, page_keys=5).failures == ()
+        finally:
+            server.terminate()
+            server.communicate()

@@ -99,14 +99,21 @@ def rebuild(tier: TierOptions, json: Json = False) -> None:
     epilog="Example: tieredstore certify --provider s3 --bucket tier --endpoint http://minio:9000",
 )
 @takes_tier
-def certify(tier: TierOptions, json: Json = False) -> None:
+def certify(
+    tier: TierOptions,
+    again: Annotated[
+        bool, typer.Option("--again", help="Ask a bucket anew that has failed before.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Ask a bucket or a directory to prove what a tier relies on, in objects of its own.
 
-    Writes, reads, lists and deletes; not a byte is left behind. Exit code 5: do not write there.
+    Writes, reads, lists and deletes. Exit code 5: do not write there. That a bucket failed is kept
+    in it, and refuses every writer: without --again it is not asked a second time.
     """
     from tieredstore.cli import tier_care
 
-    findings = tier_care.certified(tier)
+    findings = tier_care.certified(tier, again=again)
     columns = Columns(("check", "outcome", "what"), (18, 8, 0))
     for finding in findings:
         if json:

@@ -16,6 +16,7 @@ What lives here: the codes, the errors of the command line itself, and which err
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from typing import Final
 
@@ -54,6 +55,8 @@ _ADVICE: Final = (  # where an object store says this
 )
 _LOCKED: Final = "stop the broker first, or wait until the other command has ended"
 _UNAVAILABLE: Final = "see that its address is right and that it runs, and try again"
+_FAILING: Final = "the store was reached and fails at this request: its own log says why"
+_REPLY_5XX: Final = re.compile(r": 5\d\d\b")
 
 
 class CommandError(Exception):
@@ -96,7 +99,8 @@ def outcome(error: Exception) -> tuple[str, ExitCode]:
     if isinstance(error, MetadataError) and error.is_damage:
         return f"{text}; restore the catalogue, or name another with --metadata", ExitCode.DAMAGE
     if isinstance(error, BackendUnavailableError):
-        return f"{text}; {_UNAVAILABLE}", ExitCode.REFUSED
+        advice = _FAILING if _REPLY_5XX.search(text) else _UNAVAILABLE
+        return f"{text}; {advice}", ExitCode.REFUSED
     if isinstance(error, (BackendError, MetadataError, OSError)):
         return advised(text), ExitCode.REFUSED
     return f"{type(error).__name__}: {text} (a bug: --debug shows where)", ExitCode.BUG

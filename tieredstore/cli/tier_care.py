@@ -29,7 +29,6 @@ from tieredstore.cli.tier import (
 from tieredstore.cli.tier_changing import changing, for_writing
 from tieredstore.cli.tier_options import TierOptions, config_of
 from tieredstore.codec.names import queue_path
-from tieredstore.driver.certify import certify
 from tieredstore.driver.provider import ProbeFinding, SegmentProvider
 from tieredstore.model.config import StoreConfig
 
@@ -83,9 +82,11 @@ def rebuilt(tier: TierOptions) -> RebuildReport:
             raise CommandError(printable(text), ExitCode.REFUSED) from error
 
 
-def certified(tier: TierOptions) -> Sequence[ProbeFinding]:
+def certified(tier: TierOptions, *, again: bool) -> Sequence[ProbeFinding]:
+    """What a backend proved; of a bucket that has failed before, what it failed then."""
     config = config_of(tier)
     if config.provider == "s3":
+        from tieredstore.providers.certified import examined
         from tieredstore.providers.object_clients import open_client
         from tieredstore.providers.object_settings import ObjectStoreSettings
 
@@ -93,7 +94,7 @@ def certified(tier: TierOptions) -> Sequence[ProbeFinding]:
             notes_of_the_library(),
             closing(open_client(ObjectStoreSettings.from_config(config))) as client,
         ):
-            return certify(client).findings
+            return examined(client, again=again).findings
     with opened_provider(tier) as there:
         return there.provider.probe()
 
@@ -208,5 +209,8 @@ def check_row(finding: ProbeFinding) -> Row:
 def tell_failures(findings: Sequence[ProbeFinding]) -> None:
     failed = [finding for finding in findings if not finding.passed]
     if failed:
-        text = f"{len(failed)} checks failed, the first: {failed[0].check}: {failed[0].detail}"
+        text = (
+            f"{len(failed)} checks failed, the first: {failed[0].check}: {failed[0].detail}; a "
+            "bucket that failed stays refused until `certify --again` passes"
+        )
         raise CommandError(printable(text), ExitCode.REFUSED)

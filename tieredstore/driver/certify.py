@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Final
 
 from tieredstore.driver.certificate import Certificate
@@ -35,20 +36,24 @@ def certify(client: ObjectClient, *, page_keys: int = 1_001) -> Certificate:
     """Ask a store to prove conditions, ranges, listing and deletes, in objects of its own.
 
     About `page_keys` small puts, a hundred other requests and under a minute; nothing is left
-    behind. A failure of the network is no verdict: BackendUnavailableError comes through, as does
-    BackendRefusedError when the very first put is refused.
+    behind. A failure of the network, or a store that answers 5xx, is no verdict:
+    BackendUnavailableError comes through and names the check, as does BackendRefusedError when the
+    very first put is refused.
     """
     clock = SystemClock()
     started = clock.monotonic()
     pool = ThreadPool("certify", threads=RACERS, pending_max=4 * RACERS)
     examination = _Examination(client, pool, f"{PREFIX}/{uuid.uuid4().hex}/")
     try:
-        examination.run(page_keys)
-    finally:
         try:
-            examination.clean_up()
-        finally:
-            pool.close()
+            examination.run(page_keys)
+        except TieredStoreError:
+            with suppress(TieredStoreError):  # the first failure is the one to be told
+                examination.clean_up()
+            raise
+        examination.clean_up()
+    finally:
+        pool.close()
     elapsed_ms = int((clock.monotonic() - started) * 1000)
     return Certificate(
         client=client.describe(), findings=tuple(examination.findings), elapsed_ms=elapsed_ms
@@ -62,9 +67,11 @@ class _Examination:
         self._client = client
         self._pool = pool
         self._prefix = prefix
+        self._made: set[str] = set()  # known without a listing, which may be what fails
         self.findings: list[ProbeFinding] = []
 
     def run(self, page_keys: int) -> None:
+        self._made.add(self._prefix + "first")
         self._client.put(self._prefix + "first", _DATA, metadata={"nonce": "first"})
         checks: list[tuple[str, Callable[[], str]]] = [
             ("read-after-write", self._read_after_write),
@@ -83,19 +90,21 @@ class _Examination:
         for name, check in checks:
             try:
                 detail = check()
-            except BackendUnavailableError:
-                raise
+            except BackendUnavailableError as error:
+                text = f"{error.reason} (at the check {name})"
+                raise BackendUnavailableError(error.path, error.operation, text) from error
             except TieredStoreError as error:
                 detail = str(error)
             self.findings.append(ProbeFinding(name, not detail, detail))
 
     def _put(self, key: str, data: bytes, *, if_match: str | None = None) -> ObjectFacts:
         """With something of its own, so that a layer that tries again can settle lost replies."""
+        self._made.add(key)
         nonce = {"nonce": uuid.uuid4().hex}
         return self._client.put(key, data, metadata=nonce, if_match=if_match)
 
     def clean_up(self) -> None:
-        self._client.delete_many([found.key for found in self._client.list(self._prefix)])
+        self._client.delete_many(sorted(self._made))
 
     # Each check answers with what is wrong, or with nothing.
 
@@ -246,6 +255,7 @@ class _Examination:
         errors = self._client.delete_many([*keys, self._prefix + "page/absent"])
         for error in errors.values():
             raise error
+        self._made.difference_update(keys)
         left = sum(1 for _ in self._client.list(self._prefix + "page/"))
         if left:
             return f"{left} deleted objects are still listed"

@@ -9,7 +9,7 @@
     │  ├─ SegmentSealedError                      roll to the next
     │  ├─ PositionMismatchError                   .expected .actual: repair, go on
     │  └─ SegmentCorruptError                     .position: stop, audit
-    ├─ BackendError                               .path .operation
+    ├─ BackendError                               .path .operation .reason
     │  ├─ BackendUnavailableError                 try again (the only one that is retried)
     │  └─ BackendRefusedError                     do not (credentials, bucket, quota, name)
     └─ MetadataError                              .path: the catalogue cannot be used
@@ -106,6 +106,7 @@ class BackendError(TieredStoreError):
         super().__init__(f"{operation} {path}: {reason}")
         self.path = path
         self.operation = operation
+        self.reason = reason
 
 
 class BackendUnavailableError(BackendError):
