@@ -5,21 +5,22 @@ What lives here: arguments and what is printed. What is done is in `tier_catalog
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from tieredstore.cli.output import write_json, write_line
+from tieredstore.cli.output import OutputFile, write_json, write_line
 from tieredstore.cli.tier_options import TierOptions, takes_tier
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The catalogue of a tier.")
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")]
 Output = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        "--output", metavar="FILE", help="Write it there, as RocketMQ does; must not be there yet."
+        "--output",
+        metavar="FILE",
+        help="Write it there, as RocketMQ does; must not be there yet. -: stdout.",
     ),
 ]
 
@@ -71,10 +72,14 @@ def snapshot(tier: TierOptions, output: Output = None, json: Json = False) -> No
     """
     from tieredstore.cli import tier_catalogue
 
-    if output is not None:
-        row = tier_catalogue.written(tier, output)
-    else:
+    if output is None:
         row = tier_catalogue.published(tier)
+    else:
+        target = OutputFile("--output", output, must_be_new=True)
+        target.check(json=json)
+        row = tier_catalogue.written(tier, target)
+        if target.is_stdout:
+            return
     if json:
         write_json(row)
     else:

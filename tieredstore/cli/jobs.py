@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tieredstore.cli.failures import CommandError, ExitCode, advised
-from tieredstore.cli.output import printable, write_json, write_line
+from tieredstore.cli.output import OutputFile, note, printable, write_json, write_line
 from tieredstore.cli.tier_options import takes_bundle
 
 if TYPE_CHECKING:  # help must be fast
@@ -50,7 +49,8 @@ class JobOptions:
         bool, typer.Option("--dry-run", help="Only say what would be done, and what it costs.")
     ] = False
     report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Write the JSON report here.")
+        str | None,
+        typer.Option("--report", metavar="FILE", help="Write the JSON report here. -: stdout."),
     ] = None
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")] = (
         False
@@ -72,16 +72,18 @@ def run_verb(job: Job[Any, Any], options: JobOptions) -> JobReport:
     from tieredstore.driver.runtime import SystemClock
     from tieredstore.jobs.job import planned_report, run_job
 
+    target = None if options.report is None else OutputFile("--report", options.report)
+    if target is not None:
+        target.check(json=options.json)
+    tell = note if target is not None and target.is_stdout else write_line
+
     def told_plan(plan: Plan[Any]) -> None:
         if options.json:
             write_json({"what": "plan", **planned_report(job.name, plan).row()})
         else:
             for line in plan.lines:
-                write_line(printable(line))
+                tell(printable(line))
 
-    if options.report is not None and not options.report.absolute().parent.is_dir():
-        text = f"--report {options.report}: there is no such directory"
-        raise CommandError(text, ExitCode.NOT_THERE)
     with ExitStack() as opened:
         opened.enter_context(notes_of_the_library())
         engine = opened.enter_context(_engine(job.name, options))
@@ -95,24 +97,24 @@ def run_verb(job: Job[Any, Any], options: JobOptions) -> JobReport:
             on_progress=on_progress,
         )
     if not options.dry_run:
-        _tell(report, options)
-    if options.report is not None:
-        report.write(options.report)
+        _tell(report, options, tell)
+    if target is not None:
+        target.write(report.file_bytes())
     _end(report)
     return report
 
 
-def _tell(report: JobReport, options: JobOptions) -> None:
+def _tell(report: JobReport, options: JobOptions, tell: Callable[[str], None]) -> None:
     if options.json:
         write_json({"what": "report", **report.row()})
         return
     for finding in report.findings:
         text = f"{finding.severity.value}: {finding.kind}: {finding.where}: {finding.detail}"
-        write_line(printable(text))
+        tell(printable(text))
     if report.findings_left_out:
-        write_line(f"and {report.findings_left_out} more findings")
+        tell(f"and {report.findings_left_out} more findings")
     for line in report.lines:
-        write_line(printable(line))
+        tell(printable(line))
 
 
 def _end(report: JobReport) -> None:

@@ -1,14 +1,19 @@
-"""What goes to stdout: JSON lines for programs, lines and tables for people.
+"""What goes to stdout: JSON lines for programs, lines and tables for people. And to a named file.
 
-What lives here: writing one row after the other, so that a store of any size needs no memory.
+What lives here: writing one row after the other, so that a store of any size needs no memory;
+`OutputFile`, for every verb that writes a file.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from tieredstore.cli.failures import CommandError, ExitCode
@@ -112,3 +117,123 @@ def write_table(title: str, names: Sequence[str], rows: Iterable[Sequence[object
     for line in captured.get().splitlines():
         write_line(line.rstrip())
     write_line("")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """What an option such as --out names: made to be checked before the work, written after it.
+
+    * `-`, and any name of what stdout is, is stdout.
+    * A file is replaced whole; with `must_be_new` one that is there is refused. A link is followed:
+      the file that it names is replaced, and the link stays.
+    * A FIFO that somebody reads, a terminal and /dev/null are written to. A directory and every
+      other device are refused: nothing takes the place of a node.
+    """
+
+    option: str
+    name: str
+    must_be_new: bool = False
+
+    @property
+    def is_stdout(self) -> bool:
+        """Then nothing else may go there."""
+        if self.name == "-":
+            return True
+        try:
+            return os.path.samestat(os.stat(self.name), os.fstat(sys.stdout.fileno()))
+        except (OSError, ValueError):  # not there yet, or a stdout that is no file
+            return False
+
+    def check(self, *, json: bool = False) -> None:
+        """Raise what `write` would refuse; `json`: whether rows are going to stdout."""
+        if self.is_stdout:
+            if json:
+                text = f"{self._named} is stdout, and so is what --json prints: choose one"
+                raise CommandError(text, ExitCode.USAGE)
+            return
+        mode = self._mode()
+        if mode is None:
+            if not os.path.isdir(os.path.dirname(self._path)):
+                raise CommandError(f"{self._named}: there is no such directory", ExitCode.NOT_THERE)
+        elif stat.S_ISREG(mode):
+            if self.must_be_new:
+                raise CommandError(f"{self._named}: it is there already", ExitCode.REFUSED)
+        elif not (stat.S_ISFIFO(mode) or (stat.S_ISCHR(mode) and self._is_harmless())):
+            what = "a directory" if stat.S_ISDIR(mode) else "a device or a socket"
+            raise CommandError(f"{self._named}: it is {what}, and no file", ExitCode.REFUSED)
+
+    def write(self, data: bytes) -> None:
+        """All of it."""
+        self.check()
+        try:
+            if self.is_stdout:
+                sys.stdout.flush()
+                sys.stdout.buffer.write(data)
+                sys.stdout.flush()
+            elif self._mode() is None or stat.S_ISREG(self._mode() or 0):
+                self._write_file(data)
+            else:
+                self._write_through(data)
+        except BrokenPipeError as error:
+            raise CommandError("", ExitCode.BROKEN_PIPE) from error
+
+    @property
+    def _named(self) -> str:
+        return printable(f"{self.option} {self.name}")
+
+    @property
+    def _path(self) -> str:
+        return os.path.realpath(self.name)
+
+    def _mode(self) -> int | None:
+        """Of what the name stands for, links followed; None where that is not there yet."""
+        try:
+            return os.stat(self.name).st_mode
+        except FileNotFoundError:
+            return None
+
+    def _is_harmless(self) -> bool:
+        """A terminal or /dev/null: both take bytes, and lose or change nothing."""
+        if os.stat(self.name).st_rdev == os.stat(os.devnull).st_rdev:
+            return True
+        opened = os.open(self.name, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.isatty(opened)
+        finally:
+            os.close(opened)
+
+    def _write_file(self, data: bytes) -> None:
+        from tieredstore.driver.durable import write_atomically
+
+        if not self.must_be_new:
+            write_atomically(self._path, [data])
+            return
+        try:
+            with open(self._path, "xb") as opened:
+                opened.write(data)
+        except FileExistsError as error:
+            text = f"{self._named}: it is there already"
+            raise CommandError(text, ExitCode.REFUSED) from error
+        except OSError:  # a full disk: no half of it is left
+            Path(self._path).unlink(missing_ok=True)
+            raise
+
+    def _write_through(self, data: bytes) -> None:
+        try:  # a FIFO without a reader would be waited for, maybe for ever
+            opened = os.open(self._path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            text = f"{self._named}: nobody reads it; start its reader first"
+            raise CommandError(text, ExitCode.REFUSED) from error
+        try:
+            os.set_blocking(opened, True)
+            _write_all(opened, data)
+        finally:
+            os.close(opened)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tieredstore.cli.output import write_json, write_line
+from tieredstore.cli.output import OutputFile, printable, write_json, write_line
 from tieredstore.cli.tier_options import TierOptions, takes_tier
 
 if TYPE_CHECKING:  # help must be fast
@@ -26,8 +26,11 @@ app = typer.Typer(rich_markup_mode=None)
 @takes_tier
 def report(
     out: Annotated[
-        Path, typer.Option("--out", metavar="FILE", help="The page; one that is there is replaced.")
-    ] = Path("tier.html"),
+        str,
+        typer.Option(
+            "--out", metavar="FILE", help="The page; one that is there is replaced. -: stdout."
+        ),
+    ] = "tier.html",
     local: Annotated[
         Path | None,
         typer.Option("--local", metavar="DIR", help="The broker's local store, to compare with."),
@@ -43,9 +46,10 @@ def report(
     from tieredstore.access.tier_picture import picture_of
     from tieredstore.cli.report_page import page
     from tieredstore.cli.tier import opened_tier
-    from tieredstore.driver.durable import write_atomically
     from tieredstore.driver.runtime import SystemClock
 
+    target = OutputFile("--out", out)
+    target.check(json=json)
     with opened_tier(tier) as opened:
         picture = picture_of(
             opened.reader,
@@ -54,11 +58,11 @@ def report(
             local_offsets=None if local is None else _ends(local),
         )
     text = "\n".join(page(picture)) + "\n"
-    write_atomically(out, [text.encode("utf-8", "backslashreplace")])
+    target.write(text.encode("utf-8", "backslashreplace"))
     if json:
-        write_json({"file": str(out), "queues": len(picture.queues), "bytes": len(text)})
-    else:
-        write_line(f"{out}: {len(picture.queues)} queues; open it in any browser")
+        write_json({"file": out, "queues": len(picture.queues), "bytes": len(text)})
+    elif not target.is_stdout:
+        write_line(printable(f"{out}: {len(picture.queues)} queues; open it in any browser"))
 
 
 def _ends(directory: Path) -> dict[QueueKey, int]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from tieredstore.access.wiring import publisher_of
 from tieredstore.cli.choice import known_names
 from tieredstore.cli.failures import CommandError, ExitCode
-from tieredstore.cli.output import printable
+from tieredstore.cli.output import OutputFile, printable
 from tieredstore.cli.tier import (
     check_broker,
     check_cluster,
@@ -62,15 +61,11 @@ def lines(row: Row) -> Iterator[str]:
     yield f"segments: {counts}"
 
 
-def written(tier: TierOptions, output: Path) -> Row:
+def written(tier: TierOptions, target: OutputFile) -> Row:
     with opened_backend(tier) as backend:
         data = backend.catalogue().snapshot_bytes()
-    try:
-        with output.open("xb") as file:
-            file.write(data)
-    except FileExistsError as error:
-        raise CommandError(f"{output}: it is there already", ExitCode.REFUSED) from error
-    return {"generation": None, "place": str(output), "size": len(data)}
+    target.write(data)
+    return {"generation": None, "place": target.name, "size": len(data)}
 
 
 def published(tier: TierOptions) -> Row:

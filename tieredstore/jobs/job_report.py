@@ -119,7 +119,11 @@ class JobReport:
 
     def write(self, path: str | Path) -> None:
         """The JSON report, whole or as it was before."""
-        write_atomically(path, [(json.dumps(self.row(), indent=2) + "\n").encode()])
+        write_atomically(path, [self.file_bytes()])
+
+    def file_bytes(self) -> bytes:
+        """The JSON report as a file has it."""
+        return (json.dumps(self.row(), indent=2) + "\n").encode()
 
 
 def bounded(findings: list[JobFinding]) -> tuple[tuple[JobFinding, ...], int]:
