@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.access.tiered_kit import STEP_MS, Broker, numbers, time_of
+from tests.access.tiered_kit import STEP_MS, Broker, ShortStore, numbers, time_of
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.values import Boundary, QueueKey, StorageLevel
@@ -150,6 +151,67 @@ def test_every_time_leads_to_its_message_whoever_has_it(
     assert broker.store.offset_by_time(TOPIC, 0, at + 1, boundary) == number + 1
 
 
+class LocalTimes(ShortStore):
+    """It searches as RocketMQ's local store does: UPPER is the last message not behind the time."""
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = LOWER
+    ) -> int | None:
+        first_behind = super().offset_by_time(topic, queue_id, timestamp + 1, LOWER)
+        if boundary is LOWER or first_behind is None:
+            return super().offset_by_time(topic, queue_id, timestamp, LOWER)
+        return max(self.min_offset(topic, queue_id) or 0, first_behind - 1)
+
+
+# Rows: the time asked for, and where each boundary leads. Messages 3 and 4 are of one time.
+@pytest.mark.parametrize(
+    ("at", "lower", "upper"),
+    [
+        (-1, 0, 0),
+        (0, 0, 0),
+        (1, 1, 1),
+        (2000, 2, 2),
+        (2001, 3, 3),
+        (3000, 3, 4),
+        (3001, 5, 5),
+        (4000, 5, 5),
+        (4001, 6, 6),
+        (9999, 6, 6),
+    ],
+)
+@pytest.mark.parametrize("kept_from", [0, 2, 4, 6])
+@pytest.mark.parametrize("level", StorageLevel)
+def test_a_time_leads_to_one_place_whichever_store_is_asked(
+    tmp_path: Path, level: StorageLevel, kept_from: int, at: int, lower: int, upper: int
+) -> None:
+    broker = Broker(tmp_path)
+    broker.local = LocalTimes(broker.runtime)
+    broker.store = broker.wrap(broker.local)
+    broker.open()
+    for number in range(6):
+        broker.put(1, first=number)
+        if number == 3:
+            broker.runtime.clock._passed_ms -= STEP_MS  # type: ignore[attr-defined]
+    assert broker.store.flush()
+    broker.store.level = level
+    broker.local.kept_from = 0 if level is StorageLevel.DISABLE else kept_from
+    for boundary, wanted in ((LOWER, lower), (UPPER, upper)):
+        assert broker.store.offset_by_time(TOPIC, 0, time_of(0) + at, boundary) == wanted
+    broker.store.shutdown()
+
+
+def test_a_time_is_looked_up_in_the_tier_if_its_message_expires_meanwhile(broker: Broker) -> None:
+    broker.local.kept_from = 2
+    ask = broker.local.offset_by_time
+
+    def expire_and_ask(*args: Any) -> int | None:
+        broker.local.kept_from = 8
+        return ask(*args)
+
+    broker.local.offset_by_time = expire_and_ask  # type: ignore[method-assign, assignment]
+    assert broker.store.offset_by_time(TOPIC, 0, time_of(4)) == 4
+
+
 def test_a_time_that_the_next_store_covers_is_not_looked_up_in_the_tier(broker: Broker) -> None:
     steps = broker.faults.steps
     assert broker.store.offset_by_time(TOPIC, 0, time_of(7)) == 7
@@ -178,7 +240,7 @@ def test_the_boundary_is_handed_on(broker: Broker) -> None:
     fetcher.offset_by_time = lambda *args: asked.append(args[-1])  # type: ignore[method-assign]
     assert broker.store.offset_by_time(TOPIC, 0, time_of(1), UPPER) == 6
     assert asked == [UPPER]
-    assert broker.local.calls == ["offset_by_time upper"]
+    assert broker.local.calls[0] == "offset_by_time upper"
 
 
 def test_forced_the_tier_alone_is_asked_for_a_time(broker: Broker) -> None:

@@ -6,7 +6,7 @@ What lives here: `MergedReads`. Reading messages by offset is in `message_reads`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from tieredstore.access.read_decision import ReadDecision
 from tieredstore.access.reads.fetcher import Fetcher
@@ -23,6 +23,8 @@ from tieredstore.model.messages import QueryResult, SelectedMessage
 from tieredstore.model.values import Boundary
 
 T = TypeVar("T")
+
+_TRIES: Final = 8  # of one search by time, while the next store's oldest messages expire
 
 
 class MergedReads:
@@ -109,26 +111,56 @@ class MergedReads:
         What the next store has is all stored at `timestamp` or later then, so its oldest message
         is the answer where the tier has none that comes before it.
         """
+        near = self._near_by_time(topic, queue_id, timestamp, boundary)
+        if near is not None:
+            return near
         if not self._decision.may_read_tier(topic):
-            return self._next.offset_by_time(topic, queue_id, timestamp, boundary)
-        forced = self._decision.is_forced
-        earliest = self._next.earliest_time()
-        if not forced and earliest is not None and timestamp >= earliest:
-            near = self._next.offset_by_time(topic, queue_id, timestamp, boundary)
-            if near is not None and (
-                timestamp > earliest or self._is_last_of(topic, queue_id, near, timestamp, boundary)
-            ):
-                return near
+            return self._first_of_next(topic, queue_id, timestamp, boundary)
         far = self._timed(
             "get_offset_by_time",
             topic,
             lambda: self._fetcher.offset_by_time(topic, queue_id, timestamp, boundary),
         )
-        if forced:
+        if self._decision.is_forced:
             return far
         if far is None:
-            return self._next.offset_by_time(topic, queue_id, timestamp, boundary)
+            return self._first_of_next(topic, queue_id, timestamp, boundary)
         return _smaller(far, self._next.min_offset(topic, queue_id))
+
+    def _near_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary
+    ) -> int | None:
+        """The next store's answer, where that is the answer of both; None where it may not be."""
+        if self._decision.is_forced or not self._decision.may_read_tier(topic):
+            return None
+        for _ in range(_TRIES):
+            earliest = self._next.earliest_time()
+            if earliest is None or timestamp < earliest:
+                return None
+            near = self._first_of_next(topic, queue_id, timestamp, boundary)
+            if near is None:
+                return None
+            if timestamp == earliest and not self._is_last_of(
+                topic, queue_id, near, timestamp, boundary
+            ):
+                return None
+            if self._next.earliest_time() == earliest:
+                return near  # else what came before it may have expired meanwhile
+        return None
+
+    def _first_of_next(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary
+    ) -> int | None:
+        """What the next store says, as the tier says it.
+
+        With UPPER and no message of this very time a local store gives the last one before it and
+        the tier the first one behind it. So does RocketMQ; its whole store gives the latter.
+        """
+        near = self._next.offset_by_time(topic, queue_id, timestamp, boundary)
+        if near is None or boundary is Boundary.LOWER:
+            return near
+        time = self._next.store_time(topic, queue_id, near)
+        return near if time is None or time >= timestamp else near + 1
 
     def _is_last_of(
         self, topic: str, queue_id: int, near: int, timestamp: int, boundary: Boundary
