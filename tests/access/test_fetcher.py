@@ -78,10 +78,19 @@ def test_one_read_is_bounded_by_the_settings(cached: bool) -> None:
 
 
 @CACHES
-@pytest.mark.parametrize("count_max", [0, -1, 1])
-def test_there_is_always_one_message_where_there_is_one(cached: bool, count_max: int) -> None:
+@pytest.mark.parametrize("count_max", [0, -1])
+def test_a_page_of_no_messages_has_none_and_goes_nowhere(cached: bool, count_max: int) -> None:
     shelf = a_hundred(cached)
-    assert offsets(shelf.get(150, count_max)) == [150]
+    for message_filter in (None, ByCode(0)):
+        result = shelf.get(150, count_max, message_filter=message_filter)
+        assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 150)
+        assert offsets(result) == []
+
+
+@CACHES
+def test_there_is_always_one_message_where_there_is_one(cached: bool) -> None:
+    shelf = a_hundred(cached)
+    assert offsets(shelf.get(150, 1)) == [150]
     for message_filter in (None, ByCode(0)):
         for bytes_max in (0, -5, 1):
             result = shelf.get(150, bytes_max=bytes_max, message_filter=message_filter)

@@ -49,6 +49,8 @@ QUESTIONS = st.builds(
 
 def expected(asked: Question, scan_count: int) -> tuple[GetStatus, list[int], int]:
     """What a list answers: look at one message after the other."""
+    if asked.count_max <= 0:
+        return GetStatus.NO_MATCHED_MESSAGE, [], asked.offset
     if asked.offset in GAP:
         return GetStatus.MESSAGE_WAS_REMOVING, [], GAP.stop
     end = GAP.start if asked.offset < GAP.start else FIRST + COUNT

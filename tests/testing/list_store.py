@@ -127,7 +127,8 @@ class ListMessageStore:
             status, next_offset = GetStatus.OFFSET_OVERFLOW_BADLY, end
         else:
             found = self._window(queue, offset, count_max, bytes_max)
-            status, next_offset = GetStatus.FOUND, offset + len(found)
+            status = GetStatus.FOUND if found else GetStatus.NO_MATCHED_MESSAGE
+            next_offset = offset + len(found)
         if message_filter is not None:
             found = [
                 one
@@ -135,6 +136,8 @@ class ListMessageStore:
                 if message_filter.matches_tags_code(one.tags_code)
                 and message_filter.matches_record(one.record)
             ]
+            if status is GetStatus.FOUND and not found:
+                status = GetStatus.NO_MATCHED_MESSAGE
         return GetResult(
             status=status, next_offset=next_offset, min_offset=0, max_offset=end, messages=found
         )
@@ -243,7 +246,7 @@ class ListMessageStore:
     ) -> list[SelectedMessage]:
         found: list[SelectedMessage] = []
         size = 0
-        for one in queue[max(0, offset) :][:count_max]:
+        for one in queue[max(0, offset) :][: max(0, count_max)]:
             size += len(one.record)
             if found and size > bytes_max:
                 break

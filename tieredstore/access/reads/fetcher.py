@@ -119,9 +119,9 @@ class Fetcher:
     ) -> GetResult:
         """Messages from `offset` on, as a broker's own store answers.
 
-        One message at least where there is one, whatever the counts say; `read_ahead_count` units
-        are looked at and `read_ahead_bytes` answered at most. Raises BackendError and
-        SegmentCorruptError.
+        One message at least where there is one and any is wanted, however large it is;
+        `read_ahead_count` units are looked at and `read_ahead_bytes` answered at most. Raises
+        BackendError and SegmentCorruptError.
         """
         self._check_open()
         return self._pages.get(

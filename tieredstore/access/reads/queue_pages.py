@@ -28,6 +28,7 @@ class QueuePages:
     | asked for below the minimum | OFFSET_TOO_SMALL | the minimum |
     | asked for at the end | OFFSET_OVERFLOW_ONE | as asked |
     | asked for beyond the end | OFFSET_OVERFLOW_BADLY | the end |
+    | asked for no message | NO_MATCHED_MESSAGE | as asked |
     | messages | FOUND | behind the last one |
     | messages that the filter does not take | NO_MATCHED_MESSAGE | behind what was looked at |
     | a gap: messages were lost | MESSAGE_WAS_REMOVING | the end of the gap |
@@ -49,7 +50,7 @@ class QueuePages:
     ) -> GetResult:
         config = self._config
         limits = Limits(
-            max(1, count_max),
+            count_max,
             min(max(0, bytes_max), config.read_ahead_bytes),
             config.read_ahead_count,
             config.read_ahead_bytes,
@@ -92,6 +93,8 @@ class QueuePages:
             return _nothing(GetStatus.OFFSET_OVERFLOW_ONE, offset, minimum, maximum)
         if offset > maximum:
             return _nothing(GetStatus.OFFSET_OVERFLOW_BADLY, maximum, minimum, maximum)
+        if limits.count_max <= 0:
+            return _nothing(GetStatus.NO_MATCHED_MESSAGE, offset, minimum, maximum)
         messages, next_offset = select(file, offset, limits, message_filter, source)
         if messages:
             return GetResult(
