@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.access.tiered_kit import Broker, ListIndex, ShortStore, a_config, numbers
+from tests.local.store_audit import expire_one_file
 from tests.testing.list_store import ListMessageStore
 from tieredstore.access.tiered_store import TieredMessageStore
 from tieredstore.driver.message_store import MessageStore
@@ -21,6 +22,7 @@ from tieredstore.model.errors import (
     MetadataError,
     StoreClosedError,
 )
+from tieredstore.model.values import StorageLevel
 from tieredstore.testing.message_store_contract import MessageStoreContract
 from tieredstore.testing.messages import TOPIC, a_message
 
@@ -42,20 +44,35 @@ class TestAroundALocalStore(MessageStoreContract):
 
     def open_store(self) -> MessageStore:
         runtime = Runtime.inline()
-        local = LocalMessageStore(
+        self.local = LocalMessageStore(
             LocalConfig(
                 store_path=str(self.path / "local"),
-                commit_log_file_bytes=1 << 20,
+                commit_log_file_bytes=8_192,
                 queue_file_bytes=20_000,
                 index_slot_count=100,
                 index_item_count=400,
                 dispatch_interval_ms=0,
                 flush_disk_type="SYNC_FLUSH",
+                reserve_hours=0,
+                delete_count_max=1,
             ),
             runtime,
         )
         config = a_config(self.path, provider="posix", path=str(self.path / "tier"))
-        return TieredMessageStore(local, config, runtime=runtime)
+        return TieredMessageStore(self.local, config, runtime=runtime)
+
+    def expire(self, store: MessageStore) -> None:
+        assert isinstance(store, TieredMessageStore)
+        store.flush()
+        expire_one_file(self.local)
+
+
+class TestForcedAroundALocalStore(TestAroundALocalStore):
+    def open_store(self) -> MessageStore:
+        store = super().open_store()
+        assert isinstance(store, TieredMessageStore)
+        store.level = StorageLevel.FORCE
+        return store
 
 
 class TestAroundATieredStore(MessageStoreContract):

@@ -81,16 +81,19 @@ def test_every_offset_has_a_status_and_where_to_go_on(
     [
         (-1, GetStatus.OFFSET_TOO_SMALL, 0),
         (9, GetStatus.FOUND, 10),
-        (10, GetStatus.OFFSET_OVERFLOW_ONE, 10),
-        (11, GetStatus.OFFSET_OVERFLOW_BADLY, 10),
+        (10, GetStatus.FOUND, 11),
+        (11, GetStatus.FOUND, 12),
+        (12, GetStatus.OFFSET_OVERFLOW_ONE, 12),
+        (13, GetStatus.OFFSET_OVERFLOW_BADLY, 12),
     ],
 )
-def test_forced_the_ends_are_the_tiers(
+def test_forced_the_ends_count_what_waits_for_its_upload(
     broker: Broker, face: Face, offset: int, status: GetStatus, next_offset: int
 ) -> None:
     broker.store.level = StorageLevel.FORCE
     result: GetResult = face(broker.store, "get_message", TOPIC, 0, offset, count_max=1)
     assert (result.status, result.next_offset) == (status, next_offset)
+    assert numbers(result) == ([offset] if status is GetStatus.FOUND else [])
 
 
 @FACES
@@ -114,12 +117,26 @@ def test_what_is_not_there_is_absence(
 
 
 @FACES
-@pytest.mark.parametrize("count_max", [-5, 0, 1])
-def test_a_count_that_makes_no_sense_gives_one_message_in_the_tier(
+@pytest.mark.parametrize("level", StorageLevel)
+@pytest.mark.parametrize("count_max", [-5, 0])
+@pytest.mark.parametrize("offset", [6, 9, 10, 11])
+def test_a_page_of_no_messages_has_none_and_goes_nowhere(
+    broker: Broker, face: Face, level: StorageLevel, count_max: int, offset: int
+) -> None:
+    broker.store.level = level
+    result: GetResult = face(broker.store, "get_message", TOPIC, 0, offset, count_max=count_max)
+    assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, offset)
+    assert not result.messages
+
+
+@FACES
+@pytest.mark.parametrize("count_max", [-5, 0])
+def test_nor_has_one_of_messages_that_only_the_tier_has(
     broker: Broker, face: Face, count_max: int
 ) -> None:
     result: GetResult = face(broker.store, "get_message", TOPIC, 0, 2, count_max=count_max)
-    assert numbers(result) == [2]
+    assert (numbers(result), result.next_offset) == ([], 2)
+    assert numbers(face(broker.store, "get_message", TOPIC, 0, 2, count_max=1)) == [2]
 
 
 @FACES

@@ -5,6 +5,7 @@ What lives here: no tests.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,23 @@ from tieredstore.local.local_message_store import LocalMessageStore
 from tieredstore.local.store_parts import StoreParts
 from tieredstore.model.messages import PutResult
 from tieredstore.model.values import GetStatus, QueueKey
+
+# A store in which messages expire file by file, a few messages each.
+EXPIRING: dict[str, object] = {
+    "commit_log_file_bytes": 8_192,
+    "reserve_hours": 0,
+    "delete_count_max": 1,
+    "flush_disk_type": "SYNC_FLUSH",
+    "disk_full_percent": 100,
+    "disk_clean_percent": 100,
+}
+
+
+def expire_one_file(store: LocalMessageStore) -> int:
+    """Let the oldest log file be old, and retention have its look; how many files went."""
+    parts = parts_of(store)
+    os.utime(parts.log.queue.files[0].path, (1, 1))
+    return parts.retention.step()
 
 
 class Ack(NamedTuple):

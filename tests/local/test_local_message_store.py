@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.local.store_audit import EXPIRING, expire_one_file
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.runtime import Runtime
@@ -56,8 +57,20 @@ class TestLocalMessageStore(MessageStoreContract):
         self.root = tmp_path
 
     def open_store(self) -> MessageStore:
-        config = a_config(self.root, flush_disk_type="SYNC_FLUSH")
-        return LocalMessageStore(config, Runtime.inline())
+        return LocalMessageStore(a_config(self.root, **EXPIRING), Runtime.inline())
+
+    def expire(self, store: MessageStore) -> None:
+        assert isinstance(store, LocalMessageStore)
+        expire_one_file(store)
+
+
+class TestLocalMessageStoreWhoseQueuesLagBehind(TestLocalMessageStore):
+    """Between the deletion of a log file and the look that queues take at it."""
+
+    def expire(self, store: MessageStore) -> None:
+        assert isinstance(store, LocalMessageStore)
+        log = store._loaded().log
+        log.delete_before(log.queue.files[0].end_offset)
 
 
 def bodies(

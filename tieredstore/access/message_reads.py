@@ -33,12 +33,10 @@ _LACKING: Final = _NO_QUEUE | {
     GetStatus.OFFSET_TOO_SMALL,
     GetStatus.MESSAGE_WAS_REMOVING,
 }
-_EXPECTED: Final = _LACKING | {
-    GetStatus.FOUND,
-    GetStatus.NO_MATCHED_MESSAGE,
-    GetStatus.OFFSET_OVERFLOW_ONE,
-    GetStatus.OFFSET_OVERFLOW_BADLY,
-}
+# And so where it ends before the offset: another one may go on.
+_ENDS: Final = _LACKING | {GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFLOW_BADLY}
+_EXPECTED: Final = _ENDS | {GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE}
+_TRIES: Final = 8  # of one read, while messages move from one store to the other under it
 
 
 class GetMessage(Protocol[T_co]):
@@ -83,11 +81,15 @@ class MessageRequest(NamedTuple):
 class MessageReads:
     """Reads messages from the next store or from the tier.
 
-    * Where the store that was asked first turns out not to have the messages and the other one
-      has, the other one answers: no reader is sent past a message that is there.
+    * A page's messages and its next offset never pass a message that one of the two stores has
+      and that the filter did not leave out. Where the store that was asked first has not got the
+      messages, the other one answers; where neither has them, the reader goes on at the first
+      message that either of them has.
+    * What waits for its upload is the next store's to give, at every level.
     * A tier that cannot be reached is no error while the next store still has the offset. Damage
       in the tier always is one.
-    * The tier's maximum is left as the tier says it: what it has not got yet is the next store's.
+    * The maximum of a page from the tier is the tier's: what it has not got yet is the next
+      store's.
     """
 
     def __init__(
@@ -108,12 +110,16 @@ class MessageReads:
         self._logs_outcomes = logs_outcomes
 
     def get(self, request: MessageRequest) -> GetResult:
-        if not self._reads_tier(request):
-            result = request.ask(self._next.get_message)
-            if result.status not in _LACKING or not self._tier_may_have(request, result):
-                return result
-        started = self._runtime.clock.monotonic()
-        return self._answer(request, lambda: request.ask(self._fetcher.get_message), started)
+        for _ in range(_TRIES):
+            if not self._reads_tier(request):
+                result = request.ask(self._next.get_message)
+                if not self._tier_may_have(request, result):
+                    return result
+            started = self._runtime.clock.monotonic()
+            answer = self._answer(request, lambda: request.ask(self._fetcher.get_message), started)
+            if answer is not None:
+                return answer
+        return self._stay(request)
 
     def get_future(self, request: MessageRequest) -> Future[GetResult]:
         """The same; done at once where no backend and no disk has to be waited for."""
@@ -129,13 +135,15 @@ class MessageReads:
             inner = request.ask(self._fetcher.get_message_future)
         except Exception as error:  # noqa: BLE001 - it may be one that is fallen back from
             inner = _failed(error)
+
+        def answer() -> GetResult:
+            return self._answer(request, inner.result, started) or self.get(request)
+
         if inner.done():
-            return _done(lambda: self._answer(request, inner.result, started))
+            return _done(answer)
         outer: Future[GetResult] = Future()
         outer.add_done_callback(lambda it: it.cancelled() and inner.cancel())
-        inner.add_done_callback(
-            lambda it: _settle(outer, lambda: self._answer(request, it.result, started))
-        )
+        inner.add_done_callback(lambda _: _settle(outer, answer))
         return outer
 
     def get_hot(self, request: MessageRequest) -> GetResult | None:
@@ -144,13 +152,13 @@ class MessageReads:
             return None if self._is_on_disk_only(request) else self._near_hot(request)
         started = self._runtime.clock.monotonic()
         result = request.ask(self._fetcher.get_message_hot)
-        if result is None or (result.status in _LACKING and self._is_on_disk_only(request)):
+        if result is None or (result.status in _ENDS and self._is_on_disk_only(request)):
             return None
         return self._answer(request, lambda: result, started)
 
     def _near_hot(self, request: MessageRequest) -> GetResult | None:
         result = request.ask(self._next.get_message)
-        if result.status in _LACKING and self._tier_may_have(request, result):
+        if self._tier_may_have(request, result):
             return None  # the other one has to be asked too
         return result
 
@@ -164,11 +172,11 @@ class MessageReads:
         )
 
     def _tier_may_have(self, request: MessageRequest, result: GetResult) -> bool:
-        """Whether the tier is worth asking after the next store had nothing.
+        """Whether the next store had nothing and the tier is worth asking.
 
         Its own retention may have run since the decision, or it lost the queue.
         """
-        if not self._decision.may_read_tier(request.topic):
+        if result.status not in _LACKING or not self._decision.may_read_tier(request.topic):
             return False
         commit_offset = self._fetcher.commit_offset(request.topic, request.queue_id)
         if commit_offset is None or not self._fetcher.has_messages(request.topic, request.queue_id):
@@ -183,15 +191,17 @@ class MessageReads:
 
     def _answer(
         self, request: MessageRequest, tier: Callable[[], GetResult], started: float
-    ) -> GetResult:
-        """What the tier says, or the next store where the tier cannot serve it."""
+    ) -> GetResult | None:
+        """What the tier says, or the next store where the tier cannot serve it; None where both
+        changed meanwhile, so that they have to be asked again."""
         try:
             result = tier()
         except BackendUnavailableError as error:
-            if not self._next_has(request):
+            near = self._near_instead(request)
+            if near is None:
                 raise
             log.warning("read from the next store, the tier cannot be reached: %s", error)
-            return self._fall_back(request)
+            return near
         finally:
             spent_ms = (self._runtime.clock.monotonic() - started) * 1000
             labels = {
@@ -202,18 +212,35 @@ class MessageReads:
             self._metrics.record(API_LATENCY, spent_ms, labels)
         if self._logs_outcomes:
             log.info("%s: %s", request[:5], result.status.name)
-        if result.status in _LACKING and self._next_has(request):
-            return self._fall_back(request)
+        if result.status in _ENDS and self._next_goes_on(request, result):
+            near = request.ask(self._next.get_message)
+            if near.status not in _LACKING:
+                self._count_fallback(request)
+                return near
+            if self._fetcher.contains(request.topic, request.queue_id, request.offset):
+                return None  # uploaded after the tier was asked, and expired before the other was
+            result = _nearer(request.offset, near, result)
         self._take_note(request, result)
         return self._with_next_minimum(request, result)
 
-    def _next_has(self, request: MessageRequest) -> bool:
-        return self._next.contains(request.topic, request.queue_id, request.offset)
+    def _next_goes_on(self, request: MessageRequest, result: GetResult) -> bool:
+        """Whether the next store has messages behind this offset, or behind the tier's last."""
+        maximum = self._next.max_offset(request.topic, request.queue_id)
+        return maximum is not None and maximum > min(request.offset, result.max_offset)
 
-    def _fall_back(self, request: MessageRequest) -> GetResult:
+    def _near_instead(self, request: MessageRequest) -> GetResult | None:
+        """What the next store answers alone, if it has the very first message asked for."""
+        if not self._next.contains(request.topic, request.queue_id, request.offset):
+            return None
+        near = request.ask(self._next.get_message)
+        if near.status in _ENDS:  # it expired meanwhile: the tier may have it
+            return None
+        self._count_fallback(request)
+        return near
+
+    def _count_fallback(self, request: MessageRequest) -> None:
         labels = {"operation": "get_message", "topic": request.topic, "group": request.group}
         self._metrics.add(GET_MESSAGE_FALLBACK, 1, labels)
-        return request.ask(self._next.get_message)
 
     def _take_note(self, request: MessageRequest, result: GetResult) -> None:
         if result.messages:
@@ -227,10 +254,25 @@ class MessageReads:
         minimum = self._next.min_offset(request.topic, request.queue_id)
         if minimum is None or not 0 <= minimum < result.min_offset:
             return result
-        next_offset = result.next_offset
-        if result.status is GetStatus.OFFSET_TOO_SMALL and request.offset < minimum:
-            next_offset = minimum
-        return replace(result, min_offset=minimum, next_offset=next_offset)
+        return replace(result, min_offset=minimum)
+
+    def _stay(self, request: MessageRequest) -> GetResult:
+        """Neither store kept still for long enough: ask again from the same offset."""
+        return GetResult(
+            status=GetStatus.MESSAGE_WAS_REMOVING,
+            next_offset=request.offset,
+            min_offset=self._next.min_offset(request.topic, request.queue_id) or 0,
+            max_offset=self._next.max_offset(request.topic, request.queue_id) or 0,
+        )
+
+
+def _nearer(offset: int, near: GetResult, far: GetResult) -> GetResult:
+    """Of two answers without messages the one that goes on at the first message behind `offset`."""
+    if near.status in _NO_QUEUE or near.next_offset <= offset:
+        return far
+    if far.next_offset <= offset or near.next_offset < far.next_offset:
+        return near
+    return far
 
 
 def _done(call: Callable[[], T]) -> Future[T]:

@@ -82,7 +82,16 @@ class MessageStore(Protocol):
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
-        """Messages from `offset` on; at least one where there is one, however large it is."""
+        """Messages from `offset` on, in order; one at least where there is one, however large.
+
+        * What the messages and `next_offset` pass by is nowhere, or the filter left it out. So the
+          messages begin at `offset`, follow each other but for what the filter left out, and end
+          before the first one that cannot be given now, because it has gone or is damaged.
+          "Nowhere" is for the whole store to say: a tier and the store before it ask each other.
+        * What is not there in front of a page is told by a status without messages, whose
+          `next_offset` is the first message that is there. Damage right at `offset` is raised.
+        * A `count_max` of zero or less gives no messages and goes nowhere.
+        """
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
         """The oldest queue offset that can be read; None for a queue that is not there."""
@@ -99,7 +108,12 @@ class MessageStore(Protocol):
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
     ) -> int | None:
-        """The queue offset to start from to read what was stored at `timestamp` or later."""
+        """The queue offset to start from for a store time.
+
+        LOWER: the first message stored then or later, the queue's end if there is none. UPPER: the
+        last message stored exactly then. Where none was stored exactly then UPPER gives what LOWER
+        gives, or the message before that one, as RocketMQ's tier and its local store do.
+        """
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None: ...
 

@@ -4,22 +4,83 @@
         def open_store(self) -> MessageStore:
             return MyStore(directory)
 
+        def expire(self, store: MessageStore) -> None:
+            store.delete_oldest()
+
 What every store must hold is here; durability, time and keys come with the stores that have them.
+`check_page` is the rule of a page, for further tests.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import pytest
 
 from tieredstore.codec.message import decode_message
-from tieredstore.driver.message_store import MessageStore
+from tieredstore.codec.properties import tags_code
+from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, MessageStore
 from tieredstore.model.errors import StoreClosedError
-from tieredstore.model.messages import DispatchRequest
+from tieredstore.model.messages import DispatchRequest, GetResult
 from tieredstore.model.values import GetStatus, PutStatus, QueueKey
 from tieredstore.testing.messages import TOPIC, a_body, a_message
+
+PAGED_COUNT = 60  # messages of which pages are read while the oldest go
+
+
+def _all(_offset: int) -> bool:
+    return True
+
+
+def check_page(
+    page: GetResult,
+    offset: int,
+    *,
+    there: Collection[int],
+    wanted: Callable[[int], bool] = _all,
+) -> None:
+    """A page's messages and its next offset pass by nothing that is there and not filtered.
+
+    `there` are the queue offsets of the messages that some store had before the read and after it;
+    `wanted` says which of them the filter takes.
+    """
+    found = [one.queue_offset for one in page.messages]
+    behind = found[-1] + 1 if found else offset
+    assert found == [number for number in range(offset, behind) if wanted(number)], page.status
+    assert (page.status is GetStatus.FOUND) == bool(found)
+    assert not found or page.next_offset >= behind
+    passed = [one for one in there if behind <= one < page.next_offset and wanted(one)]
+    assert not passed, (page.status, offset, page.next_offset, passed)
+
+
+class TagFilter:
+    """Takes the messages of one tag. Something else may happen at one of its questions."""
+
+    def __init__(self, tag: str) -> None:
+        self._code = tags_code(tag)
+        self.asked = 0
+        self.meanwhile: dict[int, Callable[[], None]] = {}
+
+    def matches_tags_code(self, tags_code: int) -> bool:
+        self._question()
+        return tags_code == self._code
+
+    def matches_record(self, record: bytes) -> bool:
+        self._question()
+        return True
+
+    def _question(self) -> None:
+        self.asked += 1
+        self.meanwhile.pop(self.asked, lambda: None)()
+
+
+class NamedTagFilter(TagFilter):
+    """The same; it names its codes, so that a store need not ask for them."""
+
+    def __init__(self, tag: str) -> None:
+        super().__init__(tag)
+        self.tags_codes = (tags_code(tag),)
 
 
 class MessageStoreContract:
@@ -29,6 +90,10 @@ class MessageStoreContract:
     def open_store(self) -> MessageStore:
         """A new, empty store that is not yet loaded; what was put is dispatched when it returns."""
         raise NotImplementedError
+
+    def expire(self, store: MessageStore) -> None:
+        """Let some of the oldest messages go as they go of old age, if they do in this store. It
+        is called between the reads of a page and in the middle of them."""
 
     @pytest.fixture
     def store(self) -> Iterator[MessageStore]:
@@ -88,6 +153,67 @@ class MessageStoreContract:
         assert [selected.queue_offset for selected in got.messages] == [0]
         run = store.read_range(TOPIC, 0, 0, count_max=10, bytes_max=100)
         assert (run.first_offset, run.end_offset) == (0, 1)
+
+    @pytest.mark.parametrize("count_max", [0, -1])
+    def test_a_page_of_no_messages_has_none_and_goes_nowhere(
+        self, store: MessageStore, count_max: int
+    ) -> None:
+        for number in range(3):
+            store.put_message(a_message(number))
+        got = store.get_message(TOPIC, 0, 1, count_max=count_max)
+        assert (got.next_offset, list(got.messages)) == (1, [])
+
+    @pytest.mark.parametrize("bytes_max", [1, 1_500, BYTES_MAX])
+    @pytest.mark.parametrize("count_max", [1, 5, COUNT_MAX])
+    def test_pages_pass_no_message_by_while_the_oldest_expire_between_them(
+        self, store: MessageStore, count_max: int, bytes_max: int
+    ) -> None:
+        self._page_through(store, lambda: None, _all, count_max=count_max, bytes_max=bytes_max)
+
+    @pytest.mark.parametrize("kind", [TagFilter, NamedTagFilter])
+    @pytest.mark.parametrize("question", [1, 2, 3, 7, 20])
+    def test_a_page_passes_no_message_by_that_expires_while_it_is_read(
+        self, store: MessageStore, kind: type[TagFilter], question: int
+    ) -> None:
+        def a_filter() -> TagFilter:
+            chosen = kind("Tag1")
+            chosen.meanwhile[question] = lambda: self.expire(store)
+            return chosen
+
+        self._page_through(store, a_filter, lambda number: number % 3 == 1, count_max=7)
+
+    def _page_through(
+        self,
+        store: MessageStore,
+        a_filter: Callable[[], MessageFilter | None],
+        wanted: Callable[[int], bool],
+        *,
+        count_max: int,
+        bytes_max: int = BYTES_MAX,
+    ) -> None:
+        for number in range(PAGED_COUNT):
+            store.put_message(a_message(number, body_bytes=400))
+        offset = 0
+        for _ in range(2 * PAGED_COUNT):
+            before = self._there(store)
+            page = store.get_message(
+                TOPIC,
+                0,
+                offset,
+                count_max=count_max,
+                bytes_max=bytes_max,
+                message_filter=a_filter(),
+            )
+            check_page(page, offset, there=before & self._there(store), wanted=wanted)
+            offset = page.next_offset
+            if offset == PAGED_COUNT:
+                return
+            self.expire(store)
+        raise AssertionError(f"it comes no further than {offset}")
+
+    @staticmethod
+    def _there(store: MessageStore) -> set[int]:
+        return {number for number in range(PAGED_COUNT) if store.contains(TOPIC, 0, number)}
 
     def test_a_run_holds_the_records_of_consecutive_messages(self, store: MessageStore) -> None:
         puts = [store.put_message(a_message(number)) for number in range(6)]

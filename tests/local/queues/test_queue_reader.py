@@ -62,6 +62,14 @@ class Filter:
         return self._body is None or self._body in record
 
 
+class TagFilter(Filter):
+    """The same; it names its codes, so that nobody has to ask it."""
+
+    def __init__(self, tag: str) -> None:
+        super().__init__(tag)
+        self.tags_codes = [tags_code(tag)]
+
+
 @pytest.mark.parametrize(
     ("offset", "status", "next_offset"),
     [
@@ -155,10 +163,12 @@ def test_the_bytes_of_a_batch_have_a_limit_in_memory_and_a_smaller_one_on_disk(
     store.shutdown()
 
 
-def test_what_goes_while_it_is_read_is_passed_over(tmp_path: Path) -> None:
+def test_what_goes_while_it_is_read_is_told_before_what_follows_it(tmp_path: Path) -> None:
     """The log lost a file and the queue has not heard of it yet."""
     store = a_store(tmp_path, commit_log_file_bytes=8_192)
-    store.put_messages([a_message(number) for number in range(200)])
+    store.put_messages(
+        [a_message(n, properties={"TAGS": "odd" if n % 2 else "even"}) for n in range(200)]
+    )
     log = store._loaded().log
     first_kept = next(
         number
@@ -166,15 +176,43 @@ def test_what_goes_while_it_is_read_is_passed_over(tmp_path: Path) -> None:
         if store.get_message(TOPIC, 0, number, count_max=1).messages[0].log_offset >= 2 * 8_192
     )
     log.delete_before(2 * 8_192)
-    got = store.get_message(TOPIC, 0, 0, count_max=3)
-    assert got.status is GetStatus.FOUND
+    for wanted in (None, Filter(body=b"not there"), Filter("even"), TagFilter("even")):
+        got = store.get_message(TOPIC, 0, 0, count_max=3, message_filter=wanted)
+        assert (got.status, got.next_offset) == (GetStatus.MESSAGE_WAS_REMOVING, first_kept)
+        assert not got.messages
+    got = store.get_message(TOPIC, 0, first_kept, count_max=3)
     assert [one.queue_offset for one in got.messages] == list(range(first_kept, first_kept + 3))
-    got = store.get_message(TOPIC, 0, 0, message_filter=Filter(body=b"not there"))
-    assert (got.status, got.next_offset) == (GetStatus.MESSAGE_WAS_REMOVING, 200)
     assert store.message_at(0) is None
     assert not store.contains(TOPIC, 0, 0)
     assert len(store.read_range(TOPIC, 0, 0, count_max=10, bytes_max=10_000)) == 0
     store.shutdown()
+
+
+@pytest.mark.parametrize("wanted", [Filter("odd"), TagFilter("odd")], ids=["asked", "by codes"])
+def test_a_read_goes_on_behind_what_the_filter_left_out_and_before_what_has_gone(
+    tmp_path: Path, wanted: Filter
+) -> None:
+    store = a_store(tmp_path, commit_log_file_bytes=8_192)
+    store.put_messages(
+        [a_message(n, properties={"TAGS": "odd" if n == 7 else "even"}) for n in range(200)]
+    )
+    store._loaded().log.delete_before(8_192)
+    got = store.get_message(TOPIC, 0, 0, message_filter=wanted)
+    assert (got.status, got.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 7)
+    got = store.get_message(TOPIC, 0, 7, message_filter=wanted)
+    assert got.status is GetStatus.MESSAGE_WAS_REMOVING
+    assert store.get_message(TOPIC, 0, got.next_offset).messages
+    store.shutdown()
+
+
+@pytest.mark.parametrize("count_max", [0, -1])
+def test_a_read_of_no_message_gives_none_and_goes_nowhere(
+    store: LocalMessageStore, count_max: int
+) -> None:
+    for offset in (0, 17, COUNT - 1):
+        got = store.get_message(TOPIC, 0, offset, count_max=count_max)
+        assert (got.status, got.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, offset)
+        assert not got.messages
 
 
 def test_damage_ends_a_batch_and_is_told_when_it_is_its_turn(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Reads by queue offset: which messages a consumer gets, and where it goes on.
 
 What lives here: `QueueReader`. The rules and their order are RocketMQ's, so that a consumer sees
-the same from both.
+the same from both, but for one. RocketMQ passes over records whose log file has gone and goes on
+with the ones behind them. A tier may have those records, so a page ends before them here.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class QueueReader:
             return _nothing(GetStatus.OFFSET_OVERFLOW_ONE, offset, minimum, maximum)
         if offset > maximum:
             return _nothing(GetStatus.OFFSET_OVERFLOW_BADLY, maximum, minimum, maximum)
+        if count_max <= 0:
+            return _nothing(GetStatus.NO_MATCHED_MESSAGE, offset, minimum, maximum)
         status, next_offset, found = self._scan(queue, offset, count_max, bytes_max, message_filter)
         return GetResult(
             status=GetStatus.FOUND if found else status,
@@ -98,6 +101,9 @@ class QueueReader:
 
         A filter that names its tags codes is not asked for each: only units that match are looked
         at. Where the batch ends is the same, so the units between count for that.
+
+        The batch also ends before the first record that has gone or is damaged, if there is
+        anything before it: the next read, from there, tells of it.
         """
         units = queue.units(offset, min(max(SCAN_COUNT_MIN, count_max), self._file_rest(offset)))
         if not len(units):  # the queue was emptied just now
@@ -108,31 +114,20 @@ class QueueReader:
         chosen = _chosen(units, message_filter)
         asked = message_filter if chosen is None else None
         found: list[SelectedMessage] = []
-        status = GetStatus.NO_MATCHED_MESSAGE
-        size, looked, removed_below = 0, 0, 0
+        size, looked = 0, 0
         for row, log_offset, length, code in _rows(units, chosen):
             if found:
                 full = limits.first_full(units, looked, row + 1, count=len(found), size=size)
                 if full is not None:
-                    return status, offset + full, found
+                    return GetStatus.FOUND, offset + full, found
             looked = row + 1
-            if log_offset < removed_below or length == INT32_MAX:
-                continue
             if asked is not None and not asked.matches_tags_code(code):
                 continue
-            try:
-                record = self._log.message_bytes(log_offset, length)
-            except SegmentCorruptError:
-                if not found:
-                    raise
-                return status, offset + row, found  # the next read, from here, tells of it
+            record = self._record(log_offset, length, may_raise=not row)
             if record is None:
-                if not found:
-                    status = GetStatus.MESSAGE_WAS_REMOVING
-                removed_below = (
-                    self._log.file_start_of(log_offset) + self._config.commit_log_file_bytes
-                )
-                continue
+                if row:
+                    return GetStatus.NO_MATCHED_MESSAGE, offset + row, found
+                return GetStatus.MESSAGE_WAS_REMOVING, offset + self._gone_count(units), found
             if message_filter is not None and not message_filter.matches_record(record):
                 continue
             size += length
@@ -145,7 +140,27 @@ class QueueReader:
                 )
             )
         full = limits.first_full(units, looked, len(units), count=len(found), size=size)
-        return status, offset + (len(units) if full is None else full), found
+        end = len(units) if full is None else full
+        return GetStatus.NO_MATCHED_MESSAGE, offset + end, found
+
+    def _record(self, log_offset: int, length: int, *, may_raise: bool) -> bytes | None:
+        """None where it has gone, where the unit only fills a place, and for damage that may not
+        be raised."""
+        if length == INT32_MAX:
+            return None
+        try:
+            return self._log.message_bytes(log_offset, length)
+        except SegmentCorruptError:
+            if may_raise:
+                raise
+            return None
+
+    def _gone_count(self, units: QueueUnits) -> int:
+        """How many of these messages are not there, the first one of which is not."""
+        kept = units.log_offsets >= (self._log.min_offset or 0)
+        kept &= units.message_bytes != INT32_MAX
+        kept[0] = False
+        return int(kept.argmax()) if kept.any() else len(units)
 
     def _file_rest(self, offset: int) -> int:
         per_file = self._config.queue_file_bytes // UNIT_BYTES
