@@ -18,18 +18,15 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from tieredstore.spark.source import TierDataSource
 
+SHOWN = "topic,queue_id,queue_offset,store_time,tags,body"
+
 
 def main(arguments: Sequence[str]) -> int:
     words = pairs(arguments)
     if not words:
         print(__doc__, file=sys.stderr)
         return 2
-    spark = (
-        SparkSession.builder.appName("read a tier")
-        # So that conditions on topic, queue, offset, time and key are looked up, not read for.
-        .config("spark.sql.python.filterPushdown.enabled", "true")
-        .getOrCreate()
-    )
+    spark = SparkSession.builder.appName("read a tier").getOrCreate()
     spark.dataSource.register(TierDataSource)  # not needed where the package is installed
     show(spark, words)
     spark.stop()
@@ -41,11 +38,11 @@ def show(spark: SparkSession, words: dict[str, str]) -> None:
     if topic is not None:
         words["topics"] = topic
     show_queues(load(spark, words, columns="topic,queue_id,store_time,size"))
+    # Options and not conditions: what an option rules out is not read at all.
     if since is not None:
-        show_messages(load(spark, words).where(F.col("store_time") >= F.lit(since)))
+        show_messages(load(spark, words, columns=SHOWN, start_time=since))
     if key is not None:
-        keyed = load(spark, words, columns="key,topic,queue_id,queue_offset,store_time,tags,body")
-        show_messages(keyed.where(F.col("key") == key))
+        show_messages(load(spark, words, columns=SHOWN, key=key))
 
 
 def pairs(arguments: Sequence[str]) -> dict[str, str]:
@@ -69,8 +66,7 @@ def show_queues(frame: DataFrame) -> None:
 
 
 def show_messages(frame: DataFrame) -> None:
-    found = frame.select("topic", "queue_id", "queue_offset", "store_time", "tags", "body")
-    found.withColumn("body", F.col("body").cast("string")).show(20, truncate=40)
+    frame.withColumn("body", F.col("body").cast("string")).show(20, truncate=40)
 
 
 if __name__ == "__main__":

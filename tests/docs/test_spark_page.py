@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["spark"]  # a fixture
 
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-
 
 @pytest.mark.slow
 @pytest.mark.spark
@@ -38,9 +36,6 @@ def test_what_the_page_shows_runs(
     assert command.run("offload", "--config", tmp_path / "tier.toml", "--seal").code == 0
     shown = [each.text for each in blocks(text) if each.words == ["spark"]]
     capsys.readouterr()
-    try:
-        exec("\n".join(shown), {})  # as one script, top to bottom
-    finally:
-        spark.conf.unset(PUSHDOWN)
+    exec("\n".join(shown), {})  # as one script, top to bottom
     said = capsys.readouterr().out.splitlines()
     assert said[-4:] == ["10", "[9]", "10", "1"]

@@ -121,7 +121,7 @@ def test_filters_say_the_same_pushed_down_or_not(
     spark.conf.set(PUSHDOWN, pushdown)
     try:
         frames = [
-            load(spark, tier.config).where(
+            load(spark, tier.config, pushdown=pushdown).where(
                 condition.format(t0=START_MS + 5 * SECOND_MS, t1=START_MS + 8 * SECOND_MS)
             )
             for condition in CONDITIONS
@@ -132,7 +132,9 @@ def test_filters_say_the_same_pushed_down_or_not(
         )
         found = sorted(tuple(row) for row in united.collect())
         assert found == [(at, *each) for at in range(len(wanted)) for each in wanted[at]]
-        by_key = load(spark, tier.config, columns="key,topic,queue_id,queue_offset")
+        by_key = load(
+            spark, tier.config, pushdown=pushdown, columns="key,topic,queue_id,queue_offset"
+        )
         chosen = by_key.where("key in ('order-12', 'shared-3')")
         assert places(chosen) == [
             each
@@ -160,10 +162,50 @@ def test_a_key_that_is_pushed_down_reads_its_messages_and_no_other(
     assert [row.queue_offset for row in load(spark, made.config, key="order-17").collect()] == [17]
     spark.conf.set(PUSHDOWN, "true")
     try:
-        found = load(spark, made.config).where("unique_key = 'U00000017' and topic = 'orders'")
+        pushed = load(spark, made.config, pushdown="true")
+        found = pushed.where("unique_key = 'U00000017' and topic = 'orders'")
         assert [row.queue_offset for row in found.collect()] == [17]
     finally:
         spark.conf.unset(PUSHDOWN)
+
+
+@pytest.mark.parametrize("setting", ["true", "false"])
+def test_a_frame_that_is_used_again_has_every_row_that_its_condition_passes(
+    spark: SparkSession, tier: WrittenTier, setting: str
+) -> None:
+    """In one query and in several, as frame and as view, whatever Spark's own setting says."""
+    spark.conf.set(PUSHDOWN, setting)
+    try:
+        frame = load(spark, tier.config, columns="topic,queue_id,queue_offset,unique_key")
+        frame.createOrReplaceTempView("messages")
+        paid, first = frame.where("topic = 'payments'"), frame.where("queue_offset < 5")
+        in_turn = [paid.count(), frame.count(), first.count(), paid.count(), frame.count()]
+        assert in_turn == [50, 350, 15, 50, 350]
+        assert paid.union(first).count() == paid.union(frame.where("queue_id = 9")).count() + 15
+        assert paid.union(frame).union(first).count() == 50 + 350 + 15
+        keys = frame.where("topic = 'orders' and queue_id = 1").alias("one")
+        joined = keys.join(paid.alias("other"), "queue_offset")
+        assert joined.count() == 50
+        assert frame.join(first.select("unique_key"), "unique_key").count() == 5 * 3 * 3
+        assert frame.where("topic = 'orders'").join(frame.limit(0), "topic", "left").count() == 300
+        told = spark.sql(
+            "select (select count(*) from messages where topic = 'payments'),"
+            " (select count(*) from messages where queue_offset >= 90 and queue_id = 0),"
+            " (select count(*) from messages)"
+        )
+        assert tuple(told.collect()[0]) == (50, 110, 350)
+        kept = frame.where("queue_id = 1").cache()
+        try:
+            counts = [kept.count(), frame.count(), spark.table("messages").count(), kept.count()]
+            assert counts == [100, 350, 350, 100]
+        finally:
+            kept.unpersist()
+        other = load(spark, tier.config, columns="topic", topics="payments")
+        counts = [other.count(), other.where("topic = 'orders'").count(), other.count()]
+        assert counts == [50, 0, 50]
+    finally:
+        spark.conf.unset(PUSHDOWN)
+        spark.catalog.dropTempView("messages")
 
 
 def test_options_say_what_filters_say_and_only_columns_of_the_schema_are_read(
@@ -221,6 +263,7 @@ def test_bad_input_is_one_line_that_names_it(spark: SparkSession, tier: WrittenT
         "columns: there is no column 'bdy'": {"columns": "bdy"},
         "start_time: want milliseconds or a time": {"start_time": "soon"},
         "on_corrupt: 'maybe' is none of fail, skip, report": {"on_corrupt": "maybe"},
+        "pushdown: want true or false, not 'auto'": {"pushdown": "auto"},
     }
     for line, options in spoken.items():
         reader = spark.read.format("tieredstore").options(**{**options_of(tier.config), **options})

@@ -35,7 +35,7 @@ spark.dataSource.register(TierDataSource)
 reader = spark.read.format("tieredstore").options(**options)
 frame = reader.option("split_bytes", "4k").load()
 rows = sorted([row.topic, row.queue_id, row.queue_offset] for row in frame.collect())
-keyed = reader.option("columns", "key,queue_offset").load().where("key = 'order-12'").collect()
+keyed = reader.option("columns", "key,queue_offset").option("key", "order-12").load().collect()
 def where(_):
     import tieredstore
     yield tieredstore.__file__, os.getpid()
@@ -81,7 +81,6 @@ def test_executors_of_a_cluster_read_with_the_package_in_a_zip(tmp_path: Path) -
         "spark.driver.host": "127.0.0.1",
         "spark.executor.memory": "512m",
         "spark.local.dir": str(tmp_path / "work"),
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.ui.enabled": "false",
     }
     command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit")]

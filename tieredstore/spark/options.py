@@ -17,7 +17,7 @@ underscores of a name do not count: `fail_on_data_loss` and `failOnDataLoss` are
     | key, keys                | messages with this key; with one of these, separated by blanks   |
     | columns                  | a,b: these and no others, in this order                          |
     | split_bytes              | log bytes of one partition: 64m                                  |
-    | pushdown                 | auto; true, which needs Spark's filterPushdown setting; or false |
+    | pushdown                 | true: Spark's filters narrow what is read; see docs/spark.md     |
     | on_corrupt               | fail, skip or report                                             |
     | fail_on_data_loss        | false: what has expired or was deleted meanwhile is passed over  |
     | starting                 | of a stream: earliest, latest or a time                          |
@@ -59,12 +59,6 @@ _READ_NAMES: Final = (
 )
 _SIZES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class Pushdown(Enum):
-    AUTO = "auto"
-    TRUE = "true"
-    FALSE = "false"
 
 
 class Starting(Enum):
@@ -147,7 +141,7 @@ class ReadOptions:
     config: StoreConfig
     scan: Scan
     split_bytes: int = SPLIT_BYTES
-    pushdown: Pushdown = Pushdown.AUTO
+    takes_filters: bool = False
     starting: Starting | int = Starting.EARLIEST
     max_messages: int | None = None
     max_bytes: int | None = None
@@ -170,7 +164,7 @@ class ReadOptions:
                 fails_on_loss=_truth("fail_on_data_loss", texts.get("fail_on_data_loss", "true")),
             ),
             split_bytes=parse_size("split_bytes", texts.get("split_bytes", str(SPLIT_BYTES))),
-            pushdown=_choice(Pushdown, "pushdown", texts.get("pushdown", "auto")),
+            takes_filters=_truth("pushdown", texts.get("pushdown", "false")),
             starting=_starting(texts.get("starting", "earliest")),
             max_messages=_limit(texts, "max_messages_per_trigger"),
             max_bytes=_limit(texts, "max_bytes_per_trigger"),

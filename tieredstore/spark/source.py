@@ -7,7 +7,6 @@ What lives here: `TierDataSource`, the batch reader and its partitions. The opti
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -38,7 +37,7 @@ from tieredstore.jobs.reading.scan_plan import ScanItem, packed, plan_scan, refu
 from tieredstore.jobs.worker_parts import worker_provider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError, SegmentNotFoundError
-from tieredstore.spark.options import Pushdown, ReadOptions
+from tieredstore.spark.options import ReadOptions
 from tieredstore.spark.plain_failures import plain_failures
 from tieredstore.spark.pushed_filters import narrowed
 
@@ -55,7 +54,6 @@ _SPARK_TYPES: dict[pa.DataType, DataType] = {
     KEYS_TYPE: ArrayType(StringType()),
     MAP_TYPE: MapType(StringType(), StringType()),
 }
-_PUSHING_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class TierDataSource(DataSource):
@@ -72,11 +70,8 @@ class TierDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         with plain_failures():
             options = with_schema(ReadOptions.parse(self.options), schema)
-            if options.pushdown is Pushdown.TRUE or (
-                options.pushdown is Pushdown.AUTO and _is_asked_to_push()
-            ):
-                return PushingTierBatchReader(options, schema)
-            return TierBatchReader(options, schema)
+            kind = PushingTierBatchReader if options.takes_filters else TierBatchReader
+            return kind(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from tieredstore.spark.stream import TierStreamReader
@@ -111,17 +106,6 @@ def with_schema(options: ReadOptions, schema: StructType) -> ReadOptions:
             )
     columns = tuple(field.name for field in schema.fields)
     return replace(options, scan=replace(options.scan, columns=columns))
-
-
-def _is_asked_to_push() -> bool:
-    """Whether this process plans a read with filters: Spark starts it as a module of that name.
-
-    A reader that takes filters is an error for Spark where its setting
-    `spark.sql.python.filterPushdown.enabled` is off, and that is not told to sources. Should the
-    module be renamed, filters stay with Spark.
-    """
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return _PUSHING_MODULE in (*sys.argv, getattr(main, "name", ""))
 
 
 class TierPartition(InputPartition):
@@ -161,7 +145,12 @@ def reach(config: StoreConfig, items: Sequence[ScanItem]) -> None:
 
 
 class TierBatchReader(DataSourceReader):
-    """Plans on the driver, reads on the workers."""
+    """Plans on the driver, reads on the workers.
+
+    It takes no filters, whatever Spark's settings say. Spark 4.2 and 4.3 keep one plan for each
+    frame that was loaded, and read every later query by it: a plan that filters have narrowed hides
+    rows from all others. A plan that only the options have narrowed is right for all of them.
+    """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -183,7 +172,12 @@ class TierBatchReader(DataSourceReader):
 
 
 class PushingTierBatchReader(TierBatchReader):
-    """The same, and takes filters: less is planned, less is read, and single keys are looked up."""
+    """The same, and takes filters: less is planned, less is read, and single keys are looked up.
+
+    Only for a frame that is used with one condition and in one place. The partitions and the
+    function that reads them come from one plan, and a worker does not learn which query it reads
+    for: nothing here can see that Spark reads a query by the plan of another.
+    """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
