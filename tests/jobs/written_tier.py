@@ -86,6 +86,16 @@ class WrittenTier:
         finally:
             parts.close()
 
+    def delete(self, topic: str) -> None:
+        """Delete a topic with all its queues; what is added to it later begins at offset 0."""
+        parts = open_tier(self.config, GivenParts(runtime=Runtime.inline(now_ms=START_MS)))
+        try:
+            parts.load()
+            assert parts.files.delete_topics([topic]) == 1
+        finally:
+            parts.close()
+        self.ends = {key: end for key, end in self.ends.items() if key.topic != topic}
+
     def _write(
         self, parts: TierParts, key: QueueKey, count: int, body_bytes: int, bodies: Sequence[bytes]
     ) -> None:

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config
 from tests.spark.read_options import options_of
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.values import QueueKey
-from tieredstore.spark.stream_offsets import Backlog, advanced, from_json, to_json
+from tieredstore.spark.options import ReadOptions
+from tieredstore.spark.source import spark_schema
+from tieredstore.spark.stream import DataLossError, TierStreamReader
+from tieredstore.spark.stream_offsets import Backlog, StreamOffsets, advanced, from_json, to_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,6 +114,113 @@ def test_a_stream_begins_where_it_is_told_and_expired_messages_are_an_error_or_p
     assert sum(patient.run()) == patient_count(tier)
 
 
+def test_a_topic_that_was_deleted_and_made_again_is_data_loss_or_a_new_beginning(
+    spark: SparkSession, tier: WrittenTier, tmp_path: Path
+) -> None:
+    """The new topic has more messages than the stream had read of the first one."""
+    tier.add("payments", 0, 4)
+    following = Following(spark, tier, tmp_path)
+    assert sum(following.run()) == 43
+    tier.delete("orders")
+    assert following.run() == []  # a topic that is gone stops nobody
+    tier.add("orders", 0, 50)
+    tier.add("payments", 0, 2)
+    line = "orders: the topic was deleted and made again: it was number 0 and is number 2"
+    for _ in range(2):  # and again after a restart
+        with pytest.raises(Exception, match=line):
+            following.run()
+    assert len(following.found()) == 43
+    patient = Following(spark, tier, tmp_path, fail_on_data_loss="false")
+    assert sum(patient.run()) == 52
+    found = following.found()
+    assert found.count(("orders", 0, 49)) == 1
+    assert found.count(("orders", 0, 0)) == 2
+    # A queue of the first topic that comes late in the new one has nothing from its checkpoint.
+    tier.add("orders", 1, 12)
+    assert following.run() == [12]
+    assert sorted(row[2] for row in following.found() if row[:2] == ("orders", 1)) == sorted(
+        [*range(9), *range(12)]
+    )
+    tier.add("orders", 0, 1)
+    assert following.run() == [1]
+
+
+def test_a_checkpoint_without_numbers_of_topics_is_taken_up(
+    spark: SparkSession, tier: WrittenTier, tmp_path: Path
+) -> None:
+    following = Following(spark, tier, tmp_path)
+    assert sum(following.run()) == 39
+    for file in (tmp_path / "checkpoint" / "offsets").glob("[0-9]*"):
+        texts = file.read_text().split("\n")
+        lines = [json.loads(text) if text[:1] == "{" else text for text in texts]
+        older = [line for line in lines if isinstance(line, dict) and "orders" in line]
+        assert older
+        for line in older:
+            assert line["orders"].pop("topic_id") == 0
+        texts = [json.dumps(line) if isinstance(line, dict) else line for line in lines]
+        file.write_text("\n".join(texts))
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+    tier.add("orders", 1, 3)
+    assert following.run() == [3]
+    assert following.found() == everything(tier)
+    tier.delete("orders")
+    tier.add("orders", 0, 60)
+    with pytest.raises(Exception, match="orders: the topic was deleted and made again"):
+        following.run()
+
+
+def test_a_batch_that_was_planned_for_a_topic_before_it_was_made_again_has_none_of_the_new_one(
+    tier: WrittenTier,
+) -> None:
+    begun = {"orders": {"0": 10, "1": 9, "topic_id": 0}}
+    for patience in ("true", "false"):
+        reader = stream_reader(tier, fail_on_data_loss=patience)
+        try:
+            planned = reader.latestOffset(begun, ReadAllAvailable())
+            assert planned == {"orders": {"0": 30, "1": 9, "topic_id": 0}}
+            assert rows_of(reader, begun, planned) == {("orders", 0): (10, 30)}
+        finally:
+            reader.stop()
+    reader = stream_reader(tier, fail_on_data_loss="false")
+    strict = stream_reader(tier)
+    try:
+        assert reader.latestOffset(begun, ReadAllAvailable()) == planned
+        assert strict.latestOffset(begun, ReadAllAvailable()) == planned
+        tier.delete("orders")
+        tier.add("orders", 0, 35)
+        with pytest.raises(DataLossError, match="was number 0 and is number 1"):
+            strict.partitions(begun, planned)
+        assert rows_of(reader, begun, planned) == {}
+        following = reader.latestOffset(planned, ReadAllAvailable())
+        assert following == {"orders": {"0": 35, "topic_id": 1}}
+        assert rows_of(reader, planned, following) == {("orders", 0): (0, 35)}
+        with pytest.raises(DataLossError, match="was number 0 and is number 1"):
+            strict.latestOffset(planned, ReadAllAvailable())
+    finally:
+        reader.stop()
+        strict.stop()
+
+
+def stream_reader(tier: WrittenTier, **options: str) -> TierStreamReader:
+    """As Spark makes it, in this process."""
+    parsed = ReadOptions.parse({**options_of(tier.config), **options})
+    return TierStreamReader(parsed, spark_schema(parsed.scan.columns))
+
+
+def rows_of(
+    reader: TierStreamReader, begun: dict[str, Any], end: dict[str, Any]
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """The queue offsets of a batch: the first and the end of each queue that has any."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for partition in reader.partitions(begun, end):
+        for batch in reader.read(partition):
+            for row in batch.to_pylist():
+                key = row["topic"], row["queue_id"]
+                found.setdefault(key, []).append(row["queue_offset"])
+    assert all(sorted(at) == [*range(min(at), max(at) + 1)] for at in found.values())
+    return {key: (min(at), max(at) + 1) for key, at in found.items()}
+
+
 def expire_oldest(tier: WrittenTier, topic: str, queue_id: int) -> None:
     """Drop the first half of the segments, as retention does."""
     from tieredstore.access.wiring import GivenParts, open_tier
@@ -174,12 +285,23 @@ def test_limits_are_kept_and_something_is_read_where_something_waits(
         assert size <= bytes_max * 1.0001
 
 
-@given(st.dictionaries(KEYS, st.integers(0, 2**62)))
-def test_offsets_survive_the_checkpoint(offsets: dict[QueueKey, int]) -> None:
-    assert from_json(json.loads(json.dumps(to_json(offsets)))) == offsets
+@given(
+    st.dictionaries(KEYS, st.integers(0, 2**62)),
+    st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2**31)),
+)
+def test_offsets_survive_the_checkpoint(
+    offsets: dict[QueueKey, int], topic_ids: dict[str, int]
+) -> None:
+    topics = {key.topic for key in offsets}
+    held = {topic: number for topic, number in topic_ids.items() if topic in topics}
+    document = to_json(StreamOffsets(offsets=offsets, topic_ids=topic_ids))
+    assert from_json(json.loads(json.dumps(document))) == StreamOffsets(
+        offsets=offsets, topic_ids=held
+    )
 
 
 def test_another_sources_checkpoint_is_refused_by_name() -> None:
-    for document in ({"a": 1}, [1], {"a": {"x": 1}}, {"a": {"1": "2"}}, None):
+    wrong = {"a": 1}, [1], {"a": {"x": 1}}, {"a": {"1": "2"}}, None, {"a": {"\u00b2": 1}}
+    for document in (*wrong, {"a": {"topic_id": "1"}}):
         with pytest.raises(InvalidConfigError, match="is no offset of a tieredstore stream"):
             from_json(document)

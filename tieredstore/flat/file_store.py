@@ -107,8 +107,15 @@ class FlatFileStore:
         self._metadata.refresh()
         self._provider.refresh()  # or a newer catalogue would name bytes that seem to be missing
         rows = {record.key: record for record in self._rows()}
+        numbers = {record.topic: record.topic_id for record in self._metadata.topics()}
         with self._guard:
-            gone = self._taken_out(self._files.keys() - rows.keys())
+            # A topic that was deleted and made again has another number, and other messages.
+            lasting = {
+                key
+                for key, file in self._files.items()
+                if key in rows and file.topic_id == numbers.get(key.topic, -1)
+            }
+            gone = self._taken_out(self._files.keys() - lasting)
             known = dict(self._files)
         for file in gone:
             file.close()
