@@ -108,6 +108,16 @@ def test_what_is_not_sound_is_told_after_a_rebuild(command: Command, root: Path)
     assert "GoldAa/0: 1 queue units" in ran.err
 
 
+def test_expired_units_are_a_note_of_a_rebuild(command: Command, root: Path) -> None:
+    segment_file(root, "GoldAa/0", "COMMIT_LOG", 0).unlink()
+    shutil.rmtree((root / CATALOGUE).parent)
+    ran = asked(command, root, "rebuild", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    notes = [row["detail"] for row in ran.rows if row["what"] == "note"]
+    assert len(notes) == 1
+    assert "units of messages that have expired" in notes[0]
+
+
 def test_a_directory_is_certified(command: Command, root: Path) -> None:
     ran = command.run("certify", *named(root), "--json")
     assert (ran.code, ran.err) == (0, "")

@@ -9,7 +9,7 @@ import pytest
 from tests.flat.store_kit import KEY, LOG, PATH, QUEUE, Tier, append, content, unplaced
 from tests.flat.tiers import numbered, run_of
 from tieredstore.codec.end_marks import encode_coda
-from tieredstore.codec.record_fields import BORN_HOST_IPV6
+from tieredstore.codec.record_fields import BORN_HOST_IPV6, rewrite_log_offset
 from tieredstore.driver.metadata import Put
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.catalogue import SegmentRecord
@@ -34,6 +34,14 @@ def put_back(tier: Tier, type: SegmentType, index: int = -1, **fields: int | Non
 
 def last_bytes(tier: Tier, type: SegmentType) -> tuple[int, bytes]:
     return list(tier.held(type).items())[-1]
+
+
+def placed(records: list[bytes], start: int) -> bytes:
+    """Records as they lie in a log from here on."""
+    data = bytearray()
+    for record in records:
+        data += rewrite_log_offset(record, start + len(data))
+    return bytes(data)
 
 
 def expected(*numbers: int) -> dict[int, bytes]:
@@ -196,7 +204,49 @@ def test_a_last_unit_that_names_a_hole_in_the_log_stops_uploads() -> None:
     file = tier.file()
     problem = file.problem
     assert problem is not None
-    assert "names no message" in problem
+    assert "1 queue units name bytes that the log has not" in problem
+    assert content(file) == expected(*range(5))
+
+
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_a_message_whose_unit_is_damaged_keeps_its_place(count: int) -> None:
+    tier = a_filled_tier()
+    base, units = last_bytes(tier, QUEUE)
+    tier.damage(QUEUE, base, units[: -20 * count] + bytes(20 * count))
+    for kind in (LOG, QUEUE):
+        put_back(tier, kind, size=0)
+    length = len(tier.held(LOG)[0])
+    file = tier.file()
+    assert (file.commit_offset, file.log.commit_offset) == (6, length)
+    assert file.problem is not None
+    assert f"messages {6 - count} to 5 are in the log" in file.problem
+
+
+def test_a_damaged_unit_does_not_count_for_bytes_that_no_unit_names() -> None:
+    tier = a_filled_tier()
+    base, units = last_bytes(tier, QUEUE)
+    tier.damage(QUEUE, base, units[: 3 * 20] + bytes(20))
+    for kind in (LOG, QUEUE):
+        put_back(tier, kind, size=0)
+    file = tier.file()
+    assert (file.commit_offset, file.log.commit_offset) == (4, sum(map(len, numbered(0, 4))))
+
+
+def test_a_damaged_unit_is_of_the_later_of_two_records_of_its_number() -> None:
+    tier = a_filled_tier(3)
+    log_base, log = last_bytes(tier, LOG)
+    tier.damage(LOG, log_base, log + placed(numbered(3, 2), len(log)))  # nobody names these
+    put_back(tier, LOG, size=len(log) + len(numbered(3, 1)[0]) * 2)
+    file = tier.file()
+    file.log.roll()
+    append(file, numbered(3, 2))
+    base, units = last_bytes(tier, QUEUE)
+    tier.damage(QUEUE, base, units[: 3 * 20] + bytes(2 * 20))
+    end = file.log.commit_offset
+    for kind in (LOG, QUEUE):
+        put_back(tier, kind, size=0)
+    again = tier.file()
+    assert (again.commit_offset, again.log.commit_offset) == (5, end)
 
 
 def test_a_row_that_is_behind_in_the_middle_is_asked_for() -> None:

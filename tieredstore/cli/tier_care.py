@@ -168,7 +168,7 @@ def tell_damage(report: AuditReport) -> None:
 
 
 def rebuilt_rows(report: RebuildReport) -> Iterator[Row]:
-    """One of all, then one a topic and one a problem."""
+    """One of all, then one a topic, one a problem and one a note."""
     yield {
         "what": "catalogue",
         "topic_count": len(report.topics),
@@ -182,14 +182,16 @@ def rebuilt_rows(report: RebuildReport) -> Iterator[Row]:
         yield {"what": "topic", "topic": topic, "topic_id": number, "is_new_id": is_new}
     for problem in report.problems:
         yield {"what": "problem", "detail": problem}
+    for note in report.notes:
+        yield {"what": "note", "detail": note}
 
 
 def rebuilt_line(row: Row) -> str:
     if row["what"] == "topic":
         index = "; its keys are indexed again" if row["is_new_id"] else ""
         return printable(f"topic {row['topic']}: id {row['topic_id']}{index}")
-    if row["what"] == "problem":
-        return printable(f"problem: {row['detail']}")
+    if row["what"] in ("problem", "note"):
+        return printable(f"{row['what']}: {row['detail']}")
     return (
         f"{row['topic_count']} topics, {row['queue_count']} queues, "
         f"{row['segment_count']} segments, {row['size']} bytes"

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from typing import Final
 
+from tieredstore.codec.end_marks import CODA_BYTES, is_blank
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, decode_unit
 from tieredstore.codec.record_fields import (
     MESSAGE_MAGIC_V1,
     MESSAGE_MAGIC_V2,
+    peek_log_offset,
     peek_magic,
     peek_message_bytes,
+    peek_queue_offset,
     peek_store_timestamp,
 )
 from tieredstore.driver.metadata import MetadataStore, Put
@@ -27,11 +32,14 @@ from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.flat_segment import FlatSegment
 from tieredstore.flat.full_segments import gone_from
 from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.record_rows import RECORD_BYTES_MIN
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError, SegmentError
 
 _HEADER_BYTES = 76  # up to and with the store time of a message born on IPv6
 _MAGICS = frozenset({MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2})
+_UNITS_LOOKED_AT: Final = 64
+_BYTES_AT_ONCE: Final = 1 << 18
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +52,9 @@ def recover(
     * The last segments, and those that end before the next one begins, are as long as the backend
       says. Where the catalogue says the same of all, nothing is read. The others are looked for in
       a listing, unless it is read only; those keep their rows, and reading what is gone fails.
-    * A queue unit counts if its record is in the log. The log counts up to the record of the last
-      unit; bytes behind it are compared with what is written there next.
+    * A queue unit counts if the log has its record, also where the unit itself is damaged: that is
+      a problem, and the message keeps its place. The log counts up to the record of the last unit;
+      bytes behind it are compared with what is written there next.
     * Messages that the catalogue did not name are noted: somebody has to compare them.
     * Where there is less than was committed, what is left can be read, `file.problem` says what is
       missing, and the catalogue keeps the row that shows it.
@@ -125,13 +134,27 @@ class _Found:
         """Of the last segment in the backend."""
         return self.segments[-1].base + self.backend_bytes[-1] if self.segments else 0
 
-    def read(self, offset: int, length: int, *, whole_bytes: int = 0) -> bytes:
-        """The beginning of what lies wholly in one segment, of all that the backend has."""
+    @property
+    def last_base(self) -> int:
+        return self.segments[-1].base if self.segments else 0
+
+    def first_unit(self, index: int) -> int:
+        """The queue offset with which a segment begins."""
+        return self.segments[index].base // UNIT_BYTES
+
+    def room(self, offset: int) -> int:
+        """How many bytes the segment with this one has from here on, in the backend."""
         index = bisect_right(self.segments, offset, key=_base) - 1
-        end = offset + max(length, whole_bytes)
-        if index < 0 or end > self.segments[index].base + self.backend_bytes[index]:
-            raise SegmentCorruptError("", f"no segment has all up to {end}", position=offset)
-        found = self.segments[index]
+        if index < 0:
+            return 0
+        return max(0, self.segments[index].base + self.backend_bytes[index] - offset)
+
+    def head(self, offset: int, length: int = _HEADER_BYTES) -> bytes:
+        """What one segment has of these bytes: fewer at its end, none where it has none."""
+        length = min(length, self.room(offset))
+        if not length:
+            return b""
+        found = self.segments[bisect_right(self.segments, offset, key=_base) - 1]
         return found.segment.read(offset - found.base, length)
 
     def count(self, index: int, size: int) -> None:
@@ -155,29 +178,87 @@ class _Found:
 def _settle(queue: _Found, commit_log: _Found) -> list[str]:
     """Decide how much of both files counts; what is wrong with them."""
     problems = []
-    last: QueueUnit | None = None
+    end: _End | None = None
     for index in reversed(range(len(queue.rows))):
         units = queue.backend_bytes[index] // UNIT_BYTES
-        if last is None and units:
-            named = _units_within(queue, index, units, log_end=commit_log.end)
-            if named < units:
-                problems.append(f"{units - named} queue units name bytes that the log has not")
-            units = named
-            if units:
-                last = _unit(queue, index, units - 1)
+        if units and (end is None or not end.count):
+            end = _end_of_units(queue, index, units, commit_log)
+            problems += [end.problem] if end.problem else []
+            units = end.count
         queue.count(index, units * UNIT_BYTES)
     for index, size in enumerate(commit_log.backend_bytes):
         commit_log.count(index, size)
+    named_end = 0 if end is None or not end.count else end.log_end
     if commit_log.rows:
         was, there = commit_log.segments[-1].record, commit_log.backend_bytes[-1]
-        named_bytes = last.log_offset + last.message_bytes - was.base_offset if last else 0
-        commit_log.count(-1, min(there, max(named_bytes, was.size)))
-    if last is not None:
+        commit_log.count(-1, min(there, max(named_end - was.base_offset, was.size)))
+    if end is not None and end.last is not None:
         try:
-            _bring_times_up_to_date(queue, commit_log, last)
+            _bring_times_up_to_date(queue, commit_log, end.first, end.last)
         except (SegmentError, OffsetOutOfRangeError) as error:
-            problems.append(f"the last queue unit names no message: {error}")
+            problems.append(f"the time of its first message cannot be read: {error}")
     return problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Message:
+    """A whole record of the log, as its head says."""
+
+    log_offset: int
+    message_bytes: int
+    queue_offset: int
+    store_time: int
+
+    @property
+    def end(self) -> int:
+        return self.log_offset + self.message_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """How many units of a segment count, and up to where the log does.
+
+    `last` is the message of the last of them, None where neither file can say which it is, and
+    `first` that of the first, where its unit cannot say.
+    """
+
+    count: int
+    log_end: int = 0
+    last: _Message | None = None
+    first: _Message | None = None
+    problem: str = ""
+
+
+def _end_of_units(queue: _Found, index: int, units: int, commit_log: _Found) -> _End:
+    """The end of the last segment that has units.
+
+    The log was durable before the units were written. So a unit that does not name its message is
+    damaged, and the records of the log, followed one by one, lead to the message: it keeps its
+    place. Only units of records that the log has lost do not count.
+    """
+    final = queue.first_unit(index) + units - 1
+    last = _named_by(_unit(queue, index, units - 1), final, commit_log)
+    if last is not None:
+        return _End(count=units, log_end=last.end, last=last)
+    within = _units_within(queue, index, units, log_end=commit_log.end)
+    beyond = "queue units name bytes that the log has not"
+    sound = _last_sound(queue, index, min(within, units - 1), commit_log)
+    if sound is None and not within and units > 1:
+        return _End(count=0, problem=f"{units} {beyond}")
+    start = commit_log.last_base if sound is None else sound.end
+    at_first, found, is_cut = _follow_records(commit_log, start, queue.first_unit(index), final)
+    reached = found or sound
+    behind = queue.first_unit(index) if reached is None else reached.queue_offset + 1
+    if found is not None and behind > final:
+        first = queue.first_unit(index) if sound is None else sound.queue_offset + 1
+        text = f"messages {first} to {final} are in the log, and their queue units are damaged"
+        return _End(count=units, log_end=found.end, last=found, first=at_first, problem=text)
+    if not is_cut:
+        text = f"the last queue unit names no message: {behind} to {final} cannot be found"
+        return _End(count=units, log_end=commit_log.end, problem=text)
+    count = max(0, behind - queue.first_unit(index))
+    log_end = 0 if reached is None else reached.end
+    return _End(count=count, log_end=log_end, last=reached, problem=f"{units - count} {beyond}")
 
 
 def _units_within(queue: _Found, index: int, units: int, *, log_end: int) -> int:
@@ -195,37 +276,111 @@ def _units_within(queue: _Found, index: int, units: int, *, log_end: int) -> int
     return bisect_right(range(units), log_end, key=end)
 
 
+def _last_sound(queue: _Found, index: int, below: int, commit_log: _Found) -> _Message | None:
+    """The last message before unit `below` of a segment whose unit names it; only the nearest
+    units are looked at, of the segments before too."""
+    looked_at = 0
+    while index >= 0 and looked_at < _UNITS_LOOKED_AT:
+        count = min(below, _UNITS_LOOKED_AT - looked_at)
+        for number in reversed(range(below - count, below)):
+            offset = queue.first_unit(index) + number
+            found = _named_by(_unit(queue, index, number), offset, commit_log)
+            if found is not None:
+                return found
+        looked_at += count
+        index -= 1
+        below = queue.backend_bytes[index] // UNIT_BYTES if index >= 0 else 0
+    return None
+
+
 def _unit(queue: _Found, index: int, number: int) -> QueueUnit:
     segment = queue.segments[index].segment
     return decode_unit(segment.read(number * UNIT_BYTES, UNIT_BYTES), path=segment.path)
 
 
-def _bring_times_up_to_date(queue: _Found, commit_log: _Found, last: QueueUnit) -> None:
-    """The last segments end with the last record; a new one begins with its first."""
-    newest = _store_time(commit_log, last.log_offset, last.message_bytes)
+def _named_by(unit: QueueUnit, queue_offset: int, commit_log: _Found) -> _Message | None:
+    """The message of a unit, if its record is there and says the same."""
+    found = _message_at(unit.log_offset, commit_log, commit_log.head)
+    is_it = found is not None and (found.message_bytes, found.queue_offset) == (
+        unit.message_bytes,
+        queue_offset,
+    )
+    return found if is_it else None
+
+
+def _message_at(at: int, commit_log: _Found, head_at: Callable[[int], bytes]) -> _Message | None:
+    """The record that begins here, or behind the end mark that lies here; None where none does."""
+    head = head_at(at)
+    if is_blank(head):
+        at += CODA_BYTES
+        head = head_at(at)
+    if len(head) < _HEADER_BYTES or peek_magic(head) not in _MAGICS:
+        return None
+    size = peek_message_bytes(head)
+    is_its_place = peek_log_offset(head) in (at, at - CODA_BYTES)
+    if size < RECORD_BYTES_MIN or size > commit_log.room(at) or not is_its_place:
+        return None
+    return _Message(
+        log_offset=at,
+        message_bytes=size,
+        queue_offset=peek_queue_offset(head),
+        store_time=peek_store_timestamp(head),
+    )
+
+
+def _follow_records(
+    commit_log: _Found, at: int, first: int, final: int
+) -> tuple[_Message | None, _Message | None, bool]:
+    """Message `first` in the log from here on, the last one up to `final`, and whether the log
+    ends there.
+
+    A record may be there twice, where nobody named the first one: the later one counts.
+    """
+    piece, start = b"", at
+
+    def head_at(at: int) -> bytes:
+        nonlocal piece, start
+        if not start <= at <= start + len(piece) - _HEADER_BYTES:
+            piece, start = commit_log.head(at, _BYTES_AT_ONCE), at
+        return piece[at - start : at - start + _HEADER_BYTES]
+
+    at_first = last = None
+    while (found := _message_at(at, commit_log, head_at)) is not None:
+        at = found.end
+        if found.queue_offset <= final:
+            last = found
+        if found.queue_offset == first:
+            at_first = found
+    head = head_at(at)
+    is_torn = (
+        len(head) == _HEADER_BYTES and peek_magic(head) in _MAGICS and peek_log_offset(head) == at
+    )
+    return at_first, last, is_torn or commit_log.end - at < RECORD_BYTES_MIN
+
+
+def _bring_times_up_to_date(
+    queue: _Found, commit_log: _Found, first: _Message | None, last: _Message
+) -> None:
+    """The last segments end with the last record; a new one begins with its first.
+
+    A queue segment may begin with units of messages that have expired: it begins with the log then.
+    """
     for found in (queue, commit_log):
         row, was = found.rows[-1], found.segments[-1].record
         if row.size == was.size or not row.size:
             continue
         oldest = row.begin_timestamp
-        if oldest is None and found is queue:
-            first = _unit(queue, -1, 0)
-            oldest = _store_time(commit_log, first.log_offset, first.message_bytes)
+        if oldest is None and found is queue and first is not None:
+            oldest = first.store_time
         elif oldest is None:
-            oldest = _store_time(commit_log, row.base_offset)
-        found.rows[-1] = replace(
-            row, begin_timestamp=oldest, end_timestamp=max(newest, row.end_timestamp or newest)
-        )
-
-
-def _store_time(commit_log: _Found, log_offset: int, message_bytes: int = 0) -> int:
-    """Of the record that begins here; its size must be this one where it is known."""
-    length = min(_HEADER_BYTES, message_bytes or _HEADER_BYTES)
-    header = commit_log.read(log_offset, length, whole_bytes=message_bytes)
-    is_message = peek_magic(header) in _MAGICS
-    if not is_message or message_bytes not in (0, peek_message_bytes(header)):
-        raise SegmentCorruptError("", "no message starts here", position=log_offset)
-    return peek_store_timestamp(header)
+            place = _unit(queue, -1, 0).log_offset if found is queue else row.base_offset
+            place = max(place, commit_log.segments[0].base)
+            message = _message_at(place, commit_log, commit_log.head)
+            if message is None:
+                raise SegmentCorruptError("", "no message starts here", position=place)
+            oldest = message.store_time
+        newest = max(last.store_time, row.end_timestamp or last.store_time)
+        found.rows[-1] = replace(row, begin_timestamp=oldest, end_timestamp=newest)
 
 
 def _row_behind_unnamed_bytes(commit_log: _Found, *, now_ms: int) -> SegmentRecord | None:

@@ -33,7 +33,8 @@ class RebuildReport:
     """What the catalogue has now.
 
     `new_ids` are topics whose id nobody knew: what the index has of them is put again, as is all
-    that `is_index_whole` being False calls into question.
+    that `is_index_whole` being False calls into question. `notes` are worth knowing; a sound tier
+    may have them.
     """
 
     topics: Mapping[str, int]
@@ -43,6 +44,7 @@ class RebuildReport:
     size: int
     is_index_whole: bool
     problems: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 class NewerCatalogueError(MetadataError):
@@ -114,6 +116,7 @@ def rebuild(
         size=sum(row.size for row in rows),
         is_index_whole=is_whole,
         problems=(*problems, *index.problems),
+        notes=tuple(f"{queue.file.path}: {queue.note}" for queue in queues if queue.note),
     )
 
 

@@ -16,7 +16,7 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.flat_segment import FlatSegment
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.recovery import recover
-from tieredstore.flat.segment_times import believed_times
+from tieredstore.flat.segment_times import store_time, units_of
 from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendError, OffsetOutOfRangeError, SegmentError
@@ -24,12 +24,14 @@ from tieredstore.model.errors import BackendError, OffsetOutOfRangeError, Segmen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundQueue:
-    """A queue that lies in the backend. `problem` says what its bytes do not bear out."""
+    """A queue that lies in the backend. `problem` says what its bytes do not bear out, and `note`
+    what a sound queue may have."""
 
     record: QueueRecord
     rows: tuple[SegmentRecord, ...]
     file: FlatMessageFile
     problem: str | None
+    note: str | None = None
 
     @property
     def topic(self) -> str:
@@ -77,7 +79,8 @@ def found_queue(
     if not file.queue.segments and file.log.segments:
         problems.append("it has a log and no queue units")
     problem = "; ".join(dict.fromkeys(problems)) or None
-    return FoundQueue(record=record, rows=timed, file=file, problem=problem)
+    note = _expired_units(file)
+    return FoundQueue(record=record, rows=timed, file=file, problem=problem, note=note)
 
 
 def _segments(file: FlatMessageFile) -> tuple[FlatSegment, ...]:
@@ -94,21 +97,39 @@ def _count_coda(file: FlatMessageFile) -> None:
 
 
 def _with_times(file: FlatMessageFile, segment: FlatSegment, problems: list[str]) -> SegmentRecord:
-    segment.record = replace(segment.record, begin_timestamp=None, end_timestamp=None)
+    """The row, with the times of the oldest and the newest message of it that there are.
+
+    The oldest queue segment may begin with units of messages that have expired with the log.
+    """
+    found, record = segment.record, segment.record
+    begin, end = found.begin_timestamp, found.end_timestamp  # as the recovery read them
     try:
-        times = believed_times(file, segment)
+        held = units_of(file, record)
+        first = max(held.start, file.min_offset)
+        if first < held.stop:
+            begin = store_time(file, first)
+            end = store_time(file, held.stop - 1)
     except BackendError:
         raise
     except (SegmentError, OffsetOutOfRangeError) as error:
-        problems.append(f"{segment.segment.path}: its times cannot be read: {error}")
-        times = None
-    if times is None:
-        return segment.record
-    begin, end = times
+        if begin is None or end is None:
+            problems.append(f"{segment.segment.path}: its times cannot be read: {error}")
+    if begin is None or end is None:
+        return replace(record, begin_timestamp=None, end_timestamp=None)
     # When the segment was made is written nowhere: not before its first message.
     return replace(
-        segment.record,
-        create_timestamp=begin,
-        begin_timestamp=begin,
-        end_timestamp=max(begin, end),
+        record, create_timestamp=begin, begin_timestamp=begin, end_timestamp=max(begin, end)
     )
+
+
+def _expired_units(file: FlatMessageFile) -> str | None:
+    """A log's segments and the queue's end at other messages: both go only as a whole."""
+    try:
+        count = file.min_offset - file.queue.min_unit
+    except BackendError:
+        raise
+    except (SegmentError, OffsetOutOfRangeError):
+        return None  # a problem says why
+    if count <= 0:
+        return None
+    return f"begins with {count} units of messages that have expired"
