@@ -150,7 +150,7 @@ class CatalogueWriter:
     def close(self, tables: Tables) -> None:
         """Compact, if anything changed, and release the lock whatever happens."""
         try:
-            if self._journal.exists and self._failure is None and self._lock.held:
+            if self._journal.exists and self._failure is None:
                 self.compact(tables)
         except (OSError, MetadataError) as error:
             # Nothing is lost: the journal holds it, and the next open reads it.
@@ -158,13 +158,6 @@ class CatalogueWriter:
         finally:
             self._journal.close()
             self._lock.release()
-
-    def require_owner(self) -> None:
-        """Raises MetadataError in a forked child, which has the memory but not the lock."""
-        if not self._lock.held:
-            raise MetadataError(
-                str(self._files.snapshot), "it was opened by another process: open it in this one"
-            )
 
     def _require_sound(self) -> None:
         if self._failure is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Final
 
 from tieredstore.driver.generations import Generations
 from tieredstore.driver.metadata import Change, Put
+from tieredstore.driver.one_process import LockOfOneProcess
 from tieredstore.driver.published import CatalogueFacts, CatalogueUpkeep
 from tieredstore.driver.runtime import SystemClock
 from tieredstore.metadata import changes as codec
@@ -76,7 +76,7 @@ class JsonMetadataStore(MemoryReads):
         self._change_count = 0  # batches since it was opened
         # Held by who commits, compacts, refreshes or closes, also while bytes travel. Tables
         # change under both locks, so they hold still under either.
-        self._commit_lock = threading.Lock()
+        self._commit_lock = LockOfOneProcess(self._process)
         self.report = OpenReport.of(files, catalogue, stale_journal)
         self.report.warn(files)
 
@@ -261,7 +261,6 @@ class JsonMetadataStore(MemoryReads):
         self._require_open()
         if isinstance(self._access, Follower):
             raise MetadataError(str(self._files.snapshot), "it was opened read only")
-        self._access.require_owner()
         return self._access
 
     @property

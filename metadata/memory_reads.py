@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -16,6 +15,7 @@ from tieredstore.driver.metadata import (
     Put,
     PutNote,
 )
+from tieredstore.driver.one_process import LockOfOneProcess, OneProcess
 from tieredstore.metadata import rocketmq_json
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
@@ -29,12 +29,14 @@ class MemoryReads(MetadataStore):
     """Answers every read from `_tables`, each as of one moment.
 
     `_tables_lock` is held for moments only, by reads to copy and by the writing half to apply a
-    whole batch or to put other tables in place; never while bytes travel.
+    whole batch or to put other tables in place; never while bytes travel. A process that is forked
+    off from the one that opened the store is refused: OtherProcessError.
     """
 
     def __init__(self, tables: Tables, *, name: str) -> None:
         self._tables = tables
-        self._tables_lock = threading.Lock()
+        self._process = OneProcess(name)
+        self._tables_lock = LockOfOneProcess(self._process)
         self._name = name
         self._closed = False
 
@@ -107,6 +109,10 @@ class MemoryReads(MetadataStore):
             changes += [PutNote(kind, key, _note(text)) for key, text in notes.items()]
         return changes
 
+    def __exit__(self, kind: object = None, *exception: object) -> None:
+        if not self._process.is_left_by(kind):
+            self.close()
+
     def _open_tables(self) -> Tables:
         self._require_open()
         return self._tables
@@ -114,6 +120,7 @@ class MemoryReads(MetadataStore):
     def _require_open(self) -> None:
         if self._closed:
             raise StoreClosedError(f"{self._name} is closed")
+        self._process.require()
 
 
 def _note(text: bytes) -> Json:

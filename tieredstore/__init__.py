@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         InvalidConfigError,
         MetadataError,
         OffsetOutOfRangeError,
+        OtherProcessError,
         PositionMismatchError,
         SegmentCorruptError,
         SegmentError,
@@ -54,6 +55,7 @@ __all__ = [
     "MetadataError",
     "MetadataStore",
     "OffsetOutOfRangeError",
+    "OtherProcessError",
     "PositionMismatchError",
     "PutResult",
     "PutStatus",
@@ -93,9 +95,9 @@ _NAMES = {
     "model.config": "StoreConfig",
     "model.errors": (
         "BackendError BackendRefusedError BackendUnavailableError InvalidConfigError "
-        "MetadataError OffsetOutOfRangeError PositionMismatchError SegmentCorruptError "
-        "SegmentError SegmentNotFoundError SegmentSealedError StoreClosedError "
-        "TieredStoreError"
+        "MetadataError OffsetOutOfRangeError OtherProcessError PositionMismatchError "
+        "SegmentCorruptError SegmentError SegmentNotFoundError SegmentSealedError "
+        "StoreClosedError TieredStoreError"
     ),
     "model.messages": "GetResult Message MessageRun PutResult QueryResult",
     "model.values": "Boundary GetStatus PutStatus SegmentType StorageLevel",

@@ -74,7 +74,7 @@ class AsyncTieredStore:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await self.shutdown()
+        await _in_thread(self.store.__exit__, *exception)
 
     # -- messages -----------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ def killed(path: Path, row: SegmentRecord) -> None:
 FORK = """
 import os, sys
 from tieredstore.metadata import JsonMetadataStore
-from tieredstore.model.errors import MetadataError
+from tieredstore.model.errors import OtherProcessError
 from tieredstore.testing.metadata_contract import log_segment
 
 with JsonMetadataStore.open(sys.argv[1]) as store:
@@ -94,9 +94,11 @@ with JsonMetadataStore.open(sys.argv[1]) as store:
     if child == 0:
         try:
             store.put(log_segment(1))
-        except MetadataError as error:
-            store.close()
-            os._exit("another process" not in str(error))
+        except OtherProcessError:
+            try:
+                store.close()
+            except OtherProcessError:
+                os._exit(0)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     store.put(log_segment(2))

@@ -46,7 +46,7 @@ class TieredReader:
     * What is not given is made from the settings and released by `close`; what is given stays the
       caller's. Absence is None, a status or an empty answer, as everywhere.
     * Any thread may call anything. Before `load` and after `close` everything raises
-      StoreClosedError.
+      StoreClosedError; in a process that is forked off, OtherProcessError: it opens its own.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class TieredReader:
 
     def load(self) -> None:
         """Open the catalogue and its queues; idempotent. After an error nothing is open."""
+        self._refuse_a_fork()
         with self._life_guard:
             if self._parts is not None:
                 return
@@ -89,12 +90,14 @@ class TieredReader:
 
     def refresh(self) -> None:
         """Show what a writer has done since."""
+        self._refuse_a_fork()
         with self._life_guard:
             self._freshen()
 
     def close(self, timeout: float | None = CLOSE_SECONDS) -> None:
         """Release what was opened, in so many seconds; idempotent. Who does not answer in time is
         left behind, and the log says so."""
+        self._refuse_a_fork()
         with self._life_guard:
             parts, self._parts = self._parts, None
         if parts is not None:
@@ -104,8 +107,9 @@ class TieredReader:
         self.load()
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object = None, *exception: object) -> None:
+        if self._parts is None or not self._parts.process.is_left_by(kind):
+            self.close()
 
     # -- what there is ------------------------------------------------------------------------
 
@@ -297,4 +301,10 @@ class TieredReader:
         parts = self._parts
         if parts is None:
             raise StoreClosedError("the reader is not open")
+        parts.process.require()
         return parts
+
+    def _refuse_a_fork(self) -> None:
+        """Before a lock is asked for, which a thread of the parent may have held at the fork."""
+        if self._parts is not None:
+            self._parts.process.require()

@@ -172,4 +172,10 @@ class TieredReads:
         tier = self._tier
         if tier is None:
             raise StoreClosedError("the store is not loaded")
+        tier.parts.process.require()
         return tier
+
+    def _refuse_a_fork(self) -> None:
+        """Before a lock is asked for, which a thread of the parent may have held at the fork."""
+        if self._tier is not None:
+            self._tier.parts.process.require()

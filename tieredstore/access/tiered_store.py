@@ -52,6 +52,8 @@ class TieredMessageStore(TieredReads):
       given stays the caller's and is not closed.
     * A `load` that fails leaves nothing open and may be tried again; so may a store that was shut
       down.
+    * It belongs to the process that loaded it: in one that is forked off everything raises
+      OtherProcessError, and nothing of the parent's is touched.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class TieredMessageStore(TieredReads):
 
     def load(self) -> None:
         """Open the next store and the tier. Raises what either raises when it cannot be opened."""
+        self._refuse_a_fork()
         with self._life_guard:
             if self._tier is not None:
                 return
@@ -165,6 +168,7 @@ class TieredMessageStore(TieredReads):
 
     def start(self) -> None:
         """Take puts, upload, and drop what is too old from now on."""
+        self._refuse_a_fork()
         with self._life_guard:
             tier = self._loaded()
             if self._started:
@@ -181,6 +185,7 @@ class TieredMessageStore(TieredReads):
         Every part is ended, whatever becomes of the others; then the first failure is raised.
         Who does not answer in time is left behind, and the log says so.
         """
+        self._refuse_a_fork()
         with self._life_guard:
             tier = self._tier
             if tier is None:
@@ -206,6 +211,7 @@ class TieredMessageStore(TieredReads):
 
     def destroy(self) -> None:
         """Delete the data of both tiers; a store that is open is shut down first, undrained."""
+        self._refuse_a_fork()
         with self._life_guard:
             self.shutdown(drain=False)
             parts = self._opened_parts()
@@ -230,8 +236,10 @@ class TieredMessageStore(TieredReads):
             raise
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.shutdown()
+    def __exit__(self, kind: object = None, *exception: object) -> None:
+        tier = self._tier
+        if tier is None or not tier.parts.process.is_left_by(kind):
+            self.shutdown()
 
     # -- messages -----------------------------------------------------------------------------
 

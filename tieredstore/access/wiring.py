@@ -25,6 +25,7 @@ from tieredstore.driver.measured import MeasuredProvider
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import Metrics, NoMetrics
+from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.published import Publisher
 from tieredstore.driver.registry import (
@@ -89,6 +90,7 @@ class TierParts:
         read_only: bool,
         ending: Ending,
     ) -> None:
+        self.process = OneProcess(f"the tier of {config.broker_name}")  # no other may use them
         self.runtime = runtime
         self.provider = provider
         self.metadata = metadata

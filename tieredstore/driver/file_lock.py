@@ -13,6 +13,8 @@ import threading
 from pathlib import Path
 from typing import Self
 
+from tieredstore.driver.one_process import OneProcess
+
 _held: set[str] = set()
 _held_guard = threading.Lock()
 
@@ -37,7 +39,7 @@ class FileLock:
     def __init__(self, path: str, descriptor: int) -> None:
         self._path = path
         self._descriptor: int | None = descriptor
-        self._owner = os.getpid()
+        self._process = OneProcess(path)
 
     @classmethod
     def acquire(cls, path: str | os.PathLike[str]) -> FileLock | None:
@@ -64,13 +66,13 @@ class FileLock:
     @property
     def held(self) -> bool:
         """Whether this process holds it, now."""
-        return self._descriptor is not None and self._owner == os.getpid()
+        return self._descriptor is not None and self._process.is_this
 
     def release(self) -> None:
         with _held_guard:
             if self._descriptor is None:
                 return
-            if self._owner == os.getpid():
+            if self._process.is_this:
                 _held.discard(self._path)
             os.close(self._descriptor)
             self._descriptor = None

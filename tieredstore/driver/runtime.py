@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, Protocol, Self, TypeVar
 
+from tieredstore.driver.one_process import OneProcess
 from tieredstore.model.errors import StoreClosedError
 
 P = ParamSpec("P")
@@ -115,17 +116,23 @@ class ThreadPool:
 
     When the queue is full the caller's own thread does the work: callers are slowed down, memory
     stays bounded, and a call that submits another can never wait for itself. Threads start with
-    the first call, and end with `close`.
+    the first call, and end with `close`. They belong to the process of that call: one that is
+    forked off has none of them, and would wait for ever.
     """
 
     def __init__(self, name: str, *, threads: int, pending_max: int) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"tieredstore-{name}")
         self._places = threading.BoundedSemaphore(threads + pending_max)
+        self._name = f"the threads for {name}"
+        self._process: OneProcess | None = None
         self._closed = False
 
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         if self._closed:
             raise StoreClosedError("the runtime is closed")
+        if self._process is None:
+            self._process = OneProcess(self._name)
+        self._process.require()
         if not self._places.acquire(blocking=False):
             return _run(Future(), call, *args, **kwargs)
         try:
@@ -140,6 +147,8 @@ class ThreadPool:
 
     def close(self, timeout: float | None = None) -> bool:
         self._closed = True
+        if self._process is not None and not self._process.is_this:
+            return True  # its threads are the parent's
         if timeout is None:
             self._executor.shutdown(wait=True)
             return True

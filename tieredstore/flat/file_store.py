@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from tieredstore.codec.names import INDEX_TOPIC, queue_path
 from tieredstore.driver.metadata import Change, DeleteQueue, DeleteTopic, MetadataStore
+from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat import doomed, unconfirmed
@@ -68,6 +69,7 @@ class FlatFileStore:
         self._guard = threading.Lock()  # of both tables; never held while bytes travel
         self._leftovers = doomed.Leftovers(provider, metadata)
         self._closed = False
+        self._process = OneProcess(f"the queues of {config.broker_name}")
 
     def load(self) -> None:
         """Open every queue of the catalogue, many at a time. What is doomed goes meanwhile.
@@ -176,6 +178,7 @@ class FlatFileStore:
 
     def close(self) -> None:
         """Release the handles of all queues; idempotent."""
+        self._process.require()
         self._closed = True
         for file in self.files():
             file.close()
@@ -287,6 +290,7 @@ class FlatFileStore:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosedError("the store of flat files is closed")
+        self._process.require()
 
 
 def _is_transient(error: TieredStoreError) -> bool:

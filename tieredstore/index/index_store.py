@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime, Service
 from tieredstore.flat import doomed
@@ -78,6 +79,7 @@ class IndexStore:
         self._is_open = self._is_closing = False
         self._next_upload = 0
         self.failure: TieredStoreError | None = None
+        self._process = self._this_process()
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -88,6 +90,8 @@ class IndexStore:
         about files whose upload was cut short, and need not answer; but it must before an index
         is taken over that is not noted in the catalogue: BackendError where it does not.
         """
+        if self._is_open:
+            self._process.require()
         with self._life_guard, self._uploading:
             if self._is_open:
                 return
@@ -103,6 +107,7 @@ class IndexStore:
             files = open_local_files(self._config, self._folder, *known, now_ms=now)
             self._filling.open(files, last_begin=max(begins, default=0))
             self._is_open, self._is_closing = True, False
+            self._process = self._this_process()
 
     def start(self) -> None:
         """Upload and expire in the background from now on."""
@@ -113,6 +118,8 @@ class IndexStore:
 
     def shutdown(self) -> None:
         """Make what was taken durable and let go of it. What is local stays so."""
+        if self._is_open:
+            self._process.require()
         with self._life_guard:
             service, self._service = self._service, None
             self._is_closing = True
@@ -132,6 +139,8 @@ class IndexStore:
 
     def destroy(self) -> None:
         """Delete everything: files, copies of footers, uploaded files and notes."""
+        if self._is_open:
+            self._process.require()
         with self._life_guard, self._uploading:
             self._is_open = False
             self._filling.close()
@@ -293,6 +302,10 @@ class IndexStore:
     def _check_open(self) -> None:
         if not self._is_open:
             raise StoreClosedError("the key index is not open")
+        self._process.require()
+
+    def _this_process(self) -> OneProcess:
+        return OneProcess(f"the key index in {self._folder.path}")
 
     @property
     def figures(self) -> IndexFigures:

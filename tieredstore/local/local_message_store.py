@@ -56,7 +56,8 @@ class LocalMessageStore(StoreReads):
     * What `put_message` acknowledged is in the log: with SYNC_FLUSH on disk, else at the latest
       after `flush_interval_ms`. Queues and index follow by themselves; a read sees every put that
       returned before it, unless queues or index cannot be written: then they follow when they can.
-    * One process at a time, kept by the lock that Java honours too.
+    * One process at a time, kept by the lock that Java honours too. A process that is forked off
+      may do nothing with it, not even read: reads too dispatch what was put.
     * A clean `shutdown` removes the abort file. If anything could not be written it stays, and the
       next `load` recovers.
     """
@@ -80,6 +81,7 @@ class LocalMessageStore(StoreReads):
     def load(self) -> None:
         """Open and recover what is there. Raises InvalidConfigError for other sizes than the
         store was made with, BackendRefusedError while another process has it open."""
+        self._refuse_a_fork()
         with self._life_guard:
             if self._parts is not None:
                 return
@@ -106,6 +108,7 @@ class LocalMessageStore(StoreReads):
 
     def start(self) -> None:
         """Take puts, and look after the files from now on."""
+        self._refuse_a_fork()
         with self._life_guard:
             parts = self._loaded()
             if self._started:
@@ -128,6 +131,7 @@ class LocalMessageStore(StoreReads):
     def shutdown(self) -> None:
         """End the store. What cannot be written now, the next load makes good: nothing is raised
         for it, everything closes, and the lock is free."""
+        self._refuse_a_fork()
         with self._life_guard:
             parts = self._parts
             if parts is None:
@@ -166,6 +170,7 @@ class LocalMessageStore(StoreReads):
 
     def destroy(self) -> None:
         """Delete the store's data; it must not be loaded."""
+        self._refuse_a_fork()
         with self._life_guard:
             self.shutdown()
             parts = StoreParts.of(self._config, self._runtime)

@@ -94,6 +94,7 @@ class LocalReader(StoreReads):
 
     def load(self) -> None:
         """Find the files, once. A writer may create and delete some meanwhile: then look again."""
+        self._refuse_a_fork()
         if self._parts is not None:
             return
         for attempt in range(1, _OPEN_TRIES + 1):
@@ -129,6 +130,7 @@ class LocalReader(StoreReads):
 
     def close(self) -> None:
         """Release all files. Idempotent."""
+        self._refuse_a_fork()
         parts, self._parts = self._parts, None
         if parts is not None:
             parts.close()
@@ -136,8 +138,9 @@ class LocalReader(StoreReads):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object = None, *exception: object) -> None:
+        if self._parts is None or not self._parts.process.is_left_by(kind):
+            self.close()
 
     def max_log_offset(self) -> int:
         """Where the sound records end."""

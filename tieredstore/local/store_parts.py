@@ -16,6 +16,7 @@ from tieredstore.codec.record_fields import (
     peek_store_timestamp,
     peek_topic,
 )
+from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.care.checkpoint import CheckpointValues, StoreCheckpoint
 from tieredstore.local.care.queue_ends import ENDS_FILE, QueueEnds
@@ -42,6 +43,7 @@ from tieredstore.model.values import QueueKey
 class StoreParts:
     """Log, queues, index and those who serve them. `of` touches no file."""
 
+    process: OneProcess  # the only one that may use them
     config: LocalConfig
     files: StoreFiles
     log: CommitLog
@@ -81,6 +83,7 @@ class StoreParts:
             behind_max=config.dispatch_behind_max,
         )
         return cls(
+            process=OneProcess(config.store_path),
             config=config,
             files=files,
             log=log,

@@ -26,7 +26,8 @@ class StoreReads:
     """Reads of a store whose parts are loaded; each sees every put that returned before it.
 
     With SYNC_FLUSH a message is seen when it is on disk. A put with WAIT=false does not wait for
-    that, so a read that follows at once may not see its messages yet.
+    that, so a read that follows at once may not see its messages yet. In a process that was forked
+    off everything raises OtherProcessError.
     """
 
     def __init__(self, config: LocalConfig) -> None:
@@ -181,7 +182,13 @@ class StoreReads:
         parts = self._parts
         if parts is None:
             raise StoreClosedError("the store is not loaded")
+        parts.process.require()
         return parts
+
+    def _refuse_a_fork(self) -> None:
+        """Before a lock is asked for, which a thread of the parent may have held at the fork."""
+        if self._parts is not None:
+            self._parts.process.require()
 
 
 def _unit(parts: StoreParts, topic: str, queue_id: int, offset: int) -> QueueUnit | None:

@@ -3,6 +3,7 @@
     TieredStoreError
     ├─ InvalidConfigError (ValueError)            fix the settings
     ├─ StoreClosedError                           you closed it
+    │  └─ OtherProcessError                       .opened_by: open it in this process
     ├─ OffsetOutOfRangeError (ValueError)         .offset .minimum .maximum
     ├─ SegmentError                               .path
     │  ├─ SegmentNotFoundError (FileNotFoundError)
@@ -48,6 +49,17 @@ class InvalidConfigError(TieredStoreError, ValueError):
 
 class StoreClosedError(TieredStoreError):
     """The store, provider or segment was closed before this call."""
+
+
+class OtherProcessError(StoreClosedError):
+    """The store was opened before a fork: it is its parent's, and closed to the child."""
+
+    def __init__(self, name: str, *, opened_by: int) -> None:
+        super().__init__(
+            f"{name}: process {opened_by} opened it, and a process forked from that one must not "
+            "use it: open what is needed after the fork"
+        )
+        self.opened_by = opened_by
 
 
 class OffsetOutOfRangeError(TieredStoreError, ValueError):
