@@ -13,7 +13,8 @@ from typing import Final
 import msgspec
 
 from tieredstore.driver.metadata import Json, PutNote
-from tieredstore.metadata.published_format import LINEAGE, PublishedHeader
+from tieredstore.driver.published import LINEAGE
+from tieredstore.metadata.published_format import PublishedHeader
 from tieredstore.metadata.tables import Tables
 
 TRIES_MAX: Final = 16  # of one generation, of which nobody knows whether they landed

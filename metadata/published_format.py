@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 
 from tieredstore.driver.metadata import Json
+from tieredstore.driver.published import LINEAGE
 from tieredstore.metadata.journal import crc32c, seal, unseal
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.errors import MetadataError
@@ -28,10 +29,6 @@ from tieredstore.model.errors import MetadataError
 FORMAT: Final = 1
 PUBLISHED_BYTES_MAX: Final = 256 * 1024 * 1024
 """Some million segments. More is neither published nor read."""
-
-LINEAGE: Final = "published"
-"""The kind of the notes of which a writer knows what it published: they are not published."""
-
 
 _BODY: Final = b',"catalogue":'
 

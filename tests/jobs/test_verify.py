@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.cli.cli_kit import picture
@@ -12,11 +13,13 @@ from tests.codec.golden_files import BROKER, GOLDEN
 from tests.jobs.verify_kit import Harmed, flipped, golden_config, kinds, verified
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.care.audit_report import Severity
+from tieredstore.codec.java import string_hash
 from tieredstore.codec.message import decode_message, encode_stored
-from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.codec.queue_unit import UNIT_BYTES, view_units
 from tieredstore.codec.tiered_index import compacted_file_bytes
 from tieredstore.jobs.job_report import JobExit
 from tieredstore.jobs.verification.verify_findings import VerifyFinding
+from tieredstore.jobs.verification.verify_records import codes_agree
 from tieredstore.jobs.verify import VerifyJob
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
@@ -124,6 +127,34 @@ def test_a_byte_of_a_unit_that_is_another_is_found(
     assert [each.kind for each in found] == [wanted]
     assert isinstance(found[0], VerifyFinding)
     assert found[0].queue_offset == 23
+
+
+@pytest.mark.parametrize("code", [string_hash("TagA"), string_hash("TagB-long-name"), 0])
+def test_no_bit_of_a_tags_code_can_be_another(code: int) -> None:
+    flips = np.uint64(1) << np.arange(64, dtype=np.uint64)
+    held = (np.array([code] * 64).view(np.uint64) ^ flips).view(np.int64)
+    wanted = np.full(64, code)
+    for row in range(64):
+        others = np.array([code, held[row], code])
+        assert codes_agree(others, np.full(3, code)).tolist() == [True, False, True]
+    assert codes_agree(wanted, wanted).all()
+
+
+def test_places_of_extended_units_are_no_codes() -> None:
+    places = np.array([60 * number - 2**63 for number in range(5)])
+    assert codes_agree(places, np.array([0, 7, 2**31 - 1, -(2**31), 0])).all()
+
+
+@pytest.mark.parametrize("bit", [0, 31, 40, 62, 63])
+def test_each_bit_of_a_tags_code_counts(golden: Harmed, bit: int) -> None:
+    """Of a message with tags and of one without."""
+    path = golden.file("GoldBB/0", QUEUE, 400)
+    codes = view_units(path.read_bytes())["tags_code"].astype(np.int64)
+    for wanted in (codes > 0, codes == 0):
+        (row, *_) = np.flatnonzero(wanted)
+        with flipped(path, int(row) * UNIT_BYTES + 19 - bit // 8, 1 << bit % 8):
+            found = [each.kind for each in verified(golden.config).findings]
+        assert found == ["tags-code"], (bit, codes[row])
 
 
 def test_two_units_that_changed_places_are_both_found(golden: Harmed) -> None:

@@ -17,7 +17,7 @@ from tieredstore.driver.metadata import PutNote
 from tieredstore.driver.published import StaleCatalogueError
 from tieredstore.metadata import published_format
 from tieredstore.metadata.catalogue_publisher import KEPT
-from tieredstore.metadata.published_format import LINEAGE
+from tieredstore.driver.published import LINEAGE
 from tieredstore.model.errors import BackendUnavailableError, MetadataError
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
 from tieredstore.testing.memory_objects import MemoryObjects

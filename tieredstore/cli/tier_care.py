@@ -48,7 +48,14 @@ def audited(tier: TierOptions, *, repair: bool) -> AuditReport:
             metadata = backend.catalogue()
             check_broker(config, metadata)
             amend_copy(metadata, provider, [config.broker_name])
-        return audit(metadata, provider, config, runtime, repair=repair)
+        return audit(
+            metadata,
+            provider,
+            config,
+            runtime,
+            repair=repair,
+            published=lambda: published_catalogue(config, provider),
+        )
 
 
 def resumed(tier: TierOptions, topic: str, queue_id: int) -> None:

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Final
 
 from tieredstore.model.errors import MetadataError
+
+LINEAGE: Final = "published"
+"""The kind of the notes by which a writer knows what it published, one a broker: they are not
+published."""
 
 
 class StaleCatalogueError(MetadataError):

@@ -256,6 +256,11 @@ class _Finish:
             lines.append(f"{self._counts['expired']} have expired meanwhile")
         if self._job.adopt:
             lines.append("keys of adopted queues are found once `tieredstore reindex` has run")
+            if not self._job.cut_over:
+                lines.append(
+                    "nothing is adopted yet: the target's catalogue does not name these queues; "
+                    "stop both brokers, and run it again with --cut-over"
+                )
         return lines
 
 

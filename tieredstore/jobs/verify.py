@@ -9,9 +9,11 @@ What lives here: `VerifyJob`. It reads each segment and each index file once, as
 * the keys of all messages and the entries of all index files are the same (`verify_sums`);
 * catalogue and backend agree, which is what `audit` looks at.
 
-What no checksum covers, nobody can verify: of a record that are flag, born time and host, store
-host, reconsume times, the prepared offset and the properties other than TAGS, KEYS and UNIQ_KEY. A
-store time is held against the times of its segment and the seconds of its index entries.
+What no checksum covers, nobody can verify: of a delayed message's unit that is the time of its
+delivery, which it has in the place of a tags code; of a record that are flag, born time and host,
+store host, reconsume times, the prepared offset and the properties other than TAGS, KEYS and
+UNIQ_KEY. A store time is held against the times of its segment and the seconds of its index
+entries.
 
 Damage ends with exit code 4; notes and leftovers do not. Nothing is changed: there is no repair.
 """
@@ -29,7 +31,7 @@ from numpy.typing import NDArray
 
 from tieredstore.access.care.audit import audit
 from tieredstore.access.care.audit_report import Finding, Severity
-from tieredstore.access.wiring import GivenParts, open_tier
+from tieredstore.access.wiring import GivenParts, open_tier, published_catalogue
 from tieredstore.driver.metadata import Json
 from tieredstore.jobs.job import Plan, RowStream
 from tieredstore.jobs.job_report import FINDINGS_MAX, JobReport
@@ -163,7 +165,13 @@ class VerifyJob:
     def _audited(self) -> list[VerifyFinding]:
         parts = open_tier(self.config, GivenParts(), read_only=True)
         try:
-            report = audit(parts.metadata, parts.provider, self.config, parts.runtime)
+            report = audit(
+                parts.metadata,
+                parts.provider,
+                self.config,
+                parts.runtime,
+                published=lambda: published_catalogue(self.config, parts.provider),
+            )
             return [_of_audit(each) for each in report.findings]
         finally:
             parts.close()

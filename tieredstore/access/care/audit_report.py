@@ -43,6 +43,11 @@ class FindingKind(Enum):
     ABANDONED_UPLOAD = "abandoned-upload"
     STRAY_PART = "stray-part"
     STAGED = "staged"
+    PUBLISHED_DAMAGED = "published-damaged"
+    PUBLISHED_MISSING = "published-missing"
+    PUBLISHED_DIFFERS = "published-differs"
+    PUBLISHED_BEHIND = "published-behind"
+    ADOPTED = "adopted-history"
     BEHIND = "catalogue-behind"
     GAP = "gap"
     TAIL = "tail"
@@ -57,7 +62,15 @@ _LEFTOVERS: Final = frozenset(
         FindingKind.STAGED,
     }
 )
-_NOTES: Final = frozenset({FindingKind.BEHIND, FindingKind.GAP, FindingKind.TAIL})
+_NOTES: Final = frozenset(
+    {
+        FindingKind.BEHIND,
+        FindingKind.PUBLISHED_BEHIND,
+        FindingKind.ADOPTED,
+        FindingKind.GAP,
+        FindingKind.TAIL,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

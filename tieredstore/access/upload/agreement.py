@@ -19,6 +19,7 @@ from tieredstore.model.config import MIB
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentError
 
 STOPPED_QUEUE: Final = "stopped-queue"
+_HISTORY: Final = "history of broker "
 _BEHIND_LOG_OFFSET: Final = LOG_OFFSET_POSITION + 8
 _COMPARED_COUNT: Final = 1024
 _COMPARED_BYTES: Final = 4 * MIB
@@ -115,6 +116,18 @@ def stopped_before(file: FlatMessageFile, metadata: MetadataStore) -> str | None
     if isinstance(note, dict):
         return str(note.get("reason", "stopped"))
     return None
+
+
+def history_note(path: str, broker: str) -> PutNote:
+    """A queue that was taken over from another broker's tier: it is read, and takes nothing."""
+    reason = f"{_HISTORY}{broker}: it can be read, nothing is added"
+    return PutNote(STOPPED_QUEUE, path, {"reason": reason})
+
+
+def is_history(path: str, metadata: MetadataStore) -> bool:
+    """Whether it was adopted, and no broker has found anything wrong with it since."""
+    note = metadata.note(STOPPED_QUEUE, path)
+    return isinstance(note, dict) and str(note.get("reason", "")).startswith(_HISTORY)
 
 
 def forget_stop(file: FlatMessageFile, metadata: MetadataStore) -> None:

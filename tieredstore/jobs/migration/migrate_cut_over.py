@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from tieredstore.access.upload.agreement import STOPPED_QUEUE
+from tieredstore.access.upload.agreement import history_note
 from tieredstore.access.wiring import catalogue_of, provider_of, publisher_of
 from tieredstore.driver.file_lock import FileLock
 from tieredstore.driver.metadata import Change, Json, MetadataStore, Put, PutNote
@@ -247,8 +247,7 @@ def _adopted(
     changes: list[Change] = []
     for queue in tier.queues:
         changes += _queue(queue, target)
-        reason = f"history of broker {source.broker_name}: it can be read, nothing is added"
-        changes.append(PutNote(STOPPED_QUEUE, target_path(queue.path, target), {"reason": reason}))
+        changes.append(history_note(target_path(queue.path, target), source.broker_name))
         changes.append(PutNote(NOTE, _adopted_key(queue.record.key), dict(place_of(source))))
     return changes
 
