@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.cli.cli_kit import Command
-from tests.cli.tier_kit import TIER, copied, named
+from tests.cli.tier_kit import CATALOGUE, TIER, copied, named
 from tests.jobs.growing_tier import broker_on, tier_at
 from tests.jobs.migrate_kit import files, golden, posix
 from tieredstore.access.reader import TieredReader
 from tieredstore.cli import submit
+from tieredstore.index.watermarks import Watermarks
+from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 
 
@@ -74,6 +76,29 @@ def test_the_cut_over_prints_settings_that_open_the_target(
     with TieredReader(StoreConfig.from_file(settings)) as reader:
         assert len(reader.queues()) == 9
     assert files(posix(new)) == files(golden())
+
+
+@pytest.mark.parametrize("is_javas", [True, False])
+def test_the_settings_that_are_printed_are_those_that_the_tier_was_made_with(
+    command: Command, tmp_path: Path, is_javas: bool
+) -> None:
+    root, new = copied(tmp_path / "old"), tmp_path / "new"
+    if not is_javas:
+        with JsonMetadataStore.open(root / CATALOGUE) as metadata:
+            metadata.apply([Watermarks.sizes(slot_count=64, item_capacity=300)])
+    words = [*named(root, index_slots=None, index_items=None), *to(new)]
+    assert "--index-slots" not in words
+    for run in range(2):  # the second one finds that it was cut over before
+        ran = command.run("migrate", *words, "--cut-over", "--report", tmp_path / f"{run}.json")
+        assert ran.code == 0
+        told = json.loads((tmp_path / f"{run}.json").read_text())["facts"]["config"]
+        if run == 0:
+            assert told in ran.out
+        settings = tmp_path / "printed.toml"
+        settings.write_text(told)
+        found = StoreConfig.from_file(settings)
+        assert found.index_slot_count == 64
+        assert is_javas or found.index_item_count == 300
 
 
 def test_settings_in_files_name_both_sides(command: Command, tmp_path: Path) -> None:

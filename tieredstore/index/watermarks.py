@@ -84,6 +84,19 @@ class Watermarks:
         return slots or None
 
     @staticmethod
+    def made_with(notes: Mapping[str, Json]) -> dict[str, int]:
+        """The settings that are fixed, by name, from the notes of kind STORE; none where nobody
+        has noted them."""
+        held = notes.get("sizes")
+        if not isinstance(held, dict):
+            return {}
+        found = {
+            "index_slot_count": _number(held.get("slots")),
+            "index_item_count": _number(held.get("items")),
+        }
+        return {name: value for name, value in found.items() if value}
+
+    @staticmethod
     def sizes(*, slot_count: int, item_capacity: int) -> Change:
         return PutNote(STORE, "sizes", {"slots": slot_count, "items": item_capacity})
 

@@ -43,7 +43,11 @@ from tieredstore.jobs.migration.migrate_plan import (
     with_names,
 )
 from tieredstore.jobs.migration.migrate_snippet import snippet
-from tieredstore.jobs.migration.migrate_source import SourceTier, read_source
+from tieredstore.jobs.migration.migrate_source import (
+    SourceTier,
+    read_source,
+    source_made_with,
+)
 from tieredstore.jobs.worker_parts import worker_provider, worker_runtime
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.config import StoreConfig
@@ -104,10 +108,17 @@ class MigrateJob:
         if self.adopt:
             is_over = over.held_by_both(tier, self.target, self.source, worker_runtime())
         known = read_journal(self.source, self.target)
+        made_with = self._made_with(tier)
         if is_over:
             empty = SourceTier(topics=(), queues=(), index=(), index_notes={})
-            return replace(self._planned(empty, {}), facts={"cut_over": "done before"})
-        return self._planned(tier, known)
+            facts: dict[str, Json] = {"cut_over": "done before"}
+            return replace(self._planned(empty, {}), facts=facts, made_with=made_with)
+        return replace(self._planned(tier, known), made_with=made_with)
+
+    def _made_with(self, tier: SourceTier) -> dict[str, int]:
+        if self.adopt:
+            return over.made_with(self.target, worker_runtime())
+        return source_made_with(tier, worker_provider(self.source, run=self.run))
 
     def _planned(self, tier: SourceTier, known: Any) -> MigrationPlan:
         return plan_migration(
@@ -129,7 +140,7 @@ class MigrateJob:
                 job=self.name,
                 state=JobState.DONE,
                 counts={"copied": 0},
-                facts={**plan.facts, "config": snippet(self.target)},
+                facts={**plan.facts, "config": snippet(self.target, plan.made_with)},
                 lines=("the target was cut over before; nothing was copied",),
             )
         return _Finish(self, plan, rows).report()
@@ -165,8 +176,8 @@ class _Finish:
             is_whole = self._rows.state is JobState.DONE and not self._findings
             if job.cut_over and is_whole and self._cut_over(journal):
                 facts["cut_over"] = "done"
-                facts["config"] = snippet(job.target)
-                lines += ["cut over; the settings of the target:", *snippet(job.target).split("\n")]
+                text = facts["config"] = snippet(job.target, self._plan.made_with)
+                lines += ["cut over; the settings of the target:", *text.split("\n")]
             elif job.cut_over:
                 facts["cut_over"] = "refused"
                 lines.append("not cut over: not all is in the target, or the source is damaged")

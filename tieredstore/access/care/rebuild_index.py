@@ -83,24 +83,32 @@ def found_index(
     return index
 
 
-def _opened(
-    segment: FileSegment, each: ListedSegment, slot_count: int
-) -> tuple[SegmentRecord, int, int]:
-    """The row, and where its items begin and end."""
+def slot_count_of(segment: FileSegment) -> int:
+    """With how many slots an uploaded index file was made; raises where it cannot be read."""
+    return _layout(segment)[0]
+
+
+def _layout(segment: FileSegment) -> tuple[int, int, int, int, int]:
+    """Slots, begin and end time, and where its items begin and end."""
     size = segment.size()
     tail_bytes = min(size, TAIL_BYTES)
     tail = segment.read(size - tail_bytes, tail_bytes)
     if has_footer(tail):
         footer = decode_tail(tail, file_bytes=size, path=segment.path)
-        slots, begin, end = footer.slot_count, footer.begin_timestamp, footer.end_timestamp
-        start, behind = footer.items_position, footer.position
-    else:
-        header = decode_header(segment.read(0, min(size, HEADER_BYTES)), path=segment.path)
-        begin, end = header.begin_timestamp, header.end_timestamp
-        items = COMPACTED_ITEM_BYTES * header.item_count
-        # 5.1 left 4 bytes more behind the items.
-        slots, rest = divmod(size - HEADER_BYTES - items, SLOT_BYTES)
-        start, behind = slot_position(slots), size - rest
+        begin, end = footer.begin_timestamp, footer.end_timestamp
+        return footer.slot_count, begin, end, footer.items_position, footer.position
+    header = decode_header(segment.read(0, min(size, HEADER_BYTES)), path=segment.path)
+    items = COMPACTED_ITEM_BYTES * header.item_count
+    # 5.1 left 4 bytes more behind the items.
+    slots, rest = divmod(size - HEADER_BYTES - items, SLOT_BYTES)
+    return slots, header.begin_timestamp, header.end_timestamp, slot_position(slots), size - rest
+
+
+def _opened(
+    segment: FileSegment, each: ListedSegment, slot_count: int
+) -> tuple[SegmentRecord, int, int]:
+    """The row, and where its items begin and end."""
+    slots, begin, end, start, behind = _layout(segment)
     if slots != slot_count:
         raise InvalidConfigError(
             f"index_slot_count: {slot_count}, but {segment.path} was made with {slots}"
@@ -109,7 +117,7 @@ def _opened(
         path=each.path,
         type=SegmentType.INDEX,
         base_offset=each.base,
-        size=size,
+        size=segment.size(),
         create_timestamp=end,
         begin_timestamp=begin,
         end_timestamp=end,

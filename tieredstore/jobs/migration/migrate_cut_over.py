@@ -171,6 +171,12 @@ def cut_over_note(
     return False
 
 
+def made_with(config: StoreConfig, runtime: Runtime) -> dict[str, int]:
+    """The settings that the tier of this catalogue fixes, by name."""
+    with _looked_at(config, runtime) as metadata:
+        return watermarks.Watermarks.made_with(metadata.notes(watermarks.STORE))
+
+
 def held_by_both(
     tier: SourceTier, target: StoreConfig, source: StoreConfig, runtime: Runtime
 ) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from tieredstore.codec.names import queue_path
@@ -31,6 +31,8 @@ class MigrationPlan(Plan[CopyItem]):
 
     tier: SourceTier
     known: Mapping[Key, Copied]
+    made_with: Mapping[str, int] = field(default_factory=dict)
+    """Settings that the tier fixes, by name."""
 
 
 def check_places(source: StoreConfig, target: StoreConfig, *, adopt: bool) -> None:

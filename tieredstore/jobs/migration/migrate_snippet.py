@@ -6,6 +6,8 @@ What lives here: `snippet`. It holds no secrets: those come from the environment
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import Any, Final
 
@@ -13,11 +15,18 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.setting import facts_of, settings_of
 
 # Said even where they are the defaults: what the tier is made of, or what the host decides.
-_ALWAYS: Final = ("broker_name", "cluster_name", "provider", "metadata_path", "index_slot_count")
+_ALWAYS: Final = (
+    *("broker_name", "cluster_name", "provider", "metadata_path"),
+    *("index_slot_count", "index_item_count"),
+)
 
 
-def snippet(config: StoreConfig) -> str:
-    """TOML that `StoreConfig.from_toml` reads back, but for what is secret."""
+def snippet(config: StoreConfig, made_with: Mapping[str, int] | None = None) -> str:
+    """TOML that `StoreConfig.from_toml` reads back, but for what is secret.
+
+    `made_with` are settings that the tier fixes, whatever `config` says: it refuses others.
+    """
+    config = replace(config, **(made_with or {}))
     plain = StoreConfig(broker_name=config.broker_name)
     lines = [f"[{StoreConfig.TABLE}]"]
     secret = []

@@ -5,16 +5,19 @@ What lives here: reading the source without changing it. What is copied of it is
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
+from tieredstore.access.care.rebuild_index import slot_count_of
 from tieredstore.access.copied_rows import amend_problems
 from tieredstore.access.upload.agreement import STOPPED_QUEUE
 from tieredstore.access.wiring import GivenParts, TierParts, open_tier
 from tieredstore.codec.names import index_queue_path
 from tieredstore.driver.metadata import Json, MetadataStore
+from tieredstore.driver.provider import SegmentProvider
 from tieredstore.flat import unconfirmed
 from tieredstore.index import watermarks
 from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
@@ -23,8 +26,12 @@ from tieredstore.model.errors import (
     BackendUnavailableError,
     InvalidConfigError,
     MetadataError,
+    OffsetOutOfRangeError,
+    SegmentError,
 )
 from tieredstore.model.values import SegmentType
+
+log = logging.getLogger(__name__)
 
 _QUEUE_NOTES: Final = (STOPPED_QUEUE, unconfirmed.KIND)
 INDEX_NOTES: Final = (watermarks.STORE, watermarks.QUEUE, watermarks.FILE, watermarks.START)
@@ -91,6 +98,23 @@ def read_source(config: StoreConfig, *, topics: tuple[str, ...] = ()) -> SourceT
         )
     finally:
         parts.close()
+
+
+def source_made_with(tier: SourceTier, provider: SegmentProvider) -> dict[str, int]:
+    """The settings that a tier fixes, by name: as it has noted them.
+
+    RocketMQ notes nothing, and the length of its index files tells how many slots they have.
+    """
+    noted = watermarks.Watermarks.made_with(tier.index_notes.get(watermarks.STORE, {}))
+    if noted or not tier.index:
+        return noted
+    row = tier.index[-1]
+    with provider.open(row.path, row.type, row.base_offset) as segment:
+        try:
+            return {"index_slot_count": slot_count_of(segment)}
+        except (SegmentError, OffsetOutOfRangeError) as error:
+            log.warning("how many slots the index has is not known: %s", error)
+            return {}
 
 
 def _check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
