@@ -54,6 +54,7 @@ _ADVICE: Final = (  # where an object store says this
     (": 403 ", _KEYS),
 )
 _LOCKED: Final = "stop the broker first, or wait until the other command has ended"
+_LOCALE: Final = "file names and words are UTF-8 here; set a UTF-8 locale, or PYTHONUTF8=1"
 _UNAVAILABLE: Final = "see that its address is right and that it runs, and try again"
 _FAILING: Final = "the store was reached and fails at this request: its own log says why"
 _REPLY_5XX: Final = re.compile(r": 5\d\d\b")
@@ -84,6 +85,9 @@ def outcome(error: Exception) -> tuple[str, ExitCode]:
     text = " ".join(str(error).split())
     if isinstance(error, CommandError):
         return text, error.code
+    if isinstance(error, UnicodeEncodeError):
+        said = ascii(error.object[error.start : error.end])
+        return f"{said} cannot be written in {error.encoding}: {_LOCALE}", ExitCode.USAGE
     if isinstance(error, InvalidConfigError):
         return text, ExitCode.USAGE
     if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(error.name or "")):

@@ -28,8 +28,8 @@ from tieredstore.cli import (
     verify,
     why,
 )
-from tieredstore.cli.failures import EXIT_CODES, ExitCode, outcome
-from tieredstore.cli.output import finish_output, silence_output
+from tieredstore.cli.failures import EXIT_CODES, CommandError, ExitCode, outcome
+from tieredstore.cli.output import complain, finish_output, require_streams, silence_output
 
 _EXAMPLE = "Example: tieredstore topics --config broker.conf"
 
@@ -74,17 +74,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     words, debug = _without_debug(words)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a name that the terminal cannot show stops nothing
+        # A name that the terminal cannot show stops nothing; a closed stream is None here.
+        if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
+        require_streams()
         answer = app(args=words, prog_name="tieredstore", standalone_mode=False)
-        code = ExitCode(answer) if answer else finish_output()
+        finish_output()
+        return ExitCode(answer or ExitCode.DONE)
     except Exception as error:  # noqa: BLE001 - the one place where all of them end
         code = _failed(error, debug=debug)
-        if finish_output() is not ExitCode.DONE:
-            code = ExitCode.BROKEN_PIPE
-    if code is ExitCode.BROKEN_PIPE:
+    try:
+        finish_output()
+    except CommandError as error:  # stdout cannot be written, which may be the error itself
         silence_output()
+        return error.code if error.code is ExitCode.BROKEN_PIPE else code
     return code
 
 
@@ -108,13 +112,9 @@ def _failed(error: Exception, *, debug: bool) -> ExitCode:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "tieredstore"
         text = " ".join(error.format_message().split()).rstrip(".")
-        _complain(f"{text} (see {command} --help)")
+        complain(f"{text} (see {command} --help)")
         return ExitCode.USAGE
     text, code = outcome(error)
     if code is not ExitCode.BROKEN_PIPE:
-        _complain(text)
+        complain(text)
     return code
-
-
-def _complain(text: str) -> None:
-    print(f"tieredstore: {text}", file=sys.stderr)

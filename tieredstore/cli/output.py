@@ -12,6 +12,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,16 +21,40 @@ from tieredstore.cli.failures import CommandError, ExitCode
 
 Row = Mapping[str, Any]
 
+_REFUSED: Final = ExitCode.REFUSED
 _NAME_WIDTH: Final = 20  # of the first column, at least, where the terminal is narrow
 _WIDTH_MAX: Final = 1000
+
+
+def require_streams() -> None:
+    """Raise where stdout is closed: what is asked for could not be told.
+
+    A number that is free would be given to the next file that is opened, and a print would go into
+    it: so 0, 1 and 2 are taken. Where stderr is closed its lines go nowhere.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - it stays open to the end
+    if sys.stdout is None:
+        raise CommandError("stdout is closed: for no output, send it to /dev/null", _REFUSED)
 
 
 def write_line(text: str) -> None:
     """One line to stdout. When nobody reads any more the command ends, and says nothing."""
     try:
         print(text)
-    except BrokenPipeError as error:
-        raise CommandError("", ExitCode.BROKEN_PIPE) from error
+    except OSError as error:
+        raise _unwritten(error) from error
+
+
+def _unwritten(error: OSError) -> CommandError:
+    if isinstance(error, BrokenPipeError):
+        return CommandError("", ExitCode.BROKEN_PIPE)
+    return CommandError(f"stdout: {error.strerror or error}", _REFUSED)
 
 
 def write_json(row: Row) -> None:
@@ -37,13 +62,14 @@ def write_json(row: Row) -> None:
     write_line(json.dumps(row))
 
 
-def finish_output() -> ExitCode:
-    """Send what is still held back."""
+def finish_output() -> None:
+    """Send what is still held back. Raises as `write_line` does."""
+    if sys.stdout is None:
+        return
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        return ExitCode.BROKEN_PIPE
-    return ExitCode.DONE
+    except OSError as error:
+        raise _unwritten(error) from error
 
 
 def silence_output() -> None:
@@ -58,7 +84,13 @@ def silence_output() -> None:
 
 def note(text: str) -> None:
     """A line on stderr, for what is worth knowing and no error."""
-    print(f"tieredstore: note: {text}", file=sys.stderr)
+    complain(f"note: {text}")
+
+
+def complain(text: str) -> None:
+    """A line on stderr; where that cannot be written, the exit code has to do."""
+    with suppress(OSError):
+        print(f"tieredstore: {text}", file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
@@ -175,7 +207,7 @@ class OutputFile:
             else:
                 self._write_through(data)
         except BrokenPipeError as error:
-            raise CommandError("", ExitCode.BROKEN_PIPE) from error
+            raise _unwritten(error) from error
 
     @property
     def _named(self) -> str:

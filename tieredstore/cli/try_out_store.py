@@ -58,6 +58,8 @@ def messages_of(
 
 
 def _lines() -> Iterator[bytes]:
+    if sys.stdin is None:
+        raise CommandError("stdin is closed: give the message with --body", ExitCode.USAGE)
     while line := sys.stdin.buffer.readline(_LINE_BYTES_MAX + 1):
         if len(line) > _LINE_BYTES_MAX:
             raise CommandError(f"a line is longer than {_LINE_BYTES_MAX} bytes", ExitCode.USAGE)
