@@ -214,3 +214,18 @@ def test_readers_see_whole_entries_while_one_appends_and_maps_come_and_go(tmp_pa
     for reader in readers:
         reader.join()
     assert wrong == []
+
+
+def test_a_file_whose_directory_goes_during_a_sync_is_gone_and_not_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = a_file(tmp_path)
+    file.append(b"abc")
+
+    def destroy(_descriptor: int) -> None:
+        file.destroy()
+        os.rmdir(file.directory)
+
+    monkeypatch.setattr(os, "fdatasync", destroy)
+    with pytest.raises(SegmentNotFoundError):
+        file.flush()

@@ -180,6 +180,8 @@ class MappedFile:
                 fsync_directory(self.directory)
                 self._name_pending = False
         except OSError as error:
+            if self._gone:  # with its directory, while this was under way
+                raise SegmentNotFoundError(self.path) from error
             self._failure = error
             raise BackendRefusedError(self.path, "fdatasync", str(error)) from error
         self.flushed = end
