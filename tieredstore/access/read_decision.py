@@ -20,9 +20,10 @@ class ReadDecision:
     | DISABLE | never |
     | NOT_IN_DISK | where it has the offset and the store has not |
     | NOT_IN_MEM | where it has the offset and the store has it on disk at best |
-    | FORCE | always |
+    | FORCE | always first |
 
-    A topic that stays out of the tier is never read there. The level may change at any time.
+    What the tier has not got is the next store's, whatever the level. A topic that stays out of
+    the tier is never read there. The level may change at any time.
     """
 
     def __init__(
