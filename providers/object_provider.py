@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final
 
+from tieredstore.codec.names import cluster_directory
 from tieredstore.driver.generations import CATALOGUES
 from tieredstore.driver.metrics import Metrics
 from tieredstore.driver.object_client import ListedKey, ObjectClient, Range
@@ -185,6 +186,16 @@ class ObjectProvider(SegmentProvider):
         return ObjectGenerations(
             self._folder(CATALOGUES, broker, lambda: self._check_publisher(broker))
         )
+
+    def places(self) -> list[tuple[str, str]] | None:
+        """Those that published a catalogue: a listing of the segments could take very long."""
+        found = set()
+        for listed in self._requests.listed(f"{CATALOGUES}/"):
+            directory, _, rest = listed.key.removeprefix(f"{CATALOGUES}/").partition("/")
+            cluster, broker = directory.partition("_")[2], rest.partition("/")[0]
+            if cluster and broker and directory == cluster_directory(cluster):
+                found.add((cluster, broker))
+        return sorted(found) or None
 
     def scratch(self, broker: str) -> ObjectScratch:
         return ObjectScratch(self._folder(STAGED, broker, self._check_store))

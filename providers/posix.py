@@ -250,6 +250,16 @@ class PosixProvider(SegmentProvider):
             for type_name, kind in _TYPES.items():
                 yield from _segments(path, queue / type_name, kind)
 
+    def places(self) -> list[tuple[str, str]]:
+        return [
+            (cluster, broker.name)
+            for directory in sorted(_entries(self._root.parent), key=_name)
+            if (cluster := directory.name.partition("_")[2])
+            and directory.name == cluster_directory(cluster)
+            for broker in sorted(_entries(Path(directory.path)), key=_name)
+            if broker.is_dir()
+        ]
+
     def generations(self, broker: str) -> PosixGenerations:
         return PosixGenerations(self._root.parent, self._root.name, broker)
 
@@ -261,6 +271,10 @@ class PosixProvider(SegmentProvider):
 
     def remove_leftovers(self, leftovers: Sequence[Leftover]) -> None:
         remove_staged(leftovers, self.scratch)
+
+
+def _name(entry: os.DirEntry[str]) -> str:
+    return entry.name
 
 
 def _segments(path: str, directory: Path, kind: SegmentType) -> Iterator[ListedSegment]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from tests.access.tiered_kit import a_config
 from tests.codec.golden_files import BROKER, GOLDEN, expected
-from tieredstore.access.catalogue_choice import NoCatalogueError
+from tieredstore.access.catalogue_choice import AnotherTierError, NoCatalogueError
 from tieredstore.access.reader import TieredReader
 from tieredstore.driver.runtime import Runtime
 from tieredstore.metadata.json_store import JsonMetadataStore
@@ -220,6 +221,47 @@ def test_a_tier_that_is_not_there_is_an_error_and_nothing_is_made(tmp_path: Path
     with pytest.raises(NoCatalogueError, match="rebuild"):
         TieredReader.open(config)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"broker_name": "nobody"}, f"has no broker 'nobody'; it has {BROKER}"),
+        (
+            {"cluster_name": "Another"},
+            "cluster_name: no cluster 'Another' (442c0184_Another) lies in {root}/tiered;"
+            " there is GoldenCluster",
+        ),
+        ({"path": "{root}/nowhere"}, "path: there is no directory {root}/nowhere"),
+        ({"path": "{root}/store"}, "lies in {root}/store; there is none"),
+    ],
+)
+def test_a_tier_that_is_not_the_one_of_the_catalogue_is_an_error_that_names_what_is_there(
+    golden: Path, settings: dict[str, str], line: str
+) -> None:
+    root = str(golden)
+    named = {name: text.replace("{root}", root) for name, text in settings.items()}
+    line = line.replace("{root}", root)
+    with pytest.raises(AnotherTierError) as refusal:
+        TieredReader.open(dataclasses.replace(golden_config(golden), **named))
+    assert line in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_broker_whose_bytes_are_all_gone_has_lost_them_and_is_no_other_tier(
+    golden: Path,
+) -> None:
+    for segment in (golden / "tiered").rglob("*"):
+        if segment.is_file():
+            segment.unlink()
+    with TieredReader(golden_config(golden), runtime=Runtime.inline()) as reader:
+        problems = [
+            found.problem
+            for key in reader.queues()
+            if (found := reader.summary(*key)) is not None and found.log_bytes
+        ]
+        assert problems
+        assert all(problem is not None for problem in problems)
 
 
 def test_damage_is_an_error_after_all_that_comes_before_it(golden: Path) -> None:

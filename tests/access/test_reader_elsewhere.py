@@ -187,6 +187,21 @@ def test_with_nothing_published_the_error_says_what_to_do(there: Elsewhere) -> N
         there.reader(catalogue="file").load()
 
 
+def test_where_nothing_is_published_the_error_names_the_tiers_that_are_there(
+    there: Elsewhere,
+) -> None:
+    there.broker.fill(3)
+    there.publish()
+    broker = there.config().broker_name
+    named = {"cluster_name": "cluster-a"}
+    with pytest.raises(NoCatalogueError, match=f"no broker 'nobody' there; it has {broker}"):
+        there.reader(**named, broker_name="nobody").load()
+    with pytest.raises(NoCatalogueError, match=r"no cluster 'other' .*; there is cluster-a"):
+        there.reader(cluster_name="other", broker_name="nobody").load()
+    with pytest.raises(NoCatalogueError, match=f"not one segment.*it has {broker}"):
+        there.reader(**named, broker_name="nobody", catalogue="rebuild").load()
+
+
 def test_a_catalogue_can_be_found_out_in_memory(there: Elsewhere) -> None:
     there.broker.fill(10)
     with there.reader(catalogue="rebuild") as reader:

@@ -165,22 +165,22 @@ def test_a_reader_sees_what_a_writer_has_done_since() -> None:
     assert [each.key.topic for each in reader.files()] == ["other"]
 
 
-def test_a_reader_opens_a_topic_anew_that_was_deleted_and_made_again() -> None:
+def test_a_reader_shows_a_topic_anew_that_was_deleted_and_made_again() -> None:
     tier = Tier(queue_units=4)
     append(tier.file(), numbered(0, 5))
     reader = tier.open(read_only=True)
     seen = reader.get(KEY)
     assert seen is not None
+    first = seen.topic_id
     writer = tier.open()
     assert writer.delete_topics([KEY.topic]) == 1
     again = writer.create(*KEY)
     again.start_at(0)
     append(again, numbered(0, 3))
     reader.refresh()
-    now = reader.get(KEY)
-    assert now is not None
-    assert now.topic_id == again.topic_id != seen.topic_id
-    assert list(content(now)) == [0, 1, 2]
+    assert reader.get(KEY) is seen
+    assert seen.topic_id == again.topic_id != first
+    assert list(content(seen)) == [0, 1, 2]
 
 
 def test_a_closed_store_says_so() -> None:

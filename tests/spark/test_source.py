@@ -18,6 +18,8 @@ from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_conf
 from tests.spark.read_options import PUSHDOWN, load, options_of
 from tieredstore.jobs.reading.message_table import MESSAGE_COLUMNS
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.spark.options import ReadOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -248,6 +250,31 @@ def test_damage_fails_is_left_out_or_is_reported(spark: SparkSession, tmp_path: 
     assert log.name in told.damage
 
 
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"topics": ""}, "topics: name at least one"),
+        ({"topics": " , "}, "topics: name at least one"),
+        ({"topic_pattern": ""}, "topic_pattern: name at least one"),
+        ({"columns": ","}, "columns: name at least one"),
+        ({"columns": "body,body"}, "columns: one is named twice"),
+        ({"queues": ""}, "queues: name at least one"),
+        ({"queues": "1,5-2"}, "queues: '5-2' ends before it begins"),
+        ({"key": ""}, "key: name at least one"),
+        ({"keys": ""}, "keys: name at least one"),
+        ({"key": "a", "keys": " "}, "keys: name at least one"),
+        ({"start_offset": "5", "end_offset": "5"}, "start_offset: 5 is not before end_offset 5"),
+        ({"start_offset": "6", "end_offset": "5"}, "start_offset: 6 is not before end_offset 5"),
+        ({"start_time": "2", "end_time": "1"}, "start_time: 2 is not before end_time 1"),
+    ],
+)
+def test_options_that_select_nothing_are_refused(options: dict[str, str], line: str) -> None:
+    named = {**options_of(posix_config(Path("/tier"))), **options}
+    with pytest.raises(InvalidConfigError) as refusal:
+        ReadOptions.parse(named)
+    assert line in str(refusal.value)
+
+
 def test_bad_input_is_one_line_that_names_it(spark: SparkSession, tier: WrittenTier) -> None:
     spoken = {
         "did you mean topics?": {"topcs": "a"},
@@ -260,6 +287,9 @@ def test_bad_input_is_one_line_that_names_it(spark: SparkSession, tier: WrittenT
             "metadata": "/nowhere/catalogue.json",
         },
         "keys: name at least one": {"keys": " "},
+        "has no broker 'nobody'; it has broker-a": {"broker": "nobody"},
+        "cluster_name: no cluster 'd' (8277e091_d) lies in": {"cluster": "d"},
+        "path: there is no directory /nowhere/tier": {"path": "/nowhere/tier"},
         "columns: there is no column 'bdy'": {"columns": "bdy"},
         "start_time: want milliseconds or a time": {"start_time": "soon"},
         "on_corrupt: 'maybe' is none of fail, skip, report": {"on_corrupt": "maybe"},

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final, Self, TypeVar
 
 from tieredstore.access.asked_fresh import asked_fresh
+from tieredstore.access.catalogue_choice import check_broker, check_place
 from tieredstore.access.copied_rows import amend_problems, refresh_copy
 from tieredstore.access.index_protocol import Index
 from tieredstore.access.queue_summary import QueueSummary, summary_of
@@ -74,15 +75,22 @@ class TieredReader:
         return reader
 
     def load(self) -> None:
-        """Open the catalogue and its queues; idempotent. After an error nothing is open."""
+        """Open the catalogue and its queues; idempotent. After an error nothing is open.
+
+        AnotherTierError where the catalogue has other brokers only, or nothing of it lies where
+        the settings say.
+        """
         self._refuse_a_fork()
         with self._life_guard:
             if self._parts is not None:
                 return
             parts = open_tier(self.config, self._given, read_only=True)
             try:
+                check_broker(self.config, parts.metadata)
                 parts.load()
                 amend_problems(parts.files, parts.metadata, parts.provider)
+                if self._given.provider is None and _seems_lost(parts):
+                    check_place(self.config, parts.metadata, parts.provider)
             except BaseException:
                 parts.close()
                 raise
@@ -308,3 +316,9 @@ class TieredReader:
         """Before a lock is asked for, which a thread of the parent may have held at the fork."""
         if self._parts is not None:
             self._parts.process.require()
+
+
+def _seems_lost(parts: TierParts) -> bool:
+    """Whether every queue that should have bytes misses some: the wrong place looks so."""
+    files = [file for file in parts.files.files() if file.log.is_started or file.queue.is_started]
+    return bool(files) and all(file.problem is not None for file in files)

@@ -17,6 +17,7 @@ from tieredstore.access.catalogue_choice import (
     CatalogueOpeners,
     NoCatalogueError,
     chosen_catalogue,
+    lies_there,
 )
 from tieredstore.access.index_protocol import Index, NoIndex
 from tieredstore.access.reads.fetcher import Fetcher
@@ -218,6 +219,7 @@ def catalogue_to_read(
         file=lambda: catalogue_of(config, runtime, read_only=True),
         published=lambda: published_catalogue(config, provider),
         rebuilt=lambda: _rebuilt_catalogue(config, runtime, provider),
+        there=lambda: lies_there(config, provider),
     )
     return chosen_catalogue(config, openers)
 
@@ -239,7 +241,8 @@ def _rebuilt_catalogue(
     place = f"the bytes of {config.broker_name}"
     made: MetadataStore = kind(place=place, clock_ms=runtime.clock.now_ms)
     if not rebuild(made, provider, config, runtime).segment_count:
-        raise NoCatalogueError(place, "there is not one segment")
+        there = lies_there(config, provider)
+        raise NoCatalogueError(place, "there is not one segment", there=there)
     return made
 
 

@@ -170,6 +170,8 @@ def no_catalogue(error: NoCatalogueError, config: StoreConfig) -> CommandError:
             "; name the catalogue with --metadata, or with --store-path the directory whose "
             "config/ has it"
         )
+    if error.there:
+        text += f"; {error.there}"
     if error.is_published_missing:
         text += (
             f"; none of a broker {config.broker_name!r} is published beside the tier either: name "

@@ -175,6 +175,13 @@ class SegmentProvider(ABC):
         """
         return None
 
+    def places(self) -> Sequence[tuple[str, str]] | None:
+        """Cluster and broker of each tier that lies at this root, by name.
+
+        For an error that says what is there instead. None where a provider cannot say.
+        """
+        return None
+
     def probe(self) -> Sequence[ProbeFinding]:
         """Can this backend be trusted? Writes, reads, lists and deletes a segment of its own."""
         return _probe(self)

@@ -101,6 +101,9 @@ class ProviderWrapper(SegmentProvider):
     def scratch(self, broker: str) -> Scratch | None:
         return self.inner.scratch(broker)
 
+    def places(self) -> Sequence[tuple[str, str]] | None:
+        return self.inner.places()
+
     def probe(self) -> Sequence[ProbeFinding]:
         return self.inner.probe()
 

@@ -111,14 +111,10 @@ class FlatFileStore:
         rows = {record.key: record for record in self._rows()}
         numbers = {record.topic: record.topic_id for record in self._metadata.topics()}
         with self._guard:
-            # A topic that was deleted and made again has another number, and other messages.
-            lasting = {
-                key
-                for key, file in self._files.items()
-                if key in rows and file.topic_id == numbers.get(key.topic, -1)
-            }
-            gone = self._taken_out(self._files.keys() - lasting)
+            gone = self._taken_out(self._files.keys() - rows.keys())
             known = dict(self._files)
+            for key, file in known.items():  # a topic that was made again has another number
+                file.topic_id = numbers.get(key.topic, -1)
         for file in gone:
             file.close()
         self._open([known.get(key) or self._made(row) for key, row in rows.items()])

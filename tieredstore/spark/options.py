@@ -158,7 +158,9 @@ class ReadOptions:
         return cls(
             config=store_config(store),
             scan=Scan(
-                columns=_names(texts["columns"]) if "columns" in texts else tuple(default),
+                columns=_names("columns", texts["columns"])
+                if "columns" in texts
+                else tuple(default),
                 selection=_selection(texts),
                 on_corrupt=on_corrupt,
                 fails_on_loss=_truth("fail_on_data_loss", texts.get("fail_on_data_loss", "true")),
@@ -172,18 +174,18 @@ class ReadOptions:
 
 
 def _selection(texts: Mapping[str, str]) -> Selection:
-    topics = _names(texts["topics"]) if "topics" in texts else None
+    topics = _names("topics", texts["topics"]) if "topics" in texts else None
     pattern = texts.get("topic_pattern")
     if pattern is not None:
+        _not_empty("topic_pattern", pattern)
         try:
             re.compile(pattern)
         except re.error as error:
             raise InvalidConfigError(f"topic_pattern: {pattern!r}: {error}") from None
-    keys = [texts["key"]] if "key" in texts else []
-    keys += texts.get("keys", "").split()
-    if not keys and "keys" in texts:
-        raise InvalidConfigError("keys: name at least one")  # and not the whole tier
-    return Selection(
+    keys = [_not_empty("key", texts["key"])] if "key" in texts else []
+    if "keys" in texts:
+        keys += _not_empty("keys", texts["keys"]).split()
+    chosen = Selection(
         topics=None if topics is None else frozenset(topics),
         topic_pattern=pattern,
         queue_ids=_queue_ids(texts["queues"]) if "queues" in texts else None,
@@ -197,10 +199,26 @@ def _selection(texts: Mapping[str, str]) -> Selection:
         ),
         keys=frozenset(keys) if keys else None,
     )
+    for what, (first, end) in (("offset", chosen.offsets), ("time", chosen.times)):
+        if first >= end:
+            raise InvalidConfigError(f"start_{what}: {first} is not before end_{what} {end}")
+    return chosen
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+def _not_empty(name: str, text: str) -> str:
+    """An option that was given and names nothing selects nothing, or by mistake everything."""
+    if not text.strip():
+        raise InvalidConfigError(f"{name}: name at least one")
+    return text
+
+
+def _names(name: str, text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not names:
+        raise InvalidConfigError(f"{name}: name at least one")
+    if len(set(names)) < len(names):
+        raise InvalidConfigError(f"{name}: one is named twice")
+    return names
 
 
 def _number(name: str, text: str) -> int:
@@ -225,10 +243,12 @@ def parse_size(name: str, text: str) -> int:
 
 def _queue_ids(text: str) -> frozenset[int]:
     found: set[int] = set()
-    for part in _names(text):
+    for part in _names("queues", text):
         first, dash, last = part.partition("-")
         low = _number("queues", first)
         high = _number("queues", last) if dash else low
+        if high < low:
+            raise InvalidConfigError(f"queues: {part!r:.60} ends before it begins")
         if high - low > 65_536:
             raise InvalidConfigError(f"queues: {part!r:.60} is too long a range")
         found.update(range(low, high + 1))
