@@ -5,6 +5,9 @@ What lives here: `SparkEngine`, and the session of a script. Jobs know nothing o
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +25,7 @@ from tieredstore.jobs.job import (
     RowT,
 )
 from tieredstore.jobs.local_engine import run_item
+from tieredstore.model.errors import InvalidConfigError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -31,6 +35,7 @@ WAVE_ITEMS: Final = 1_000
 """Items of one Spark job: it bounds what the driver holds of their rows."""
 TASKS_A_CORE: Final = 4
 TASK_BYTES: Final = 64 << 20
+_HAS_JVM: Final = "PYSPARK_GATEWAY_PORT"  # spark-submit made it, and said which Python runs where
 
 
 class SparkEngine(Engine):
@@ -125,10 +130,38 @@ class _Counts(AccumulatorParam[tuple[int, int]]):
 
 def spark_session(name: str, *, master: str = "") -> SparkSession:
     """The session of this process, made with `master` where there is none (Spark's own default
-    otherwise: what `spark-submit` was told, or the cores of this machine)."""
+    otherwise: what `spark-submit` was told, or the cores of this machine).
+
+    Workers run this very interpreter unless the environment names another: it has `tieredstore`,
+    and the first `python3` of the PATH need not. InvalidConfigError where there is no Java.
+    """
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
+    java = ""
+    if _HAS_JVM not in os.environ:
+        java = _java()
+        for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+            if not os.environ.get(variable):
+                os.environ[variable] = sys.executable
     building = SparkSession.builder.appName(name)
     if master:
         building = building.master(master)
-    return building.getOrCreate()
+    try:
+        return building.getOrCreate()
+    except PySparkRuntimeError as error:
+        if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+        raise InvalidConfigError(
+            f"Spark did not start; it needs Java 17 or later, and {java} is what it found"
+        ) from error
+
+
+def _java() -> str:
+    """The program that Spark's scripts will run; they would show a trace where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which(os.path.join(home, "bin", "java") if home else "java")
+    if found is None:
+        where = f"JAVA_HOME is {home}, and there is none" if home else "there is none in the PATH"
+        raise InvalidConfigError(f"Spark needs Java 17 or later: {where}; set JAVA_HOME")
+    return found
