@@ -29,6 +29,7 @@ OPTIONAL_MODULES = [
     "botocore",
     "hypothesis",
     "isal",
+    "lz4",
     "matplotlib",
     "moto",
     "obstore",
@@ -40,6 +41,7 @@ OPTIONAL_MODULES = [
     "rich",
     "s3fs",
     "typer",
+    "zstandard",
 ]
 CORE_PACKAGES = ["model", "codec", "driver", "flat", "index", "access", "local", "metadata"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tieredstore.jobs.reading.scan_plan import (
     refuse_unknown_topics,
 )
 from tieredstore.jobs.reading.selection import EVER, EVERYTHING, Selection
-from tieredstore.model.errors import InvalidConfigError, SegmentCorruptError
+from tieredstore.model.errors import BodyNotPlainError, InvalidConfigError, SegmentCorruptError
 from tieredstore.model.values import INT64_MAX, QueueKey, SegmentType
 
 TOPIC, OTHER = "orders", "payments"
@@ -288,3 +289,58 @@ def test_a_segment_that_is_gone_is_passed_over_where_loss_is_no_failure(
     ]
     with pytest.raises(SegmentCorruptError, match="damaged at byte"):
         rows_of(damaged, fails_on_loss=False)
+
+
+# Plain bodies
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> WrittenTier:
+    """A plain body, one of zlib, a damaged one, one of zlib; then thirty large ones."""
+    made = WrittenTier(config=posix_config(tmp_path_factory.mktemp("compressed")))
+    stored = zlib.compress(b"an order")
+    made.add(TOPIC, 0, 1, bodies=[b"as it is"])
+    made.add(TOPIC, 0, 3, bodies=[stored, stored[:-1], stored], sys_flag=1)
+    large = [zlib.compress(bytes([number]) * 10_000) for number in range(30)]
+    made.add(OTHER, 0, 30, bodies=large, sys_flag=1, seal=True)
+    return made
+
+
+def test_plain_bodies_are_as_producers_made_them_and_a_damaged_one_fails_or_is_null(
+    compressed: WrittenTier, caplog: pytest.LogCaptureFixture
+) -> None:
+    columns = "queue_offset", "body_plain", "body"
+    here = Selection(topics=frozenset({TOPIC}))
+    line = "orders, queue 0, message 2: the compressed body is damaged (zlib): it ends too early"
+    with pytest.raises(BodyNotPlainError) as failure:
+        rows_of(compressed, here, columns)
+    assert str(failure.value) == line
+    others = rows_of(compressed, Selection(topics=here.topics, offsets=(0, 2)), columns)
+    assert [row["body_plain"] for row in others] == [b"as it is", b"an order"]
+    for on_corrupt in (OnCorrupt.SKIP, OnCorrupt.REPORT):
+        caplog.clear()
+        found = rows_of(compressed, here, (*columns, "damage"), on_corrupt=on_corrupt)
+        assert [row["queue_offset"] for row in found] == [0, 1, 2, 3]
+        assert [row["body_plain"] for row in found] == [b"as it is", b"an order", None, b"an order"]
+        assert [row["damage"] is None for row in found] == [True, True, False, True]
+        assert found[2]["body"] is not None
+        assert line in caplog.text
+    assert len(rows_of(compressed, here, ("body",))) == 4  # who does not ask does not fail
+
+
+@pytest.mark.parametrize("columns", [("body_plain",), ("key", "queue_offset", "body_plain")])
+def test_a_batch_of_plain_bodies_ends_before_it_is_large(
+    compressed: WrittenTier, monkeypatch: pytest.MonkeyPatch, columns: tuple[str, ...]
+) -> None:
+    selection = Selection(topics=frozenset({OTHER}))
+    scan = Scan(columns=columns, selection=selection)
+    wanted = rows_of(compressed, selection, columns)
+    assert {row["body_plain"] for row in wanted} == {bytes([n]) * 10_000 for n in range(30)}
+    monkeypatch.setattr("tieredstore.jobs.reading.scan.PLAIN_BATCH_BYTES", 25_000)
+    with TieredReader.open(compressed.config) as reader:
+        items = plan_scan(reader, selection)
+    batches = [batch for item in items for batch in scan.batches(compressed.config, item)]
+    assert [row for batch in batches for row in batch.to_pylist()] == wanted
+    sizes = [sum(len(body) for body in batch["body_plain"].to_pylist()) for batch in batches]
+    assert len(sizes) >= 10
+    assert max(sizes) <= 25_000 + 3 * 10_000  # and one message with its keys

@@ -71,6 +71,7 @@ class WrittenTier:
         body_bytes: int = 50,
         seal: bool = False,
         bodies: Sequence[bytes] = (),
+        sys_flag: int = 0,
     ) -> None:
         """Write `count` more messages to a queue, and to the index; `seal` uploads the index."""
         key = QueueKey(topic, queue_id)
@@ -80,7 +81,8 @@ class WrittenTier:
             parts.index.start()
             for start in range(0, count, 32):
                 chunk = min(32, count - start)
-                self._write(parts, key, chunk, body_bytes, bodies[start : start + chunk])
+                part = bodies[start : start + chunk]
+                self._write(parts, key, chunk, body_bytes, part, sys_flag)
             if seal:
                 parts.index.seal()
         finally:
@@ -97,7 +99,13 @@ class WrittenTier:
         self.ends = {key: end for key, end in self.ends.items() if key.topic != topic}
 
     def _write(
-        self, parts: TierParts, key: QueueKey, count: int, body_bytes: int, bodies: Sequence[bytes]
+        self,
+        parts: TierParts,
+        key: QueueKey,
+        count: int,
+        body_bytes: int,
+        bodies: Sequence[bytes],
+        sys_flag: int,
     ) -> None:
         first = self.ends.get(key, 0)
         file = parts.files.create(*key)
@@ -110,6 +118,7 @@ class WrittenTier:
                 count - taken,
                 body_bytes=body_bytes,
                 bodies=bodies[taken:],
+                sys_flag=sys_flag,
             )
             appended = file.append(run)
             assert file.commit()
@@ -123,7 +132,13 @@ class WrittenTier:
 
 
 def a_run(
-    key: QueueKey, first: int, count: int, *, body_bytes: int = 50, bodies: Sequence[bytes] = ()
+    key: QueueKey,
+    first: int,
+    count: int,
+    *,
+    body_bytes: int = 50,
+    bodies: Sequence[bytes] = (),
+    sys_flag: int = 0,
 ) -> MessageRun:
     records = [
         encode_message(
@@ -138,6 +153,7 @@ def a_run(
             body=bodies[number - first] if bodies else body_of(number, body_bytes),
             property_bytes=encode_properties(properties_of(number)),
             flag=number,
+            sys_flag=sys_flag,
         )
         for number in range(first, first + count)
     ]

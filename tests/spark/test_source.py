@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zlib
 from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
@@ -248,6 +249,22 @@ def test_damage_fails_is_left_out_or_is_reported(spark: SparkSession, tmp_path: 
     (told,) = reported.where("damage is not null").collect()
     assert (told.topic, told.queue_id, told.queue_offset, told.body) == ("GoldAa", 0, 0, None)
     assert log.name in told.damage
+
+
+def test_plain_bodies_are_a_column_and_one_that_is_damaged_is_named(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    made = WrittenTier(config=posix_config(tmp_path))
+    stored = zlib.compress(b"an order")
+    made.add("orders", 0, 2, bodies=[stored, stored[:-1]], sys_flag=1)
+    frame = load(spark, made.config, columns="queue_offset,body_plain", end_offset=1)
+    assert [tuple(row) for row in frame.collect()] == [(0, b"an order")]
+    with pytest.raises(PySparkException, match="orders, queue 0, message 1: the compressed body"):
+        load(spark, made.config, columns="body_plain").collect()
+    columns = "queue_offset,body_plain,damage"
+    reported = load(spark, made.config, columns=columns, on_corrupt="report").collect()
+    told = "the compressed body is damaged (zlib): it ends too early"
+    assert sorted(tuple(row) for row in reported) == [(0, b"an order", None), (1, None, told)]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,9 @@ IndexSlots = Annotated[int | None, typer.Option("--index-slots", min=1, help="ma
 IndexItems = Annotated[int | None, typer.Option("--index-items", min=1, help="maxIndexNum")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")]
 Body = Annotated[bool, typer.Option("--body", help="With the body; base64 in JSON.")]
+Plain = Annotated[
+    bool, typer.Option("--plain", help="With the body as its producer made it, not compressed.")
+]
 
 
 @app.command(epilog="Example: tieredstore local cat /data/store --topic Orders --queue 0 --json")
@@ -58,6 +61,7 @@ def cat(
     ] = 0,
     count: Annotated[int | None, typer.Option("--count", min=0, help="Stop after so many.")] = None,
     body: Body = False,
+    plain: Plain = False,
     commit_log_file_bytes: LogFileBytes = None,
     queue_file_bytes: QueueFileBytes = None,
     index_slots: IndexSlots = None,
@@ -73,11 +77,12 @@ def cat(
     with _opened(directory, *sizes) as reader:
         keys = _chosen(reader, topic, queue)
         damage = DamageCount(reader)
-        printer = MessagePrinter(json=json, body=body)
+        printer = MessagePrinter(json=json, body=body, plain=plain)
         found = walk(reader, keys, begin=begin, on_damage=damage.add)
         for key, message in islice(found, count):
             printer.write(key, message)
         _tell_damage(damage)
+        printer.tell()
 
 
 @app.command(epilog="Example: tieredstore local query /data/store Orders order-17 --max 5 --json")

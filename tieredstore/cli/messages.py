@@ -9,10 +9,12 @@ import base64
 import hashlib
 from typing import Any
 
+from tieredstore.cli.failures import CommandError, ExitCode
 from tieredstore.cli.output import Columns, printable, write_json, write_line
 from tieredstore.cli.times import shown_time
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.properties import KEYS
+from tieredstore.model.errors import BodyNotPlainError
 from tieredstore.model.messages import SelectedMessage
 from tieredstore.model.values import QueueKey
 
@@ -20,13 +22,18 @@ Row = dict[str, Any]
 
 
 def message_row(
-    selected: SelectedMessage, *, key: QueueKey | None = None, body: bool = False
+    selected: SelectedMessage,
+    *,
+    key: QueueKey | None = None,
+    body: bool = False,
+    plain: bool = False,
 ) -> Row:
     """A message as an object. `key` is the queue that names it, its own if not given.
 
     `keys` is the property as it is, with its blanks. Where there is none it is null, and where a
     message has no properties at all it is empty: that is how RocketMQ hands it to its index.
-    `body_sha256` and `body` are of the body as it is stored, which may be compressed.
+    `body_sha256` and `body` are of the body as it is stored, which may be compressed. `body_plain`
+    is it as its producer made it; where that cannot be, it is null and `body_problem` says why.
     """
     record = selected.record
     message = decode_message(record, check_crc=False)
@@ -49,6 +56,11 @@ def message_row(
     }
     if body:
         row["body"] = base64.b64encode(message.body).decode("ascii")
+    if plain:
+        try:
+            row["body_plain"] = base64.b64encode(message.body_decompressed()).decode("ascii")
+        except BodyNotPlainError as error:
+            row |= {"body_plain": None, "body_problem": str(error)}
     return row
 
 
@@ -64,24 +76,44 @@ def message_cells(row: Row) -> tuple[str, ...]:
     return str(row["log_offset"]), place, str(row["size"]), stored, row["tags"] or "-", keys or "-"
 
 
-def body_text(row: Row) -> str:
-    """The body for people; what is no UTF-8 is shown by number."""
-    return base64.b64decode(row["body"]).decode("utf-8", "backslashreplace")
+def body_text(text: str) -> str:
+    """A body for people, from base64; what is no UTF-8 is shown by number."""
+    return base64.b64decode(text).decode("utf-8", "backslashreplace")
 
 
 class MessagePrinter:
     """Messages one after the other."""
 
-    def __init__(self, *, json: bool, body: bool) -> None:
+    def __init__(self, *, json: bool, body: bool, plain: bool = False) -> None:
         self._json = json
         self._body = body
+        self._plain = plain
         self._columns = Columns(COLUMNS, WIDTHS)
+        self._not_plain = ""  # the first of them
+        self._not_plain_count = 0
 
     def write(self, key: QueueKey | None, message: SelectedMessage) -> None:
-        row = message_row(message, key=key, body=self._body)
+        row = message_row(message, key=key, body=self._body, plain=self._plain)
+        problem = row.get("body_problem")
+        if problem is not None:
+            self._not_plain_count += 1
+            place = f"{row['topic']}/{row['queue_id']}/{row['queue_offset']}"
+            self._not_plain = self._not_plain or f"{place}: {problem}"
         if self._json:
             write_json(row)
             return
         self._columns.write(message_cells(row))
-        if self._body:
-            write_line("    " + printable(body_text(row)))
+        shown = row.get("body_plain") if self._plain else row.get("body")
+        if problem is not None:
+            write_line(f"    ({problem})")
+        elif shown is not None:
+            write_line("    " + printable(body_text(shown)))
+
+    def tell(self) -> None:
+        """At the end: raise for bodies that could not be made plain."""
+        if self._not_plain_count:
+            raise CommandError(
+                f"{self._not_plain_count} bodies could not be made plain, the first of"
+                f" {printable(self._not_plain)}; the messages themselves are sound",
+                ExitCode.DAMAGE,
+            )

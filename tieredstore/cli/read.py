@@ -22,6 +22,9 @@ app = typer.Typer(rich_markup_mode=None)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
+Plain = Annotated[
+    bool, typer.Option("--plain", help="With the body as its producer made it, not compressed.")
+]
 
 
 @app.command(
@@ -46,6 +49,7 @@ def cat(
         int | None, typer.Option("--count", min=0, help="Stop after so many; else all.")
     ] = None,
     body: Annotated[bool, typer.Option("--body", help="With the body; base64 in JSON.")] = False,
+    plain: Plain = False,
     *,
     tier: TierOptions,
     json: Json = False,
@@ -64,7 +68,7 @@ def cat(
     is_time = begin is not None and begin >= _TIMES_FROM
     start = Start(timestamp=begin) if is_time else Start(offset=begin or 0)
     damage = TierDamage()
-    printer = MessagePrinter(json=json, body=body)
+    printer = MessagePrinter(json=json, body=body, plain=plain)
     with opened_tier(tier) as opened:
         keys = keys_of(opened, topic, queue)
         found = walk_tier(
@@ -75,6 +79,7 @@ def cat(
         for key in keys:  # what is missing behind the last one that was shown
             damage.add_queue(opened, key, problem_of(opened, key))
     damage.tell()
+    printer.tell()
 
 
 @app.command(

@@ -43,6 +43,7 @@ from tieredstore.codec.record_fields import (
     fixed_bytes,
 )
 from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.message_body import PLAIN_BYTES_MAX, plain_body
 from tieredstore.model.values import Host
 
 TOPIC_BYTES_MAX_V1: Final = 127
@@ -99,6 +100,10 @@ class StoredMessage:
             known = decode_properties(self.property_bytes)
             object.__setattr__(self, "_properties", known)
         return MappingProxyType(known)
+
+    def body_decompressed(self, limit: int = PLAIN_BYTES_MAX) -> bytes:
+        """The body as its producer made it: see `message_body.plain_body` for limit and errors."""
+        return plain_body(self.body, self.sys_flag, limit=limit)
 
     @property
     def tags(self) -> str | None:

@@ -5,6 +5,7 @@
     ├─ StoreClosedError                           you closed it
     │  └─ OtherProcessError                       .opened_by: open it in this process
     ├─ OffsetOutOfRangeError (ValueError)         .offset .minimum .maximum
+    ├─ BodyNotPlainError (ValueError)             a producer's compressed body; the record is sound
     ├─ SegmentError                               .path
     │  ├─ SegmentNotFoundError (FileNotFoundError)
     │  ├─ SegmentSealedError                      roll to the next
@@ -70,6 +71,10 @@ class OffsetOutOfRangeError(TieredStoreError, ValueError):
         self.offset = offset
         self.minimum = minimum
         self.maximum = maximum
+
+
+class BodyNotPlainError(TieredStoreError, ValueError):
+    """A body that its producer compressed cannot be made plain; the stored record is sound."""
 
 
 class SegmentError(TieredStoreError):

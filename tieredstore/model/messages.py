@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from tieredstore.model.message_body import PLAIN_BYTES_MAX, plain_body
 from tieredstore.model.values import GetStatus, Host, PutStatus
 
 LOOPBACK = Host(b"\x7f\x00\x00\x01", 0)
@@ -31,6 +32,10 @@ class Message:
     store_host: Host = LOOPBACK
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
+
+    def body_decompressed(self, limit: int = PLAIN_BYTES_MAX) -> bytes:
+        """The body as its producer made it: see `message_body.plain_body` for limit and errors."""
+        return plain_body(self.body, self.sys_flag, limit=limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

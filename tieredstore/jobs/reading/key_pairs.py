@@ -28,6 +28,12 @@ class KeyPairs:
     rows: NDArray[np.int64]
     keys: pa.Array
 
+    def of(self, rows: NDArray[np.int64]) -> KeyPairs:
+        """The pairs of these rows, which are neighbours in the run and ascend."""
+        first = int(np.searchsorted(self.rows, rows[0]))
+        end = int(np.searchsorted(self.rows, rows[-1], side="right"))
+        return KeyPairs(self.rows[first:end], self.keys.slice(first, end - first))
+
     def distinct_rows(self) -> NDArray[np.int64]:
         return np.unique(self.rows)
 

@@ -1,11 +1,15 @@
 """Reading one piece of a scan: Arrow batches of the columns asked for, of what is selected.
 
-What lives here: `Scan`, with the two columns that are there only when asked for:
+What lives here: `Scan`, with the columns that are there only when asked for:
 
-    | column | type   | what                                                                      |
-    | ------ | ------ | ------------------------------------------------------------------------- |
-    | key    | string | one row for each key of a message, UNIQ_KEY or one of KEYS; null without  |
-    | damage | string | null; or why this message cannot be read, and all but where it is is null |
+    | column     | type   | what                                                                  |
+    | ---------- | ------ | --------------------------------------------------------------------- |
+    | key        | string | a row for each key of a message, UNIQ_KEY or one of KEYS; null without |
+    | body_plain | binary | the body as its producer made it, of at most PLAIN_BYTES_MAX bytes     |
+    | damage     | string | null; or why a message cannot be read, and all but where it is is null |
+
+A body that cannot be made plain is damage of a message that is read all the same: FAIL raises, else
+it is null in `body_plain`, and `damage` says why.
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from tieredstore.jobs.reading.key_pairs import key_pairs
+from tieredstore.jobs.reading.key_pairs import KeyPairs, key_pairs
 from tieredstore.jobs.reading.message_table import MESSAGE_COLUMNS, MessageTable
 from tieredstore.jobs.reading.record_fields import RecordFields
 from tieredstore.jobs.reading.scan_plan import ScanItem
@@ -28,14 +33,23 @@ from tieredstore.jobs.reading.slice_reads import Damage, OnDamage, SliceReader
 from tieredstore.jobs.reading.slices import Slice
 from tieredstore.jobs.worker_parts import queue_file
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import InvalidConfigError, SegmentCorruptError
+from tieredstore.model.errors import BodyNotPlainError, InvalidConfigError, SegmentCorruptError
+from tieredstore.model.message_body import plain_body
 from tieredstore.model.values import QueueKey
 
 log = logging.getLogger(__name__)
 
 KEY: Final = "key"
+BODY_PLAIN: Final = "body_plain"
 DAMAGE: Final = "damage"
-SCAN_COLUMNS: Final = {**MESSAGE_COLUMNS, KEY: pa.string(), DAMAGE: pa.string()}
+SCAN_COLUMNS: Final = {
+    **MESSAGE_COLUMNS,
+    KEY: pa.string(),
+    BODY_PLAIN: pa.binary(),
+    DAMAGE: pa.string(),
+}
+PLAIN_BATCH_BYTES: Final = 64 * 1024 * 1024
+"""A batch ends behind the message with which its plain bodies reach this."""
 _DAMAGED_AT_ONCE: Final = 65_536
 
 
@@ -111,7 +125,7 @@ class _Batches:
     def of(self, fields: RecordFields) -> Iterator[pa.RecordBatch]:
         selection = self._scan.selection
         rows = selection.rows(fields)
-        keys = None
+        keys: KeyPairs | None = None
         by_key = KEY in self._scan.columns
         if len(rows) and (by_key or selection.key_texts is not None):
             pairs = key_pairs(fields, rows, selection)
@@ -120,18 +134,67 @@ class _Batches:
                 keys = pairs
         if not len(rows):
             return
+        if BODY_PLAIN not in self._scan.columns:
+            yield self._part(fields, rows, {}, keys)
+            return
+        copies = None if keys is None else np.bincount(keys.rows, minlength=len(fields))
+        for part, plain in self._plain(fields, rows, copies):
+            yield self._part(fields, part, plain, None if keys is None else keys.of(part))
+
+    def _part(
+        self,
+        fields: RecordFields,
+        rows: NDArray[np.int64],
+        more: dict[str, pa.Array],
+        keys: KeyPairs | None,
+    ) -> pa.RecordBatch:
+        """These rows, with columns that were made already; once for each key where it is asked."""
         batch = self._table.batch(self._key, fields, rows)
         if self._table.columns == self._scan.columns:
-            yield batch
-            return
-        columns = dict(zip(self._table.columns, batch.columns, strict=True))
+            return batch
+        columns = {**dict(zip(self._table.columns, batch.columns, strict=True)), **more}
         count = len(rows)
         if keys is not None:
             again = pa.array(np.searchsorted(rows, keys.rows))
             columns = {name: column.take(again) for name, column in columns.items()}
             columns[KEY] = keys.keys
             count = len(keys.rows)
-        yield self._batch(columns, count)
+        return self._batch(columns, count)
+
+    def _plain(
+        self, fields: RecordFields, rows: NDArray[np.int64], copies: NDArray[np.int64] | None
+    ) -> Iterator[tuple[NDArray[np.int64], dict[str, pa.Array]]]:
+        """The rows in parts that are not too large, with what `body_plain` and `damage` say."""
+        bodies: list[bytes | None] = []
+        reasons: list[str | None] = []
+        first = held = 0
+        for place, row in enumerate(rows.tolist()):
+            body, reason = self._plain_of(fields, row)
+            bodies.append(body)
+            reasons.append(reason)
+            held += len(body or b"") * (1 if copies is None else int(copies[row]))
+            if held >= PLAIN_BATCH_BYTES or place + 1 == len(rows):
+                yield (
+                    rows[first : place + 1],
+                    {
+                        BODY_PLAIN: pa.array(bodies, pa.binary()),
+                        DAMAGE: pa.array(reasons, pa.string()),
+                    },
+                )
+                bodies, reasons, first, held = [], [], place + 1, 0
+
+    def _plain_of(self, fields: RecordFields, row: int) -> tuple[bytes | None, str | None]:
+        start, size = int(fields.body_starts[row]), int(fields.body_bytes[row])
+        stored = bytes(memoryview(fields.records)[start : start + size])
+        try:
+            return plain_body(stored, int(fields.sys_flags[row])), None
+        except BodyNotPlainError as error:
+            offset = int(fields.queue_offsets[row])
+            place = f"{self._key.topic}, queue {self._key.queue_id}, message {offset}"
+            if self._scan.on_corrupt is OnCorrupt.FAIL:
+                raise BodyNotPlainError(f"{place}: {error}") from error
+            log.warning("%s: %s", place, error)
+            return None, str(error)
 
     def damaged(self, taken: list[Damage]) -> Iterator[pa.RecordBatch]:
         """A row for each damaged message, where that is asked for; takes them off the list."""
