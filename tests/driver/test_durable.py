@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -143,3 +144,36 @@ class TestLock:
         with lock:
             assert not free_for_others(path)
         assert free_for_others(path)
+
+
+def test_a_lock_that_is_removed_is_never_held_by_two(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    lock = FileLock.acquire(path)
+    assert lock is not None
+    late = os.open(path, os.O_RDWR)  # of one that waits for it
+    lock.release(remove=True)
+    assert not path.exists()
+    again = FileLock.acquire(path)
+    assert again is not None
+    assert not os.path.samestat(os.fstat(late), os.stat(path))
+    os.close(late)
+    again.release()
+    assert path.exists()
+
+
+def test_a_file_that_is_removed_while_it_is_being_locked_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lock"
+    really = fcntl.lockf
+
+    def lock_too_late(*words: object) -> None:
+        really(*words)  # type: ignore[arg-type]
+        path.unlink()
+
+    monkeypatch.setattr(fcntl, "lockf", lock_too_late)
+    assert FileLock.acquire(path) is None
+    monkeypatch.undo()
+    lock = FileLock.acquire(path)
+    assert lock is not None
+    lock.release()

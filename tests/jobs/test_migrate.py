@@ -59,6 +59,18 @@ def test_the_snippet_opens_the_target(tmp_path: Path) -> None:
         assert len(reader.queues()) == 9
 
 
+@pytest.mark.parametrize("adopt", [False, True])
+def test_a_cut_over_leaves_nothing_in_the_source(tmp_path: Path, adopt: bool) -> None:
+    source, target = copy_of_golden(tmp_path / "java"), posix(tmp_path)
+    before = picture(tmp_path / "java")
+    moved(source, target, cut_over=True, adopt=adopt)
+    assert picture(tmp_path / "java") == before
+    lock = Path(f"{source.catalogue_path}.lock")
+    lock.touch()  # of a broker that ran on it
+    moved(source, target, cut_over=True, adopt=adopt)
+    assert lock.exists()
+
+
 def test_before_the_cut_over_there_is_no_catalogue(tmp_path: Path) -> None:
     target = posix(tmp_path)
     report = moved(golden(), target)

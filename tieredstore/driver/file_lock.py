@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -60,6 +61,9 @@ class FileLock:
             except BaseException:
                 os.close(descriptor)
                 raise
+            if not _is_at(real, descriptor):  # who held it has removed the file
+                os.close(descriptor)
+                return None
             _held.add(real)
         return cls(real, descriptor)
 
@@ -68,12 +72,16 @@ class FileLock:
         """Whether this process holds it, now."""
         return self._descriptor is not None and self._process.is_this
 
-    def release(self) -> None:
+    def release(self, *, remove: bool = False) -> None:
+        """Let it go; `remove` takes the file away too, if nobody needs it any more."""
         with _held_guard:
             if self._descriptor is None:
                 return
             if self._process.is_this:
                 _held.discard(self._path)
+                if remove:  # while nobody else can hold it
+                    with suppress(OSError):
+                        os.unlink(self._path)
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -82,3 +90,10 @@ class FileLock:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
+
+
+def _is_at(path: str, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -68,8 +68,10 @@ def _all_locked(config: StoreConfig) -> Iterator[None]:
     catalogue = os.path.realpath(config.catalogue_path)
     lock, rocketmqs = f"{catalogue}.lock", os.path.join(config.store_path, "lock")
     with ExitStack() as held:
-        if os.path.exists(catalogue) or os.path.exists(lock):
-            held.callback(_locked(lock).release)
+        has_lock = os.path.exists(lock)
+        if has_lock or os.path.exists(catalogue):
+            # What was there stays as it was: RocketMQ has no such file.
+            held.callback(_locked(lock).release, remove=not has_lock)
         if os.path.exists(rocketmqs):
             held.callback(_locked(rocketmqs).release)
         yield
