@@ -19,6 +19,7 @@ from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.values import GetStatus
 from tieredstore.testing.messages import a_message
 
+STORE = GOLDEN / "local-clean"
 STORES = ["local-clean", "local-expired", "local-crash/torn", "local-crash/torn-and-queues-behind"]
 
 
@@ -194,3 +195,52 @@ def test_after_a_clean_end_all_of_the_log_is_confirmed() -> None:
     with LocalReader.open(GOLDEN / "local-crash" / "torn", **SIZES) as reader:
         assert reader.confirmed_offset() == 0
         assert reader.max_log_offset() == 87575
+
+
+CONF = (
+    "brokerName=broker-gold-a\nmappedFileSizeCommitLog=32768\nmappedFileSizeConsumeQueue=400\n"
+    "maxHashSlotNum=101\nmaxIndexNum=400\n"
+)
+TOML = (
+    '[tieredstore]\nbroker_name = "broker-gold-a"\n[local]\ncommit_log_file_bytes = 32768\n'
+    "queue_file_bytes = 400\nindex_slot_count = 101\nindex_item_count = 400\n"
+)
+
+
+@pytest.mark.parametrize(("name", "text"), [("broker.conf", CONF), ("tier.toml", TOML)])
+def test_the_sizes_of_a_file_of_settings_are_enough(
+    command: Command, tmp_path: Path, name: str, text: str
+) -> None:
+    conf = tmp_path / name
+    conf.write_text(text)
+    for words in (
+        ("cat", STORE, "--json"),
+        ("query", STORE, "GoldAa", "order-0", "--json"),
+        ("offset", STORE, "GoldAa", "0", "1795171540000"),
+        ("info", STORE, "--json"),
+    ):
+        verb, *rest = words
+        ran = command.run("local", verb, "--config", conf, *rest)
+        assert (ran.code, ran.err) == (0, "")
+        assert ran.out == command.golden(*words).out
+    wrong = command.run("local", "info", STORE, "--config", conf, "--queue-file-bytes", 800)
+    assert wrong.code == 2  # what is said beside a file counts more than it
+    assert "--config broker.conf, or --commit-log-file-bytes" in wrong.err
+
+
+def test_a_report_beside_a_local_store_takes_its_sizes_from_the_settings(
+    command: Command, tmp_path: Path
+) -> None:
+    tier, out, conf = GOLDEN / "tier-posix", tmp_path / "tier.html", tmp_path / "broker.conf"
+    settings = (
+        CONF + "brokerClusterName=GoldenCluster\n"
+        "tieredBackendServiceProvider=org.apache.rocketmq.tieredstore.provider.PosixFileSegment\n"
+        f"tieredStoreFilePath={tier}/tiered\nstorePathRootDir={tier}/store\n"
+    )
+    words = ("report", "--out", out, "--local", STORE, "--config", conf)
+    conf.write_text(settings)
+    assert command.run(*words).code == 0
+    conf.write_text(settings.replace("mappedFileSize", "#mappedFileSize"))
+    ran = command.run(*words)
+    assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+    assert "--config broker.conf" in ran.err

@@ -12,11 +12,13 @@ from tests.cli.cli_kit import picture
 from tests.codec.golden_files import BROKER, GOLDEN
 from tests.jobs.verify_kit import Harmed, flipped, golden_config, kinds, verified
 from tests.jobs.written_tier import WrittenTier, posix_config
+from tieredstore.access.care.audit import audit
 from tieredstore.access.care.audit_report import Severity
 from tieredstore.codec.java import string_hash
 from tieredstore.codec.message import decode_message, encode_stored
 from tieredstore.codec.queue_unit import UNIT_BYTES, view_units
 from tieredstore.codec.tiered_index import compacted_file_bytes
+from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs.job_report import JobExit
 from tieredstore.jobs.verification.verify_findings import VerifyFinding
 from tieredstore.jobs.verification.verify_records import codes_agree
@@ -25,6 +27,7 @@ from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.values import SegmentType
+from tieredstore.providers.posix import PosixProvider
 
 LOG, QUEUE = "COMMIT_LOG", "CONSUME_QUEUE"
 
@@ -245,6 +248,19 @@ def test_messages_whose_units_were_lost_with_their_row_are_found(tmp_path: Path)
     unnamed = [each for each in report.findings if each.kind == "unnamed-message"]
     offsets = {each.queue_offset for each in unnamed if isinstance(each, VerifyFinding)}
     assert offsets == {*range(20, 40)}
+
+
+@pytest.mark.parametrize("split_bytes", [1 << 26, 1_000])
+def test_a_dry_run_and_an_audit_name_the_same_bytes(tmp_path: Path, split_bytes: int) -> None:
+    tier = Harmed.golden(tmp_path)
+    tier.file("GoldAa/0", LOG, 70_000).write_bytes(bytes(5_000))  # named by no row
+    planned = VerifyJob(config=tier.config, split_bytes=split_bytes).plan()
+    runtime = Runtime.inline()
+    with JsonMetadataStore.open(tier.config.catalogue_path, read_only=True) as metadata:
+        provider = PosixProvider.from_config(tier.config, runtime)
+        report = audit(metadata, provider, tier.config, runtime)
+    assert planned.byte_counts["read"] == report.size == 346_788
+    assert planned.counts["queues"] == report.queue_count
 
 
 def test_only_some_topics_can_be_read_and_an_unknown_one_is_named(golden: Harmed) -> None:

@@ -5,11 +5,12 @@ What lives here: arguments and what is printed. What `info` tells is gathered in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:  # help must be fast
     from tieredstore.model.values import QueueKey
 
 _COUNT_DEFAULT = 64
+_OPTIONS = ", or --commit-log-file-bytes, --queue-file-bytes, --index-slots, --index-items"
+_SIZES = ("commit_log_file_bytes", "queue_file_bytes", "index_slot_count", "index_item_count")
 
 app = typer.Typer(
     short_help="Look at the directory of a local store.",
@@ -44,6 +47,12 @@ QueueFileBytes = Annotated[
 ]
 IndexSlots = Annotated[int | None, typer.Option("--index-slots", min=1, help="maxHashSlotNum")]
 IndexItems = Annotated[int | None, typer.Option("--index-items", min=1, help="maxIndexNum")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="A broker.conf with the sizes, or TOML with [local]."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")]
 Body = Annotated[bool, typer.Option("--body", help="With the body; base64 in JSON.")]
 Plain = Annotated[
@@ -66,6 +75,7 @@ def cat(
     queue_file_bytes: QueueFileBytes = None,
     index_slots: IndexSlots = None,
     index_items: IndexItems = None,
+    config: Config = None,
     json: Json = False,
 ) -> None:
     """Print what the consume queues name, in the order of the commit log."""
@@ -74,7 +84,7 @@ def cat(
     from tieredstore.cli.walk import walk
 
     sizes = commit_log_file_bytes, queue_file_bytes, index_slots, index_items
-    with _opened(directory, *sizes) as reader:
+    with _opened(directory, *sizes, config=config) as reader:
         keys = _chosen(reader, topic, queue)
         damage = DamageCount(reader)
         printer = MessagePrinter(json=json, body=body, plain=plain)
@@ -105,6 +115,7 @@ def query(
     queue_file_bytes: QueueFileBytes = None,
     index_slots: IndexSlots = None,
     index_items: IndexItems = None,
+    config: Config = None,
     json: Json = False,
 ) -> None:
     """Find messages by key, newest first. The messages decide, not the hashes of the index."""
@@ -112,7 +123,7 @@ def query(
     from tieredstore.model.values import INT64_MAX
 
     sizes = commit_log_file_bytes, queue_file_bytes, index_slots, index_items
-    with _opened(directory, *sizes) as reader:
+    with _opened(directory, *sizes, config=config) as reader:
         found = reader.query_message(
             topic,
             key,
@@ -147,6 +158,7 @@ def offset(
     queue_file_bytes: QueueFileBytes = None,
     index_slots: IndexSlots = None,
     index_items: IndexItems = None,
+    config: Config = None,
     json: Json = False,
 ) -> None:
     """The queue offset of the first message at or after TIME."""
@@ -154,7 +166,7 @@ def offset(
 
     boundary = Boundary.UPPER if upper else Boundary.LOWER
     sizes = commit_log_file_bytes, queue_file_bytes, index_slots, index_items
-    with _opened(directory, *sizes) as reader:
+    with _opened(directory, *sizes, config=config) as reader:
         _chosen(reader, topic, queue)
         found = reader.offset_by_time(topic, queue, time, boundary)
     if not json:
@@ -171,13 +183,14 @@ def info(
     queue_file_bytes: QueueFileBytes = None,
     index_slots: IndexSlots = None,
     index_items: IndexItems = None,
+    config: Config = None,
     json: Json = False,
 ) -> None:
     """Offsets, sizes, files, queues, checkpoint, index, and what a recovery would find."""
     from tieredstore.cli.local_info import gathered, write_tables
 
     sizes = commit_log_file_bytes, queue_file_bytes, index_slots, index_items
-    with _opened(directory, *sizes) as reader:
+    with _opened(directory, *sizes, config=config) as reader:
         facts = gathered(reader)
     if json:
         write_json(facts)
@@ -192,26 +205,60 @@ def _opened(
     queue_file_bytes: int | None,
     index_slots: int | None,
     index_items: int | None,
+    *,
+    config: Path | None,
 ) -> Iterator[LocalReader]:
+    given = {
+        "commit_log_file_bytes": commit_log_file_bytes,
+        "queue_file_bytes": queue_file_bytes,
+        "index_slot_count": index_slots,
+        "index_item_count": index_items,
+    }
+    with opened_store(directory, given, config, or_with=_OPTIONS) as reader:
+        yield reader
+
+
+@contextmanager
+def opened_store(
+    directory: Path, given: Mapping[str, int | None], config: Path | None, *, or_with: str = ""
+) -> Iterator[LocalReader]:
+    """The store in a directory, with sizes that were given, then those of a file of settings, then
+    those written down beside the store."""
     from tieredstore.local.local_reader import LocalReader
     from tieredstore.model.errors import InvalidConfigError
 
+    sizes = {} if config is None else _sizes_of(config)
+    sizes |= {name: value for name, value in given.items() if value is not None}
     try:
-        reader = LocalReader.open(
-            directory,
-            commit_log_file_bytes=commit_log_file_bytes,
-            queue_file_bytes=queue_file_bytes,
-            index_slot_count=index_slots,
-            index_item_count=index_items,
-        )
+        reader = LocalReader.open(directory, **sizes)
     except InvalidConfigError as error:
         raise CommandError(
-            f"{error}; give the sizes that the store was made with: --commit-log-file-bytes, "
-            "--queue-file-bytes, --index-slots, --index-items",
+            f"{error}; give the sizes that the store was made with: --config broker.conf{or_with}",
             ExitCode.USAGE,
         ) from error
     with reader:
         yield reader
+
+
+def _sizes_of(config: Path) -> dict[str, int]:
+    """What a broker's settings say otherwise than RocketMQ's defaults: a broker.conf, or TOML with
+    a table of the local store."""
+    from tieredstore.local.config import LocalConfig
+
+    if not config.exists():
+        raise CommandError(f"{config}: there is no such file", ExitCode.NOT_THERE)
+    if config.suffix == ".toml" and LocalConfig.TABLE not in _tables_of(config):
+        return {}  # the settings of a tier alone
+    found, plain = LocalConfig.from_file(config), LocalConfig()
+    values = {name: getattr(found, name) for name in _SIZES}
+    return {name: value for name, value in values.items() if value != getattr(plain, name)}
+
+
+def _tables_of(config: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(config.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{config}: is no TOML: {error}", ExitCode.USAGE) from error
 
 
 def _chosen(reader: LocalReader, topic: str | None, queue_id: int | None) -> list[QueueKey]:

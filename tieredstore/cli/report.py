@@ -55,7 +55,7 @@ def report(
             opened.reader,
             opened.metadata,
             now_ms=SystemClock().now_ms(),
-            local_offsets=None if local is None else _ends(local),
+            local_offsets=None if local is None else _ends(local, tier.config),
         )
     text = "\n".join(page(picture)) + "\n"
     target.write(text.encode("utf-8", "backslashreplace"))
@@ -65,8 +65,8 @@ def report(
         write_line(printable(f"{out}: {len(picture.queues)} queues; open it in any browser"))
 
 
-def _ends(directory: Path) -> dict[QueueKey, int]:
-    from tieredstore.local.local_reader import LocalReader
+def _ends(directory: Path, config: Path | None) -> dict[QueueKey, int]:
+    from tieredstore.cli.local import opened_store
 
-    with LocalReader.open(directory) as reader:
+    with opened_store(directory, {}, config) as reader:
         return {key: reader.max_offset(*key) or 0 for key in reader.queues()}

@@ -77,7 +77,9 @@ class VerifyJob:
             work += picture.index_items()
         item_bytes = [size for _, size in work]
         messages = sum(queue.message_count for queue in picture.queues)
-        text = f"{len(picture.queues)} queues with {messages} messages, {sum(item_bytes)} bytes"
+        # Of one item it is an estimate.
+        size = picture.byte_count(with_index=self._compares_keys)
+        text = f"{len(picture.queues)} queues with {messages} messages, {size} bytes"
         return Plan(
             items=[item for item, _ in work],
             item_bytes=item_bytes,
@@ -86,7 +88,7 @@ class VerifyJob:
                 "messages": messages,
                 "index_files": len(picture.index),
             },
-            byte_counts={"read": sum(item_bytes)},
+            byte_counts={"read": size},
             lines=(f"{text} are to be read",),
             facts={"index_has_expired": picture.index_has_expired},
         )

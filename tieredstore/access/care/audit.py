@@ -73,7 +73,7 @@ def audit(
         findings=tuple(sorted(findings, key=_order)),
         queue_count=len(paths),
         segment_count=sum(map(len, facts.files.values())),
-        size=sum(facts.sizes.values()),
+        size=sum(row.size for rows in facts.files.values() for row in rows),
     )
 
 

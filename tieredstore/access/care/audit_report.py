@@ -106,7 +106,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """All that was found, by place, and how much was looked at."""
+    """All that was found, by place, and how much was looked at: `size` is what the catalogue names."""
 
     broker: str
     findings: tuple[Finding, ...]

@@ -82,6 +82,11 @@ class TierPicture:
         finally:
             parts.close()
 
+    def byte_count(self, *, with_index: bool) -> int:
+        """Of all segments that are to be read."""
+        rows = [row for queue in self.queues for row in (*queue.log, *queue.queue)]
+        return sum(row.size for row in (*rows, *(self.index if with_index else ())))
+
     def slice_items(self, split_bytes: int) -> Iterator[tuple[SliceItem, int]]:
         """Each slice with what is read of it; it has the log up to where the next one begins."""
         for queue in self.queues:
