@@ -187,7 +187,7 @@ class ObjectProvider(SegmentProvider):
             self._folder(CATALOGUES, broker, lambda: self._check_publisher(broker))
         )
 
-    def places(self) -> list[tuple[str, str]] | None:
+    def places(self) -> Sequence[tuple[str, str]] | None:
         """Those that published a catalogue: a listing of the segments could take very long."""
         found = set()
         for listed in self._requests.listed(f"{CATALOGUES}/"):

@@ -250,7 +250,7 @@ class PosixProvider(SegmentProvider):
             for type_name, kind in _TYPES.items():
                 yield from _segments(path, queue / type_name, kind)
 
-    def places(self) -> list[tuple[str, str]]:
+    def places(self) -> Sequence[tuple[str, str]]:
         return [
             (cluster, broker.name)
             for directory in sorted(_entries(self._root.parent), key=_name)

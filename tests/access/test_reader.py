@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -240,7 +241,7 @@ def test_a_tier_that_is_not_the_one_of_the_catalogue_is_an_error_that_names_what
     golden: Path, settings: dict[str, str], line: str
 ) -> None:
     root = str(golden)
-    named = {name: text.replace("{root}", root) for name, text in settings.items()}
+    named: Any = {name: text.replace("{root}", root) for name, text in settings.items()}
     line = line.replace("{root}", root)
     with pytest.raises(AnotherTierError) as refusal:
         TieredReader.open(dataclasses.replace(golden_config(golden), **named))

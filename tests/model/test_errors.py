@@ -11,9 +11,12 @@ from tieredstore.model.errors import (
     BackendError,
     BackendRefusedError,
     BackendUnavailableError,
+    BodyNotPlainError,
+    CatalogueLockedError,
     InvalidConfigError,
     MetadataError,
     OffsetOutOfRangeError,
+    OtherProcessError,
     PositionMismatchError,
     SegmentCorruptError,
     SegmentError,
@@ -26,6 +29,8 @@ from tieredstore.model.errors import (
 ONE_OF_EACH: list[TieredStoreError] = [
     InvalidConfigError("no"),
     StoreClosedError("closed"),
+    OtherProcessError("store", opened_by=17),
+    BodyNotPlainError("the body is damaged"),
     OffsetOutOfRangeError("queue offset", offset=9, minimum=1, maximum=5),
     SegmentNotFoundError("b/t/0"),
     SegmentSealedError("b/t/0"),
@@ -34,6 +39,7 @@ ONE_OF_EACH: list[TieredStoreError] = [
     BackendUnavailableError("b/t/0", "read", "timed out"),
     BackendRefusedError("b/t/0", "write", "no permission"),
     MetadataError("m.json", "torn"),
+    CatalogueLockedError("m.json"),
 ]
 
 

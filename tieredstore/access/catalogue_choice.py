@@ -158,9 +158,9 @@ def lies_there(config: StoreConfig, provider: SegmentProvider) -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    """The first of them."""
-    more = ", …" if len(names) > _NAMED_MAX else ""
-    return (", ".join(names[:_NAMED_MAX]) or "none") + more
+    """The first of them, on one line."""
+    shown = [name if name.isprintable() else repr(name) for name in names[:_NAMED_MAX]]
+    return (", ".join(shown) or "none") + (", …" if len(names) > _NAMED_MAX else "")
 
 
 def has_file(config: StoreConfig) -> bool:
