@@ -5,6 +5,7 @@ What lives here: `ObjectStoreSettings`. Which client is made of it is in `object
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ ADDRESSINGS: Final = ("auto", "path", "virtual")
 CHECKSUMS: Final = ("", "crc32", "crc32c", "sha256", "crc64nvme")
 ENCRYPTIONS: Final = ("", "AES256", "aws:kms")
 CLIENTS: Final = ("auto", "s3fs", "obstore")
+_BOTOCORES: Final = ("botocore", "aiobotocore", "boto3")
 # Long enough for the largest part over a slow line: what is silent is given up much earlier.
 WHOLE_REQUEST_MS: Final = 600_000
 
@@ -115,6 +117,19 @@ class ObjectStoreSettings:
         """Whether a text quotes one of the secrets."""
         secrets = (self.access_key, self.secret_key, self.session_token)
         return any(secret and secret in text for secret in secrets)
+
+
+def keep_clients_quiet() -> None:
+    """Have botocore's loggers say nothing at DEBUG, where it is on for all of the process.
+
+    There they log headers and replies, and with them key ids and session tokens. A logger that was
+    given a level by its own name keeps it. To be called before each request, as logging may be
+    set up at any time.
+    """
+    for name in _BOTOCORES:
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET and logger.isEnabledFor(logging.DEBUG):
+            logger.setLevel(logging.INFO)
 
 
 def key_prefix(prefix: str) -> str:

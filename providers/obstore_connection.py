@@ -23,7 +23,7 @@ from tieredstore.model.errors import (
     OffsetOutOfRangeError,
     TieredStoreError,
 )
-from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.object_settings import ObjectStoreSettings, keep_clients_quiet
 from tieredstore.providers.per_process import PerProcess
 from tieredstore.providers.s3_errors import certificate_refused, error_of_reply, one_line
 
@@ -228,12 +228,20 @@ def _credentials(settings: ObjectStoreSettings) -> dict[str, Any]:
         return given
     if importlib.util.find_spec("boto3") is None:
         return {}  # environment, web identity, container and machine
+    keep_clients_quiet()
     boto3: Any = importlib.import_module("boto3")
     session = boto3.session.Session(region_name=settings.region or None)
     if session.get_credentials() is None:
         return {}
     provider: Any = importlib.import_module("obstore.auth.boto3")
-    return {"credential_provider": provider.Boto3CredentialProvider(session)}
+    found: Any = provider.Boto3CredentialProvider(session)
+
+    def asked() -> Any:  # again whenever they expire
+        keep_clients_quiet()
+        return found()
+
+    asked.config = found.config  # type: ignore[attr-defined]
+    return {"credential_provider": asked}
 
 
 def _found(pattern: re.Pattern[str], text: str) -> str:

@@ -17,7 +17,7 @@ from tieredstore.model.errors import (
     InvalidConfigError,
     TieredStoreError,
 )
-from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.object_settings import ObjectStoreSettings, keep_clients_quiet
 from tieredstore.providers.s3_errors import error_of_reply, one_line
 
 ABORT_RULE: Final = "tieredstore-abandoned-uploads"
@@ -123,6 +123,7 @@ def _rules(client: Any, bucket: str) -> list[dict[str, Any]]:
 def _translated(settings: ObjectStoreSettings, operation: str) -> Iterator[None]:
     from botocore.exceptions import BotoCoreError, ClientError
 
+    keep_clients_quiet()
     try:
         yield
     except ClientError as error:

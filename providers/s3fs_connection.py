@@ -19,7 +19,7 @@ from tieredstore.model.errors import (
     OffsetOutOfRangeError,
     TieredStoreError,
 )
-from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.object_settings import ObjectStoreSettings, keep_clients_quiet
 from tieredstore.providers.per_process import PerProcess
 from tieredstore.providers.s3_errors import certificate_refused, error_of_reply, one_line
 
@@ -104,6 +104,7 @@ class S3fsConnection:
     @contextmanager
     def translated(self, key: str, operation: str) -> Iterator[None]:
         """The one place where s3fs's and botocore's errors become ours."""
+        keep_clients_quiet()
         try:
             yield
         except TieredStoreError:
@@ -159,6 +160,7 @@ class S3fsConnection:
             s3fs = importlib.import_module("s3fs")
         except ImportError as error:
             raise InvalidConfigError("S3 needs s3fs: pip install 'tieredstore[s3]'") from error
+        keep_clients_quiet()
         settings = self._settings
         filesystem = s3fs.S3FileSystem(
             key=str(settings.access_key) or None,
