@@ -16,13 +16,16 @@ from tieredstore.model.config import StoreConfig
 SLOW = Load(queue_count=1, messages_per_second=1, message_bytes=100)
 
 
-def test_a_queue_that_commits_every_thirty_seconds_costs_what_its_puts_cost() -> None:
-    """Two parts each 30 s are 172 800 PUTs in 30 days: 0.86 dollars, as the list prices say."""
+def test_a_queue_that_commits_every_forty_seconds_costs_what_its_puts_cost() -> None:
+    """Two parts each 40 s are 129 600 PUTs in 30 days: 0.65 dollars, as the list prices say.
+
+    A batch is due after 30 s, and looked at every 20.
+    """
     (commits,) = [
         line for line in monthly_cost(SLOW, StoreConfig()).lines if "commits" in line.what
     ]
-    assert commits.amount == 172_800
-    assert math.isclose(commits.dollars, 0.864)
+    assert commits.amount == 129_600
+    assert math.isclose(commits.dollars, 0.648)
 
 
 def test_a_queue_without_messages_commits_nothing() -> None:
@@ -37,6 +40,17 @@ def test_a_full_batch_is_committed_before_it_is_old() -> None:
     assert commits_per_second(fast, StoreConfig()) == 1
     large = Load(queue_count=1, messages_per_second=8, message_bytes=1 << 20)
     assert commits_per_second(large, StoreConfig()) == 2
+
+
+def test_deletes_are_counted_and_free_and_publishing_is_counted() -> None:
+    lines = monthly_cost(SLOW, StoreConfig()).lines
+    deletes = [line for line in lines if line.operation == "delete"]
+    assert sum(line.amount for line in deletes) > 0
+    assert sum(line.dollars for line in deletes) == 0
+    published = {line.operation: line.amount for line in lines if "published" in line.what}
+    assert published == dict.fromkeys(("list", "put", "head"), 43_200)  # one a minute
+    quiet = monthly_cost(SLOW, StoreConfig(publish_interval_ms=0)).lines
+    assert not sum(line.amount for line in quiet if "published" in line.what)
 
 
 def test_a_longer_wait_for_a_batch_saves_requests() -> None:
@@ -65,7 +79,7 @@ def test_more_messages_never_cost_less(
 def test_the_prices_of_the_settings_count(command: Command) -> None:
     words = ["cost", "--messages-per-second", 1, "--message-bytes", 100, "--queues", 1, "--json"]
     rows = command.run(*words).rows
-    assert rows[0]["dollars"] == 0.864
+    assert rows[0]["dollars"] == 0.648
     assert rows[-1]["what"] == "total"
     free = command.run(*words, "--storage-price", 0).rows
     assert free[-1]["dollars"] < rows[-1]["dollars"]

@@ -170,9 +170,12 @@ def test_threads_and_retries_are_those_of_the_code() -> None:
 
 def test_defaults_that_are_told_in_prose_are_those_of_the_code() -> None:
     operations = " ".join(page("operations.md").split())
-    assert "commits every 30 s: two PUTs each, 172,800 in a month" in operations
-    assert StoreConfig().group_commit_timeout_ms == 30_000
-    assert 2 * MONTH_SECONDS // 30 == 172_800
+    assert "commits every 40 s" in operations
+    assert "due after 30 s, and queues are looked at every 20" in operations
+    assert "two PUTs each, 129,600 in a month" in operations
+    config = StoreConfig()
+    assert (config.group_commit_timeout_ms, config.dispatch_interval_ms) == (30_000, 20_000)
+    assert 2 * MONTH_SECONDS // 40 == 129_600
     assert "Uploads in flight are a quarter of `pending_count_max`" in operations
     assert "One that aborts uploads after two days" in " ".join(page("security.md").split())
     assert importlib.import_module("tieredstore.providers.s3_admin").ABORT_DAYS == 2

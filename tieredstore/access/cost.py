@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.queue_unit import UNIT_BYTES
@@ -90,23 +90,37 @@ def monthly_cost(
 
 def _requests_per_second(load: Load, config: StoreConfig) -> Iterator[tuple[str, str, float]]:
     commits = commits_per_second(load, config)
-    log_bytes = load.messages_per_second * load.message_bytes
-    queue_bytes = load.messages_per_second * UNIT_BYTES
     index_bytes = load.messages_per_second * load.keys_per_message * _INDEX_ITEM_BYTES
     yield "commits, a log and a queue part each", "put", 2 * commits
+    rounds = min(commits, 1000 / config.dispatch_interval_ms)  # one look at all queues each
+    yield "looks at the writer's epoch", "head", min(2 * commits, 4 * rounds)
     sealed = list(_sealed_per_second(load, config, commits))
-    yield "segments read back to be sealed", "get", sum(gets for gets, _ in sealed)
-    yield "sealed segments written", "put", sum(puts for _, puts in sealed)
+    segments = sum(each.segments for each in sealed)
+    yield "segments read back to be sealed", "get", sum(each.gets for each in sealed)
+    yield "sealed segments written", "put", sum(each.puts for each in sealed)
+    files = 0.0
     if config.index_enabled and load.messages_per_second:
         files = max(index_bytes / (_INDEX_ITEM_BYTES * config.index_item_count), 1 / 86_400)
         yield "index files written", "put", index_bytes / _UPLOAD_PART_BYTES + 2 * files
+    # As many are deleted in the end as are made: a note of it, a look, and two requests.
+    yield "expired segments noted", "put", segments + files
+    yield "looks at what is sealed, written or deleted", "head", 3 * segments + 2 * files
     if load.read_bytes_per_second:
         yield "range reads", "get", load.read_bytes_per_second / _READ_BYTES
-    yield "parts and expired segments deleted", "delete", (log_bytes + queue_bytes) / GB
+    if config.publish_interval_ms:
+        published = min(commits, 1000 / config.publish_interval_ms)
+        for operation in ("list", "put", "head"):
+            yield "catalogue published", operation, published
+        yield "old catalogues deleted", "delete", published
+    yield "parts and expired segments deleted", "delete", 4 * segments + 2 * files
 
 
 def commits_per_second(load: Load, config: StoreConfig) -> float:
-    """Of all queues. A queue commits when a batch is old or full, and has none without messages."""
+    """Of all queues. A queue commits when a batch is old or full, and has none without messages.
+
+    Whether a batch is old is looked at every `dispatch_interval_ms`, first right after the last
+    commit: so one that waits 30 seconds, with looks every 20, is committed after 40.
+    """
     if not load.queue_count:
         return 0.0
     rate = load.messages_per_second / load.queue_count
@@ -114,17 +128,28 @@ def commits_per_second(load: Load, config: StoreConfig) -> float:
         due = 1000 / config.dispatch_interval_ms
     else:
         due = max(
-            1000 / config.group_commit_timeout_ms,
+            1000 / _age_when_due_ms(config),
             rate / config.group_commit_count,
             rate * load.message_bytes / config.group_commit_bytes,
         )
     return load.queue_count * min(rate, due)
 
 
-def _sealed_per_second(
-    load: Load, config: StoreConfig, commits: float
-) -> Iterator[tuple[float, float]]:
-    """GETs and PUTs of sealing the segments of logs, and of queues."""
+def _age_when_due_ms(config: StoreConfig) -> int:
+    looks = config.group_commit_timeout_ms // config.dispatch_interval_ms + 1
+    return looks * config.dispatch_interval_ms
+
+
+class _Sealed(NamedTuple):
+    """What sealing takes in a second."""
+
+    segments: float
+    gets: float
+    puts: float
+
+
+def _sealed_per_second(load: Load, config: StoreConfig, commits: float) -> Iterator[_Sealed]:
+    """Of the segments of logs, and of queues."""
     if not commits:
         return
     rate = load.messages_per_second
@@ -141,7 +166,7 @@ def _sealed_per_second(
         if segments:
             puts = bytes_per_second / _UPLOAD_PART_BYTES + 2 * segments
             # Each part is read by itself unless one range has several: none do.
-            yield max(commits, bytes_per_second / _READ_BYTES), puts
+            yield _Sealed(segments, max(commits, bytes_per_second / _READ_BYTES), puts)
 
 
 def _stored_bytes(load: Load, config: StoreConfig) -> float:
