@@ -106,7 +106,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """All that was found, by place, and how much was looked at: `size` is what the catalogue names."""
+    """All that was found, by place, and how much was looked at: `size` bytes of the catalogue's
+    segments."""
 
     broker: str
     findings: tuple[Finding, ...]

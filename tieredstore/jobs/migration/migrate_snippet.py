@@ -26,7 +26,8 @@ def snippet(config: StoreConfig, made_with: Mapping[str, int] | None = None) -> 
 
     `made_with` are settings that the tier fixes, whatever `config` says: it refuses others.
     """
-    config = replace(config, **(made_with or {}))
+    fixed: dict[str, Any] = dict(made_with or {})
+    config = replace(config, **fixed)
     plain = StoreConfig(broker_name=config.broker_name)
     lines = [f"[{StoreConfig.TABLE}]"]
     secret = []
