@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.cli_kit import Command, picture
+from tests.cli.cli_kit import Command, Ran, picture
 from tests.cli.tier_kit import CATALOGUE, VERBS, asked, copied, named, verb_of
 from tieredstore.metadata.json_store import JsonMetadataStore
 
@@ -28,24 +28,29 @@ def published(command: Command, root: Path) -> Path:
     return root
 
 
+def elsewhere(command: Command, root: Path, *words: object) -> Ran:
+    """A verb where the catalogue's file is not looked for by name: the store's own place is."""
+    return command.run(*words, *named(root, metadata=None, store_path=root / "store"))
+
+
 def test_what_is_published_serves_every_verb_as_the_file_does(
     command: Command, published: Path
 ) -> None:
     for words in VERBS:
         kept = published / "kept.json"
         with_file = command.run(*words, *named(published, metadata=kept), "--json")
-        without = asked(command, published, *words, "--json")
+        without = elsewhere(command, published, *words, "--json")
         assert (without.code, without.out) == (0, with_file.out), words
         assert without.err.count("\n") == 1
         assert "from the published catalogue, generation 1 of " in without.err
-    assert asked(command, published, "audit").code == 0
+    assert elsewhere(command, published, "audit").code == 0
 
 
 def test_looking_changes_nothing(command: Command, published: Path) -> None:
     before = picture(published)
     others: list[list[object]] = [["metadata", "show"], ["audit"]]
     for words in VERBS + others:
-        asked(command, published, *words)
+        elsewhere(command, published, *words)
     for words in VERBS:
         command.run(*words, *named(published, catalogue="rebuild"))
     assert picture(published) == before
@@ -86,10 +91,10 @@ def test_a_snapshot_in_a_file_is_what_a_broker_opens(
     command: Command, published: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "restored.json"
-    ran = asked(command, published, "metadata", "snapshot", "--output", target)
+    ran = elsewhere(command, published, "metadata", "snapshot", "--output", target)
     assert ran.code == 0
     assert target.read_bytes() == (published / "kept.json").read_bytes()
-    assert asked(command, published, "metadata", "snapshot", "--output", target).code == 5
+    assert elsewhere(command, published, "metadata", "snapshot", "--output", target).code == 5
     ran = command.run("queues", *named(published, metadata=target), "--json")
     assert len(ran.rows) == 9
 
@@ -109,7 +114,7 @@ def test_without_any_the_error_names_what_to_do(command: Command, root: Path) ->
 
 
 def test_a_copy_is_not_repaired(command: Command, published: Path) -> None:
-    ran = asked(command, published, "audit", "--repair")
+    ran = elsewhere(command, published, "audit", "--repair")
     assert (ran.code, ran.err.count("there is no such file")) == (3, 1)
     assert not (published / CATALOGUE).exists()
 
@@ -127,10 +132,10 @@ def test_a_rebuild_starts_from_what_is_published_and_refuses_to_undo_it(
 ) -> None:
     with JsonMetadataStore.open(published / "kept.json", read_only=True) as before:
         topics = before.topics()
-    assert asked(command, published, "rebuild").code == 0
+    assert elsewhere(command, published, "rebuild").code == 0
     with JsonMetadataStore.open(published / CATALOGUE, read_only=True) as after:
         assert after.topics() == topics  # the times and reserve hours are no bytes' to know
-    assert asked(command, published, "metadata", "snapshot").out.startswith("generation 2 ")
+    assert elsewhere(command, published, "metadata", "snapshot").out.startswith("generation 2 ")
     ran = command.run("rebuild", *named(published, metadata=published / "kept.json"))
     assert (ran.code, ran.out) == (5, "")
     assert "move the file away" in ran.err
@@ -139,7 +144,7 @@ def test_a_rebuild_starts_from_what_is_published_and_refuses_to_undo_it(
 def test_a_damaged_one_is_told(command: Command, published: Path) -> None:
     (file,) = (path for path in (published / "tiered" / ".catalog").rglob("*.json"))
     file.write_bytes(file.read_bytes()[:-30])
-    ran = asked(command, published, "topics")
+    ran = elsewhere(command, published, "topics")
     assert (ran.code, ran.out, ran.err.count("\n")) == (4, "", 1)
     assert "generation 1: it is damaged" in ran.err
     assert command.run("topics", *named(published, catalogue="rebuild")).code == 0

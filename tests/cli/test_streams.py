@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.cli_kit import ROOT
 from tests.cli.tier_kit import TIER, named
+from tests.cli.verb_kit import documented_codes
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
@@ -49,7 +50,7 @@ WORDS = {
 @pytest.mark.parametrize("name", WORDS)
 def test_a_closed_stdout_is_one_line_and_nothing_is_done(name: str) -> None:
     found = ran(WORDS[name], ">&-")
-    assert found.returncode == 5
+    assert found.returncode == documented_codes()["stdout is closed or full"]
     assert found.stderr == b"tieredstore: stdout is closed: for no output, send it to /dev/null\n"
 
 
@@ -83,7 +84,7 @@ def test_a_full_disk_behind_a_stream_is_one_line(name: str) -> None:
     wanted = ran(WORDS[name])
     if name != "an error":  # which prints nothing
         found = ran(WORDS[name], ">/dev/full")
-        assert found.returncode == 5
+        assert found.returncode == documented_codes()["stdout is closed or full"]
         assert found.stderr.endswith(b"No space left on device\n")
         assert found.stderr.count(b"\n") == 1
     found = ran(WORDS[name], "2>/dev/full")

@@ -56,7 +56,7 @@ def test_an_error_is_one_line_and_a_code(
         (2, {"path": None}, "--path ROOT"),
         (3, {"path": "no-such-directory"}, "no-such-directory: there is no such directory"),
         (3, {"path": LEGACY / "store"}, "no cluster lies here"),
-        (2, {"cluster": "Other"}, "no cluster 'Other' is in this tier; there are: GoldenCluster"),
+        (3, {"cluster": "Other"}, "no cluster 'Other' is in this tier; there are: GoldenCluster"),
         (3, {"config": "nowhere.toml"}, "nowhere.toml: there is no such file"),
     ],
 )
@@ -72,7 +72,7 @@ def test_a_tier_that_is_not_there_is_told_with_what_to_do(
 def test_the_wrong_broker_is_told_the_right_one(command: Command, words: list[object]) -> None:
     for others in ({"broker": "broker-x"}, {"broker": None}):
         ran = command.run(*words, *named(TIER, **others), "--json")
-        assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1), ran
+        assert (ran.code, ran.out, ran.err.count("\n")) == (3, "", 1), ran
         assert f"there are: {BROKER}; name one with --broker" in ran.err
 
 

@@ -92,7 +92,6 @@ ON_A_TIER: Final[dict[str, Verb]] = {
     "rebuild": Verb(
         holds=_first(segment_count=57, queue_count=9, size=346_788),
         without_catalogue=0,
-        damaged_catalogue=5,
     ),
     "certify": Verb(
         holds=lambda rows: bool(rows) and all(row["passed"] for row in rows),
@@ -123,9 +122,7 @@ ON_A_TIER: Final[dict[str, Verb]] = {
         same=("topic_count", "size"),
         refused=0,
     ),
-    "metadata snapshot": Verb(
-        holds=_first(generation=1), same=("generation",), damaged_catalogue=5
-    ),
+    "metadata snapshot": Verb(holds=_first(generation=1), same=("generation",)),
     "metadata reserve": Verb(words=("GoldAa", 720), holds=_first(reserve_hours=720), topic=True),
     "offload": Verb(
         words=("--store-path", "{place}/store"),
@@ -146,6 +143,14 @@ ON_A_LOCAL_STORE: Final[dict[str, Verb]] = {
     ),
 }
 EVERY: Final = {**ON_A_TIER, **ON_A_LOCAL_STORE}
+
+
+def documented_codes() -> dict[str, int]:
+    """The table of the documents: what happened, and the code of every verb that meets it."""
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    table = page.partition("### Exit codes")[2].partition("\n#")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    return {what: int(code) for what, code in rows if code.isdigit()}
 
 
 @cache

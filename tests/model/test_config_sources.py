@@ -259,3 +259,45 @@ class TestSecrets:
         config = StoreConfig(access_key=self.SECRET, secret_key=self.SECRET)
         assert self.SECRET not in repr(dataclasses.asdict(config))
         assert config.secret_key == self.SECRET
+
+
+TEXTS = {
+    "users": "root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n",
+    "prose": "# A page\n\nThe broker name = what you like; namesrvAddr is another matter.\n",
+    "variables": "NAME=Debian\nVERSION_ID=12\n",
+    "sections": "[global]\nname = x\n",
+    "settings of ours": 'provider = "posix"\nbroker_name = "b"\n',
+    "json": '{\n  "brokerName": "b"\n}\n',
+    "nothing": "",
+    "comments": "# brokerName=b\n\n",
+    "no text": "\0\1\2\xff",
+}
+
+
+@pytest.mark.parametrize("kind", [StoreConfig, LocalConfig])
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_that_is_no_broker_conf_is_refused(
+    tmp_path: Path, name: str, kind: type[StoreConfig] | type[LocalConfig]
+) -> None:
+    file = write(tmp_path, "some.conf", TEXTS[name])
+    said = r"some\.conf: (is no broker\.conf: |unknown key \S+: did you mean brokerName\?)"
+    with pytest.raises(InvalidConfigError, match=said) as refused:
+        kind.from_file(file)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [StoreConfig, LocalConfig])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "brokerIP1 10.0.0.1\nany thing\n",  # Java's rules hold for the rest of a real one
+        "namesrvAddr: 127.0.0.1:9876\n",
+        "tieredStoreFilePath=/data\n",
+        "mappedFileSizeCommitLog=1048576\n",
+        "aKeyOfALaterVersion=7\nanotherOne = 8\n",
+    ],
+)
+def test_a_broker_conf_of_any_version_is_taken(
+    tmp_path: Path, text: str, kind: type[StoreConfig] | type[LocalConfig]
+) -> None:
+    kind.from_file(write(tmp_path, "broker.conf", text))

@@ -7,7 +7,7 @@ What lives here: the codes, the errors of the command line itself, and which err
     |    0 | done                                                                        |
     |    1 | a bug: --debug shows where                                                  |
     |    2 | the command line or a setting is wrong                                      |
-    |    3 | there is no such file, directory, topic or queue                            |
+    |    3 | there is no such file, directory, catalogue, cluster, broker, topic, queue  |
     |    4 | damage: everything sound was printed, and something is missing              |
     |    5 | the system or the backend refused (permissions, no such bucket, full disk)  |
     |  130 | interrupted                                                                 |
@@ -35,9 +35,9 @@ class ExitCode(IntEnum):
 
 
 EXIT_CODES: Final = (
-    "Exit codes: 0 done; 1 a bug; 2 wrong command line or settings; 3 no such file, directory, "
-    "topic or queue; 4 damage: all that is sound was printed; 5 refused by the system or the "
-    "backend."
+    "Exit codes: 0 done; 1 a bug; 2 wrong command line or settings; 3 no such file, catalogue, "
+    "broker, topic or queue; 4 damage: all that is sound was printed; 5 refused by the system, the "
+    "backend, or another process that has it open."
 )
 
 
@@ -70,49 +70,61 @@ class CommandError(Exception):
 
 def outcome(error: Exception) -> tuple[str, ExitCode]:
     """The one line and the code of an error."""
-    # Imported here: an error is rare, and help must be fast.
-    from tieredstore.access.catalogue_choice import NoCatalogueError
-    from tieredstore.local.local_reader import StoreNotFoundError
-    from tieredstore.model.errors import (
-        BackendError,
-        BackendUnavailableError,
-        CatalogueLockedError,
-        InvalidConfigError,
-        MetadataError,
-        SegmentError,
-    )
-
     text = " ".join(str(error).split())
     if isinstance(error, CommandError):
         return text, error.code
     if isinstance(error, UnicodeEncodeError):
         said = ascii(error.object[error.start : error.end])
         return f"{said} cannot be written in {error.encoding}: {_LOCALE}", ExitCode.USAGE
-    if isinstance(error, InvalidConfigError):
-        return text, ExitCode.USAGE
     if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(error.name or "")):
         return f"{error.name} is missing: pip install 'tieredstore[{extra}]'", ExitCode.USAGE
-    if isinstance(error, StoreNotFoundError):
-        return text, ExitCode.NOT_THERE
-    if isinstance(error, SegmentError):
-        return f"{text}; restore it from a copy", ExitCode.DAMAGE
-    if isinstance(error, NoCatalogueError):
-        return text, ExitCode.NOT_THERE
-    if isinstance(error, CatalogueLockedError):
-        return f"{text}; {_LOCKED}", ExitCode.REFUSED
-    if isinstance(error, MetadataError) and error.is_damage:
-        return f"{text}; restore the catalogue, or name another with --metadata", ExitCode.DAMAGE
-    if isinstance(error, BackendUnavailableError):
-        advice = _FAILING if _REPLY_5XX.search(text) else _UNAVAILABLE
-        return f"{text}; {advice}", ExitCode.REFUSED
-    if isinstance(error, (BackendError, MetadataError, OSError)):
-        return advised(text), ExitCode.REFUSED
-    return f"{type(error).__name__}: {text} (a bug: --debug shows where)", ExitCode.BUG
+    code = _code_of(error)
+    if code is ExitCode.BUG:
+        return f"{type(error).__name__}: {text} (a bug: --debug shows where)", code
+    advice = _advice_for(error, text, code)
+    return f"{text}; {advice}" if advice else text, code
+
+
+def _code_of(error: Exception) -> ExitCode:
+    """By its class, the nearest one of these."""
+    # Imported here: an error is rare, and help must be fast.
+    from tieredstore.access.catalogue_choice import NoCatalogueError
+    from tieredstore.local.local_reader import StoreNotFoundError
+    from tieredstore.model import errors
+
+    if isinstance(error, (errors.UnknownNameError, NoCatalogueError, StoreNotFoundError)):
+        return ExitCode.NOT_THERE
+    if isinstance(error, errors.InvalidConfigError):
+        return ExitCode.USAGE
+    if isinstance(error, errors.SegmentError):
+        return ExitCode.DAMAGE
+    if isinstance(error, errors.MetadataError):
+        return ExitCode.DAMAGE if error.is_damage else ExitCode.REFUSED
+    if isinstance(error, (errors.BackendError, OSError)):
+        return ExitCode.REFUSED
+    return ExitCode.BUG
+
+
+def _advice_for(error: Exception, text: str, code: ExitCode) -> str:
+    """What to do next, where that is known."""
+    from tieredstore.model import errors
+
+    if isinstance(error, errors.SegmentError) and code is ExitCode.DAMAGE:
+        return "restore it from a copy"
+    if isinstance(error, errors.CatalogueLockedError):
+        return _LOCKED
+    if isinstance(error, errors.MetadataError) and code is ExitCode.DAMAGE:
+        return "restore the catalogue, or name another with --metadata"
+    if isinstance(error, errors.BackendUnavailableError):
+        return _FAILING if _REPLY_5XX.search(text) else _UNAVAILABLE
+    return _advised(text) if code is ExitCode.REFUSED else ""
 
 
 def advised(text: str) -> str:
     """What a backend refused, with what helps where that is known."""
-    for said, advice in _ADVICE:
-        if said in text:
-            return f"{text}; {advice}"
-    return text
+    advice = _advised(text)
+    return f"{text}; {advice}" if advice else text
+
+
+def _advised(text: str) -> str:
+    return next((advice for said, advice in _ADVICE if said in text), "")

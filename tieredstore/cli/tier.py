@@ -105,7 +105,8 @@ def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
     """The backend, also where the catalogue is missing or damaged."""
     with ExitStack() as opened:
         there = opened.enter_context(opened_provider(options))
-        config, runtime, provider = there.config, there.runtime, there.provider
+        runtime, provider = there.runtime, there.provider
+        config = config_to_read(there.config, options)
         metadata: MetadataStore | None = None
         failure: CommandError | MetadataError | None = None
         try:
@@ -123,6 +124,12 @@ def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
         )
 
 
+def config_to_read(config: StoreConfig, options: TierOptions) -> StoreConfig:
+    """Whoever names a catalogue's file means that file: where it is not there, no other one."""
+    named = options.metadata_path is not None and options.catalogue is None
+    return replace(config, catalogue="file") if named else config
+
+
 def check_answers(tier: OpenedTier) -> None:
     """Where something could not be read: a backend that refuses says so itself, and damage is
     told of only where it answers."""
@@ -134,7 +141,7 @@ def check_tier(options: TierOptions) -> StoreConfig:
 
     Else it would tell of all the tier as damaged. What needs much reading is left to the job.
     """
-    config = config_of(options)
+    config = config_to_read(config_of(options), options)
     if config.catalogue == "rebuild":
         check_root(config)
         return config
@@ -172,6 +179,8 @@ def no_catalogue(error: NoCatalogueError, config: StoreConfig) -> CommandError:
         )
     if error.there:
         text += f"; {error.there}"
+    if error.names_file and not error.is_published_missing:
+        text += "; `rebuild` makes one from the bytes, and --catalogue rebuild does without"
     if error.is_published_missing:
         text += (
             f"; none of a broker {config.broker_name!r} is published beside the tier either: name "
@@ -208,7 +217,7 @@ def check_cluster(config: StoreConfig, metadata: MetadataStore) -> None:
     raise CommandError(
         f"no cluster {printable(config.cluster_name)!r} is in this tier; there are: "
         f"{known_names(clusters)}; name one with --cluster",
-        ExitCode.USAGE,
+        ExitCode.NOT_THERE,
     )
 
 
@@ -223,7 +232,7 @@ def check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
         raise CommandError(
             f"no broker {printable(config.broker_name)!r} is in this catalogue; there are: "
             f"{others}; name one with --broker",
-            ExitCode.USAGE,
+            ExitCode.NOT_THERE,
         )
     if len(brokers) > 1:
         note(f"the catalogue has other brokers too: {others}; --broker shows them")

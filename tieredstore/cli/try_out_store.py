@@ -118,7 +118,9 @@ def offloaded(tier: TierOptions, *, seal: bool) -> tuple[StoreConfig, list[Row]]
     if not done:
         told = f", the first: {_why_behind(queues[0])}" if queues else ""
         text = advised(f"not all of it was uploaded{told}")
-        raise CommandError(printable(text), ExitCode.REFUSED)
+        # A queue with a problem was stopped: the tier lacks something, or disagrees.
+        damaged = any(queue.problem for queue in queues)
+        raise CommandError(printable(text), ExitCode.DAMAGE if damaged else ExitCode.REFUSED)
     return config, rows
 
 

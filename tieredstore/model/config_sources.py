@@ -33,6 +33,13 @@ FOREIGN_KEYS: Final = frozenset(
         "tieredStoreDispatchMinFreeMemoryMaxBytes",
     }
 )
+# A file with none of these is a broker.conf only if each of its lines could be one's: every version
+# of RocketMQ adds keys, and any text at all is a properties file by Java's rules.
+_BROKER_KEY: Final = re.compile(
+    r"(?:broker|namesrv|storePath|mappedFileSize|tiered|readAheadCache|objectStore)[A-Za-z0-9]*"
+    r"|listenPort|deleteWhen|fileReservedTime|flushDiskType|messageStorePlugIn"
+)
+_KEY_IS_VALUE: Final = re.compile(r"[a-z][A-Za-z0-9]*\s*=.*", re.DOTALL)
 JAVA_CLASSES: Final[Mapping[str, str]] = {
     "TieredMessageStore": "tiered",
     "PosixFileSegment": "posix",
@@ -90,17 +97,26 @@ def _is_of(name: str, prefix: str) -> bool:
 def from_broker_conf(
     known: Fields, path: str | os.PathLike[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values, and the keys that are not ours."""
+    """The values, and the keys that are not ours. Raises InvalidConfigError for another text."""
     java = {facts_of(spec).java: spec for spec in known.values() if facts_of(spec).java}
     values: dict[str, Any] = {}
     ignored: dict[str, str] = {}
-    for key, text in _properties(_read(path, encoding=JAVA_ENCODING)).items():
+    text = _read(path, encoding=JAVA_ENCODING)
+    found = _properties(text)
+    for key, value in found.items():
         if key in java:
-            values[java[key].name] = _parsed(java[key], text)
+            values[java[key].name] = _parsed(java[key], value)
         elif key not in FOREIGN_KEYS and (near := _near(key, java)):
             raise InvalidConfigError(f"unknown key {key}: did you mean {near}?")
         else:
-            ignored[key] = text
+            ignored[key] = value
+    if not (values or any(_BROKER_KEY.fullmatch(key) for key in found)) and not (
+        found and all(_KEY_IS_VALUE.fullmatch(line) for line in _lines_of(text))
+    ):
+        raise InvalidConfigError(
+            "is no broker.conf: it has not one key of RocketMQ's, such as brokerName; the name of "
+            "a file with settings of ours ends with .toml"
+        )
     return values, ignored
 
 
@@ -158,12 +174,16 @@ _SEPARATOR: Final = re.compile(r"\s*[=:]?\s*")
 def _properties(text: str) -> dict[str, str]:
     """The keys of a properties file, by Java's rules; of a key given twice the last counts."""
     found: dict[str, str] = {}
-    for line in _logical_lines(re.split(r"\r\n|\r|\n", text)):
+    for line in _lines_of(text):
         key = _KEY.match(line)
         separator = _SEPARATOR.match(line, key.end()) if key else None
         if key and separator:
             found[_unescaped(key[0])] = _unescaped(line[separator.end() :])
     return found
+
+
+def _lines_of(text: str) -> Iterator[str]:
+    return _logical_lines(re.split(r"\r\n|\r|\n", text))
 
 
 def _logical_lines(lines: Iterable[str]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
     TieredStoreError
     ├─ InvalidConfigError (ValueError)            fix the settings
+    │  └─ UnknownNameError                        name one that is there
     ├─ StoreClosedError                           you closed it
     │  └─ OtherProcessError                       .opened_by: open it in this process
     ├─ OffsetOutOfRangeError (ValueError)         .offset .minimum .maximum
@@ -46,6 +47,10 @@ def _rebuild(
 
 class InvalidConfigError(TieredStoreError, ValueError):
     """A setting is unknown, of the wrong kind or out of its range."""
+
+
+class UnknownNameError(InvalidConfigError):
+    """A topic, broker or cluster was named that is not there."""
 
 
 class StoreClosedError(TieredStoreError):

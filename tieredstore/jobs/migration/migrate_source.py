@@ -24,10 +24,10 @@ from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendUnavailableError,
-    InvalidConfigError,
     MetadataError,
     OffsetOutOfRangeError,
     SegmentError,
+    UnknownNameError,
 )
 from tieredstore.model.values import SegmentType
 
@@ -73,7 +73,7 @@ class SourceTier:
 def read_source(config: StoreConfig, *, topics: tuple[str, ...] = ()) -> SourceTier:
     """The tier of these settings; only topics that match one of the patterns, if there are any.
 
-    Raises InvalidConfigError for a pattern that matches nothing or a broker that is not there,
+    Raises UnknownNameError for a pattern that matches nothing or a broker that is not there,
     MetadataError where there is no catalogue, and what the backend raises.
     """
     # Its keys and caches are not needed: only names and sizes are asked for.
@@ -125,7 +125,7 @@ def _check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
         raise MetadataError(config.catalogue_path, reason)
     if config.broker_name not in brokers:
         known = ", ".join(sorted(brokers)[:_NAMES_SHOWN])
-        raise InvalidConfigError(
+        raise UnknownNameError(
             f"broker_name: {config.broker_name!r} is not in the catalogue; there are: {known}"
         )
 
@@ -137,7 +137,7 @@ def _wanted(metadata: MetadataStore, patterns: tuple[str, ...]) -> set[str]:
     for pattern in patterns:
         if not any(fnmatchcase(topic, pattern) for topic in known):
             some = ", ".join(sorted(known)[:_NAMES_SHOWN])
-            raise InvalidConfigError(f"no topic is called {pattern!r}; there are: {some}")
+            raise UnknownNameError(f"no topic is called {pattern!r}; there are: {some}")
     if not patterns:
         return known
     return {topic for topic in known if any(fnmatchcase(topic, each) for each in patterns)}

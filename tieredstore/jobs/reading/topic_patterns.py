@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 from typing import Final
 
-from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.errors import UnknownNameError
 
 _SHOWN: Final = 5
 
@@ -30,9 +30,9 @@ class TopicPatterns:
         return "|".join(translate(each) for each in self.patterns) or None
 
     def refuse_unknown(self, topics: Iterable[str]) -> None:
-        """InvalidConfigError for a pattern that matches none of them."""
+        """UnknownNameError for a pattern that matches none of them."""
         known = sorted(set(topics))
         for pattern in self.patterns:
             if not any(fnmatchcase(topic, pattern) for topic in known):
                 some = ", ".join(known[:_SHOWN]) + (", …" if len(known) > _SHOWN else "")
-                raise InvalidConfigError(f"no topic is called {pattern!r}; there are: {some}")
+                raise UnknownNameError(f"no topic is called {pattern!r}; there are: {some}")

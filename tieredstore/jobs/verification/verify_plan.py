@@ -47,7 +47,7 @@ class TierPicture:
 
     @classmethod
     def take(cls, config: StoreConfig, *, topics: tuple[str, ...] = ()) -> TierPicture:
-        """Raises InvalidConfigError for a topic that is not there, MetadataError without a
+        """Raises UnknownNameError for a topic that is not there, MetadataError without a
         catalogue."""
         plain = replace(config, index_enabled=False, read_ahead_enabled=False)
         parts = open_tier(plain, GivenParts(), read_only=True)
