@@ -50,7 +50,7 @@ def test_what_is_too_old_goes_and_the_rest_can_be_read(command: Command, tmp_pat
     before = asked(command, root, "segments", "--json").rows
     ran = command.run("expire", "--config", config, "--json")
     assert (ran.code, ran.err) == (0, "")
-    assert [row["topic"] for row in ran.rows] == [row["topic"] for row in foretold]
+    assert [row | {"dry_run": False} for row in foretold] == ran.rows
     assert ran.rows  # the golden messages are older than an hour
     after = asked(command, root, "segments", "--json").rows
     assert sum(row["size"] for row in after) < sum(row["size"] for row in before)

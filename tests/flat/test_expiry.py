@@ -14,13 +14,25 @@ from tests.flat.tiers import PATH, CountingSource, OneQueue, fill, run_of
 from tieredstore.codec.end_marks import CODA_BYTES, encode_coda
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metadata import Put
-from tieredstore.flat.expiry import Expired, expire, kept_from
+from tieredstore.flat import expiry
+from tieredstore.flat.expiry import Expired, kept_from, would_expire
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.queue_read import DIRECT, ByteSource
 from tieredstore.model.catalogue import TopicRecord
 from tieredstore.model.config import StoreConfig
 from tieredstore.testing.faults import Faults
 from tieredstore.testing.messages import STORE_TIMESTAMP
 
 HOUR_MS = 3_600_000
+
+
+def expire(file: FlatMessageFile, before_ms: int, *, source: ByteSource = DIRECT) -> Expired:
+    """As it is; and each time what was foretold is what then happens."""
+    foretold = would_expire(file, before_ms)
+    assert would_expire(file, before_ms) == foretold  # it has changed nothing
+    done = expiry.expire(file, before_ms, source=source)
+    assert replace(done, undeleted=()) == foretold
+    return done
 
 
 def test_whole_segments_that_are_older_go_and_what_is_left_can_be_read() -> None:

@@ -1,13 +1,13 @@
 """What is no longer kept of a queue: segments whose messages are all older than a time.
 
-What lives here: `kept_from`, `expirable` and `expire`. When it is done is for `access`; deleting
+What lives here: `kept_from`, `expire` and `would_expire`. When it is done is for `access`; deleting
 what could not be deleted at once is in `doomed`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tieredstore.codec.end_marks import CODA_BYTES
 from tieredstore.codec.queue_unit import UNIT_BYTES
@@ -61,36 +61,48 @@ def expire(file: FlatMessageFile, before_ms: int, *, source: ByteSource = DIRECT
     For the one who appends to this queue, while no commit of it is under way. Raises what the
     backend raises where times have to be read, and what the catalogue raises.
     """
+    going = _going(file, before_ms, source)
+    if not going.log:
+        return going.foretold
+    for each, segments in ((file.log, going.log), (file.queue, going.queue)):
+        if segments and segments[-1] is each.segments[-1]:
+            each.roll()
+    undeleted = [*_drop(file.queue, going.queue), *_drop(file.log, going.log)]
+    return replace(going.foretold, min_offset=file.min_offset, undeleted=tuple(undeleted))
+
+
+def would_expire(file: FlatMessageFile, before_ms: int, *, source: ByteSource = DIRECT) -> Expired:
+    """What `expire` would say now; nothing is changed."""
+    return _going(file, before_ms, source).foretold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Going:
+    """The segments that go: those of the log decide, those of the queue follow them."""
+
+    log: Sequence[FlatSegment]
+    queue: Sequence[FlatSegment]
+    foretold: Expired
+
+
+def _going(file: FlatMessageFile, before_ms: int, source: ByteSource) -> _Going:
     may_roll = _may_roll(file)
-    old = expirable(file, before_ms, source=source)
-    if not old:
-        return Expired(segment_count=0, dropped_bytes=0, min_offset=file.min_offset)
-    new_minimum = first_unit_from(file, old[-1].end, source=source)
-    if old[-1] is file.log.segments[-1]:
-        file.log.roll()
-    names = [each for each in file.queue.segments if each.end <= new_minimum * UNIT_BYTES]
-    if names and names[-1] is file.queue.segments[-1]:
-        if may_roll and names[-1].record.size:
-            file.queue.roll()
-        else:
-            names.pop()
-    undeleted = [*_drop(file.queue, names), *_drop(file.log, old)]
-    return Expired(
-        segment_count=len(names) + len(old),
-        dropped_bytes=sum(each.record.size for each in [*names, *old]),
-        min_offset=file.min_offset,
-        undeleted=tuple(undeleted),
-    )
-
-
-def expirable(
-    file: FlatMessageFile, before_ms: int, *, source: ByteSource = DIRECT
-) -> list[FlatSegment]:
-    """The segments of the log that `expire` would drop; those of the queue follow them."""
-    old = _expired(file, before_ms, _may_roll(file), source)
+    old = _expired(file, before_ms, may_roll, source)
     while old and _is_needed(file, old[-1].end, source):
         old.pop()
-    return old
+    if not old:
+        nothing = Expired(segment_count=0, dropped_bytes=0, min_offset=file.min_offset)
+        return _Going(log=(), queue=(), foretold=nothing)
+    minimum = first_unit_from(file, old[-1].end, source=source)
+    names = [each for each in file.queue.segments if each.end <= minimum * UNIT_BYTES]
+    if names and names[-1] is file.queue.segments[-1] and not (may_roll and names[-1].record.size):
+        names.pop()
+    foretold = Expired(
+        segment_count=len(names) + len(old),
+        dropped_bytes=sum(each.record.size for each in [*names, *old]),
+        min_offset=max(minimum, file.queue.min_unit),
+    )
+    return _Going(log=old, queue=names, foretold=foretold)
 
 
 def _may_roll(file: FlatMessageFile) -> bool:

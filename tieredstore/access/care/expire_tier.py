@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tieredstore.driver.metadata import MetadataStore
-from tieredstore.flat.expiry import Expired, expirable, expire, kept_from
+from tieredstore.flat.expiry import Expired, expire, kept_from, would_expire
 from tieredstore.flat.file_store import FlatFileStore
-from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import TieredStoreError
 from tieredstore.model.values import QueueKey
@@ -45,19 +44,9 @@ def expire_tier(
         if before_ms is None:
             continue
         try:
-            expired = _planned(file, before_ms) if dry_run else expire(file, before_ms)
+            expired = would_expire(file, before_ms) if dry_run else expire(file, before_ms)
         except TieredStoreError as error:
             yield ExpiredQueue(key=file.key, expired=None, failure=str(error))
             continue
         if expired.segment_count:
             yield ExpiredQueue(key=file.key, expired=expired)
-
-
-def _planned(file: FlatMessageFile, before_ms: int) -> Expired:
-    """The log decides, and nearly all bytes are in it: the queue's segments are not counted."""
-    old = expirable(file, before_ms)
-    return Expired(
-        segment_count=len(old),
-        dropped_bytes=sum(each.record.size for each in old),
-        min_offset=file.min_offset,
-    )
