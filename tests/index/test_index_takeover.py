@@ -10,6 +10,8 @@ import pytest
 
 from tests.index.store_kit import ALL, BROKER, INDEX_PATH, ITEMS, SLOTS, Shop, put_again
 from tieredstore.codec.tiered_index import TieredIndexHeader, encode_header, file_bytes
+from tieredstore.index.compaction import Compaction
+from tieredstore.index.store_file import IndexStoreFile
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import BackendUnavailableError, InvalidConfigError
 from tieredstore.model.values import SegmentType
@@ -137,6 +139,60 @@ def test_a_queue_made_anew_after_an_index_was_taken_over_is_indexed_from_its_beg
     shop.crash()
     shop.open()
     assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 0
+
+
+def upload_as_java(shop: Shop, *, items: int) -> None:
+    """What RocketMQ does at its end with the one local file, of which it knows so many items."""
+    (name,) = shop.local_files()
+    path = shop.folder / "tiered_index_file" / name
+    file = IndexStoreFile.open(
+        path, slot_count=SLOTS, item_capacity=ITEMS, item_count=items, read_only=False
+    )
+    data = b"".join(map(bytes, Compaction(file.header(), file.items(), slot_count=SLOTS).blocks()))
+    shop.provider.open(INDEX_PATH, INDEX, 0).write(0, data)
+    row = SegmentRecord(
+        path=INDEX_PATH,
+        type=INDEX,
+        base_offset=0,
+        size=len(data),
+        create_timestamp=shop.clock.now_ms(),
+        begin_timestamp=int(name),
+        end_timestamp=file.end_timestamp,
+    )
+    shop.catalogue.put(row)
+    file.close()
+    path.unlink()
+
+
+def test_a_file_of_ours_that_rocketmq_uploaded_is_not_put_again(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k1", "k2"])
+    shop.index.shutdown()
+    upload_as_java(shop, items=4)
+    shop.open()
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 2
+    assert not shop.catalogue.notes("index-file")
+    assert not shop.catalogue.notes("index-start")
+    assert shop.found("k2") == [(0, 1000)]
+    shop.put(["k3"])
+    shop.reopen()
+    assert [shop.found(f"k{number}") for number in (1, 2, 3)] == [
+        [(0, 0)],
+        [(0, 1000)],
+        [(0, 2000)],
+    ]
+    assert sum(file.item_count for file in shop.index._filling.files) == 2  # of k3 alone
+
+
+def test_a_file_of_ours_of_which_rocketmq_uploaded_less_is_put_again(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k1", "k2"])
+    shop.index.shutdown()
+    upload_as_java(shop, items=2)
+    shop.open()
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 0
+    assert put_again(shop) == 2
+    assert shop.found("k2") == [(0, 1000)]
 
 
 def test_a_damaged_file_of_somebody_else_makes_everything_be_put_again(tmp_path: Path) -> None:

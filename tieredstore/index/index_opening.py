@@ -54,6 +54,11 @@ def open_local_files(
                 if file.item_count and (begin in begun or uploaded.has_leftovers):
                     file.seal()
         for begin in set(watermarks.begins()) - set(begins):
+            # RocketMQ fills our files further, uploads them at its end, and deletes them here.
+            if begin in begun and _has_all(uploaded, begin, watermarks.item_count(begin)):
+                log.info("the index file %d was uploaded by somebody else", begin)
+                metadata.apply(watermarks.forgotten(begin))
+                continue
             log.warning("the index file %d is gone, it is made again", begin)
             _give_up(begin, folder, watermarks, metadata)
     except BaseException:
