@@ -25,7 +25,50 @@ def test_fifty_keys_make_three_files_of_twenty(tmp_path: Path) -> None:
     assert len(shop.found("k")) == 50
     assert len(shop.local_files()) == 3
     begins = [int(name) for name in shop.local_files()]
-    assert begins == [STORE_TIMESTAMP, STORE_TIMESTAMP + 1, STORE_TIMESTAMP + 2]
+    assert begins == [STORE_TIMESTAMP - 2000, STORE_TIMESTAMP - 1000, STORE_TIMESTAMP]
+
+
+def test_no_file_begins_after_a_message_in_it_was_stored(tmp_path: Path) -> None:
+    """RocketMQ asks only files that begin before the end of its question."""
+    shop = Shop(tmp_path, items=20)
+    day = 24 * HOUR_MS
+    for number, ago in enumerate([2 * day, day, 3 * day, 5, 3 * day + 7, 0]):
+        shop.put([f"k{number}"] * 4, times=[STORE_TIMESTAMP - ago + n for n in range(4)])
+        shop.clock.advance(1000)
+    shop.index._filling.drain()
+    begun = {file.begin_timestamp for file in shop.index._filling.files}
+    assert len(begun) == len(shop.index._filling.files) == len(shop.local_files())
+    for file in shop.index._filling.files:
+        assert file.times is None or file.begin_timestamp <= file.times.first
+        assert all(seconds >= 0 for seconds in file.items()["seconds"].tolist())
+    shop.reopen()
+    shop.put(["late"], times=[STORE_TIMESTAMP - 4 * day])
+    shop.index.seal()
+    rows = shop.segments()
+    assert len({row.begin_timestamp for row in rows}) == len(rows) > len(begun)
+    # RocketMQ takes files that begin before the first one for expired.
+    assert rows[0].begin_timestamp == min(row.begin_timestamp or 0 for row in rows)
+    for row in rows:
+        held = next(
+            each
+            for each in shop.index._uploaded.segments
+            if each.record.base_offset == row.base_offset
+        )
+        assert held.times().exact
+        assert row.begin_timestamp is not None
+        assert row.begin_timestamp <= held.times().first
+    for name in ("late", *(f"k{number}" for number in range(6))):
+        assert len(shop.found(name)) == (1 if name == "late" else 4)
+
+
+def test_messages_that_come_out_of_order_again_and_again_begin_few_files(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, slots=500, items=4000)
+    for number in range(300):  # each queue is up to half a minute behind the others
+        late = 1000 * (number * 7 % 31)
+        shop.put([f"k{number}"], queue_id=number % 3, times=[shop.clock.now_ms() - late])
+        shop.index._filling.drain()
+        shop.clock.advance(1000)
+    assert len(shop.local_files()) <= 3
 
 
 def test_full_files_are_uploaded_and_the_last_one_never_is(tmp_path: Path) -> None:
@@ -35,7 +78,7 @@ def test_full_files_are_uploaded_and_the_last_one_never_is(tmp_path: Path) -> No
     assert len(shop.local_files()) == 1
     rows = shop.segments()
     assert len(rows) == 2
-    assert [row.begin_timestamp for row in rows] == [STORE_TIMESTAMP, STORE_TIMESTAMP + 1]
+    assert [row.begin_timestamp for row in rows] == [STORE_TIMESTAMP - 1001, STORE_TIMESTAMP - 1000]
     assert rows[1].base_offset == rows[0].size
     assert len(shop.found("k")) == 50
     shop.index.step()

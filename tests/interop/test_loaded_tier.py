@@ -14,7 +14,8 @@ from tests.jobs.test_reindex import run
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.message import decode_message
-from tieredstore.model.values import INT64_MAX, QueueKey
+from tieredstore.codec.record_fields import peek_store_timestamp
+from tieredstore.model.values import QueueKey
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
@@ -41,7 +42,9 @@ def test_java_reads_every_message_and_finds_it_by_key(is_reindexed: bool, tmp_pa
         message = decode_message(each.record)
         for text in {message.unique_key, *message.keys} - {None}:
             wanted.setdefault((topic, str(text)), set()).add((queue_id, each.log_offset))
-    window = {"begin": 0, "end": INT64_MAX, "maxCount": 999}
+    # As a broker asks whose local store begins behind all that was loaded.
+    newest = max(peek_store_timestamp(each.record) for each in known.values())
+    window = {"begin": 0, "end": newest, "maxCount": 999}
     queries = [
         {"op": "indexQuery", "topic": topic, "key": key, **window}
         for topic, key in sorted(wanted)[::7]

@@ -21,18 +21,20 @@ from tests.interop.test_tier import (
 )
 from tests.interop.verifier import verify
 from tieredstore.codec.message import decode_message
+from tieredstore.codec.record_fields import peek_store_timestamp
 from tieredstore.driver.runtime import Runtime
 from tieredstore.index.hits import CommittedRun
 from tieredstore.index.index_store import IndexStore
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.values import INT64_MAX, SegmentType
+from tieredstore.model.values import SegmentType
 from tieredstore.providers.posix import PosixProvider
 from tieredstore.testing.messages import BORN_HOST, STORE_HOST, STORE_TIMESTAMP
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
 SLOTS, ITEMS = 64, 300
+DAY_MS = 86_400_000
 QUEUES = [("TopicTest", 0, 120), ("TopicTest", 3, 45), ("主题", 1, 20)]
 
 
@@ -48,8 +50,9 @@ def put(index: IndexStore, catalogue: JsonMetadataStore, messages: Sequence[Writ
 
 @pytest.fixture
 def written(tmp_path: Path) -> list[Written]:
-    """A tier whose index has two uploaded files and one that is still local."""
-    runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+    """A tier whose index was made in bulk, a day after its messages were stored: the last file too
+    is uploaded, for it begins before others."""
+    runtime = Runtime.inline(now_ms=STORE_TIMESTAMP + DAY_MS)
     config = StoreConfig(
         broker_name=BROKER,
         cluster_name=CLUSTER,
@@ -82,7 +85,9 @@ def written(tmp_path: Path) -> list[Written]:
 def test_java_finds_the_keys_of_an_index_that_we_uploaded(
     written: list[Written], tmp_path: Path
 ) -> None:
-    window = {"begin": 0, "end": INT64_MAX}
+    # A broker asks its tier up to the earliest time of its local store, which is later than all
+    # that only the tier has.
+    window = {"begin": 0, "end": max(peek_store_timestamp(one.record) for one in written)}
     wanted: dict[tuple[str, str], set[tuple[int, int]]] = {}
     for one in written:
         message = decode_message(one.record)

@@ -6,9 +6,10 @@ What lives here: `Filling`. It knows nothing of the backend; what becomes of ful
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 WAITING_KEYS_MAX: Final = 16_384  # of 44 bytes each
 WAITING_MS_MAX: Final = 1_000
 SYNC_MS: Final = 30_000
+EARLIER_MS_MAX: Final = 3_600_000  # that a file begins before the first of its messages
 
 
 class Filling:
@@ -39,6 +41,8 @@ class Filling:
       only when the files that hold it are synced.
     * A file that a disk could not sync is given up: it is asked as long as it is open, the
       watermarks go back, and its messages are put again after a restart.
+    * A file never begins later than any of its messages was stored: RocketMQ asks only files that
+      begin before the end of its question. A message that is older begins another file.
     * `files` are the full ones, oldest first, and the one being filled; it is replaced, never
       changed. Nothing is in it that is not to be asked.
     * Any thread may call anything. A file is synced without keeping anyone from putting.
@@ -55,7 +59,10 @@ class Filling:
         self._guard = threading.RLock()  # of everything below
         self._syncing = threading.Lock()
         self._current: IndexStoreFile | None = None
-        self._last_begin = self._begun = 0
+        self._begins: set[int] = set()  # of all files there are: their names
+        self._begun = 0
+        self._newest = 0  # store time in the file being filled
+        self._late_ms = 0  # so much older a message was than one put into that file before it
         self._waiting: list[Waiting] = []
         self._waiting_keys = 0
         self._waiting_since = 0
@@ -72,20 +79,24 @@ class Filling:
         self.problem: str | None = None
         self._closed = False
 
-    def open(self, files: Sequence[IndexStoreFile], *, last_begin: int) -> None:
-        """Go on with these; the last one is filled further if it can be."""
+    def open(self, files: Sequence[IndexStoreFile], *, begins: Iterable[int]) -> None:
+        """Go on with these; the one that was put into last is filled further if it can be.
+
+        `begins` are those of files that are not here any more.
+        """
         with self._guard:
             self._known_starts = self._watermarks.starts()
             self._checksums = dict(self._folder.checksums)
-            for file in files[:-1]:
-                file.seal()
-            last = files[-1] if files else None
             # One that was begun by somebody else would never get a filter.
-            if last is not None and (last.notes is None or not last.room):
-                last.seal()
-            self._current = None if last is None or last.is_sealed else last
-            self._last_begin = max([last_begin, *(file.begin_timestamp for file in files)])
+            open_ones = [file for file in files if file.notes is not None and file.room]
+            last = max(open_ones, key=self._folder.last_put, default=None)
+            for file in files:
+                if file is not last:
+                    file.seal()
+            self._current = last
+            self._begins = {*begins, *(file.begin_timestamp for file in files)}
             self._begun = 0 if last is None else last.begin_timestamp
+            self._newest = self._late_ms = 0
             self.files = tuple(files)
 
     @property
@@ -107,7 +118,10 @@ class Filling:
         return bool(self._moved) and self._clock.now_ms() - self._moved_since >= SYNC_MS
 
     def taken(self, queue: QueueId) -> int | None:
-        """Below this everything of the queue was put; None if nothing was since the open."""
+        """Below this everything of the queue was put; None if nothing was since the open.
+
+        Not what a given up file has: nobody knows how long it can be asked.
+        """
         return self._gaps.get(queue, self._taken.get(queue))
 
     def put(self, queue: QueueId, first_offset: int, end_offset: int, keys: RunKeys) -> None:
@@ -260,7 +274,7 @@ class Filling:
 
         A message stays in one file, unless it has more keys than any file has room for.
         """
-        file = self._current or self._begin_file()
+        file = self._file_for(columns.store_timestamps[done:])
         ends = np.cumsum(counts)
         next_message = int(np.searchsorted(ends, done, side="right"))
         fit = int(np.searchsorted(ends, done + file.room, side="right")) - 1
@@ -287,10 +301,40 @@ class Filling:
                     self._starts[place] = self._known_starts[place] = each.first_offset
             at = after
 
-    def _begin_file(self) -> IndexStoreFile:
-        begin = max(self._clock.now_ms(), self._last_begin + 1)
+    def _file_for(self, times: NDArray[np.int64]) -> IndexStoreFile:
+        """The one to put messages of these store times into; begun where there is none."""
+        oldest = int(times.min())
+        self._late_ms = max(self._late_ms, self._newest - oldest if self._newest else 0)
+        file = self._current
+        if file is None or oldest < file.begin_timestamp:
+            begin = self._free_begin(min(oldest, self._clock.now_ms()))
+            if file is None:
+                file = self._begin_file(begin or next(filter(self._is_free, itertools.count(1))))
+            elif begin is not None:
+                file.seal()
+                file = self._begin_file(begin)
+        self._newest = max(self._newest, int(times.max()))
+        return file
+
+    def _free_begin(self, latest: int) -> int | None:
+        """A begin that is no other file's, and not after `latest`; None where there is none.
+
+        Where messages came out of order, others will: so much earlier it is.
+        """
+        late_ms = min(self._late_ms, EARLIER_MS_MAX)
+        # In whole seconds: then an item's time is as exact as in a file that begins at `latest`.
+        earlier = range(latest - -(-late_ms // 1000) * 1000, 0, -1000)
+        free = filter(self._is_free, itertools.chain(earlier, range(latest, 0, -1)))
+        return next(free, None)
+
+    def _is_free(self, begin: int) -> bool:
+        return begin not in self._begins
+
+    def _begin_file(self, begin: int) -> IndexStoreFile:
         file = self._folder.create(begin)
-        self._last_begin = self._begun = begin
+        self._begins.add(begin)
+        self._begun = self._clock.now_ms()
+        self._newest = self._late_ms = 0
         self._current = file
         self.files = (*self.files, file)
         return file

@@ -18,7 +18,8 @@ from tieredstore.model.values import SegmentType
 def indexed_offset(
     metadata: MetadataStore, broker_name: str, topic: str, queue: QueueId
 ) -> int | None:
-    """Below this queue offset the uploaded files have every message; None where no note says."""
+    """Below this queue offset the uploaded files alone have every message; None where no note
+    says."""
     marks = Watermarks(metadata, broker_name)
     if marks.slot_count() is None:
         return None
@@ -44,5 +45,7 @@ def indexed_times(metadata: MetadataStore, broker_name: str, now_ms: int) -> Ind
         return None
     if not rows[0].base_offset:
         return IndexTimes(None, max(ends))
-    begin = rows[0].begin_timestamp
+    # Files overlap: what the first one begins with says less than up to where others were dropped.
+    dropped = Watermarks(metadata, broker_name).dropped_before()
+    begin = rows[0].begin_timestamp if dropped is None else dropped
     return IndexTimes(begin, max(ends)) if begin and is_believed(begin, now_ms) else None

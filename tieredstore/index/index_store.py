@@ -102,10 +102,11 @@ class IndexStore:
             self._cache.keep_only(each.origin for each in self._uploaded.segments)
             self._filling = self._new_filling()
             begins = [row.begin_timestamp or 0 for row in self._uploaded.rows()]
+            begins += self._watermarks.begins()
             now = self._runtime.clock.now_ms()
             known = self._uploaded, self._watermarks, self._metadata
             files = open_local_files(self._config, self._folder, *known, now_ms=now)
-            self._filling.open(files, last_begin=max(begins, default=0))
+            self._filling.open(files, begins=begins)
             self._is_open, self._is_closing = True, False
             self._process = self._this_process()
 
@@ -185,7 +186,8 @@ class IndexStore:
     ) -> IndexAnswer:
         """Where messages may lie that have the key: at most `count_max`, the newest first.
 
-        Of equal seconds any come first. As many as were asked for: there may be more.
+        Of equal seconds any come first. As many as were asked for: there may be more. Of
+        messages at or above `indexed_offset` nothing is promised, also where it is complete.
         """
         asked = Asked.of(topic, topic_id, key, count_max=count_max, begin=begin, end=end)
         if not asked.can_have_answers:

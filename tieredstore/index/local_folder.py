@@ -37,8 +37,8 @@ _BEGIN_POSITION: Final = 4
 class LocalFolder:
     """Names and files; nothing is known here of what is uploaded."""
 
-    def __init__(self, config: StoreConfig) -> None:
-        self.path = Path(config.store_path) / FOLDER
+    def __init__(self, config: StoreConfig, path: Path | None = None) -> None:
+        self.path = Path(config.store_path) / FOLDER if path is None else path
         self.slot_count = config.index_slot_count
         self.item_capacity = config.index_item_count
         self.checksums: dict[int, ItemsChecksum] = {}  # of the files as they were opened
@@ -94,6 +94,15 @@ class LocalFolder:
             log.warning("an index file is damaged, it is made again: %s", error)
             return None
 
+    def open_to_read(self, begin: int) -> IndexStoreFile:
+        """The file as it is; another process may fill it."""
+        return IndexStoreFile.open(
+            self.path / str(begin),
+            slot_count=self.slot_count,
+            item_capacity=self.item_capacity,
+            read_only=True,
+        )
+
     def _check_items(self, file: IndexStoreFile, durable: Durable | None) -> None:
         """SegmentCorruptError where they are not what was made durable; the file is closed then."""
         if durable is None or durable.items is None:
@@ -126,6 +135,14 @@ class LocalFolder:
     def is_ours(self, begin: int) -> bool:
         """Whether we began the file: nothing in it counts before the catalogue has a note of it."""
         return notes_path(self.path / str(begin)).exists()
+
+    def last_put(self, file: IndexStoreFile) -> tuple[int, int]:
+        """The greater the later keys were put into a file of ours."""
+        try:
+            written = notes_path(file.path).stat().st_mtime_ns
+        except OSError:
+            written = 0
+        return written, file.begin_timestamp
 
     def create(self, begin: int) -> IndexStoreFile:
         return IndexStoreFile.create(

@@ -110,7 +110,8 @@ class UploadedSegment:
         file = self._file
         if file is None:
             near = None if self._cache is None else self._cache.near(self.origin)
-            if near is not None and near.footer.begin_timestamp == self.begin_timestamp:
+            # The first row may say that it begins earlier: see `first_row_below`.
+            if near is not None and near.footer.begin_timestamp >= self.begin_timestamp:
                 file = UploadedFile.with_footer(self._read, near, path=self._path)
                 self._is_near = True
             else:

@@ -7,7 +7,8 @@ rows that a crash or RocketMQ left without bytes. Asking one file is in `uploade
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from tieredstore.codec.bounds import Buffer
 from tieredstore.codec.names import index_queue_path
@@ -133,11 +134,16 @@ class UploadedTable:
             raise SegmentCorruptError(flat.segment.path, reason, position=0)
         unfinished = flat.record
         flat.widen(begin, end, size=size)
+        first = self._file.segments[0]
+        lowered = first_row_below([each.record for each in self._file.segments])
+        changes = [Put(flat.record), *([] if lowered is None else [Put(lowered)]), *also]
         try:
-            self._metadata.apply([Put(flat.record), *also])
+            self._metadata.apply(changes)
         except BaseException:
             flat.record = unfinished
             raise
+        if lowered is not None:
+            first.record = lowered
         return UploadedSegment(flat, self._cache, slot_count=self._slot_count)
 
     def show(self) -> None:
@@ -152,7 +158,7 @@ class UploadedTable:
                 break
             old.append(each)
         if old:
-            self._drop([each.flat for each in old])
+            self._drop([each.flat for each in old], Watermarks.dropped(max(0, before_ms)))
         return len(old)
 
     def drop_all(self) -> None:
@@ -175,11 +181,16 @@ class UploadedTable:
             segment_bytes_max=INT32_MAX,
         )
 
-    def _drop(self, flats: Iterable[FlatSegment]) -> None:
+    def _drop(self, flats: Iterable[FlatSegment], *also: Change) -> None:
         dropped = list(flats)
+        kept = [each for each in self._file.segments if each not in dropped]
+        lowered = first_row_below([each.record for each in kept])
+        if lowered is not None:
+            kept[0].record = lowered
+            also = (*also, Put(lowered))
         self.segments = tuple(each for each in self.segments if each.flat not in dropped)
         try:
-            self._file.drop(dropped, Watermarks.end_at(self._file.commit_offset))
+            self._file.drop(dropped, Watermarks.end_at(self._file.commit_offset), *also)
         finally:
             self._renew()
         if self._cache is not None:
@@ -236,6 +247,18 @@ class UploadedTable:
         if items < 1 or size != compacted_file_bytes(slot_count=slots, item_count=items):
             return None
         return header.begin_timestamp, header.end_timestamp, size
+
+
+def first_row_below(rows: Sequence[SegmentRecord]) -> SegmentRecord | None:
+    """What the first row is to say, where a later one begins before it; else None.
+
+    RocketMQ forgets files that begin before the first one: it takes them for expired. The file
+    itself says when it begins.
+    """
+    begins = [row.begin_timestamp for row in rows if row.begin_timestamp is not None]
+    if not rows or rows[0].begin_timestamp is None or min(begins) >= rows[0].begin_timestamp:
+        return None
+    return replace(rows[0], begin_timestamp=max(0, min(begins) - 1))
 
 
 class _Counted:

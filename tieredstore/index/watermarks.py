@@ -7,6 +7,8 @@ written is for `index_store`.
     | -------------- | ------------------------------ | ----------------------------------------- |
     | index          | sizes                          | slots and items of every file             |
     | index          | end                            | the next uploaded file begins there       |
+    | index          | dropped                        | all that dropped files had was stored     |
+    |                |                                | before this                               |
     | index-queue    | <topic id>/<queue id>          | below this queue offset all is durable;   |
     |                |                                | or that, and when it was put              |
     | index-file     | <begin>                        | so many items of a local file are durable |
@@ -79,9 +81,15 @@ class Watermarks:
 
     def slot_count(self) -> int | None:
         """Of every file of the store, where that was noted."""
+        return self._size("slots")
+
+    def item_capacity(self) -> int | None:
+        """Likewise of every file that is not uploaded."""
+        return self._size("items")
+
+    def _size(self, name: str) -> int | None:
         held = self._metadata.note(STORE, "sizes")
-        slots = _number(held.get("slots")) if isinstance(held, dict) else None
-        return slots or None
+        return (_number(held.get(name)) if isinstance(held, dict) else None) or None
 
     @staticmethod
     def made_with(notes: Mapping[str, Json]) -> dict[str, int]:
@@ -117,6 +125,14 @@ class Watermarks:
     @staticmethod
     def end_at(offset: int) -> Change:
         return PutNote(STORE, "end", offset)
+
+    def dropped_before(self) -> int | None:
+        """Messages stored before may have been in files that were dropped by their age."""
+        return _number(self._metadata.note(STORE, "dropped"))
+
+    @staticmethod
+    def dropped(before_ms: int) -> Change:
+        return PutNote(STORE, "dropped", before_ms)
 
     # Of a queue
 

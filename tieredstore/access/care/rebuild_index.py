@@ -25,6 +25,7 @@ from tieredstore.codec.tiered_index_columns import view_compacted_items
 from tieredstore.driver.provider import ListedSegment, SegmentProvider
 from tieredstore.driver.segment import FileSegment
 from tieredstore.index.footer import TAIL_BYTES, decode_tail, has_footer
+from tieredstore.index.uploaded_table import first_row_below
 from tieredstore.index.watermarks import QueueId
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import InvalidConfigError, OffsetOutOfRangeError, SegmentError
@@ -80,6 +81,9 @@ def found_index(
                 index.problems.append(f"an index file cannot be read: {error}")
                 continue
         index.rows.append(row)
+    first = first_row_below(index.rows)
+    if first is not None:
+        index.rows[0] = first
     return index
 
 

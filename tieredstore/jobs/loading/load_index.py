@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tieredstore.codec.names import index_queue_path
-from tieredstore.driver.metadata import Change
+from tieredstore.driver.metadata import Change, Put
+from tieredstore.index.uploaded_table import first_row_below
 from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.jobs.loading.load_plan import LoadPlan
 from tieredstore.jobs.loading.load_tier import OwnedTier
@@ -57,7 +58,10 @@ def make_index(tier: OwnedTier, plan: LoadPlan, runs: Sequence[KeyRun]) -> list[
         rows.append(replace(row, size=size))
         base += size
     adopted, ends = _ends(tier, plan)
-    return [*adopted, *index_changes(tier, rows, ends)]
+    present = tier.metadata.segments(path, SegmentType.INDEX)
+    first = first_row_below([*present, *rows]) if present else None
+    lowered = [] if first is None else [Put(first)]
+    return [*adopted, *index_changes(tier, rows, ends), *lowered]
 
 
 def _ends(tier: OwnedTier, plan: LoadPlan) -> tuple[list[Change], Mapping[QueueId, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Final
 
 from tieredstore.codec.bounds import Buffer
@@ -95,15 +96,19 @@ def begins_in_use(tier: OwnedTier) -> set[int]:
 
 
 def begin_timestamps(first_times: Sequence[int], used: set[int]) -> list[int]:
-    """When each file begins: with its first message, but behind the file before it, and at a
-    millisecond of its own."""
+    """When each file begins: with its first message, but before the file behind it, and at a
+    millisecond of its own. RocketMQ asks only files that begin before the end of its question.
+
+    The first milliseconds of all times may be too few: only there a file begins after a message.
+    """
     begins: list[int] = []
-    for time in first_times:
-        begin = max(time, 1, begins[-1] + 1 if begins else 1)
-        while begin in used:
-            begin += 1
-        begins.append(begin)
-    return begins
+    taken = set(used)
+    for time in reversed(first_times):
+        latest = min(time, begins[-1] - 1) if begins else time
+        free = chain(range(latest, 0, -1), count(1))
+        begins.append(next(begin for begin in free if begin not in taken))
+        taken.add(begins[-1])
+    return sorted(begins)
 
 
 def _ends(rows: Sequence[SegmentRecord]) -> list[int]:
