@@ -188,6 +188,18 @@ class TierBesideLists(RuleBasedStateMachine):
             return
         assert len({(one.queue_offset, bare(one.record)) for one in result.messages}) <= 1
         assert len(result.messages) <= 1
+        if result.complete:  # then it lacks nothing that the tier has
+            found = {bare(one.record) for one in result.messages}
+            assert self._with_key(topic, f"UNIQ-{number:08d}") <= found
+
+    def _with_key(self, topic: str, key: str) -> set[bytes]:
+        """Records of the tier that have this unique key."""
+        return {
+            held.record
+            for queue, messages in self.contents.items()
+            for held in messages.values()
+            if queue.topic == topic and key.encode() in held.record
+        }
 
     # What must be so
 

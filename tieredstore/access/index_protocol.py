@@ -54,9 +54,10 @@ class Index(Protocol):
         """Take messages that were committed."""
 
     def indexed_offset(self, topic: str, topic_id: int, queue_id: int) -> int | None:
-        """Below this queue offset it has taken every message, and a crash loses none of them.
+        """Below this queue offset `query` finds every message, and a crash loses none of them.
 
-        What was committed at or above it is put again after a start. None: nothing is. A topic
+        What was committed at or above it is put again after a start, and read by who looks for a
+        key meanwhile. None: nothing is, and what `query` says counts as it is. A topic
         that was deleted and made anew has another id, and 0 until something of it was put.
         """
 

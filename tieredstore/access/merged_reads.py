@@ -206,6 +206,7 @@ class MergedReads:
         return QueryResult(
             messages=_newest_first(near.messages, far.messages)[:count_max],
             complete=near.complete and far.complete,
+            lags=near.complete and far.lags,
         )
 
     def _all_near(self, topic: str, key: str, count_max: int, begin: int, end: int) -> QueryResult:

@@ -54,7 +54,10 @@ class IndexFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexAnswer:
-    """Hits, newest first; not `complete` where something that may hold more could not be read."""
+    """Hits, newest first; not `complete` where something that may hold more could not be read.
+
+    Of messages that the index has not taken it says nothing: see `indexed_offset`.
+    """
 
     hits: Sequence[IndexHit] = ()
     complete: bool = True

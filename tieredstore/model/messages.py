@@ -83,11 +83,14 @@ class QueryResult:
     * `complete` is False where something that may hold more could not be read, and where a store
       gives fewer than it was asked for and has more.
     * `is_cut` says that this last is all that is missing: only older ones are.
+    * `lags` says that all was read, and that only messages may be missing that the key index has
+      not taken yet. Then `complete` is False.
     """
 
     messages: Sequence[SelectedMessage] = ()
     complete: bool = True
     is_cut: bool = False
+    lags: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

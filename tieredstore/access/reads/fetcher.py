@@ -14,7 +14,7 @@ from typing import Final
 from tieredstore.access.index_protocol import Index
 from tieredstore.access.reads.byte_sources import CachedSource, ColdError, ExactSource, HotSource
 from tieredstore.access.reads.cache_gauges import observe_cache
-from tieredstore.access.reads.key_lookup import KeyLookup
+from tieredstore.access.reads.key_lookup import SCAN_BYTES_MAX, KeyLookup
 from tieredstore.access.reads.queue_pages import QueuePages
 from tieredstore.access.reads.read_ahead import ReadCache
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
@@ -52,11 +52,11 @@ class Fetcher:
         config: StoreConfig,
         runtime: Runtime,
         metrics: Metrics,
+        scan_bytes_max: int = SCAN_BYTES_MAX,
     ) -> None:
         self._files = files
         self._config = config
         self._runtime = runtime
-        self._keys = KeyLookup(files, index, runtime, checks_crc=config.crc_check_enabled)
         self._cache: ReadCache | None = None
         self._source: ByteSource = DIRECT
         self._exact: ByteSource = DIRECT
@@ -69,6 +69,14 @@ class Fetcher:
             self._source = CachedSource(self._cache, config)
             self._exact = ExactSource(self._cache)
             observe_cache(metrics, self._cache)
+        self._keys = KeyLookup(
+            files,
+            index,
+            runtime,
+            source=self._source,
+            scan_bytes_max=scan_bytes_max,
+            checks_crc=config.crc_check_enabled,
+        )
         self._hot = HotSource(self._cache)
         self._pages = QueuePages(files, config)
         self._sweeper: Service | None = None

@@ -1,24 +1,32 @@
 """Messages by key: what the index suggests, and what the messages themselves say.
 
 What lives here: `KeyLookup`. An index knows hashes and whole seconds; a hit counts only if its
-message has the topic, the key and the time.
+message has the topic, the key and the time. What the index has not taken yet is read itself.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from tieredstore.access.index_protocol import Index, IndexAnswer, IndexHit
+import numpy as np
+
+from tieredstore.access.index_protocol import CommittedRun, Index, IndexAnswer, IndexHit
 from tieredstore.access.reads.message_select import check_body
 from tieredstore.codec.end_marks import CODA_BYTES, is_coda
+from tieredstore.codec.java import index_key
 from tieredstore.codec.message import decode_message
+from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units
 from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.believed_times import is_believed
 from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.flat.flat_segment import FlatSegment
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.queue_read import record_place
+from tieredstore.flat.queue_read import ByteSource, read_run, record_place
+from tieredstore.index.key_hashes import key_hash
+from tieredstore.index.run_keys import keys_of_run
 from tieredstore.model.errors import SegmentCorruptError, TieredStoreError
 from tieredstore.model.messages import QueryResult, SelectedMessage
 from tieredstore.model.values import INT64_MAX, QueueKey
@@ -29,6 +37,10 @@ READERS_MAX: Final = 8  # requests under way for one query
 HITS_AT_ONCE: Final = 64  # hits that are read before it is seen whether they are enough
 HITS_MORE: Final = 32  # asked for beyond `count_max`: some hits are other keys' messages
 INDEX_STEP_MS: Final = 1000  # an index is this exact
+SCAN_QUEUES_MAX: Final = 16  # of one topic that are read where the index lags behind them
+SCAN_BYTES_MAX: Final = 4 << 20  # of their logs, all together: about what one round commits
+SCAN_STEP_BYTES: Final = 512 * 1024  # of one read
+SCAN_STEP_COUNT: Final = 4096
 
 
 class KeyLookup:
@@ -39,14 +51,25 @@ class KeyLookup:
     * No more hits are read than it takes: the index has them newest first, to the second.
     * A message that cannot be read hides no other one: the answer is not complete then. One
       whose queue or record has gone is no message any more.
+    * What is committed and not in the index yet is read, within bounds; where it is more, the
+      answer is not complete. So no answer is called complete that may lack a hit.
     """
 
     def __init__(
-        self, files: FlatFileStore, index: Index, runtime: Runtime, *, checks_crc: bool
+        self,
+        files: FlatFileStore,
+        index: Index,
+        runtime: Runtime,
+        *,
+        source: ByteSource,
+        scan_bytes_max: int = SCAN_BYTES_MAX,
+        checks_crc: bool,
     ) -> None:
         self._files = files
         self._index = index
         self._runtime = runtime
+        self._source = source
+        self._scan_bytes_max = scan_bytes_max
         self._checks_crc = checks_crc
 
     def query(self, topic: str, key: str, *, count_max: int, begin: int, end: int) -> QueryResult:
@@ -57,17 +80,37 @@ class KeyLookup:
         topic_id = next(iter(files.values())).topic_id
         wanted = _Wanted(topic, topic_id, key, begin, end)
         search = _Search(wanted, files, self._files, self._runtime, self._checks_crc)
-        complete = True
+        # Before the index is asked: what it takes meanwhile is then found twice, and not never.
+        reach = {file: self._reach(file) for file in files.values() if file.is_started}
+        scan = _Scan(
+            wanted,
+            self._files,
+            self._source,
+            bytes_max=self._scan_bytes_max,
+            now_ms=self._runtime.clock.now_ms(),
+        )
+        search.read(scan.hits(list(_tails(reach))), count_max)
+        was_read = True
         asked = min(count_max + HITS_MORE, INT64_MAX)
         while True:
             answer = self._ask(wanted, asked)
-            complete &= answer.complete
+            was_read &= answer.complete
             is_cut = asked < INT64_MAX and len(answer.hits) >= asked
             if search.read(answer.hits, count_max) or not is_cut:
                 break
             asked = min(4 * asked, INT64_MAX)
         messages = [found.message for found in search.newest_first()[:count_max]]
-        return QueryResult(messages=messages, complete=complete and search.complete)
+        was_read &= search.complete and scan.was_read
+        lags = scan.lags or any(self._reach(file) < held for file, held in reach.items())
+        return QueryResult(
+            messages=messages, complete=was_read and not lags, lags=was_read and lags
+        )
+
+    def _reach(self, file: FlatMessageFile) -> int:
+        """Below this queue offset the index has every message; where nobody knows it is believed
+        to have all."""
+        reach = self._index.indexed_offset(file.key.topic, file.topic_id, file.key.queue_id)
+        return INT64_MAX if reach is None else reach
 
     def _ask(self, wanted: _Wanted, count_max: int) -> IndexAnswer:
         return self._index.query(
@@ -91,6 +134,132 @@ class _Wanted(NamedTuple):
 class _Found(NamedTuple):
     store_timestamp: int
     message: SelectedMessage
+
+
+class _Tail(NamedTuple):
+    """Messages of a queue that are committed and not in the index."""
+
+    file: FlatMessageFile
+    start: int
+    end: int
+
+
+def _tails(reach: Mapping[FlatMessageFile, int]) -> Iterator[_Tail]:
+    for file, known in reach.items():
+        end = file.commit_offset
+        start = max(known, file.queue.min_unit)
+        if start < end:
+            yield _Tail(file, start, end)
+
+
+class _Scan:
+    """One query: what the index lacks of its topic, read run by run, the whole of it or nothing."""
+
+    def __init__(
+        self,
+        wanted: _Wanted,
+        store: FlatFileStore,
+        source: ByteSource,
+        *,
+        bytes_max: int,
+        now_ms: int,
+    ) -> None:
+        self.lags = False  # more is left than may be read
+        self.was_read = True
+        self._wanted = wanted
+        self._hash = key_hash(index_key(wanted.topic, wanted.key))
+        self._store = store
+        self._source = source
+        self._bytes_left = bytes_max
+        self._now_ms = now_ms
+
+    def hits(self, tails: Sequence[_Tail]) -> list[IndexHit]:
+        """Where messages lie in these that may have the key."""
+        late = [tail for tail in tails if not self._is_newer(_queue_segments(tail))]
+        if len(late) > SCAN_QUEUES_MAX or (late and self._bytes_left <= 0):
+            self.lags = True
+            return []
+        found: list[IndexHit] = []
+        for tail in late:
+            found += self._hits_or_less(tail)
+        return found
+
+    def _hits_or_less(self, tail: _Tail) -> list[IndexHit]:
+        file = tail.file
+        while self._store.get(file.key) is file:  # else it was destroyed meanwhile
+            begins = file.queue.min_offset, file.log.min_offset
+            try:
+                return self._hits_of(tail)
+            except (TieredStoreError, OSError, ValueError) as error:
+                if begins == (file.queue.min_offset, file.log.min_offset):
+                    self.was_read = False
+                    log.warning("%s is not searched to its end: %s", file.path, error)
+                    break  # else something expired while it was being read
+        return []
+
+    def _hits_of(self, tail: _Tail) -> list[IndexHit]:
+        file, end = tail.file, tail.end
+        at = max(tail.start, file.min_offset)
+        found: list[IndexHit] = []
+        if at >= end or self._is_newer(self._log_segments(file, at)):
+            return found
+        while at < end and not self.lags:
+            run = read_run(
+                file,
+                at,
+                count_max=min(SCAN_STEP_COUNT, end - at),
+                bytes_max=SCAN_STEP_BYTES,
+                source=self._source,
+            )
+            if len(run):
+                found += self._hits_in(file, CommittedRun(run=run, log_offsets=run.log_offsets))
+                at = run.end_offset
+            else:  # a gap, or it has expired meanwhile
+                at = max(at + 1, file.queue.first_unit_from(at), file.min_offset)
+        return found
+
+    def _log_segments(self, file: FlatMessageFile, at: int) -> list[FlatSegment]:
+        """Those that hold the messages from here on. Too many bytes in them are not read."""
+        at = file.queue.first_unit_from(at)
+        if at >= file.commit_offset:
+            return []
+        unit = self._source.read(file.queue, at * UNIT_BYTES, UNIT_BYTES)
+        place = int(decode_units(unit, path=file.path).log_offsets[0])
+        segments = [each for each in file.log.segments if each.end > place]
+        if not self._is_newer(segments):
+            self._bytes_left -= file.log.commit_offset - place
+            self.lags |= self._bytes_left < 0
+        return segments
+
+    def _hits_in(self, file: FlatMessageFile, run: CommittedRun) -> list[IndexHit]:
+        topic_id, queue_id = self._wanted.topic_id, file.key.queue_id
+        columns = keys_of_run(self._wanted.topic, topic_id, queue_id, run).columns
+        times = columns.store_timestamps
+        is_hit = columns.key_hashes == np.uint64(self._hash)
+        is_hit &= (self._wanted.begin <= times) & (times <= self._wanted.end)
+        rows = np.flatnonzero(is_hit).tolist()
+        return [
+            IndexHit(
+                topic_id,
+                queue_id,
+                int(columns.log_offsets[row]),
+                int(columns.message_bytes[row]),
+                int(times[row]),
+            )
+            for row in rows
+        ]
+
+    def _is_newer(self, segments: Sequence[FlatSegment]) -> bool:
+        """Whether all in these was stored after the times that are asked for."""
+        begins = [each.record.begin_timestamp for each in segments if each.record.size]
+        return all(
+            begin is not None and begin > self._wanted.end and is_believed(begin, self._now_ms)
+            for begin in begins
+        )
+
+
+def _queue_segments(tail: _Tail) -> list[FlatSegment]:
+    return [each for each in tail.file.queue.segments if each.end > UNIT_BYTES * tail.start]
 
 
 class _Search:

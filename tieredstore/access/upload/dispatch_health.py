@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from tieredstore.access.index_protocol import Index
 from tieredstore.access.upload.queue_work import QueueWork
 from tieredstore.access.upload.topic_filter import TopicFilter
 from tieredstore.codec.queue_unit import UNIT_BYTES
@@ -28,7 +29,8 @@ class DispatchHealth:
     * `stopped`: nothing is uploaded until somebody looks after it.
     * `failing`: the last attempt failed; it is tried again.
     * `lost`: messages that the local store lost before they were uploaded: gaps in the tier.
-    * `not_indexed`: committed messages that the key index still has to take.
+    * `not_indexed`: committed messages that the key index still has to take, or has lost and takes
+      again after a restart.
     """
 
     stopped: Mapping[QueueKey, str] = field(default_factory=dict)
@@ -40,18 +42,25 @@ class DispatchHealth:
 
 
 def upload_health(
-    files: FlatFileStore, works: Iterable[QueueWork], *, buffered_bytes: int, uploads: int
+    files: FlatFileStore,
+    works: Iterable[QueueWork],
+    index: Index,
+    *,
+    buffered_bytes: int,
+    uploads: int,
 ) -> DispatchHealth:
     """As of now, from memory."""
     stopped: dict[QueueKey, str] = {}
     lost: dict[QueueKey, int] = {}
+    not_indexed: dict[QueueKey, int] = {}
     for file in files.files():
+        if count := not_indexed_count(file, index):
+            not_indexed[file.key] = count
         if file.problem is not None:
             stopped[file.key] = file.problem
         if count := lost_count(file):
             lost[file.key] = count
     failing: dict[QueueKey, str] = {}
-    not_indexed: dict[QueueKey, int] = {}
     for work in works:
         if work.stopped is not None:
             stopped[work.key] = work.stopped
@@ -59,8 +68,9 @@ def upload_health(
             lost[work.key] = work.lost_count
         if work.failure is not None:
             failing[work.key] = work.failure
-        if work.file is not None and work.index_from is not None:
-            not_indexed[work.key] = work.file.commit_offset - work.index_from
+        if work.file is not None and work.index_from is not None:  # an index may not say it
+            waiting = work.file.commit_offset - work.index_from
+            not_indexed[work.key] = max(waiting, not_indexed.get(work.key, 0))
     return DispatchHealth(
         stopped=stopped,
         failing=failing,
@@ -76,6 +86,16 @@ def lost_count(file: FlatMessageFile) -> int:
     segments = file.queue.segments
     gaps = (after.base - before.end for before, after in pairwise(segments))
     return sum(gaps) // UNIT_BYTES
+
+
+def not_indexed_count(file: FlatMessageFile, index: Index) -> int:
+    """How many committed messages of a queue the index cannot find, as it says itself."""
+    if not file.is_started:
+        return 0
+    known = index.indexed_offset(file.key.topic, file.topic_id, file.key.queue_id)
+    if known is None:
+        return 0
+    return max(0, file.commit_offset - max(known, file.queue.min_unit))
 
 
 class DispatchGauges:

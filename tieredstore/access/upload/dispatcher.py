@@ -63,6 +63,7 @@ class Dispatcher:
     ) -> None:
         self._store = store
         self._files = files
+        self._index = index
         self._runtime = runtime
         self._metrics = metrics or NoMetrics()
         self._interval_ms = config.dispatch_interval_ms
@@ -185,6 +186,7 @@ class Dispatcher:
         return upload_health(
             self._files,
             list(self._walk.works.values()),
+            self._index,
             buffered_bytes=self.budget.used_bytes,
             uploads=self.budget.uploads,
         )
