@@ -67,13 +67,31 @@ def test_where_the_index_was_not_uploaded_to_the_end_a_note_says_what_helps(
         command.run("put", "Orders", *store, "--body", "x", "--key", key)
         assert command.run("offload", *named).code == 0
         ran = command.run("query", "Orders", key, *named, "--json")
-        assert (ran.code, ran.out, ran.err.count("\n")) == (0, "", 1)
+        assert (ran.code, [row["keys"] for row in ran.rows], ran.err) == (0, [key], "")
+        elsewhere = (*named, "--catalogue", "published")
+        ran = command.run("query", "Orders", key, *elsewhere, "--json")
+        assert (ran.code, ran.out, ran.err.count("\n")) == (0, "", 2)  # it is a copy, too
         reach = ("0 of 1", "1 of 2")[key == "second"]
         assert f"of Orders/0 it has the offsets below {reach}" in ran.err
         assert "`offload --seal`" in ran.err
         assert command.run("offload", *named, "--seal").code == 0
         assert len(command.run("query", "Orders", key, *named, "--json").rows) == 1
-        assert "does not reach" not in command.run("query", "Orders", "absent", *named).err
+        assert "does not reach" not in command.run("query", "Orders", "absent", *elsewhere).err
+
+
+def test_an_answer_that_may_lack_something_says_so_also_where_something_was_found(
+    command: Command, tmp_path: Path
+) -> None:
+    store, tier = ("--store-path", tmp_path), ("--provider", "posix", "--path", tmp_path / "tier")
+    named = (*store, *tier, "--broker", "b")
+    for sealed in (("--seal",), ()):
+        command.run("put", "Orders", *store, "--body", "x", "--key", "shared")
+        assert command.run("offload", *named, *sealed).code == 0
+    assert len(command.run("query", "Orders", "shared", *named, "--json").rows) == 2
+    ran = command.run("query", "Orders", "shared", *named, "--catalogue", "published", "--json")
+    assert (ran.code, [row["queue_offset"] for row in ran.rows]) == (0, [0])
+    assert "more messages may have the key" in ran.err
+    assert "of Orders/0 it has the offsets below 1 of 2" in ran.err
 
 
 def test_a_queue_whose_messages_have_all_expired_waits_for_no_index(

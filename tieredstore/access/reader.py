@@ -44,6 +44,9 @@ class TieredReader:
     * It may run beside a writer, in the same process or another: it sees what the catalogue named
       when it was opened, and `refresh` shows what has come since. What has expired or was deleted
       since is no damage: where bytes are missing it looks again by itself.
+    * On the broker's host it asks the key index on the broker's disk too, and reads what the index
+      lacks; elsewhere an answer by key that may lack something `lags`, and `indexed_offset` says up
+      to where the index goes. `is_brokers_host` None: where it opens the broker's own catalogue.
     * What is not given is made from the settings and released by `close`; what is given stays the
       caller's. Absence is None, a status or an empty answer, as everywhere.
     * Any thread may call anything. Before `load` and after `close` everything raises
@@ -59,10 +62,16 @@ class TieredReader:
         metadata: MetadataStore | None = None,
         index: Index | None = None,
         metrics: Metrics | None = None,
+        is_brokers_host: bool | None = None,
     ) -> None:
         self.config = config
         self._given = GivenParts(
-            runtime=runtime, provider=provider, metadata=metadata, index=index, metrics=metrics
+            runtime=runtime,
+            provider=provider,
+            metadata=metadata,
+            index=index,
+            metrics=metrics,
+            is_brokers_host=is_brokers_host,
         )
         self._parts: TierParts | None = None
         self._life_guard = threading.RLock()
@@ -193,13 +202,16 @@ class TieredReader:
             )
 
         result = ask()
-        if result.complete or not self.config.index_enabled:
+        if result.complete or result.lags or not self.config.index_enabled:
             return result
         self._freshen(INDEX_TOPIC, topic)  # what is missing may have expired
         return ask()
 
     def indexed_offset(self, topic: str, queue_id: int) -> int | None:
-        """Below this `query_message` finds every message; None where nobody noted it."""
+        """Below this the uploaded index has every message; None where nobody noted it.
+
+        On the broker's host `query_message` finds what lies behind it too.
+        """
         parts = self._loaded()
         file = parts.files.get(QueueKey(topic, queue_id))
         if file is None:

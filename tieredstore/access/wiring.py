@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tieredstore.access.care.publish_chore import PublishChore
@@ -21,6 +22,7 @@ from tieredstore.access.catalogue_choice import (
 )
 from tieredstore.access.index_protocol import Index, NoIndex
 from tieredstore.access.reads.fetcher import Fetcher
+from tieredstore.access.reads.key_lookup import SCAN_BYTES_MAX
 from tieredstore.driver.in_time import in_time
 from tieredstore.driver.measured import MeasuredProvider
 from tieredstore.driver.message_store import MessageStore
@@ -40,6 +42,7 @@ from tieredstore.driver.retry import RetryingProvider, RetryPolicy
 from tieredstore.driver.runtime import Deadline, Runtime
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.index.index_store import IndexStore
+from tieredstore.index.local_folder import FOLDER
 from tieredstore.index.uploaded_index import UploadedIndex
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.config_sources import JAVA_CLASSES
@@ -60,6 +63,8 @@ class GivenParts:
     metadata: MetadataStore | None = None
     index: Index | None = None
     metrics: Metrics | None = None
+    is_brokers_host: bool | None = None
+    """Of who only reads: whether the broker's own disk is here; None where that shows by itself."""
 
 
 @dataclass(slots=True)
@@ -89,6 +94,7 @@ class TierParts:
         index: Index,
         metrics: Metrics,
         read_only: bool,
+        is_elsewhere: bool,
         ending: Ending,
     ) -> None:
         self.process = OneProcess(f"the tier of {config.broker_name}")  # no other may use them
@@ -100,7 +106,14 @@ class TierParts:
         self.files = FlatFileStore(
             config, provider=provider, metadata=metadata, runtime=runtime, read_only=read_only
         )
-        self.fetcher = Fetcher(self.files, index, config, runtime, metrics)
+        self.fetcher = Fetcher(
+            self.files,
+            index,
+            config,
+            runtime,
+            metrics,
+            0 if is_elsewhere else SCAN_BYTES_MAX,
+        )
         self.publishing = PublishChore(
             None if read_only else publisher_of(config, provider, metadata)
         )
@@ -170,18 +183,33 @@ def open_tier(config: StoreConfig, given: GivenParts, *, read_only: bool = False
             else:
                 metadata = catalogue_of(config, runtime, read_only=False)
             opened.callback(metadata.close)
+        is_elsewhere = read_only and not _is_brokers_host(given, metadata)
+        index = given.index
+        if index is None:
+            folder = local_index_of(config) if read_only and not is_elsewhere else None
+            index = index_of(
+                config, runtime, provider, metadata, read_only=read_only, local_folder=folder
+            )
         parts = TierParts(
             config,
             runtime=runtime,
             provider=provider,
             metadata=metadata,
-            index=given.index or index_of(config, runtime, provider, metadata, read_only=read_only),
+            index=index,
             metrics=metrics,
             read_only=read_only,
+            is_elsewhere=is_elsewhere,
             ending=ending,
         )
         parts.own(opened)
         return parts
+
+
+def _is_brokers_host(given: GivenParts, metadata: MetadataStore) -> bool:
+    """Who did not open the broker's own catalogue only says up to where the index goes."""
+    if given.is_brokers_host is not None:
+        return given.is_brokers_host
+    return given.metadata is None and not metadata.facts.copy
 
 
 def _end_runtime(runtime: Runtime, ending: Ending) -> None:
@@ -263,12 +291,25 @@ def index_of(
     metadata: MetadataStore,
     *,
     read_only: bool,
+    local_folder: Path | None = None,
 ) -> Index:
-    """The key index of the settings; not opened."""
+    """The key index of the settings; not opened. `local_folder` is for who only reads."""
     if not config.index_enabled:
         return NoIndex()
-    kind = UploadedIndex if read_only else IndexStore
-    return kind(config, provider=provider, metadata=metadata, runtime=runtime)
+    if not read_only:
+        return IndexStore(config, provider=provider, metadata=metadata, runtime=runtime)
+    return UploadedIndex(
+        config, provider=provider, metadata=metadata, runtime=runtime, local_folder=local_folder
+    )
+
+
+def local_index_of(config: StoreConfig) -> Path:
+    """Where the files lie that the broker of this catalogue has not uploaded."""
+    if config.metadata_path:
+        beside = Path(config.metadata_path).absolute().parent.parent / FOLDER
+        if beside.is_dir():
+            return beside
+    return Path(config.store_path) / FOLDER
 
 
 def load_plugins(base_store: MessageStore, config: StoreConfig) -> MessageStore:

@@ -51,8 +51,8 @@ def query(
 ) -> None:
     """Find messages by key, newest first. The messages decide, not the hashes of the index.
 
-    Only what was uploaded of the key index is asked: a broker uploads it once a day, or when a
-    file is full.
+    On the broker's host all of the key index is asked; elsewhere what was uploaded of it, which a
+    broker does once a day, or when a file is full. A note says where the index ends before a queue.
     """
     from tieredstore.cli.messages import MessagePrinter
     from tieredstore.cli.tier import check_answers, opened_tier
@@ -70,15 +70,21 @@ def query(
         if not found.messages:
             keys = keys_of(opened, topic, None)  # says so if there is no such topic
             if found.complete:
-                note(f"the uploaded index has no such message{_not_reached(opened.reader, keys)}")
+                note("the uploaded index has no such message")
+            elif found.lags:
+                reached = _not_reached(opened.reader, keys)
+                note(f"the uploaded index has no such message, and {reached}")
+        elif found.lags:
+            reached = _not_reached(opened.reader, keys_of(opened, topic, None))
+            note(f"more messages may have the key: the uploaded index {reached}")
         printer = MessagePrinter(json=json, body=body)
         for message in found.messages[:count_max]:
             printer.write(None, message)
-        if not found.complete:
+        if not (found.complete or found.lags):
             check_answers(opened)
     if len(found.messages) > count_max:
         note(f"there are more than {count_max}: --max shows them")
-    if not found.complete:
+    if not (found.complete or found.lags):
         raise CommandError(
             "a message or an index file could not be read: more may have the key",
             ExitCode.DAMAGE,
@@ -86,18 +92,15 @@ def query(
 
 
 def _not_reached(reader: TieredReader, keys: Iterable[QueueKey]) -> str:
-    """The first queue whose end the uploaded index does not know yet, and what helps; or nothing.
-
-    Of an index that Java uploaded nobody noted how far it goes.
-    """
+    """The first queue whose end the index does not know yet, and what helps."""
     for key in keys:
         reach = reader.indexed_offset(*key)
         end = reader.max_offset(*key) or 0
         lags = reach is not None and reach < end
         if lags and any(row.size for row in reader.segments(*key)):  # else all of it has expired
             return (
-                f", and does not reach the end: of {printable(key.topic)}/{key.queue_id} it has "
+                f"does not reach the end: of {printable(key.topic)}/{key.queue_id} it has "
                 f"the offsets below {reach} of {end}; a broker uploads the rest once a day, or "
                 "when a file is full; without a broker, `offload --seal` does"
             )
-    return ""
+    return "does not reach the end"

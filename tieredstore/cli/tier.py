@@ -67,8 +67,12 @@ class OpenedBackend:
 
 
 @contextmanager
-def opened_tier(options: TierOptions) -> Iterator[OpenedTier]:
-    """The tier, checked to be the one that was meant."""
+def opened_tier(options: TierOptions, *, asks_local_index: bool = True) -> Iterator[OpenedTier]:
+    """The tier, checked to be the one that was meant.
+
+    On the broker's host its key index is asked for what is not uploaded yet too, unless only what
+    others see matters.
+    """
     with opened_backend(options) as backend:
         metadata = backend.catalogue()
         check_broker(backend.config, metadata)
@@ -78,6 +82,7 @@ def opened_tier(options: TierOptions) -> Iterator[OpenedTier]:
             runtime=backend.runtime,
             provider=backend.provider,
             metadata=metadata,
+            is_brokers_host=asks_local_index and not metadata.facts.copy,
         ) as reader:
             yield OpenedTier(
                 config=backend.config,

@@ -43,7 +43,7 @@ def why(
     from tieredstore.cli.tier_rows import keys_of
     from tieredstore.driver.runtime import SystemClock
 
-    with opened_tier(tier) as opened:
+    with opened_tier(tier, asks_local_index=False) as opened:
         keys = keys_of(opened, topic, queue)
         if not keys:  # a topic with no queue yet
             raise CommandError(

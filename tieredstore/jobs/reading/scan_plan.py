@@ -77,10 +77,12 @@ def plan_scan(
     for rows in queues:
         by_topic.setdefault(rows.key.topic, []).append(rows)
     for topic, its_queues in by_topic.items():
+        # First how far the index goes, then what it has: it may come further meanwhile.
+        lacking = {rows.path: _unindexed(reader, rows, bounds[rows.path]) for rows in its_queues}
         hits = _hits(reader, topic, selection)
         for rows in its_queues:
             whole = bounds[rows.path]
-            ranges = [whole] if hits is None else _unindexed(reader, rows, whole)
+            ranges = [whole] if hits is None else lacking[rows.path]
             for part in ranges:
                 unindexed += _sliced(reader, [rows], {rows.path: part}, split_bytes)
             found = (hits or {}).get(rows.key.queue_id, ())
@@ -154,7 +156,8 @@ def _hits(
         result = reader.query_message(
             topic, key, count_max=HITS_MAX, begin=max(begin, -INT64_MAX), end=until - 1
         )
-        if not result.complete or len(result.messages) >= HITS_MAX:
+        # What the index lags behind is read in any case: see `_unindexed`.
+        if not (result.complete or result.lags) or len(result.messages) >= HITS_MAX:
             log.warning("%s: the index cannot tell all messages with key %r: read all", topic, key)
             return None
         for message in result.messages:
