@@ -124,7 +124,7 @@ def test_the_earliest_time_of_a_queue_is_looked_for_again_when_its_message_goes(
 def test_a_search_by_time_in_a_queue_that_is_deleted_finds_nothing(
     store: LocalMessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    just_before(monkeypatch, ConsumeQueue, "_peek", lambda: delete_topic(store))
+    just_before(monkeypatch, ConsumeQueue, "unit", lambda: delete_topic(store))
     assert store.offset_by_time(TOPIC, 0, 1) is None
 
 

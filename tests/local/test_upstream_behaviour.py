@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.local.store_audit import crash
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.message_id import decode_offset_id
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.local_message_store import LocalMessageStore
 from tieredstore.local.queues.consume_queue import ConsumeQueue
+from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.messages import Message
 from tieredstore.model.values import Boundary, GetStatus, Host, PutStatus
 from tieredstore.testing.messages import TOPIC, a_body, a_message
@@ -236,29 +238,54 @@ def test_a_body_limit_is_a_setting_that_may_change(root: Path) -> None:
     store.shutdown()
 
 
-@pytest.mark.parametrize("abort", [False, True])
-def test_a_damaged_tail_is_cut_off_whether_the_end_was_clean_or_not(
-    root: Path, abort: bool
-) -> None:
+def damaged_tail(root: Path, at: int) -> None:
+    file = root / "commitlog" / f"{at - at % 16_384:020}"
+    with file.open("r+b") as log:
+        log.seek(at % 16_384 + 90)
+        log.write(b"\xff" * 3)
+
+
+def test_a_tail_that_a_crash_tore_is_cut_off(root: Path) -> None:
     store = opened(root)
     results = store.put_messages([a_message(number) for number in range(150)])
-    store.shutdown()
+    crash(store)  # nothing of it was flushed
     last = results[149]
-    file = root / "commitlog" / f"{last.log_offset - last.log_offset % 16_384:020}"
-    with file.open("r+b") as log:
-        log.seek(last.log_offset % 16_384 + 90)
-        log.write(b"\xff" * 3)
-    if abort:
-        (root / "abort").write_text("1")
+    damaged_tail(root, last.log_offset)
     store = opened(root)
     assert store.recovery is not None
-    assert store.recovery.abnormal is abort
+    assert store.recovery.abnormal
     assert store.max_offset(TOPIC, 0) == 149
     assert store.query_message(TOPIC, "key-149").messages == []
     assert len(store.query_message(TOPIC, "key-148").messages) == 1
     again = store.put_message(a_message(149))
     assert (again.queue_offset, again.log_offset) == (149, last.log_offset)
     assert len(store.query_message(TOPIC, "key-149").messages) == 1
+    store.shutdown()
+
+
+@pytest.mark.parametrize("abort", [False, True])
+def test_after_a_clean_end_nothing_is_torn_a_damaged_tail_keeps_its_place(
+    root: Path, abort: bool
+) -> None:
+    """Not as Java, which cuts it off: the number was acknowledged, and belongs to that message."""
+    store = opened(root)
+    results = store.put_messages([a_message(number) for number in range(150)])
+    store.shutdown()
+    last = results[149]
+    damaged_tail(root, last.log_offset)
+    if abort:
+        (root / "abort").write_text("1")  # the table of the queues' ends still says what was there
+    store = opened(root)
+    assert store.recovery is not None
+    assert store.recovery.abnormal is abort
+    assert store.max_offset(TOPIC, 0) == 150
+    with pytest.raises(SegmentCorruptError):
+        store.get_message(TOPIC, 0, 149)
+    missing = store.query_message(TOPIC, "key-149")
+    assert not missing.messages
+    assert not missing.complete
+    again = store.put_message(a_message(150))
+    assert (again.queue_offset, again.log_offset) == (150, last.log_offset + last.size)
     store.shutdown()
 
 

@@ -23,6 +23,7 @@ from tieredstore.local.config import LocalConfig
 from tieredstore.local.log.put_results import PutResults
 from tieredstore.local.records.batch_encoder import BatchEncoder
 from tieredstore.local.records.record_batch import RecordBatch
+from tieredstore.local.records.record_scan import Damage
 from tieredstore.local.store_parts import StoreParts
 from tieredstore.local.store_reads import StoreReads
 from tieredstore.model.errors import BackendRefusedError, StoreClosedError
@@ -75,6 +76,13 @@ class LocalMessageStore(StoreReads):
         self._dispatchers: list[Dispatcher] = []
         self._guards: list[RetentionGuard] = []
         self.recovery: RecoveryReport | None = None
+
+    @property
+    def damages(self) -> tuple[Damage, ...]:
+        """What was damaged when the store opened, and what reads have made again since then."""
+        parts, report = self._parts, self.recovery
+        noted = () if parts is None else tuple(parts.truth.noted)
+        return (*(report.damages if report is not None else ()), *noted)
 
     # -- life ---------------------------------------------------------------------------------
 

@@ -12,10 +12,17 @@ from typing import Final, Self
 
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.care.checkpoint import StoreCheckpoint
-from tieredstore.local.care.recovery import RecoveryReport, missing_files
+from tieredstore.local.care.queue_ends import ENDS_FILE, QueueEnds
+from tieredstore.local.care.recovery import (
+    RecoveryReport,
+    log_claims,
+    missing_files,
+    settled_end,
+)
 from tieredstore.local.care.store_files import StoreFiles
 from tieredstore.local.care.store_sizes import check_sizes, stored_sizes
 from tieredstore.local.config import LocalConfig
+from tieredstore.local.dispatching.unit_truth import UnitTruth
 from tieredstore.local.files.mapping import MappedFiles
 from tieredstore.local.keys.index_reader import IndexReader
 from tieredstore.local.log.commit_log import CommitLog
@@ -118,12 +125,15 @@ class LocalReader(StoreReads):
         queues.correct_min_offsets(log.min_offset or 0)
         index.open()
         # What else a store has only writes: it stays as it was built, with nothing to do.
+        built = StoreParts.of(config, self._runtime)
+        truth = UnitTruth(log, queues, built.delays)
         parts = replace(
-            StoreParts.of(config, self._runtime),
+            built,
             log=log,
             queues=queues,
             index=index,
-            reader=QueueReader(config, log, queues),
+            truth=truth,
+            reader=QueueReader(config, log, queues, truth),
         )
         parts.deleted.load()  # their records are in the log still, and count no more
         return parts
@@ -202,13 +212,18 @@ class LocalReader(StoreReads):
         scan = self.log.scan_from(start)
         for _ in scan:
             pass
+        abnormal = self.files.ended_abnormally
+        table = QueueEnds.load(self.files.config / ENDS_FILE)
+        queues = self._loaded().queues
+        claims = log_claims(queues, table, self.checkpoint, abnormal=abnormal)
+        end = settled_end(self.log, scan, claims)
         return RecoveryReport(
-            abnormal=self.files.ended_abnormally,
+            abnormal=abnormal,
             checked_from=start,
-            log_end=scan.end,
+            log_end=end.log_end,
             redispatched_count=0,
-            damages=(*missing_files(self.log), *scan.damages),
-            torn=scan.torn,
+            damages=(*missing_files(self.log), *scan.damages, *end.damages),
+            torn=end.torn,
         )
 
     def _check_start(self) -> int:

@@ -10,12 +10,8 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from tieredstore.codec.properties import decode_properties
-from tieredstore.codec.record_fields import (
-    peek_property_bytes,
-    peek_store_timestamp,
-    peek_topic,
-)
+from tieredstore.codec.queue_unit import QueueUnit
+from tieredstore.codec.record_fields import peek_store_timestamp
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.care.checkpoint import CheckpointValues, StoreCheckpoint
@@ -28,6 +24,7 @@ from tieredstore.local.config import LocalConfig
 from tieredstore.local.delay_levels import DelayLevels
 from tieredstore.local.dispatching.dispatch import Dispatch
 from tieredstore.local.dispatching.redispatch import Redispatch
+from tieredstore.local.dispatching.unit_truth import UnitTruth
 from tieredstore.local.files.mapping import MappedFiles
 from tieredstore.local.keys.index_service import IndexService
 from tieredstore.local.log.commit_log import CommitLog
@@ -35,7 +32,7 @@ from tieredstore.local.log.flusher import Flusher
 from tieredstore.local.queues.consume_queues import ConsumeQueues
 from tieredstore.local.queues.deleted_topics import DELETED_FILE, DeletedTopics
 from tieredstore.local.queues.queue_reader import QueueReader
-from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError
+from tieredstore.model.errors import BackendRefusedError, OffsetOutOfRangeError, SegmentCorruptError
 from tieredstore.model.values import QueueKey
 
 
@@ -50,6 +47,7 @@ class StoreParts:
     queues: ConsumeQueues
     index: IndexService | None
     dispatch: Dispatch
+    truth: UnitTruth
     flusher: Flusher
     reader: QueueReader
     retention: Retention
@@ -82,6 +80,8 @@ class StoreParts:
             count_max=config.dispatch_count_max,
             behind_max=config.dispatch_behind_max,
         )
+        delays = DelayLevels(config.message_delay_levels)
+        truth = UnitTruth(log, queues, delays)
         return cls(
             process=OneProcess(config.store_path),
             config=config,
@@ -90,13 +90,14 @@ class StoreParts:
             queues=queues,
             index=index,
             dispatch=dispatch,
+            truth=truth,
             flusher=flusher,
-            reader=QueueReader(config, log, queues),
+            reader=QueueReader(config, log, queues, truth),
             retention=Retention(
                 *(config, runtime.clock, log, queues, index),
                 undispatched_from=lambda: dispatch.undispatched_from,
             ),
-            delays=DelayLevels(config.message_delay_levels),
+            delays=delays,
             checkpoint=StoreCheckpoint(files.checkpoint, CheckpointValues(), written=None),
             deleted=DeletedTopics(files.config / DELETED_FILE),
         )
@@ -121,6 +122,7 @@ class StoreParts:
             redispatch=Redispatch(self.log, self.queues, self.dispatch, self.delays, self.deleted),
             checkpoint=self.checkpoint,
             deleted=self.deleted,
+            truth=self.truth,
             ends=QueueEnds.load(self.files.config / ENDS_FILE),
             ours=ours,
             abnormal=abnormal,
@@ -137,7 +139,8 @@ class StoreParts:
 
         The times are taken before the parts are synced, so that none is claimed too early. So is
         the table of the queues' ends: what it names is dispatched whole when `drain` returns. It
-        is written when something is `final`, and when the log has begun or lost a file.
+        is written when something is `final`, and when the log has begun or lost a file. At a
+        `final` flush nobody puts: then everything is dispatched first, and the table is complete.
         """
         try:
             with self.flushing:
@@ -148,6 +151,9 @@ class StoreParts:
             self.dispatch.telling.tell()
 
     def _flush(self, *, final: bool) -> None:
+        if final:
+            self.flusher.flush()
+            self.dispatch.drain(tell=False)
         files = self.log.queue.files
         moment = (files[0].start_offset, files[-1].start_offset) if files else (0, 0)
         ends = None
@@ -201,6 +207,19 @@ class StoreParts:
         self.files.checkpoint.unlink(missing_ok=True)
         self.files.remove_abort()
 
+    def unit(self, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
+        """The unit of a message as the log says it is; None where there is none, or only damage."""
+        queue = self.queues.queue(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.max_offset:
+            return None
+        try:
+            found = queue.unit(offset)
+            if found.is_prefill:
+                return None
+            return self.reader.read(QueueKey(topic, queue_id), queue, offset, found)[0]
+        except (OffsetOutOfRangeError, SegmentCorruptError):  # gone just now, or damaged
+            return None
+
     def store_time_at(self, log_offset: int, size: int) -> int | None:
         """The store time of a record; None where it is gone or damaged."""
         try:
@@ -208,9 +227,3 @@ class StoreParts:
         except SegmentCorruptError:
             return None
         return None if record is None else peek_store_timestamp(record)
-
-    def tags_code(self, record: bytes) -> int:
-        """What a queue stores beside this record."""
-        properties = decode_properties(peek_property_bytes(record))
-        time = peek_store_timestamp(record)
-        return self.delays.tags_code(peek_topic(record), properties, time)

@@ -15,7 +15,12 @@ from tieredstore.local.config import LocalConfig
 from tieredstore.local.keys.key_query import query_message
 from tieredstore.local.log.commit_log import CommitLog
 from tieredstore.local.store_parts import StoreParts
-from tieredstore.model.errors import OffsetOutOfRangeError, StoreClosedError, TieredStoreError
+from tieredstore.model.errors import (
+    OffsetOutOfRangeError,
+    SegmentCorruptError,
+    StoreClosedError,
+    TieredStoreError,
+)
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
 from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
 
@@ -86,6 +91,7 @@ class StoreReads:
                 boundary,
                 store_time=parts.store_time_at,
                 min_log_offset=parts.log.min_offset or 0,
+                unit=lambda offset: parts.unit(topic, queue_id, offset),
             )
             if parts.queues.queue(topic, queue_id) is queue:
                 return found
@@ -93,7 +99,7 @@ class StoreReads:
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
         parts = self._up_to_date()
-        unit = _unit(parts, topic, queue_id, offset)
+        unit = parts.unit(topic, queue_id, offset)
         return None if unit is None else parts.store_time_at(unit.log_offset, unit.message_bytes)
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
@@ -129,7 +135,8 @@ class StoreReads:
             count_limit=self._config.query_count_max,
             begin=begin,
             end=end,
-            tags_code=parts.tags_code,
+            tags_code=parts.truth.tags_code,
+            is_named=parts.truth.is_named,
             log_offset_min=parts.deleted.end_of(topic),
         )
 
@@ -140,10 +147,17 @@ class StoreReads:
         record = parts.log.message_bytes(log_offset, size)
         if record is None or log_offset < parts.deleted.end_of(peek_topic(record)):
             return None
+        if not parts.truth.is_named(record, log_offset):
+            raise SegmentCorruptError(
+                str(parts.files.commit_log),
+                f"the record says it is message {peek_queue_offset(record)} of a queue that has "
+                "another one there",
+                position=log_offset,
+            )
         return SelectedMessage(
             queue_offset=peek_queue_offset(record),
             log_offset=log_offset,
-            tags_code=parts.tags_code(record),
+            tags_code=parts.truth.tags_code(record),
             record=record,
         )
 

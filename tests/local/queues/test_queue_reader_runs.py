@@ -114,11 +114,15 @@ def test_bytes_that_changed_end_a_run_at_the_same_message(
     position = begin - file.start_offset + (min(at, size - 1) if at >= 0 else size + at)
     written = written[: file.wrote - position]
     before = file.read(position, len(written))
+    queue = store._loaded().queues.queue(TOPIC, 0)
+    assert queue is not None
+    unit = queue.unit(row)
     file.write_at(position, written)
     try:
         check_same(store, from_row, COUNT, 10**9)
     finally:
         file.write_at(position, before)
+        queue.mend(row, unit)  # other tags in the record have become those of its unit
     assert check_same(store, 0, COUNT, 10**9) == COUNT
 
 
@@ -150,8 +154,12 @@ WRONG_UNITS = [
 ]
 
 
+@pytest.mark.parametrize("few", [0, INT32_MAX], ids=["columns", "plain"])
 @pytest.mark.parametrize("row", [0, 1, 50])
-def test_units_that_name_no_record_end_a_run_at_the_same_message(tmp_path: Path, row: int) -> None:
+def test_a_unit_that_names_no_record_ends_a_run_and_is_made_again_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: int, few: int
+) -> None:
+    monkeypatch.setattr(queue_reader, "FEW_ROWS_MAX", few)
     store = filled(tmp_path, ORDERS[0])
     queue = store._loaded().queues.queue(TOPIC, 0)
     assert queue is not None
@@ -163,9 +171,15 @@ def test_units_that_name_no_record_end_a_run_at_the_same_message(tmp_path: Path,
             file.write_at(row * 20, wrong["log_offset"].to_bytes(8, "big"))
         if "size" in wrong:
             file.write_at(row * 20 + 8, wrong["size"].to_bytes(4, "big"))
-        assert check_same(store, 0, 100, 10**12) == row, wrong
-        assert check_same(store, row, 100, 10**12) == 0, wrong
-        file.write_at(row * 20, before)
+        if row:
+            run = store.read_range(TOPIC, 0, 0, count_max=100, bytes_max=10**12)
+            assert len(run) == row, wrong
+        run = store.read_range(TOPIC, 0, row, count_max=100 - row, bytes_max=10**12)
+        assert len(run) == 100 - row, wrong
+        assert run.first_offset == row
+        assert file.read(row * 20, 12) == before, wrong
+    assert {damage.position for damage in store.damages} == {row * 20}
+    assert all(damage.mended for damage in store.damages)
     store.shutdown()
 
 

@@ -11,7 +11,7 @@ for a record that is sound, but says of queue or number what cannot be true: see
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tieredstore.codec.message import MESSAGE_BYTES_MIN
@@ -59,8 +59,13 @@ class Redispatch:
         self._dispatch = dispatch
         self._delays = delays
         self._deleted = deleted
-        self.damages: list[Damage] = []
+        self._in_log: list[Damage] = []
         self._untrue: list[tuple[QueueKey, Damage]] = []
+
+    @property
+    def damages(self) -> list[Damage]:
+        """What was found on the way."""
+        return [*self._in_log, *(damage for _, damage in self._untrue)]
 
     def replay(self, start: int) -> int:
         """Everything from this log offset on; how many records that were."""
@@ -75,7 +80,7 @@ class Redispatch:
             waiting = run
         if waiting is not None:
             self._put(waiting, None)
-        self.damages = [*scan.damages, *(damage for _, damage in self._untrue)]
+        self._in_log = scan.damages
         return count
 
     def _put(self, run: DispatchRun, following: DispatchRun | None) -> None:
@@ -102,23 +107,67 @@ class Redispatch:
         if place not in self._untrue:  # a part of the log may be walked again
             self._untrue.append(place)
 
-    def keep_numbers(self, known: Mapping[QueueKey, QueueEnd], log_end: int) -> None:
-        """Let no queue end before it ended once, though its last records are damaged or gone."""
+    def keep_numbers(
+        self, known: Mapping[QueueKey, QueueEnd], at_end: Collection[Damage] = ()
+    ) -> None:
+        """Let no queue end before it ended once, though its last records are damaged or gone.
+
+        `at_end` is damage at the end of the log. What the log still has of such a queue is put
+        first. Where a sound record lies across the place where the queue's newest one is said to
+        end, the log has been written anew since, and proves that wrong.
+        """
         for key, end in known.items():
             queue = self._queues.queue(*key)
             held = 0 if queue is None else queue.max_offset
-            if end.last_log_end > log_end or end.end <= held or not end.last_log_end:
-                continue
-            if end.last_log_end <= self._deleted.end_of(key.topic):
-                continue
             last = queue.last_log_end if queue is not None else 0
-            if last >= end.last_log_end:
+            if end.end <= held or last >= end.last_log_end:
+                continue
+            rows, damages, is_crossed = self._between(key, last, end.last_log_end)
+            if is_crossed:
+                log.warning("queue %s: it ended at %d once, but the log was cut", key, end.end)
+                continue
+            self._put_rows(key, rows)
+            queue = self._queues.queue(*key)
+            held = 0 if queue is None else queue.max_offset
+            if end.end <= held:
                 continue
             log.warning("queue %s: messages %d to %d are lost", key, held, end.end - 1)
-            if last:
-                self._fill(key, held, end.end, last, end.last_log_end)
+            if queue is not None and queue.last_log_end:
+                damages += at_end
+                self._fill(key, held, end.end, queue.last_log_end, end.last_log_end, damages)
             else:
                 self._queues.put(*key, end.end - 1, [end.last_log_end - 1], [1], [0])
+
+    def _between(
+        self, key: QueueKey, start: int, end: int
+    ) -> tuple[list[_Row], list[Damage], bool]:
+        """What the log has of a queue between two places, its damages there, and whether a sound
+        record lies across the second place."""
+        untrue = {damage.log_offset for claimed, damage in self._untrue if claimed == key}
+        scan = self._scan_before(start, end)
+        rows: list[_Row] = []
+        is_crossed = False
+        for columns in scan:
+            ends = columns.log_offsets + columns.sizes
+            is_crossed = is_crossed or bool(((columns.log_offsets < end) & (ends > end)).any())
+            rows += [
+                row
+                for row in _rows(self._run_of(columns), key)
+                if start <= row.log_offset < end and row.log_offset not in untrue
+            ]
+        return rows, scan.damages, is_crossed
+
+    def _put_rows(self, key: QueueKey, rows: Iterable[_Row]) -> None:
+        """Put what was found in the log behind the end of a queue, and fill what was not found."""
+        for row in rows:
+            queue = self._queues.queue(*key)
+            if queue is not None and queue.last_log_end:
+                last = queue.last_log_end
+                missing = row.queue_offset - queue.max_offset
+                if _is_no_number(missing, row.log_offset - last):
+                    continue
+                self._fill(key, queue.max_offset, row.queue_offset, last, row.log_offset)
+            self._queues.put(*key, row.queue_offset, [row.log_offset], [row.size], [row.tags_code])
 
     def _run_of(self, columns: RecordColumns) -> DispatchRun:
         run = run_of_scan(columns, self._delays)
@@ -146,21 +195,9 @@ class Redispatch:
             self._leave_out(run, key, hole.expected)
             return
         log.warning("queue %s: messages are missing before %d", key, hole.expected)
-        scan = self._scan_before(last, at)
-        untrue = {damage.log_offset for claimed, damage in self._untrue if claimed == key}
-        rows = [
-            row
-            for columns in scan
-            for row in _rows(self._run_of(columns), key)
-            if last <= row.log_offset < at and row.log_offset not in untrue
-        ]
-        for row in rows:
-            missing = row.queue_offset - queue.max_offset
-            if _is_no_number(missing, row.log_offset - queue.last_log_end):
-                continue
-            self._fill(key, queue.max_offset, row.queue_offset, queue.last_log_end, row.log_offset)
-            self._queues.put(*key, row.queue_offset, [row.log_offset], [row.size], [row.tags_code])
-        self._fill(key, queue.max_offset, hole.expected, queue.last_log_end, at, scan.damages)
+        rows, damages, _ = self._between(key, last, at)
+        self._put_rows(key, rows)
+        self._fill(key, queue.max_offset, hole.expected, queue.last_log_end, at, damages)
 
     def _scan_before(self, start: int, end: int) -> LogScan:
         files = [file for file in self._log.queue.files_from(start) if file.start_offset < end]

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from tieredstore.codec.java import index_key, local_key_hash
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.record_fields import peek_store_timestamp, peek_topic
+from tieredstore.codec.record_fields import peek_store_timestamp
+from tieredstore.local.keys.index_batch import key_texts
 from tieredstore.local.keys.index_service import IndexService
 from tieredstore.local.log.commit_log import CommitLog
 from tieredstore.model.errors import SegmentCorruptError
@@ -30,12 +32,15 @@ def query_message(
     begin: int,
     end: int,
     tags_code: Callable[[bytes], int],
+    is_named: Callable[[bytes, int], bool],
     log_offset_min: int = 0,
 ) -> QueryResult:
     """Newest first, each once, none below `log_offset_min`; `tags_code` is what its queue holds.
 
-    A damaged or missing message hides no other; the answer is then incomplete. So it is where the
-    store's own `count_limit` cuts what the caller's `count_max` has room for.
+    A damaged or missing message hides no other; the answer is then incomplete. So it is where a
+    record does not carry what its entry in the index says, or is not where it says in its queue
+    (`is_named`): no checksum covers either. And so it is where the store's own `count_limit` cuts
+    what the caller's `count_max` has room for.
     """
     found: list[SelectedMessage] = []
     complete, is_cut = True, False
@@ -55,10 +60,17 @@ def query_message(
             complete = False
         if record is None or not begin <= peek_store_timestamp(record) <= end:
             continue
-        if peek_topic(record) != topic:
-            continue
         message = decode_message(record, check_crc=False)
-        if message.unique_key != key and key not in message.keys:
+        keys = key_texts(message.topic, unique_key=message.unique_key, keys=message.keys)
+        text = index_key(topic, key)
+        has_key = message.topic == topic and text in keys
+        hashed = local_key_hash(text)
+        fits = has_key or any(local_key_hash(other) == hashed for other in keys)
+        if not fits or not is_named(record, log_offset):
+            log.warning("the message at %d that may have the key %r is damaged", log_offset, key)
+            complete = False
+            continue
+        if not has_key:
             continue
         if len(found) == count_limit:
             is_cut = True

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tieredstore.codec.message import MESSAGE_BYTES_MIN
 from tieredstore.codec.words import Words
 from tieredstore.local.files.mapped_file_queue import MappedFileQueue
+from tieredstore.local.records.record_columns import RecordColumns
 from tieredstore.local.records.sound_columns import sound_columns, sound_count
 from tieredstore.model.errors import SegmentNotFoundError
 from tieredstore.model.values import INT64_MAX
@@ -19,8 +20,8 @@ from tieredstore.model.values import INT64_MAX
 
 def read_records(
     files: MappedFileQueue, log_offsets: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> tuple[int, bytearray]:
-    """How many are there and sound, up to the first that is not, and these one behind the other.
+) -> tuple[RecordColumns, bytearray]:
+    """Those that are there and sound, up to the first that is not, as columns of the bytes beside.
 
     The bytes are copied once, neighbours in the log together.
     """
@@ -45,10 +46,7 @@ def read_records(
         pieces += _pieces(whole, log_offsets[rows] - start, ends[rows] - start)
         row += inside
     records = bytearray().join(pieces)
-    found = _sound_rows(records, log_offsets[:row], sizes[:row])
-    if found < row:
-        records = records[: int(sizes[:found].sum())]
-    return found, records
+    return _sound_rows(records, log_offsets[:row], sizes[:row]), records
 
 
 def _pieces(
@@ -63,8 +61,8 @@ def _pieces(
 
 def _sound_rows(
     records: bytearray, log_offsets: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> int:
+) -> RecordColumns:
     bounds = np.append(0, np.cumsum(sizes))
     data = memoryview(records)
     count = sound_count(Words(data).int32(bounds[:-1]) == sizes)
-    return len(sound_columns(data, bounds[: count + 1], log_offsets[:count]))
+    return sound_columns(data, bounds[: count + 1], log_offsets[:count])

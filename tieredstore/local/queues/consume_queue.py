@@ -18,7 +18,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
+
+import numpy as np
 
 from tieredstore.codec.queue_unit import (
     PREFILL_BYTES,
@@ -27,6 +30,7 @@ from tieredstore.codec.queue_unit import (
     QueueUnits,
     decode_unit,
     decode_units,
+    encode_unit,
 )
 from tieredstore.local.files.mapped_file_queue import MappedFileQueue
 from tieredstore.local.files.mapping import MappedFiles
@@ -49,6 +53,15 @@ class QueueEnd(NamedTuple):
     first: int
     end: int
     last_log_end: int
+
+
+class Doubt(NamedTuple):
+    """What `distrust` found: the queue offset of the first unit that cannot be believed, how far
+    units behind it bear the queue out, and whether any bytes stand there at all."""
+
+    offset: int
+    borne_out: QueueEnd | None
+    is_followed: bool
 
 
 class ConsumeQueue:
@@ -194,14 +207,18 @@ class ConsumeQueue:
         *,
         store_time: StoreTime,
         min_log_offset: int = 0,
+        unit: Callable[[int], QueueUnit | None] | None = None,
     ) -> int:
-        """The queue offset to start from for a time: see queue_search for what is meant."""
+        """The queue offset to start from for a time: see queue_search for what is meant.
+
+        Units are taken as they are, unless `unit` says what each must be, or None of a damaged one.
+        """
         return offset_by_time(
             timestamp,
             boundary,
             minimum=self._min,
             maximum=self._max,
-            unit=self._peek,
+            unit=unit or self._peek,
             store_time=store_time,
             min_log_offset=min_log_offset,
         )
@@ -209,13 +226,21 @@ class ConsumeQueue:
     def correct_min_offset(self, min_log_offset: int) -> int:
         """Leave out the messages whose record has gone from the log; the new minimum."""
         with self._guard:
-            if self._last_log_end <= min_log_offset and self._last_log_end:
-                self._min = self._max
-            elif not self._is_from(self._min, min_log_offset):  # else it is right: the usual case
-                self._min = first_where(
-                    self._min, self._max, lambda offset: self._is_from(offset, min_log_offset)
-                )
+            self._min = self.first_from(min_log_offset)
             return self._min
+
+    def first_from(self, min_log_offset: int) -> int:
+        """The first message whose record has not gone from the log, or `max_offset`."""
+        minimum, maximum = self._min, self._max
+        if self._last_log_end <= min_log_offset and self._last_log_end:
+            return maximum
+        if self._is_from(minimum, min_log_offset) and self._is_from(
+            min(minimum + 1, maximum - 1), min_log_offset
+        ):
+            return minimum  # the usual case
+        return first_where(
+            minimum, maximum, lambda offset: self._is_from(offset, min_log_offset)
+        )
 
     def delete_before(self, min_log_offset: int) -> int:
         """Delete files all of whose messages have gone from the log, never the last; how many."""
@@ -236,15 +261,82 @@ class ConsumeQueue:
             )
             dropped = self._max - end
             if dropped:
-                self._max = end
-                last = self._peek_any(end - 1)
-                self._last_log_end = (
-                    0 if last is None or last.is_prefill else last.log_offset + last.message_bytes
-                )
-                self._tidy = False
+                self._end_at(end)
                 self._files.truncate_dirty(end * UNIT_BYTES)
                 self._tidy = True
             return dropped
+
+    def distrust(self, agrees: Callable[[int, QueueUnit], bool], log_min: int) -> Doubt | None:
+        """Let the queue end behind the last unit that agrees with the log; None if it does so.
+
+        Units carry no checksum: one flipped bit ends a queue in its middle, or makes it end where
+        it does not. Units behind that end which agree tell that it went on. Nothing is written:
+        what is made again from the log overwrites what stands there.
+        """
+        with self._guard:
+            end = kept = self._max
+            while kept > self.first_kept:
+                unit = self._peek_any(kept - 1)
+                if unit is not None and (
+                    unit.is_prefill or unit.log_offset < log_min or agrees(kept - 1, unit)
+                ):
+                    break
+                kept -= 1
+            borne_out, is_followed = self._behind(end, agrees)
+            if kept == end and borne_out is None and not is_followed:
+                return None
+            self._end_at(kept)
+            return Doubt(kept, borne_out, is_followed)
+
+    def _behind(
+        self, end: int, agrees: Callable[[int, QueueUnit], bool]
+    ) -> tuple[QueueEnd | None, bool]:
+        """How far the units behind `end` show that the queue goes on; whether anything is there."""
+        is_followed = False
+        for file in reversed(self._files.files_from(end * UNIT_BYTES)):
+            first = max(end, file.start_offset // UNIT_BYTES)
+            position = first * UNIT_BYTES - file.start_offset
+            stop = max(position, file.data_end(position))
+            data = file.view(position, stop - (stop - position) % UNIT_BYTES)
+            units = decode_units(data)
+            used = np.flatnonzero((units.log_offsets != 0) | (units.message_bytes != 0))
+            is_followed = is_followed or len(used) > 0
+            for row in reversed(used.tolist()):
+                unit = decode_unit(data, row * UNIT_BYTES)
+                if agrees(first + row, unit):
+                    log_end = unit.log_offset + unit.message_bytes
+                    return QueueEnd(self.first_kept, first + row + 1, log_end), True
+        return None, is_followed
+
+    def _end_at(self, end: int) -> None:
+        self._max = end
+        self._min = min(self._min, end)
+        last = self._peek_any(end - 1)
+        self._last_log_end = (
+            0 if last is None or last.is_prefill else last.log_offset + last.message_bytes
+        )
+        self._tidy = False
+
+    def mend(self, offset: int, unit: QueueUnit) -> None:
+        """Replace a damaged unit, durably; where the store is only read, nothing is written."""
+        with self._guard:
+            file = self._files.find(offset * UNIT_BYTES)
+            if self._files.read_only or file is None or not self._min <= offset < self._max:
+                return
+            data = encode_unit(
+                log_offset=unit.log_offset,
+                message_bytes=unit.message_bytes,
+                tags_code=unit.tags_code,
+            )
+            file.write_at(offset * UNIT_BYTES - file.start_offset, data)
+            file.flush()
+
+    def place_of(self, offset: int) -> tuple[str, int]:
+        """The file of a unit and the position in it."""
+        file = self._files.find(offset * UNIT_BYTES)
+        if file is None:
+            return self._files.directory, offset * UNIT_BYTES
+        return file.path, offset * UNIT_BYTES - file.start_offset
 
     def flush(self) -> None:
         """Make durable what was put before, by fdatasync."""

@@ -1,8 +1,11 @@
 """Reads by queue offset: which messages a consumer gets, and where it goes on.
 
 What lives here: `QueueReader`. The rules and their order are RocketMQ's, so that a consumer sees
-the same from both, but for one. RocketMQ passes over records whose log file has gone and goes on
+the same from both, but for two. RocketMQ passes over records whose log file has gone and goes on
 with the ones behind them. A tier may have those records, so a page ends before them here.
+
+And no unit is believed. A record that is not the one its unit stands for is never served in its
+place: the unit is made again from the log, or the read is a SegmentCorruptError.
 """
 
 from __future__ import annotations
@@ -10,11 +13,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from functools import cache
+from itertools import islice
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units
+from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, QueueUnits, decode_units
 from tieredstore.driver.message_store import MessageFilter
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.log.commit_log import CommitLog
@@ -23,9 +28,10 @@ from tieredstore.local.queues.consume_queue import ConsumeQueue
 from tieredstore.local.queues.consume_queues import ConsumeQueues
 from tieredstore.local.queues.queue_scan import matching_tags
 from tieredstore.local.queues.read_limits import ReadLimits
+from tieredstore.local.records.record_columns import RecordColumns
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError
 from tieredstore.model.messages import GetResult, MessageRun, SelectedMessage
-from tieredstore.model.values import INT32_MAX, GetStatus
+from tieredstore.model.values import INT32_MAX, GetStatus, QueueKey
 
 SCAN_COUNT_MIN = 800  # units looked at in one read, if the caller asks for no more messages
 PULL_BYTES_MIN, PULL_BYTES_MAX = 100, 128 * 1024 * 1024
@@ -34,13 +40,28 @@ FEW_ROWS_MAX = 32  # read one by one: columns are quicker from here on
 _ROWS_AT_ONCE = 64
 
 
+class Truth(Protocol):
+    """What the log says of units: see `dispatching/unit_truth`."""
+
+    def misfit(self, key: QueueKey, offset: int, tags_code: int, record: bytes) -> str: ...
+
+    def fitting_count(
+        self, key: QueueKey, first_offset: int, tags_codes: NDArray[np.int64], columns: RecordColumns
+    ) -> int: ...
+
+    def made_again(self, key: QueueKey, offset: int, reason: str) -> QueueUnit | None: ...
+
+
 class QueueReader:
     """Answers reads from one log and its queues. Any thread may ask at any time."""
 
-    def __init__(self, config: LocalConfig, commit_log: CommitLog, queues: ConsumeQueues) -> None:
+    def __init__(
+        self, config: LocalConfig, commit_log: CommitLog, queues: ConsumeQueues, truth: Truth
+    ) -> None:
         self._config = config
         self._log = commit_log
         self._queues = queues
+        self._truth = truth
 
     def get(
         self,
@@ -54,8 +75,9 @@ class QueueReader:
     ) -> GetResult:
         while True:
             queue = self._queues.queue(topic, queue_id)
+            key = QueueKey(topic, queue_id)
             try:
-                return self._get(queue, offset, count_max, bytes_max, message_filter)
+                return self._get(key, queue, offset, count_max, bytes_max, message_filter)
             except OffsetOutOfRangeError:
                 # Files or the queue went meanwhile, then the next look says so.
                 if queue is self._queues.queue(topic, queue_id) and _holds(queue, offset):
@@ -63,6 +85,7 @@ class QueueReader:
 
     def _get(
         self,
+        key: QueueKey,
         queue: ConsumeQueue | None,
         offset: int,
         count_max: int,
@@ -80,7 +103,9 @@ class QueueReader:
             return _nothing(GetStatus.OFFSET_OVERFLOW_BADLY, maximum, minimum, maximum)
         if count_max <= 0:
             return _nothing(GetStatus.NO_MATCHED_MESSAGE, offset, minimum, maximum)
-        status, next_offset, found = self._scan(queue, offset, count_max, bytes_max, message_filter)
+        status, next_offset, found = self._scan(
+            key, queue, offset, count_max, bytes_max, message_filter
+        )
         return GetResult(
             status=GetStatus.FOUND if found else status,
             next_offset=next_offset,
@@ -91,6 +116,7 @@ class QueueReader:
 
     def _scan(
         self,
+        key: QueueKey,
         queue: ConsumeQueue,
         offset: int,
         count_max: int,
@@ -123,19 +149,20 @@ class QueueReader:
             looked = row + 1
             if asked is not None and not asked.matches_tags_code(code):
                 continue
-            record = self._record(log_offset, length, may_raise=not row)
+            unit = QueueUnit(log_offset, length, code)
+            unit, record = self._record(key, queue, offset + row, unit, may_raise=not row)
             if record is None:
                 if row:
                     return GetStatus.NO_MATCHED_MESSAGE, offset + row, found
                 return GetStatus.MESSAGE_WAS_REMOVING, offset + self._gone_count(units), found
             if message_filter is not None and not message_filter.matches_record(record):
                 continue
-            size += length
+            size += unit.message_bytes
             found.append(
                 SelectedMessage(
                     queue_offset=offset + row,
-                    log_offset=log_offset,
-                    tags_code=code,
+                    log_offset=unit.log_offset,
+                    tags_code=unit.tags_code,
                     record=record,
                 )
             )
@@ -143,17 +170,25 @@ class QueueReader:
         end = len(units) if full is None else full
         return GetStatus.NO_MATCHED_MESSAGE, offset + end, found
 
-    def _record(self, log_offset: int, length: int, *, may_raise: bool) -> bytes | None:
-        """None where it has gone, where the unit only fills a place, and for damage that may not
-        be raised."""
-        if length == INT32_MAX:
-            return None
+    def _record(
+        self,
+        key: QueueKey,
+        queue: ConsumeQueue,
+        offset: int,
+        unit: QueueUnit,
+        *,
+        may_raise: bool,
+    ) -> tuple[QueueUnit, bytes | None]:
+        """The unit and its record: None where it has gone, where the unit only fills a place, and
+        for damage that may not be raised."""
+        if unit.is_prefill:
+            return unit, None
         try:
-            return self._log.message_bytes(log_offset, length)
+            return self.read(key, queue, offset, unit)
         except SegmentCorruptError:
             if may_raise:
                 raise
-            return None
+            return unit, None
 
     def _gone_count(self, units: QueueUnits) -> int:
         """How many of these messages are not there, the first one of which is not."""
@@ -161,6 +196,35 @@ class QueueReader:
         kept &= units.message_bytes != INT32_MAX
         kept[0] = False
         return int(kept.argmax()) if kept.any() else len(units)
+
+    def read(
+        self, key: QueueKey, queue: ConsumeQueue, offset: int, unit: QueueUnit
+    ) -> tuple[QueueUnit, bytes | None]:
+        """The record that a unit stands for, and the unit as it must be; None where it has gone.
+
+        SegmentCorruptError where the log has no sound record for this place of the queue.
+        """
+        try:
+            record = self._log.message_bytes(unit.log_offset, unit.message_bytes)
+            reason = self._misfit(key, queue, offset, unit, record)
+            if not reason:
+                return unit, record
+            error = SegmentCorruptError(queue.directory, reason, position=offset * UNIT_BYTES)
+        except SegmentCorruptError as damaged:
+            error, reason = damaged, str(damaged)
+        again = self._truth.made_again(key, offset, reason)
+        if again is None:
+            raise error
+        return again, self._log.message_bytes(again.log_offset, again.message_bytes)
+
+    def _misfit(
+        self, key: QueueKey, queue: ConsumeQueue, offset: int, unit: QueueUnit, record: bytes | None
+    ) -> str:
+        if record is not None:
+            return self._truth.misfit(key, offset, unit.tags_code, record)
+        if offset < queue.first_from(self._log.min_offset or 0):
+            return ""  # it has expired, as those before it
+        return f"the unit names {unit.log_offset}, below the log, and those before it do not"
 
     def _file_rest(self, offset: int) -> int:
         per_file = self._config.queue_file_bytes // UNIT_BYTES
@@ -183,7 +247,10 @@ class QueueReader:
     def run(
         self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
     ) -> MessageRun:
-        """Consecutive messages as columns; it ends before the first that is gone or damaged."""
+        """Consecutive messages as columns; it ends before the first that is gone or damaged.
+
+        A first one that is damaged is an error.
+        """
         queue = self._queues.queue(topic, queue_id)
         if queue is None or not _holds(queue, offset) or count_max <= 0:
             return _run(offset, decode_units(b""), 0, bytearray())
@@ -191,32 +258,47 @@ class QueueReader:
             units = queue.units(offset, count_max)
         except OffsetOutOfRangeError:  # it went just now
             return _run(offset, decode_units(b""), 0, bytearray())
-        sizes = units.message_bytes.astype(np.int64)
+        sizes = np.maximum(units.message_bytes, 1).astype(np.int64)
         count = max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
-        found, records = self._records(units.log_offsets[:count], sizes[:count])
-        return _run(offset, units, found, records)
+        key = QueueKey(topic, queue_id)
+        if count > FEW_ROWS_MAX and len(units) > FEW_ROWS_MAX:
+            columns, records = read_records(self._log.queue, units.log_offsets[:count], sizes[:count])
+            found = self._truth.fitting_count(key, offset, units.tags_codes, columns)
+            if found:
+                return _run(offset, units, found, records[: int(sizes[:found].sum())])
+        return self._few(key, queue, offset, units, count)
 
-    def _records(
-        self, log_offsets: NDArray[np.int64], sizes: NDArray[np.int64]
-    ) -> tuple[int, bytearray]:
-        """How many are there and sound, up to the first that is not, and these one behind the
-        other. A first one that is damaged is an error."""
-        if len(sizes) > FEW_ROWS_MAX:
-            count, together = read_records(self._log.queue, log_offsets, sizes)
-            if count:
-                return count, together
+    def _few(
+        self, key: QueueKey, queue: ConsumeQueue, offset: int, units: QueueUnits, count: int
+    ) -> MessageRun:
+        found: list[QueueUnit] = []
         records: list[bytes] = []
-        for log_offset, size in zip(log_offsets.tolist(), sizes.tolist(), strict=True):
-            try:
-                record = self._log.message_bytes(log_offset, size)
-            except SegmentCorruptError:
-                if not records:
-                    raise
-                break
+        for row, log_offset, size, code in islice(_rows(units, None), count):
+            unit = QueueUnit(log_offset, size, code)
+            if not found:
+                unit, record = self.read(key, queue, offset, unit)
+            else:
+                record = self._fitting(key, offset + row, unit)
             if record is None:
-                break
+                break  # the next run, from here, tells of damage
+            found.append(unit)
             records.append(record)
-        return len(records), bytearray().join(records)
+        whole = QueueUnits(
+            log_offsets=np.array([unit.log_offset for unit in found], np.int64),
+            message_bytes=np.array([unit.message_bytes for unit in found], np.int32),
+            tags_codes=np.array([unit.tags_code for unit in found], np.int64),
+        )
+        return _run(offset, whole, len(found), bytearray().join(records))
+
+    def _fitting(self, key: QueueKey, offset: int, unit: QueueUnit) -> bytes | None:
+        """The record that a unit stands for; None where it is gone, or something is damaged."""
+        try:
+            record = self._log.message_bytes(unit.log_offset, unit.message_bytes)
+        except SegmentCorruptError:
+            return None
+        if record is None or self._truth.misfit(key, offset, unit.tags_code, record):
+            return None
+        return record
 
 
 def _holds(queue: ConsumeQueue | None, offset: int) -> bool:

@@ -3,8 +3,11 @@
 What lives here: where the units end, and vectorised looks at many units. Nothing is written.
 
 A unit is valid while its log offset is not negative and its size is positive, as in Java; and its
-log offset must be greater than the one before. Without the second rule units that a cut had left
-behind come back: they are valid, but of an older history.
+record must begin where the one before ends, or behind. Without the second rule units that a cut had
+left behind come back: they are valid, but of an older history.
+
+A search by halves meets single units that may be damaged. It looks beside the place that it found
+and goes on where these say otherwise, so that one wrong unit does not hide its neighbours.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from tieredstore.codec.queue_unit import (
     decode_units,
 )
 from tieredstore.local.files.mapped_file import MappedFile
-from tieredstore.model.values import INT32_MAX
+from tieredstore.model.values import INT32_MAX, INT64_MAX
 
 _FILES_SCANNED: Final = 3
 _BLOCK_BYTES: Final = UNIT_BYTES << 14
@@ -65,7 +68,23 @@ def scan(files: Sequence[MappedFile]) -> Found:
 
 
 def first_where(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The first number in [low, high) from which on something holds, or `high`."""
+    """The first number in [low, high) from which on something holds, or `high`.
+
+    One number that lies about it changes the answer by one at most: where two on one side of the
+    place that was found gainsay it, the search goes on there.
+    """
+    first, end = low, high
+    while True:
+        found = _halved(first, end, holds)
+        if found - 2 >= first and holds(found - 2) and (found - 3 < first or holds(found - 3)):
+            end = found - 2
+        elif found + 2 < end and not holds(found + 1) and not holds(found + 2):
+            first = found + 1
+        else:
+            return found
+
+
+def _halved(low: int, high: int, holds: Callable[[int], bool]) -> int:
     while low < high:
         middle = (low + high) // 2
         if holds(middle):
@@ -138,8 +157,8 @@ def _end_within(file: MappedFile, last: QueueUnit | None) -> tuple[int, QueueUni
             length = min(block_bytes, file.size - position)
             data = os.pread(descriptor, length, position)
             units = decode_units(data[: len(data) - len(data) % UNIT_BYTES])
-            previous = -1 if last is None or last.is_prefill else last.log_offset
-            valid = _valid_prefix(units, previous)
+            previous_end = 0 if last is None or last.is_prefill else _log_end(last)
+            valid = _valid_prefix(units, previous_end)
             position += valid * UNIT_BYTES
             if valid:
                 last = decode_unit(data, (valid - 1) * UNIT_BYTES)
@@ -151,16 +170,17 @@ def _end_within(file: MappedFile, last: QueueUnit | None) -> tuple[int, QueueUni
     return position, last
 
 
-def _valid_prefix(units: QueueUnits, previous: int) -> int:
+def _valid_prefix(units: QueueUnits, previous_end: int) -> int:
     """How many of the units are valid, up to the first that is not."""
     if len(units) == 0:
         return 0
-    log_offsets = units.log_offsets
-    before = np.empty_like(log_offsets)
-    before[0] = previous
-    before[1:] = log_offsets[:-1]
+    log_offsets, sizes = units.log_offsets, units.message_bytes
+    ends = np.empty_like(log_offsets)
+    ends[0] = previous_end
+    ends[1:] = log_offsets[:-1] + sizes[:-1]
     # A unit that only fills a place has log offset 0, which the first message may have as well.
-    before[1:][(units.message_bytes[:-1] == INT32_MAX) & (log_offsets[:-1] == 0)] = -1
-    invalid = (log_offsets <= before) | (log_offsets < 0) | (units.message_bytes <= 0)
+    ends[1:][(sizes[:-1] == INT32_MAX) & (log_offsets[:-1] == 0)] = 0
+    invalid = (log_offsets < ends) | (log_offsets < 0) | (sizes <= 0)
+    invalid |= log_offsets > INT64_MAX - INT32_MAX
     first = int(invalid.argmax())
     return first if invalid[first] else len(log_offsets)

@@ -33,7 +33,11 @@ _MAGICS: Final = re.compile(rb"\xda\xa3\x20[\xa7\xab]|\xcb\xd4\x31\x94")
 
 
 class Damage(NamedTuple):
-    """Bytes that are no record. `resumed_at` is the log offset where records go on, if they do."""
+    """Bytes that are not what they must be: no record, or a queue unit that the log gainsays.
+
+    `resumed_at` is the log offset where records go on, if they do. `mended` says that nothing is
+    missing: what was damaged has been made again from the log.
+    """
 
     path: str
     position: int
@@ -41,6 +45,7 @@ class Damage(NamedTuple):
     reason: str
     unused: bool = False
     resumed_at: int | None = None
+    mended: bool = False
 
     def error(self) -> SegmentCorruptError:
         return SegmentCorruptError(self.path, self.reason, position=self.position)
