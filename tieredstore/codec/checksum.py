@@ -77,3 +77,10 @@ def matches_property_crc(record: Buffer) -> bool:
     if _ENTRY.fullmatch(tail) is None:
         return False
     return encode_property_crc(property_crc_of(record)) == tail
+
+
+def gainsays_property_crc(record: Buffer) -> bool:
+    """Whether the record ends in a property CRC that is wrong. One that carries none may be right:
+    it may be older than the setting."""
+    tail = bytes(record[-PROPERTY_CRC_BYTES:])
+    return _ENTRY.fullmatch(tail) is not None and not matches_property_crc(record)

@@ -18,6 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tieredstore.codec.checksum import gainsays_property_crc
 from tieredstore.codec.end_marks import BLANK_BYTES, encode_blank
 from tieredstore.codec.message import MESSAGE_BYTES_MIN
 from tieredstore.codec.names import local_file_name
@@ -76,7 +77,7 @@ class CommitLog:
             preallocate=True,
         )
         self.last_store_timestamp = 0
-        self._check_property_crc = config.property_crc_enabled
+        self.check_property_crc = config.property_crc_enabled
         self._clock = runtime.clock
         self._runtime = runtime
         self._append_guard = threading.Lock()
@@ -239,6 +240,8 @@ class CommitLog:
         check = check_record(record, log_offset=log_offset)
         if check.state is not RecordState.MESSAGE or check.size != len(record):
             raise self._corrupt(log_offset, check.reason or "not the record that was looked for")
+        if self.check_property_crc and gainsays_property_crc(record):
+            raise self._corrupt(log_offset, "the record does not have the CRC of its last property")
         return record
 
     def look_again(self) -> None:
@@ -263,7 +266,7 @@ class CommitLog:
             self.queue.files_from(offset),
             start_offset=max(offset, self.min_offset or 0),
             check_crc=check_crc,
-            check_property_crc=check_crc and self._check_property_crc,
+            check_property_crc=check_crc and self.check_property_crc,
             time_max=self._clock.now_ms() + DAY_MS if doubt_times else INT64_MAX,
         )
 

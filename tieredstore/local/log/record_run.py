@@ -6,9 +6,12 @@ same ones for sound and says what is wrong with others.
 
 from __future__ import annotations
 
+from itertools import pairwise, starmap
+
 import numpy as np
 from numpy.typing import NDArray
 
+from tieredstore.codec.checksum import gainsays_property_crc
 from tieredstore.codec.message import MESSAGE_BYTES_MIN
 from tieredstore.codec.words import Words
 from tieredstore.local.files.mapped_file_queue import MappedFileQueue
@@ -19,7 +22,11 @@ from tieredstore.model.values import INT64_MAX
 
 
 def read_records(
-    files: MappedFileQueue, log_offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+    files: MappedFileQueue,
+    log_offsets: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    *,
+    check_property_crc: bool = False,
 ) -> tuple[RecordColumns, bytearray]:
     """Those that are there and sound, up to the first that is not, as columns of the bytes beside.
 
@@ -46,7 +53,8 @@ def read_records(
         pieces += _pieces(whole, log_offsets[rows] - start, ends[rows] - start)
         row += inside
     records = bytearray().join(pieces)
-    return _sound_rows(records, log_offsets[:row], sizes[:row]), records
+    columns = _sound_rows(records, log_offsets[:row], sizes[:row], check_property_crc)
+    return columns, records
 
 
 def _pieces(
@@ -60,9 +68,16 @@ def _pieces(
 
 
 def _sound_rows(
-    records: bytearray, log_offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+    records: bytearray,
+    log_offsets: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    check_property_crc: bool,
 ) -> RecordColumns:
     bounds = np.append(0, np.cumsum(sizes))
     data = memoryview(records)
     count = sound_count(Words(data).int32(bounds[:-1]) == sizes)
+    if check_property_crc:
+        spans = starmap(slice, pairwise(bounds[: count + 1].tolist()))
+        wrong = map(gainsays_property_crc, map(data.__getitem__, spans))
+        count = next((row for row, is_wrong in enumerate(wrong) if is_wrong), count)
     return sound_columns(data, bounds[: count + 1], log_offsets[:count])

@@ -262,10 +262,14 @@ class QueueReader:
         count = max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
         key = QueueKey(topic, queue_id)
         if count > FEW_ROWS_MAX and len(units) > FEW_ROWS_MAX:
-            columns, records = read_records(self._log.queue, units.log_offsets[:count], sizes[:count])
+            columns, records = read_records(
+                *(self._log.queue, units.log_offsets[:count], sizes[:count]),
+                check_property_crc=self._log.check_property_crc,
+            )
             found = self._truth.fitting_count(key, offset, units.tags_codes, columns)
             if found:
-                return _run(offset, units, found, records[: int(sizes[:found].sum())])
+                records = records if found == count else records[: int(sizes[:found].sum())]
+                return _run(offset, units, found, records)
         return self._few(key, queue, offset, units, count)
 
     def _few(
