@@ -132,15 +132,19 @@ class UnitTruth:
     def is_named(self, record: bytes, log_offset: int) -> bool:
         """Whether the queue that a record says it is in has it where the record says.
 
-        No checksum covers what a record says of this. True also where no queue can tell: one that
-        is not there, or has not come so far yet, or a message that has no unit.
+        No checksum covers what a record says of this. True also where no queue can tell: the topic
+        has none any more, or the queue has not come so far yet, or the message has no unit.
         """
         flag = peek_sys_flag(record)
         if flag & TRANSACTION_MASK & TRANSACTION_PREPARED or flag & INNER_BATCH:
             return True
         queue = self._queues.queue(peek_topic(record), peek_queue_id(record))
         offset = peek_queue_offset(record)
-        if queue is None or log_offset >= queue.last_log_end:
+        if queue is None:
+            topic = peek_topic(record)
+            is_known = any(key.topic == topic for key in self._queues.queues())
+            return not is_known or log_offset >= self._queues.max_log_end
+        if log_offset >= queue.last_log_end:
             return True
         if not queue.min_offset <= offset < queue.max_offset:
             return log_offset < (self._log.min_offset or 0)

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tieredstore.codec.java import local_slot
 from tieredstore.codec.local_index import (
     HEADER_BYTES,
     ITEM_BYTES,
@@ -25,6 +26,7 @@ from tieredstore.codec.local_index import (
     item_position,
     seconds_after_begin,
 )
+from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT32_MAX
 
 VECTOR_ITEMS_MIN: Final = 24
@@ -251,21 +253,33 @@ def walk_candidates(
     begin: int,
     end: int,
     slot_count: int,
+    path: str,
 ) -> Iterator[int]:
     """Every log offset whose message may have been stored within begin to end, newest first.
 
     An item stands for the second that starts at its time; one of 0 seconds also for all times
     before the file's begin, which are stored as 0. The first item was stored at the begin itself,
     whatever it says. Nothing older follows once a time lies below `begin` by more than the slack.
+
+    Nothing in the file carries a checksum. SegmentCorruptError where the chain shows that: a link
+    to no older item, an item of another slot, a negative time, a place that the header does not
+    span. What stands before it in the chain cannot be found then.
     """
     base = item_position(0, slot_count=slot_count)
     file_begin = header.begin_timestamp
-    if not 0 < item < header.next_item:
+    slot = local_slot(key_hash, slot_count)
+    first, last = header.begin_log_offset, header.end_log_offset
+    if not 0 <= item < header.next_item:
+        raise _broken(path, HEADER_BYTES + SLOT_BYTES * slot, f"a slot names item {item}")
+    if not item:
         return
     while True:
-        stored, log_offset, seconds, previous = _ITEM.unpack_from(data, base + ITEM_BYTES * item)
-        if seconds < 0:
-            return
+        at = base + ITEM_BYTES * item
+        stored, log_offset, seconds, previous = _ITEM.unpack_from(data, at)
+        if stored < 0 or local_slot(stored, slot_count) != slot:
+            raise _broken(path, at, f"item {item} is not of the slot that leads to it")
+        if seconds < 0 or not first <= log_offset <= last or not 0 <= previous <= item:
+            raise _broken(path, at, f"item {item} says what cannot be true")
         earliest = latest = file_begin
         if item > 1:
             earliest = file_begin + 1000 * seconds
@@ -281,3 +295,7 @@ def walk_candidates(
         if not 0 < previous < item or latest + CLOCK_SLACK_MS < begin:
             return
         item = previous
+
+
+def _broken(path: str, position: int, reason: str) -> SegmentCorruptError:
+    return SegmentCorruptError(path, reason, position=position)

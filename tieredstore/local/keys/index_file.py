@@ -240,6 +240,7 @@ class IndexFile:
             begin=begin,
             end=end,
             slot_count=self.slot_count,
+            path=str(self.path),
         )
 
     def flush(self) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from tieredstore.local.keys.index_chain import CLOCK_SLACK_MS
 from tieredstore.local.keys.index_file import IndexFile
+from tieredstore.model.errors import SegmentCorruptError
 
 NOTHING_INDEXED: Final = -1
 
@@ -46,13 +47,22 @@ def answer_like_java(
 def all_candidates(
     files: Sequence[IndexFile], key_hash: int, *, begin: int, end: int
 ) -> Iterator[int]:
-    """Every log offset that may answer, newest first, each once."""
+    """Every log offset that may answer, newest first, each once.
+
+    A damaged file hides nothing of the others; SegmentCorruptError comes after all of them.
+    """
     last = NOTHING_INDEXED
+    damaged: SegmentCorruptError | None = None
     for file in reversed(files):
         if file.may_hold(begin, end):
-            for log_offset in file.candidates(key_hash, begin=begin, end=end):
-                if log_offset != last:  # the order of the log brings equal ones together
-                    yield log_offset
-                last = log_offset
+            try:
+                for log_offset in file.candidates(key_hash, begin=begin, end=end):
+                    if log_offset != last:  # the order of the log brings equal ones together
+                        yield log_offset
+                    last = log_offset
+            except SegmentCorruptError as error:
+                damaged = damaged or error
         if 0 < file.header.begin_timestamp < begin - CLOCK_SLACK_MS:
-            return
+            break
+    if damaged is not None:
+        raise damaged

@@ -7,7 +7,7 @@ message has the topic, the key and the time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tieredstore.codec.java import index_key, local_key_hash
 from tieredstore.codec.message import decode_message
@@ -46,7 +46,8 @@ def query_message(
     complete, is_cut = True, False
     if count_max <= 0 or not key:
         return QueryResult()
-    for log_offset in index.candidates(topic, key, begin=begin, end=end):
+    damaged: list[SegmentCorruptError] = []
+    for log_offset in _candidates(index, topic, key, begin, end, damaged):
         if log_offset < log_offset_min:
             continue
         try:
@@ -85,4 +86,21 @@ def query_message(
         )
         if len(found) == count_max:
             break
+    complete = complete and not damaged
     return QueryResult(messages=found, complete=complete and not is_cut, is_cut=complete and is_cut)
+
+
+def _candidates(
+    index: IndexService,
+    topic: str,
+    key: str,
+    begin: int,
+    end: int,
+    damaged: list[SegmentCorruptError],
+) -> Iterator[int]:
+    """What the index suggests; what keeps it from suggesting more goes into `damaged`."""
+    try:
+        yield from index.candidates(topic, key, begin=begin, end=end)
+    except SegmentCorruptError as error:
+        log.warning("not every message that may have the key %r can be found: %s", key, error)
+        damaged.append(error)

@@ -1,0 +1,332 @@
+"""Single flipped bits in every kind of file of a local store, and what may come of them.
+
+What lives here: no tests. `Flips` makes one store, shuts it down in order, and knows what it holds.
+Each flip goes into a copy: it is opened, read in all ways, put to, and compared with what is known.
+An answer may be right, an explicit error, a damage or `complete=False`; else it is silently wrong.
+
+No checksum covers some fields of a record. What may be wrong there is said by `UNCOVERED`, for the
+message that was hit alone.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.local.store_audit import a_config
+from tieredstore.codec.message import decode_message
+from tieredstore.driver.runtime import Runtime
+from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.model.errors import SegmentCorruptError, TieredStoreError
+from tieredstore.model.messages import Message, SelectedMessage
+from tieredstore.model.values import Boundary, GetStatus, QueueKey
+from tieredstore.testing.messages import a_message
+
+TOPICS, QUEUES, COUNT = ("Orders", "Bills"), 2, 120
+LOG_FILE, QUEUE_FILE = 8_192, 400
+SETTINGS = {
+    "commit_log_file_bytes": LOG_FILE,
+    "queue_file_bytes": QUEUE_FILE,
+    "index_slot_count": 20,
+    "index_item_count": 150,
+}
+STEP_MS = 2_000
+HEAD = {
+    "size": (0, 4),
+    "magic": (4, 4),
+    "body crc": (8, 4),
+    "queue id": (12, 4),
+    "flag": (16, 4),
+    "queue offset": (20, 8),
+    "log offset": (28, 8),
+    "system flag": (36, 4),
+    "born time": (40, 8),
+    "born host": (48, 8),
+    "store time": (56, 8),
+    "store host": (64, 8),
+    "reconsume times": (72, 4),
+    "prepared offset": (76, 8),
+    "body length": (84, 4),
+}
+UNCOVERED = {
+    *("flag", "system flag", "born time", "born host", "store time", "store host"),
+    *("reconsume times", "prepared offset", "topic", "properties"),
+}
+
+
+class Flip(NamedTuple):
+    """One bit of one file; `field` names what it belongs to, `row` the message, if it has one."""
+
+    path: str
+    position: int
+    bit: int
+    field: str
+    row: int = -1
+
+
+class Known(NamedTuple):
+    """A message that was acknowledged."""
+
+    key: QueueKey
+    queue_offset: int
+    log_offset: int
+    store_timestamp: int
+    record: bytes
+    names: tuple[str, ...]
+
+
+class Flips:
+    def __init__(self, root: Path) -> None:
+        self.whole = root / "whole"
+        self.copy = root / "copy"
+        self._runtime = Runtime.inline(now_ms=1_700_000_000_000)
+        self.messages: list[Known] = []
+        self._fill()
+        self.by_place = {(known.key, known.queue_offset): known for known in self.messages}
+
+    def _fill(self) -> None:
+        store = self._open(self.whole)
+        puts = []
+        dice = random.Random(3)
+        for number in range(COUNT):
+            self._runtime.clock.advance(STEP_MS)  # type: ignore[attr-defined]
+            names = (f"u{number}", f"k{number}")
+            message = a_message(
+                number,
+                topic=TOPICS[number % 2],
+                queue_id=dice.randrange(QUEUES),
+                body_bytes=100 if number % 3 else 137,
+                properties={"TAGS": f"t{number % 5}", "UNIQ_KEY": names[0], "KEYS": names[1]},
+            )
+            puts.append((QueueKey(message.topic, message.queue_id), names, store.put_message(message)))
+            if number % 40 == 0:
+                store.flush()
+        for key, names, put in puts:
+            found = store.message_at(put.log_offset)
+            assert found is not None
+            place = put.queue_offset, put.log_offset, put.store_timestamp
+            self.messages.append(Known(key, *place, found.record, names))
+        store.shutdown()
+
+    def _open(self, root: Path) -> LocalMessageStore:
+        store = LocalMessageStore(a_config(root, **SETTINGS), self._runtime)
+        store.load()
+        store.start()
+        return store
+
+    # -- which bits ---------------------------------------------------------------------------
+
+    def some(self, seed: int, count: int) -> Iterator[Flip]:
+        """So many flips, as many of each kind of file and field as of each other."""
+        dice = random.Random(seed)
+        kinds = [*HEAD, "body", "topic", "properties", "end of a file"]
+        kinds += ["unit offset", "unit size", "unit tags"] * 4
+        kinds += ["index header", "index slot", "index item"] * 3
+        kinds += ["checkpoint", "checkpoint", "small file", "small file"]
+        for number in range(count):
+            yield self._flip(kinds[number % len(kinds)], dice)
+
+    def _flip(self, kind: str, dice: random.Random) -> Flip:
+        if kind.startswith("unit"):
+            return self._in_unit(kind, dice)
+        if kind.startswith("index"):
+            return self._in_index(kind, dice)
+        if kind == "checkpoint":
+            return Flip("checkpoint", dice.randrange(40), dice.randrange(8), kind)
+        if kind == "small file":
+            paths = sorted((self.whole / "config").glob("tieredstore-*.json"))
+            path = dice.choice(paths)
+            at = dice.randrange(path.stat().st_size)
+            return Flip(f"config/{path.name}", at, dice.randrange(8), path.name)
+        return self._in_record(kind, dice)
+
+    def _in_record(self, kind: str, dice: random.Random) -> Flip:
+        row = dice.choice((dice.randrange(COUNT), COUNT - 1))
+        known = self.messages[row]
+        record = known.record
+        body = 88 + len(a_message(row, body_bytes=100 if row % 3 else 137).body)
+        topic = body + 1 + len(known.key.topic)
+        spans = {"body": (88, body), "topic": (body, topic), "properties": (topic, len(record))}
+        if kind == "end of a file":  # the blank record behind the last message of the first file
+            last = max(known.log_offset + len(known.record) for known in self.messages
+                       if known.log_offset < LOG_FILE)
+            at = last + dice.randrange(8)
+            return Flip(f"commitlog/{0:020d}", at, dice.randrange(8), kind)
+        if kind in HEAD:
+            start, width = HEAD[kind]
+            first, end = start, start + width
+        else:
+            first, end = spans[kind]
+        at = known.log_offset + dice.randrange(first, end)
+        path = f"commitlog/{at // LOG_FILE * LOG_FILE:020d}"
+        return Flip(path, at % LOG_FILE, dice.randrange(8), kind, row)
+
+    def _in_unit(self, kind: str, dice: random.Random) -> Flip:
+        row = dice.randrange(COUNT)
+        key, offset = self.messages[row][:2]
+        first, width = {"unit offset": (0, 8), "unit size": (8, 4), "unit tags": (12, 8)}[kind]
+        at = offset * 20 + dice.randrange(first, first + width)
+        path = f"consumequeue/{key.topic}/{key.queue_id}/{at // QUEUE_FILE * QUEUE_FILE:020d}"
+        return Flip(path, at % QUEUE_FILE, dice.randrange(8), kind, row)
+
+    def _in_index(self, kind: str, dice: random.Random) -> Flip:
+        path = dice.choice(sorted((self.whole / "index").iterdir()))
+        slots, items = 40, 40 + 4 * SETTINGS["index_slot_count"]
+        spans = {"index header": (0, slots), "index slot": (slots, items)}
+        spans["index item"] = (items + 20, items + 20 * 100)
+        at = dice.randrange(*spans[kind])
+        return Flip(f"index/{path.name}", at, dice.randrange(8), kind)
+
+    # -- what comes of it ---------------------------------------------------------------------
+
+    def wrong(self, flip: Flip) -> list[str]:
+        """What is silently wrong in a store with this bit flipped."""
+        shutil.rmtree(self.copy, ignore_errors=True)
+        shutil.copytree(self.whole, self.copy)
+        with (self.copy / flip.path).open("r+b") as file:
+            file.seek(flip.position)
+            byte = file.read(1)[0]
+            file.seek(flip.position)
+            file.write(bytes([byte ^ (1 << flip.bit)]))
+        try:
+            store = self._open(self.copy)
+        except TieredStoreError:
+            return []  # refused, and said why
+        told: list[str] = []
+        hit = flip.row if flip.field in UNCOVERED else -1
+        for known in self.messages:
+            is_hit = self.messages.index(known) == hit
+            told += self._by_offset(store, known, is_hit=is_hit)
+            told += self._by_key(store, known, is_hit=is_hit)
+        told += self._whole_queues(store, hit)
+        told += self._by_time(store, flip)
+        told += self._filtered(store, hit, flip)
+        told += self._goes_on(store)
+        store.shutdown()
+        return told
+
+    def _by_offset(self, store: LocalMessageStore, known: Known, *, is_hit: bool) -> Iterator[str]:
+        what = f"{known.key} {known.queue_offset}"
+        try:
+            got = store.get_message(*known.key, known.queue_offset, count_max=1)
+        except SegmentCorruptError:
+            return
+        if got.status is not GetStatus.FOUND or got.messages[0].queue_offset != known.queue_offset:
+            yield f"{what}: {got.status.name}, next {got.next_offset}"
+        elif not _is_same(got.messages[0], known, is_hit=is_hit):
+            yield f"{what}: another record"
+
+    def _by_key(self, store: LocalMessageStore, known: Known, *, is_hit: bool) -> Iterator[str]:
+        for name in known.names:
+            got = store.query_message(known.key.topic, name)
+            if not got.complete or is_hit:
+                continue
+            if [one.log_offset for one in got.messages] != [known.log_offset]:
+                yield f"{name}: {len(got.messages)} messages, complete"
+            elif not _is_same(got.messages[0], known, is_hit=False):
+                yield f"{name}: another record"
+
+    def _whole_queues(self, store: LocalMessageStore, hit: int) -> Iterator[str]:
+        """Pages from the beginning to the end, as a consumer reads them, and runs."""
+        for key in {known.key for known in self.messages}:
+            minimum, maximum = store.min_offset(*key), store.max_offset(*key)
+            wanted = [known for known in self.messages if known.key == key]
+            if (minimum, maximum) != (0, len(wanted)):
+                yield f"{key}: {minimum} to {maximum}, not 0 to {len(wanted)}"
+                continue
+            offset = 0
+            while offset < len(wanted):
+                try:
+                    got = store.get_message(*key, offset)
+                except SegmentCorruptError:
+                    offset += 1
+                    continue
+                numbers = [one.queue_offset for one in got.messages]
+                if numbers != list(range(offset, got.next_offset)) or not numbers:
+                    yield f"{key}: a page from {offset} is {numbers}, next {got.next_offset}"
+                    break
+                offset = got.next_offset
+            offset = 0
+            while offset < len(wanted):
+                try:
+                    run = store.read_range(*key, offset, count_max=99, bytes_max=1 << 20)
+                except SegmentCorruptError:
+                    offset += 1
+                    continue
+                if not len(run):
+                    yield f"{key}: no run from {offset}"
+                    break
+                for row in range(len(run)):
+                    known = wanted[offset + row]
+                    is_hit = self.messages.index(known) == hit
+                    if int(run.log_offsets[row]) != known.log_offset or (
+                        bytes(run.record(row)) != known.record and not is_hit
+                    ):
+                        yield f"{key}: the run has another {offset + row}"
+                offset += len(run)
+
+    def _by_time(self, store: LocalMessageStore, flip: Flip) -> Iterator[str]:
+        if flip.field in ("store time", "system flag"):
+            return  # what says the time is what was hit; listed as found by nothing
+        for known in self.messages[::7]:
+            try:
+                found = store.offset_by_time(*known.key, known.store_timestamp, Boundary.LOWER)
+                store.get_message(*known.key, known.queue_offset)
+            except SegmentCorruptError:
+                continue
+            if found != known.queue_offset:
+                yield f"{known.key}: by the time of {known.queue_offset} it is {found}"
+
+    def _filtered(self, store: LocalMessageStore, hit: int, flip: Flip) -> Iterator[str]:
+        """A filter by tags, after the reads above."""
+        for known in self.messages[::11]:
+            if self.messages.index(known) == hit:
+                continue
+            message = decode_message(known.record)
+            try:
+                wanted = Tagged(frozenset([message.tags_code]))
+                got = store.get_message(*known.key, known.queue_offset, message_filter=wanted)
+            except SegmentCorruptError:
+                continue
+            numbers = [one.queue_offset for one in got.messages]
+            if known.queue_offset not in numbers:
+                yield f"{known.key}: {known.queue_offset} is not among those of its tag"
+
+    def _goes_on(self, store: LocalMessageStore) -> Iterator[str]:
+        """Two messages for each queue: no number is given again, and what was put is read."""
+        for key in {known.key for known in self.messages}:
+            end = 1 + max(known.queue_offset for known in self.messages if known.key == key)
+            last = max(known.log_offset + len(known.record) for known in self.messages)
+            for number in range(2):
+                put = store.put_message(
+                    Message(topic=key.topic, queue_id=key.queue_id, body=b"new %d" % number)
+                )
+                if put.queue_offset != end + number or put.log_offset < last:
+                    yield f"{key}: a new message got {put.queue_offset}, at {put.log_offset}"
+                    return
+                got = store.get_message(*key, put.queue_offset)
+                bodies = [decode_message(one.record).body for one in got.messages]
+                if bodies != [b"new %d" % number]:
+                    yield f"{key}: the new message is read as {bodies}"
+
+
+class Tagged:
+    """Chooses by tags code."""
+
+    def __init__(self, tags_codes: frozenset[int]) -> None:
+        self.tags_codes = tags_codes
+
+    def matches_tags_code(self, tags_code: int) -> bool:
+        return tags_code in self.tags_codes
+
+    def matches_record(self, record: bytes) -> bool:
+        return decode_message(record).tags_code in self.tags_codes
+
+
+def _is_same(found: SelectedMessage, known: Known, *, is_hit: bool) -> bool:
+    if (found.queue_offset, found.log_offset) != (known.queue_offset, known.log_offset):
+        return False
+    return is_hit or found.record == known.record
