@@ -55,8 +55,19 @@ class CatalogueHealth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LocalDamage:
+    """A place of the local store that was not what it must be; `mended` if nothing is missing."""
+
+    path: str
+    position: int
+    reason: str
+    mended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TierHealth:
-    """The whole tier; `ok` where no queue needs a person, fails or has lost something."""
+    """The whole tier; `ok` where no queue needs a person, fails or has lost something, and the
+    local store misses nothing for damage."""
 
     level: StorageLevel
     queues: tuple[QueueHealth, ...] = ()
@@ -68,10 +79,13 @@ class TierHealth:
     index_error: str | None = None
     """Why the key index could not be uploaded or expired, the last time."""
     catalogue: CatalogueHealth = CatalogueHealth()
+    local_damages: tuple[LocalDamage, ...] = ()
+    """What the local store has found damaged since it was opened, if it tells."""
 
     @property
     def ok(self) -> bool:
         sound = self.index_error is None and self.catalogue.error is None
+        sound = sound and all(damage.mended for damage in self.local_damages)
         return sound and all(queue.ok for queue in self.queues)
 
     @property
@@ -95,4 +109,5 @@ class TierHealth:
             "queues": [{"ok": queue.ok, **asdict(queue)} for queue in self.queues],
             "cache": asdict(self.cache),
             "catalogue": asdict(self.catalogue),
+            "local_damages": [asdict(damage) for damage in self.local_damages],
         }

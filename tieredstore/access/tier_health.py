@@ -5,11 +5,15 @@ What lives here: `health_of`. The values are in `health`.
 
 from __future__ import annotations
 
-from tieredstore.access.health import CacheHealth, QueueHealth, TierHealth
+from typing import Final
+
+from tieredstore.access.health import CacheHealth, LocalDamage, QueueHealth, TierHealth
 from tieredstore.access.reads.read_ahead import ReadCache
 from tieredstore.access.tiered_reads import OpenTier
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.model.values import QueueKey, StorageLevel
+
+DAMAGES_SHOWN_MAX: Final = 100
 
 
 def health_of(tier: OpenTier, next_store: MessageStore, level: StorageLevel) -> TierHealth:
@@ -39,6 +43,21 @@ def health_of(tier: OpenTier, next_store: MessageStore, level: StorageLevel) -> 
         uploads=upload.uploads,
         index_error=tier.parts.index.problem,
         catalogue=tier.parts.publishing.health(),
+        local_damages=_local_damages(next_store),
+    )
+
+
+def _local_damages(store: MessageStore) -> tuple[LocalDamage, ...]:
+    """A broker's store may have `damages`, as ours has; the first ones of many."""
+    found = getattr(store, "damages", ())
+    return tuple(
+        LocalDamage(
+            path=damage.path,
+            position=damage.position,
+            reason=damage.reason,
+            mended=damage.mended,
+        )
+        for damage in found[:DAMAGES_SHOWN_MAX]
     )
 
 

@@ -56,6 +56,8 @@ class MessageStore(Protocol):
     * Any thread may call anything at any time. What is returned does not change later.
     * A store that confirms late may also have `flush()`: make durable, and confirm, what was put
       before. Whoever needs that looks for it; a store without one confirms in its own time.
+    * One that looks for damage may have `damages`: what it found since it was opened, each with
+      `path`, `position`, `reason` and `mended`. Health shows them.
 
     Raises: StoreClosedError, InvalidConfigError (load), SegmentCorruptError, BackendError.
     """

@@ -42,7 +42,8 @@ def test_a_damaged_link_ends_the_walk_inside_the_file(
     file.path.write_bytes(data)
     again = IndexFile.open(file.path, slot_count=10, item_capacity=8)
     assert len(java(again, "T#a")) <= 7
-    is_sound = 0 <= first <= 7 and (first < 3 or 0 <= link <= 3)
+    # One item that leads to itself is what Java may leave behind after a crash.
+    is_sound = 0 <= first <= 7 and (first < 3 or 0 <= link <= 3 or link == first)
     if is_sound:
         assert len(candidates(again, "T#a")) <= 7
     else:

@@ -135,6 +135,8 @@ class Recovery:
         known = self._furthest([*told, queues.ends()], end.log_end)
         if self.index is not None:
             index_from = self.index.truncate(end.log_end)
+        if self.ends is not None and not self.abnormal:
+            self.redispatch.dispatched = self.ends.log_end, self.ends.queues
         from_queues = self._queues_from(start, end.log_end)
         wanted = min(from_queues, lacking.replay_from, index_from, end.log_end)
         count = self.redispatch.replay(max(minimum, wanted))

@@ -44,6 +44,9 @@ class Redispatch:
 
     Records of deleted topics are left out: see `queues/deleted_topics`. A light queue is a topic
     of its own: what it has of a deleted topic stays in it, as it would have without a rebuild.
+
+    `dispatched` says up to where in the log every record was in its queue, and where each queue
+    ended there: a record below that claims to be behind the end of its queue is of another one.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Redispatch:
         delays: DelayLevels,
         deleted: DeletedTopics,
     ) -> None:
+        self.dispatched: tuple[int, Mapping[QueueKey, QueueEnd]] | None = None
         self._log = commit_log
         self._queues = queues
         self._dispatch = dispatch
@@ -173,6 +177,8 @@ class Redispatch:
         run = run_of_scan(columns, self._delays)
         for row, reason in impossible_rows(run):
             self._take_out(run, row, reason)
+        for row in list(self._never_dispatched(run)):
+            self._take_out(run, row, "its queue ended before it when all of the log was in queues")
         add_light_queues(run, columns)
         if any(topic in self._deleted for topic in set(run.topics)):
             for row, topic in enumerate(run.topics):
@@ -181,6 +187,22 @@ class Redispatch:
                     run.unique_keys[row] = None
                     run.keys[row] = None
         return run
+
+    def _never_dispatched(self, run: DispatchRun) -> Iterator[int]:
+        """The rows that the queue they claim to be of never had. Usually none is looked at: only
+        what lies behind the end of its queue is in question."""
+        if self.dispatched is None:
+            return
+        log_end, ends = self.dispatched
+        for row, topic in enumerate(run.topics):
+            end = run.log_offsets[row] + run.sizes[row]
+            if end > log_end or not run.in_queue[row]:
+                continue
+            known = ends.get(QueueKey(topic, run.queue_ids[row]))
+            if end <= (known.last_log_end if known is not None else 0):
+                continue
+            if run.log_offsets[row] >= self._deleted.end_of(topic):
+                yield row
 
     def _close(self, hole: PositionMismatchError, run: DispatchRun) -> None:
         """Give a queue the messages before the one that does not fit its end.

@@ -49,12 +49,25 @@ def all_files(directory: IndexDirectory, state: IndexState | None) -> list[Index
     kept: list[IndexFile] = []
     for name in names:
         try:
-            kept.append(directory.open(name))
+            file = directory.open(name)
+            _check_end(file, state)
+            kept.append(file)
         except SegmentCorruptError as error:
             log.warning("an index file is made again from the log: %s", error)
             break
     remove_files(directory, names[len(kept) :])
     return kept
+
+
+def _check_end(file: IndexFile, state: IndexState | None) -> None:
+    """No checksum covers the times of a header; what they were is known of each file."""
+    cut = state.files.get(file.name) if state is not None else None
+    header = file.header
+    if cut is None or cut.item_count != header.item_count:
+        return
+    if cut.end_timestamp != header.end_timestamp or header.begin_timestamp > header.end_timestamp:
+        reason = f"its times are {header.begin_timestamp} to {header.end_timestamp}"
+        raise SegmentCorruptError(str(file.path), reason, position=0)
 
 
 def _without_hole(directory: IndexDirectory, state: IndexState | None) -> list[str]:
