@@ -75,7 +75,7 @@ def test_what_a_running_broker_has_put_and_not_noted_is_found_or_said_to_be_miss
     parts = open_tier(config, GivenParts(runtime=Runtime.inline(now_ms=START_MS)))
     try:
         parts.load()
-        made._write(parts, next(iter(made.ends)), LATER, 50, ())
+        made._write(parts, next(iter(made.ends)), LATER, 50, (), 0)
         index = parts.index
         assert isinstance(index, IndexStore)
         index._filling.drain()  # on no disk yet

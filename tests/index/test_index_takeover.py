@@ -6,11 +6,15 @@ import dataclasses
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.index.store_kit import ALL, BROKER, INDEX_PATH, ITEMS, SLOTS, Shop, put_again
+from tieredstore.codec.queue_unit import encode_unit
 from tieredstore.codec.tiered_index import TieredIndexHeader, encode_header, file_bytes
 from tieredstore.index.compaction import Compaction
+from tieredstore.index.key_hashes import key_hashes
+from tieredstore.index.rows import IndexColumns
 from tieredstore.index.store_file import IndexStoreFile
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import BackendUnavailableError, InvalidConfigError
@@ -182,6 +186,45 @@ def test_a_file_of_ours_that_rocketmq_uploaded_is_not_put_again(tmp_path: Path) 
         [(0, 2000)],
     ]
     assert sum(file.item_count for file in shop.index._filling.files) == 2  # of k3 alone
+
+
+@pytest.mark.parametrize("lost", [None, 3])
+def test_what_rocketmq_put_after_us_is_not_put_again(tmp_path: Path, lost: int | None) -> None:
+    """But from the first message on that its files lack."""
+    shop = Shop(tmp_path)
+    shop.put(["k0", "k1"], unique=False)
+    shop.index.shutdown()
+    shop.clock.advance(1000)
+    (name,) = shop.local_files()
+    file = IndexStoreFile.open(
+        tmp_path / "tiered_index_file" / name, slot_count=SLOTS, item_capacity=ITEMS
+    )
+    numbers = [number for number in range(2, 6) if number != lost]
+    places = np.array([1000 * number for number in numbers], np.int64)
+    file.put(
+        IndexColumns(
+            key_hashes=key_hashes([f"{TOPIC}#k{number}" for number in numbers]),
+            topic_ids=shop.topic_id,
+            queue_ids=0,
+            log_offsets=places,
+            message_bytes=np.full(len(numbers), 100, np.int64),
+            store_timestamps=np.full(len(numbers), shop.clock.now_ms(), np.int64),
+        )
+    )
+    file.close()
+    upload_as_java(shop, items=2 + len(numbers))
+    shop.commit(6)
+    units = [
+        encode_unit(log_offset=1000 * number, message_bytes=100, tags_code=0) for number in range(6)
+    ]
+    shop.provider.open(f"{BROKER}/{TOPIC}/0", SegmentType.CONSUME_QUEUE, 0).write(
+        0, b"".join(units)
+    )
+    shop.open()
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == (lost or 6)
+    shop.reopen()
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == (lost or 6)
+    assert shop.found("k2") == [(0, 2000)]
 
 
 def test_a_file_of_ours_of_which_rocketmq_uploaded_less_is_put_again(tmp_path: Path) -> None:

@@ -7,6 +7,11 @@ uploaded already or of no use, and moving the watermarks back where a file is lo
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Iterable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tieredstore.codec.tiered_index import HEADER_BYTES, compacted_file_bytes, decode_header
 from tieredstore.driver.metadata import MetadataStore
@@ -15,11 +20,18 @@ from tieredstore.index.local_folder import LocalFolder
 from tieredstore.index.store_file import IndexStoreFile
 from tieredstore.index.uploaded_segment import UploadedSegment
 from tieredstore.index.uploaded_table import UploadedTable
-from tieredstore.index.watermarks import Watermarks
+from tieredstore.index.watermarks import QueueId, QueueLag, Watermarks
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import BackendError, InvalidConfigError, SegmentError
+from tieredstore.model.errors import (
+    BackendError,
+    InvalidConfigError,
+    OffsetOutOfRangeError,
+    SegmentError,
+)
 
 log = logging.getLogger(__name__)
+
+TAKEN_OVER_BYTES_MAX: Final = 2 << 30  # of files that are read at an open
 
 
 def open_local_files(
@@ -67,7 +79,68 @@ def open_local_files(
         raise
     folder.remove_stray_notes()
     metadata.apply(watermarks.unknown())
+    _take_over_puts(uploaded, watermarks, metadata, now_ms)
     return _without_empty(opened)
+
+
+def _take_over_puts(
+    uploaded: UploadedTable, watermarks: Watermarks, metadata: MetadataStore, now_ms: int
+) -> None:
+    """Move the watermarks over what RocketMQ has committed and put since, as its uploaded files
+    show message by message. All else is put again, also where the backend does not tell."""
+    lags = watermarks.behind()
+    since = min((lag.put_at for lag in lags), default=0)
+    recent = [each for each in uploaded.segments if lags and _is_since(each, since)]
+    if not recent or sum(each.record.size for each in recent) > TAKEN_OVER_BYTES_MAX:
+        return
+    try:
+        files = [each for each in recent if _is_of_rocketmq(each)]
+        places = _places(files, [lag.queue for lag in lags]) if files else {}
+        ends = {
+            lag.queue: _put_to(uploaded, lag, np.unique(np.concatenate(places[lag.queue])))
+            for lag in lags
+            if lag.queue in places
+        }
+    except (BackendError, SegmentError, OffsetOutOfRangeError) as error:
+        log.warning("what RocketMQ has put into the index is put again: %s", error)
+        return
+    metadata.apply(watermarks.moved(ends, dict.fromkeys(ends, now_ms)))
+
+
+def _is_since(segment: UploadedSegment, since: int) -> bool:
+    return segment.record.create_timestamp >= since
+
+
+def _is_of_rocketmq(segment: UploadedSegment) -> bool:
+    file = segment.file()
+    return file.footer is None and not file.is_legacy
+
+
+def _places(
+    files: Iterable[UploadedSegment], queues: Collection[QueueId]
+) -> dict[QueueId, list[NDArray[np.int64]]]:
+    """Where the messages of these queues lie that the files have keys of."""
+    known = {(queue.topic_id << 32) + queue.queue_id: queue for queue in queues}
+    found: dict[QueueId, list[NDArray[np.int64]]] = {}
+    for file in files:
+        for items in file.item_blocks():
+            numbers = items["topic_id"].astype(np.int64) << 32
+            numbers += items["queue_id"].astype(np.int64)
+            for number in known.keys() & set(np.unique(numbers).tolist()):
+                places = items["log_offset"][numbers == number].astype(np.int64)
+                found.setdefault(known[number], []).append(np.unique(places))
+    return found
+
+
+def _put_to(uploaded: UploadedTable, lag: QueueLag, places: NDArray[np.int64]) -> int:
+    """The first queue offset whose message is at none of these places."""
+    at = lag.mark
+    for units in uploaded.queue_units(lag.path, lag.mark, lag.end):
+        missing = np.flatnonzero(~np.isin(units.log_offsets, places))
+        if len(missing):
+            return at + int(missing[0])
+        at += len(units.log_offsets)
+    return at
 
 
 def _has_all(uploaded: UploadedTable, begin: int, item_count: int | None) -> bool:

@@ -9,10 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from functools import partial
-from typing import Final
+from typing import Any, Final
+
+from numpy.typing import NDArray
 
 from tieredstore.codec.bounds import Buffer
-from tieredstore.codec.tiered_index import HEADER_BYTES, decode_header
+from tieredstore.codec.tiered_index import (
+    COMPACTED_ITEM_BYTES,
+    HEADER_BYTES,
+    decode_header,
+    slot_position,
+)
+from tieredstore.codec.tiered_index_columns import view_compacted_items
 from tieredstore.flat.flat_segment import FlatSegment
 from tieredstore.index.footer_build import fences_of_table
 from tieredstore.index.footer_cache import FooterCache, Origin
@@ -91,6 +99,15 @@ class UploadedSegment:
         if footer is not None:
             return footer.item_count
         return decode_header(self._read(0, HEADER_BYTES), path=self._path).item_count
+
+    def item_blocks(self) -> Iterator[NDArray[Any]]:
+        """All items of a file without a footer of ours, block by block."""
+        first = slot_position(self._slot_count)
+        end = first + COMPACTED_ITEM_BYTES * self.item_count()
+        step = COPY_BYTES // COMPACTED_ITEM_BYTES * COMPACTED_ITEM_BYTES
+        for start in range(first, end, step):
+            data = self._read(start, min(step, end - start))
+            yield view_compacted_items(data, path=self._path)
 
     def may_overlap(self, begin: int, end: int) -> bool:
         """Whether it may have messages stored within [begin, end]; may take one read, once."""

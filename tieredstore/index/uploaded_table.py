@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from tieredstore.codec.bounds import Buffer
 from tieredstore.codec.names import index_queue_path
+from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units
 from tieredstore.codec.tiered_index import HEADER_BYTES, compacted_file_bytes, decode_header
 from tieredstore.driver.metadata import Change, MetadataStore, Put
 from tieredstore.driver.provider import SegmentProvider
@@ -30,6 +32,8 @@ from tieredstore.model.errors import SegmentCorruptError, SegmentError
 from tieredstore.model.values import INT32_MAX, INT64_MAX, SegmentType
 
 log = logging.getLogger(__name__)
+
+UNITS_AT_ONCE: Final = 1 << 16
 
 
 class UploadedTable:
@@ -83,6 +87,19 @@ class UploadedTable:
     def has_leftovers(self) -> bool:
         """Whether there are rows whose segment was not finished."""
         return any(_is_unfinished(each.record) for each in self._file.segments)
+
+    def queue_units(self, path: str, first: int, end: int) -> Iterator[QueueUnits]:
+        """Committed units of a queue, in order, from `first` to `end` or to where a gap is."""
+        for row in self._metadata.segments(path, SegmentType.CONSUME_QUEUE):
+            start, stop = max(first * UNIT_BYTES, row.base_offset), row.end_offset
+            if start != first * UNIT_BYTES or stop <= start:
+                continue
+            with self._provider.open(path, SegmentType.CONSUME_QUEUE, row.base_offset) as segment:
+                while first < min(end, stop // UNIT_BYTES):
+                    count = min(UNITS_AT_ONCE, end - first, stop // UNIT_BYTES - first)
+                    place = first * UNIT_BYTES - row.base_offset
+                    yield decode_units(segment.read(place, count * UNIT_BYTES), path=path)
+                    first += count
 
     def holds(self, begin: int, item_count: int) -> bool:
         """Whether a file in the backend has so many keys of a local one; may ask the backend.

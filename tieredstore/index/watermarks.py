@@ -45,6 +45,16 @@ class QueueId(NamedTuple):
         return f"{self.topic_id}/{self.queue_id}"
 
 
+class QueueLag(NamedTuple):
+    """The index has what lies below `mark`, and had it at `put_at`; the queue ends at `end`."""
+
+    queue: QueueId
+    path: str
+    mark: int
+    end: int
+    put_at: int
+
+
 class Durable(NamedTuple):
     """The first items of a local file, and the checksums of them and of the hashes beside them,
     where these were noted."""
@@ -144,6 +154,24 @@ class Watermarks:
         if put_at is not None and all(row.create_timestamp > put_at for row in rows):
             return 0
         return held if held <= self.committed(topic, queue.queue_id) else 0
+
+    def behind(self) -> list[QueueLag]:
+        """Queues of which something is durable, and not all that the catalogue calls committed."""
+        found = []
+        for record in self._metadata.queues():
+            topic = self._metadata.topic(record.topic)
+            if topic is None:
+                continue
+            queue = QueueId(topic.topic_id, record.queue_id)
+            mark, end = (
+                self.of_queue(record.topic, queue),
+                self.committed(record.topic, record.queue_id),
+            )
+            if 0 < mark < end:
+                put_at = _mark(self._metadata.note(QUEUE, queue.key))[1]
+                path = queue_path(self._broker_name, record.topic, record.queue_id)
+                found.append(QueueLag(queue, path, mark, end, put_at or 0))
+        return found
 
     def held(self, queue: QueueId) -> int:
         """What the note says, whatever became of the queue."""
