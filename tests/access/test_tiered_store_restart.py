@@ -196,3 +196,50 @@ def test_with_threads_it_is_the_same(tmp_path: Path) -> None:
             assert [hash_of(one) for one in found.messages] == hashes[key][5:8]
             assert decode_message(found.messages[0].record).topic == TOPIC
     runtime.close()
+
+
+@pytest.mark.parametrize("uploaded", [True, False])
+def test_a_flipped_queue_unit_of_the_local_store_hides_nothing_and_health_names_it(
+    tmp_path: Path, uploaded: bool
+) -> None:
+    machine = Machine(tmp_path)
+    store, _ = machine.open()
+    for number in range(50):
+        store.put_message(a_message(number))
+    if uploaded:
+        assert store.flush()
+    store.shutdown(drain=uploaded)
+    path = tmp_path / "local" / "consumequeue" / TOPIC / "0" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[5 * 20 + 4] ^= 8
+    path.write_bytes(data)
+    store, local = machine.open()
+    assert local.max_offset(TOPIC, 0) == 50
+    assert store.put_message(a_message(50)).queue_offset == 50
+    assert store.flush()
+    health = store.health()
+    assert health.ok  # nothing is missing: the unit was made again
+    (damage,) = health.local_damages
+    assert (damage.path, damage.position, damage.mended) == (str(path), 100, True)
+    assert health.as_json()["local_damages"][0]["path"] == str(path)
+    for offset in (5, 20, 50):
+        (got,) = store.get_message(TOPIC, 0, offset, count_max=1).messages
+        assert decode_message(got.record).queue_offset == offset
+    store.shutdown()
+
+
+def test_a_damaged_record_of_the_local_store_is_a_reason_to_look(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    store, _ = machine.open()
+    puts = [store.put_message(a_message(number)) for number in range(5)]
+    store.shutdown(drain=False)
+    path = tmp_path / "local" / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[puts[-1].log_offset + 100] ^= 8
+    path.write_bytes(data)
+    store, _ = machine.open()
+    health = store.health()
+    assert not health.ok
+    assert [damage.mended for damage in health.local_damages] == [False]
+    assert store.put_message(a_message(5)).queue_offset == 5
+    store.shutdown(drain=False)

@@ -101,7 +101,9 @@ class Flips:
                 body_bytes=100 if number % 3 else 137,
                 properties={"TAGS": f"t{number % 5}", "UNIQ_KEY": names[0], "KEYS": names[1]},
             )
-            puts.append((QueueKey(message.topic, message.queue_id), names, store.put_message(message)))
+            puts.append(
+                (QueueKey(message.topic, message.queue_id), names, store.put_message(message))
+            )
             if number % 40 == 0:
                 store.flush()
         for key, names, put in puts:
@@ -151,8 +153,11 @@ class Flips:
         topic = body + 1 + len(known.key.topic)
         spans = {"body": (88, body), "topic": (body, topic), "properties": (topic, len(record))}
         if kind == "end of a file":  # the blank record behind the last message of the first file
-            last = max(known.log_offset + len(known.record) for known in self.messages
-                       if known.log_offset < LOG_FILE)
+            last = max(
+                known.log_offset + len(known.record)
+                for known in self.messages
+                if known.log_offset < LOG_FILE
+            )
             at = last + dice.randrange(8)
             return Flip(f"commitlog/{0:020d}", at, dice.randrange(8), kind)
         if kind in HEAD:

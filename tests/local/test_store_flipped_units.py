@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.local.store_audit import Ack, check_acks, check_agreement, crash, opened
-from tieredstore.driver.runtime import Runtime
 from tieredstore.local.local_message_store import LocalMessageStore
 from tieredstore.local.local_reader import LocalReader
 from tieredstore.model.errors import SegmentCorruptError
@@ -49,8 +49,11 @@ def test_what_the_flip_hid_is_made_again_from_the_log(
     tmp_path: Path, unit: int, at: int, table: bool, abort: bool
 ) -> None:
     acks = filled(tmp_path)
-    whole = {path: path.read_bytes() for path in (tmp_path / "consumequeue").rglob("0*")
-             if path.is_file()}
+    whole = {
+        path: path.read_bytes()
+        for path in (tmp_path / "consumequeue").rglob("0*")
+        if path.is_file()
+    }
     flip(tmp_path, unit, at, 0x80 if "sign" in at_name(at) else 0x08)
     if not table:
         as_java_left_it(tmp_path)
@@ -119,11 +122,12 @@ def test_a_unit_that_names_another_message_is_made_again_when_it_is_read(tmp_pat
     queue = parts.queues.queue(TOPIC, 0)
     assert queue is not None
     other = queue.unit(6)
-    for read in (
+    readers: list[Callable[[], object]] = [
         lambda: store.get_message(TOPIC, 0, 3, count_max=1).messages[0].queue_offset,
         lambda: store.read_range(TOPIC, 0, 3, count_max=1, bytes_max=9).first_offset,
-        lambda: store.store_time(TOPIC, 0, 3) and 3,
-    ):
+        lambda: 3 if store.store_time(TOPIC, 0, 3) else None,
+    ]
+    for read in readers:
         queue.mend(3, other)
         assert read() == 3
         assert queue.unit(3).log_offset == puts[3].log_offset

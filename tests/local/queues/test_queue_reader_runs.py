@@ -211,7 +211,7 @@ def test_who_reads_a_run_owns_its_bytes(tmp_path: Path) -> None:
 
 def test_few_messages_are_read_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(tmp_path, ORDERS[0])
-    monkeypatch.setattr(queue_reader, "read_records", lambda *_: pytest.fail("as columns"))
+    monkeypatch.setattr(queue_reader, "read_records", lambda *_, **__: pytest.fail("as columns"))
     few = queue_reader.FEW_ROWS_MAX
     assert len(store.read_range(TOPIC, 0, 0, count_max=few, bytes_max=10**9)) == few
     with pytest.raises(pytest.fail.Exception):

@@ -225,8 +225,10 @@ class Recovery:
                 yield Damage(*queue.place_of(offset), unit.log_offset, reason, mended=True)
 
     def _was_on_disk(self, key: QueueKey, offset: int) -> bool:
-        return self.ends is not None and key in self.ends.queues and (
-            offset < self.ends.queues[key].end
+        return (
+            self.ends is not None
+            and key in self.ends.queues
+            and (offset < self.ends.queues[key].end)
         )
 
     def _lacking(self, minimum: int, replay_from: int) -> Lacking:

@@ -77,7 +77,11 @@ class UnitTruth:
         return "" if code == tags_code else f"tags code {tags_code}, the message's is {code}"
 
     def fitting_count(
-        self, key: QueueKey, first_offset: int, tags_codes: NDArray[np.int64], columns: RecordColumns
+        self,
+        key: QueueKey,
+        first_offset: int,
+        tags_codes: NDArray[np.int64],
+        columns: RecordColumns,
     ) -> int:
         """How many of these sound records are what their units stand for, up to one that is not."""
         count = len(columns)
@@ -103,7 +107,9 @@ class UnitTruth:
         data = columns.data
         starts = columns.property_starts
         ends = (starts + columns.property_bytes).tolist()
-        for row, (start, code) in enumerate(zip(starts.tolist(), tags_codes.tolist(), strict=False)):
+        for row, (start, code) in enumerate(
+            zip(starts.tolist(), tags_codes.tolist(), strict=False)
+        ):
             if is_extension_address(code):
                 continue
             text = _raw_tags(bytes(data[start : ends[row]]))
@@ -117,9 +123,7 @@ class UnitTruth:
     def tags_code(self, record: bytes) -> int:
         """What a queue stores beside this record."""
         properties = decode_properties(peek_property_bytes(record))
-        return self._delays.tags_code(
-            peek_topic(record), properties, peek_store_timestamp(record)
-        )
+        return self._delays.tags_code(peek_topic(record), properties, peek_store_timestamp(record))
 
     def agrees(self, key: QueueKey, offset: int, unit: QueueUnit) -> bool:
         """Whether the log soundly holds what the unit names."""
@@ -133,19 +137,18 @@ class UnitTruth:
         """Whether the queue that a record says it is in has it where the record says.
 
         No checksum covers what a record says of this. True also where no queue can tell: the topic
-        has none any more, or the queue has not come so far yet, or the message has no unit.
+        has none any more, or no queue has come so far yet, or the message has no unit.
         """
         flag = peek_sys_flag(record)
         if flag & TRANSACTION_MASK & TRANSACTION_PREPARED or flag & INNER_BATCH:
             return True
         queue = self._queues.queue(peek_topic(record), peek_queue_id(record))
         offset = peek_queue_offset(record)
+        if log_offset >= self._queues.max_log_end:
+            return True
         if queue is None:
             topic = peek_topic(record)
-            is_known = any(key.topic == topic for key in self._queues.queues())
-            return not is_known or log_offset >= self._queues.max_log_end
-        if log_offset >= queue.last_log_end:
-            return True
+            return not any(key.topic == topic for key in self._queues.queues())
         if not queue.min_offset <= offset < queue.max_offset:
             return log_offset < (self._log.min_offset or 0)
         try:

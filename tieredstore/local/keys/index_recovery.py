@@ -63,8 +63,11 @@ def _check_end(file: IndexFile, state: IndexState | None) -> None:
     """No checksum covers the times of a header; what they were is known of each file."""
     cut = state.files.get(file.name) if state is not None else None
     header = file.header
-    if cut is None or cut.item_count != header.item_count:
-        return
+    if cut is None or cut.item_count < header.item_count:
+        return  # nothing is known of it, or RocketMQ went on with it
+    if cut.item_count > header.item_count:
+        reason = f"it has {header.item_count} items, it had {cut.item_count}"
+        raise SegmentCorruptError(str(file.path), reason, position=0)
     if cut.end_timestamp != header.end_timestamp or header.begin_timestamp > header.end_timestamp:
         reason = f"its times are {header.begin_timestamp} to {header.end_timestamp}"
         raise SegmentCorruptError(str(file.path), reason, position=0)

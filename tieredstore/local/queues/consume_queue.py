@@ -238,9 +238,7 @@ class ConsumeQueue:
             min(minimum + 1, maximum - 1), min_log_offset
         ):
             return minimum  # the usual case
-        return first_where(
-            minimum, maximum, lambda offset: self._is_from(offset, min_log_offset)
-        )
+        return first_where(minimum, maximum, lambda offset: self._is_from(offset, min_log_offset))
 
     def delete_before(self, min_log_offset: int) -> int:
         """Delete files all of whose messages have gone from the log, never the last; how many."""

@@ -46,7 +46,11 @@ class Truth(Protocol):
     def misfit(self, key: QueueKey, offset: int, tags_code: int, record: bytes) -> str: ...
 
     def fitting_count(
-        self, key: QueueKey, first_offset: int, tags_codes: NDArray[np.int64], columns: RecordColumns
+        self,
+        key: QueueKey,
+        first_offset: int,
+        tags_codes: NDArray[np.int64],
+        columns: RecordColumns,
     ) -> int: ...
 
     def made_again(self, key: QueueKey, offset: int, reason: str) -> QueueUnit | None: ...
