@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cli.cli_kit import Command
 from tests.cli.tier_kit import TIER, asked
 from tieredstore.access.cost import Load, commits_per_second, monthly_cost
+from tieredstore.cli.cost import _how_long
 from tieredstore.cli.failures import ExitCode
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import InvalidConfigError
 
 SLOW = Load(queue_count=1, messages_per_second=1, message_bytes=100)
 
@@ -98,3 +102,62 @@ def test_neither_a_tier_nor_rates_is_a_clear_error(command: Command) -> None:
     ran = command.run("cost")
     assert ran.code == ExitCode.USAGE
     assert "--messages-per-second" in ran.err
+
+
+RATES = {
+    "--messages-per-second": "1",
+    "--message-bytes": "100",
+    "--keys": "2",
+    "--read-bytes-per-second": "1",
+    "--reserve-hours": "72",
+    "--storage-price": "0.02",
+}
+
+
+@pytest.mark.parametrize("option", RATES)
+@pytest.mark.parametrize(
+    "number", ["inf", "-inf", "nan", "NaN", "1e400", "1e300", "-1", "many", ""]
+)
+def test_a_number_that_is_no_amount_is_refused(command: Command, option: str, number: str) -> None:
+    words = [word for name, value in RATES.items() for word in (name, value)]
+    assert command.run("cost", *words, "--json").code == 0
+    ran = command.run("cost", *words, option, number, "--json")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1), ran
+    assert option in ran.err
+
+
+def test_the_largest_amounts_still_come_to_numbers(command: Command) -> None:
+    words = [word for name in RATES for word in (name, "1e15")]
+    for row in command.run("cost", *words, "--json").rows:
+        assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, -1.0, 1e16])
+def test_no_load_and_no_price_is_made_of_what_is_no_amount(value: float) -> None:
+    with pytest.raises(InvalidConfigError, match="messages_per_second"):
+        Load(queue_count=1, messages_per_second=value, message_bytes=1)
+    with pytest.raises(InvalidConfigError, match="is no price"):
+        monthly_cost(SLOW, StoreConfig(), storage_dollars=value)
+
+
+def test_a_month_reckoned_from_a_moment_says_so(command: Command, tmp_path: Path) -> None:
+    store = tmp_path / "s"
+    put = ("put", "Orders", "--store-path", store, "--body", "x")
+    assert command.run(*put, "--count", 50).code == 0
+    assert command.run("offload", "--store-path", store, "--broker", "b").code == 0
+    tier = ("--provider", "posix", "--path", store / "tier", "--store-path", store, "--broker", "b")
+    ran = command.run("cost", *tier)
+    assert ran.code == 0
+    assert "\nreckoned from a second: all messages of this tier came within that time" in ran.out
+    assert "--messages-per-second" in ran.out
+    assert command.run("cost", *tier, "--json").rows[-1]["seconds_covered"] == 1.0
+    given = command.run("cost", *tier, "--messages-per-second", 5, "--json")
+    assert (given.err, given.rows[-1]["seconds_covered"]) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(1, "a second"), (2.5, "2.5 seconds"), (90, "1.5 minutes"),
+                          (7200, "2.0 hours")],
+)  # fmt: skip
+def test_a_time_is_told_in_words(seconds: float, told: str) -> None:
+    assert _how_long(seconds) == told

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, NamedTuple
 
 from tieredstore.access.reader import TieredReader
@@ -18,12 +18,14 @@ from tieredstore.driver.object_requests import PriceTable
 from tieredstore.flat.segment_times import catalogue_times
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.values import SegmentType
 
 MONTH_SECONDS: Final = 30 * 24 * 3600
 GB: Final = 1_000_000_000
 STORAGE_DOLLARS: Final = 0.023  # a GB-month, S3's list price
 
+NUMBER_MAX: Final = 1e15  # more of anything is no load; nor is inf, or nan
 _READ_BYTES: Final = 8 * 1024 * 1024  # of one range read
 _UPLOAD_PART_BYTES: Final = 16 * 1024 * 1024
 _PARTS_MAX: Final = 1_000  # writes of one open segment, then it is sealed
@@ -44,6 +46,14 @@ class Load:
     """None: what the settings say."""
     stored_bytes: float | None = None
     """None: what the rates and the reserve hours come to."""
+    seconds_covered: float | None = None
+    """The rates are those of so long a time; None: they were given."""
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if value is not None and not 0 <= value <= NUMBER_MAX:
+                raise InvalidConfigError(f"{spec.name}: want 0 to {NUMBER_MAX:.0e}, not {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +78,9 @@ class MonthlyCost:
 def monthly_cost(
     load: Load, config: StoreConfig, *, storage_dollars: float = STORAGE_DOLLARS
 ) -> MonthlyCost:
-    """Thirty days of this load with these settings."""
+    """Thirty days of this load with these settings. InvalidConfigError for no price."""
+    if not 0 <= storage_dollars <= NUMBER_MAX:
+        raise InvalidConfigError(f"storage_dollars: {storage_dollars} is no price")
     prices = PriceTable.parse(config.request_prices)
     lines = [
         CostLine(
@@ -195,6 +207,7 @@ def load_of(reader: TieredReader, now_ms: int) -> Load:
         messages_per_second=message_count / seconds,
         message_bytes=log_bytes / message_count if message_count else 0.0,
         stored_bytes=float(sum(row.size for row in rows)),
+        seconds_covered=None if math.isinf(seconds) else seconds,
     )
 
 

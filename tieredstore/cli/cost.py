@@ -5,7 +5,8 @@ What lives here: arguments and what is printed. The arithmetic is in `access.cos
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import math
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -17,7 +18,28 @@ if TYPE_CHECKING:  # help must be fast
     from tieredstore.access.cost import Load, MonthlyCost
     from tieredstore.model.config import StoreConfig
 
+_DAY_SECONDS: Final = 86_400.0
+_NUMBER_MAX: Final = 1e15
+
 app = typer.Typer(rich_markup_mode=None)
+
+
+def _number(text: str) -> float:
+    """A finite one: an amount of anything. typer's own takes inf and nan."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= _NUMBER_MAX:  # nor nan, which is not more and not less than anything
+        raise typer.BadParameter(f"{text!r:.40} is no number from 0 to {_NUMBER_MAX:.0e}")
+    return value
+
+
+def _at_least_one(text: str) -> float:
+    value = _number(text)
+    if value < 1:
+        raise typer.BadParameter(f"{text!r:.40}: a message has at least one byte")
+    return value
 
 
 @app.command(
@@ -28,21 +50,38 @@ app = typer.Typer(rich_markup_mode=None)
 def cost(
     messages_per_second: Annotated[
         float | None,
-        typer.Option("--messages-per-second", min=0, help="Without a tier: of all queues."),
+        typer.Option(
+            "--messages-per-second",
+            parser=_number,
+            metavar="RATE",
+            help="Without a tier: of all queues.",
+        ),
     ] = None,
     message_bytes: Annotated[
-        float, typer.Option("--message-bytes", min=1, help="Of one stored message.")
+        float,
+        typer.Option(
+            "--message-bytes", parser=_at_least_one, metavar="BYTES", help="Of one stored message."
+        ),
     ] = 1024,
     queues: Annotated[int, typer.Option("--queues", min=1, help="That messages come to.")] = 8,
-    keys: Annotated[float, typer.Option("--keys", min=0, help="Of one message.")] = 2,
+    keys: Annotated[
+        float, typer.Option("--keys", parser=_number, metavar="COUNT", help="Of one message.")
+    ] = 2,
     read_bytes: Annotated[
-        float, typer.Option("--read-bytes-per-second", min=0, help="Read from the tier.")
+        float,
+        typer.Option(
+            "--read-bytes-per-second", parser=_number, metavar="RATE", help="Read from the tier."
+        ),
     ] = 0,
     reserve_hours: Annotated[
-        float | None, typer.Option("--reserve-hours", min=0, help="Else as the settings say.")
+        float | None,
+        typer.Option(
+            "--reserve-hours", parser=_number, metavar="HOURS", help="Else as the settings say."
+        ),
     ] = None,
     storage_price: Annotated[
-        float | None, typer.Option("--storage-price", min=0, help="Dollars for a GB-month.")
+        float | None,
+        typer.Option("--storage-price", parser=_number, metavar="DOLLARS", help="For a GB-month."),
     ] = None,
     *,
     tier: TierOptions,
@@ -91,6 +130,13 @@ def _of_tier(tier: TierOptions, read_bytes: float) -> tuple[StoreConfig, Load]:
         return opened.config, replace(load, read_bytes_per_second=read_bytes)
 
 
+def _how_long(seconds: float) -> str:
+    for name, unit in (("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= unit:
+            return f"{seconds / unit:,.1f} {name}"
+    return "a second" if seconds <= 1 else f"{seconds:,.1f} seconds"
+
+
 def _print(load: Load, found: MonthlyCost, *, json: bool) -> None:
     if json:
         for line in found.lines:
@@ -102,12 +148,20 @@ def _print(load: Load, found: MonthlyCost, *, json: bool) -> None:
                     "dollars": round(line.dollars, 4),
                 }
             )
-        write_json({"what": "total", "dollars": round(found.dollars, 4)})
+        covered = load.seconds_covered
+        write_json(
+            {"what": "total", "dollars": round(found.dollars, 4), "seconds_covered": covered}
+        )
         return
     write_line(
         f"{load.queue_count} queues, {load.messages_per_second:,.1f} messages/s of "
         f"{load.message_bytes:,.0f} bytes"
     )
+    if load.seconds_covered is not None and load.seconds_covered < _DAY_SECONDS:
+        write_line(
+            f"reckoned from {_how_long(load.seconds_covered)}: all messages of this tier came "
+            "within that time; --messages-per-second gives another rate"
+        )
     rows = [
         (line.what, line.operation, _amount(line.operation, line.amount), f"{line.dollars:,.2f}")
         for line in found.lines
