@@ -183,7 +183,9 @@ LOSING = ("cat", "audit", "migrate", "verify", "export", "reindex", "rebuild", "
 def _lost_segment(at: Place) -> list[str]:
     at.bench.prepare(at.verb)
     root = golden_copy(at.folder)
-    segment_file(at.folder, "GoldAa/0", "COMMIT_LOG", 0).unlink()
+    # A first segment that is gone has expired, as far as the bytes alone can tell.
+    base = 13167 if at.verb == "rebuild" else 0
+    segment_file(at.folder, "GoldAa/0", "COMMIT_LOG", base).unlink()
     return at.words(path=root)
 
 

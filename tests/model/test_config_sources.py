@@ -277,7 +277,7 @@ TEXTS = {
 @pytest.mark.parametrize("kind", [StoreConfig, LocalConfig])
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_text_that_is_no_broker_conf_is_refused(
-    tmp_path: Path, name: str, kind: type[StoreConfig] | type[LocalConfig]
+    tmp_path: Path, name: str, kind: type[StoreConfig | LocalConfig]
 ) -> None:
     file = write(tmp_path, "some.conf", TEXTS[name])
     said = r"some\.conf: (is no broker\.conf: |unknown key \S+: did you mean brokerName\?)"
@@ -298,6 +298,6 @@ def test_a_text_that_is_no_broker_conf_is_refused(
     ],
 )
 def test_a_broker_conf_of_any_version_is_taken(
-    tmp_path: Path, text: str, kind: type[StoreConfig] | type[LocalConfig]
+    tmp_path: Path, text: str, kind: type[StoreConfig | LocalConfig]
 ) -> None:
     kind.from_file(write(tmp_path, "broker.conf", text))

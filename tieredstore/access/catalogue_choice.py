@@ -16,7 +16,7 @@ from tieredstore.codec.names import cluster_directory
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import InvalidConfigError, MetadataError
+from tieredstore.model.errors import MetadataError, UnknownNameError
 
 _FILES: Final = ("", ".bak", ".journal")
 _NAMED_MAX: Final = 8
@@ -54,7 +54,7 @@ class NoCatalogueError(MetadataError):
         return False
 
 
-class AnotherTierError(InvalidConfigError):
+class AnotherTierError(UnknownNameError):
     """The settings name another cluster, broker or root than the catalogue: all would seem lost."""
 
 
