@@ -19,19 +19,20 @@ if TYPE_CHECKING:  # help must be fast
     from tieredstore.model.config import StoreConfig
 
 _DAY_SECONDS: Final = 86_400.0
-_NUMBER_MAX: Final = 1e15
 
 app = typer.Typer(rich_markup_mode=None)
 
 
 def _number(text: str) -> float:
     """A finite one: an amount of anything. typer's own takes inf and nan."""
+    from tieredstore.access.cost import NUMBER_MAX
+
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 <= value <= _NUMBER_MAX:  # nor nan, which is not more and not less than anything
-        raise typer.BadParameter(f"{text!r:.40} is no number from 0 to {_NUMBER_MAX:.0e}")
+    if not 0 <= value <= NUMBER_MAX:  # nor nan, which is not more and not less than anything
+        raise typer.BadParameter(f"{text!r:.40} is no number from 0 to {NUMBER_MAX:.0e}")
     return value
 
 
