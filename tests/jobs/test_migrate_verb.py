@@ -123,7 +123,7 @@ def test_settings_in_files_name_both_sides(command: Command, tmp_path: Path) -> 
         (2, [], "where to? Name the target with --to FILE"),
         (2, ["--to-provider", "posix", "--to-path", "x"], "--to-metadata FILE"),
         (3, ["--to", "no.toml"], "no.toml: there is no such file"),
-        (2, ["TO", "--topic", "nix"], "no topic is called 'nix'; there are: %RETRY%gold_group"),
+        (3, ["TO", "--topic", "nix"], "no topic is called 'nix'; there are: %RETRY%gold_group"),
         (2, ["TO", "--engine", "hadoop"], "--engine"),
         (2, ["TO", "--adopt", "--rename-broker", "x"], "--rename is for a move"),
         (2, ["SAME"], "source and target are the same tier"),
