@@ -95,6 +95,8 @@ def _default(field: Field[Any]) -> str:
         home = str(Path.home())
         return f"`~{value.removeprefix(home)}`" if value.startswith(home) else "of this host"
     value = field.default
+    if value is None:
+        return "unset"
     if isinstance(value, Enum):
         return f"`{value.name}`"
     if isinstance(value, bool):

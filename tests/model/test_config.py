@@ -44,7 +44,7 @@ JAVA_DEFAULTS: list[tuple[str, str, Any]] = [
     ("readAheadMessageSizeThreshold", "read_ahead_bytes", 16777216),
     ("readAheadCacheExpireDuration", "read_ahead_ms", 15000),
     ("tieredStoreMaxPendingLimit", "pending_count_max", 10000),
-    ("tieredStoreCrcCheckEnable", "crc_check_enabled", False),
+    ("tieredStoreCrcCheckEnable", "crc_check_enabled", None),  # False, and ignored
     ("tieredStoreFilePath", "path", ""),
     ("objectStoreEndpoint", "endpoint", ""),
     ("objectStoreBucket", "bucket", ""),
@@ -69,6 +69,17 @@ class TestNamesAndDefaults:
     def test_the_caches_are_sizes_of_their_own(self) -> None:
         config = StoreConfig()
         assert config.read_cache_bytes == config.dispatch_buffer_bytes == 256 * MIB
+
+    def test_bodies_are_checked_where_that_costs_little_unless_it_is_said(self) -> None:
+        asked = [(None, (False, True)), (True, (True, True)), (False, (False, False))]
+        for setting, answers in asked:
+            config = StoreConfig(crc_check_enabled=setting)
+            assert (config.checks_pages, config.checks_bulk_reads) == answers
+        for text, wanted in [("true", True), ("False", False)]:
+            config = StoreConfig().with_env({"TIEREDSTORE_CRC_CHECK_ENABLED": text})
+            assert config.crc_check_enabled is wanted
+        with pytest.raises(InvalidConfigError, match="crc_check_enabled: want bool, not 'no'"):
+            StoreConfig(crc_check_enabled="no")  # type: ignore[arg-type]
 
     def test_every_setting_says_what_it_is_for(self) -> None:
         for name, spec in settings_of(StoreConfig).items():

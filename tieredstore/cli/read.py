@@ -72,7 +72,12 @@ def cat(
     with opened_tier(tier) as opened:
         keys = keys_of(opened, topic, queue)
         found = walk_tier(
-            opened.reader, keys, start=start, count_max=count, on_damage=damage.add_messages
+            opened.reader,
+            keys,
+            start=start,
+            count_max=count,
+            checks_bodies=opened.config.checks_bulk_reads,
+            on_damage=damage.add_messages,
         )
         for stored in islice(found, count):
             printer.write(stored.key, stored.message)

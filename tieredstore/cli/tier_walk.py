@@ -50,18 +50,23 @@ def walk_tier(
     *,
     start: Start,
     count_max: int | None = None,
+    checks_bodies: bool = True,
     on_damage: OnDamage,
 ) -> Iterator[StoredMessage]:
     """All whole messages of these queues from `start` on, by store time, then queue and offset.
 
-    Each body is checked against its checksum. Where a clock was set back a queue keeps its own
-    order. No more than `count_max` messages are asked for at a time.
+    With `checks_bodies` each is held against its checksum. Where a clock was set back a queue keeps
+    its own order. No more than `count_max` messages are asked for at a time.
     """
     if count_max == 0:
         return iter(())
     page_count = min(_PAGE_COUNT_MAX, count_max or _PAGE_COUNT_MAX)
     page_bytes = max(_PAGE_BYTES_MIN, _BYTES_HELD_MAX // max(1, len(keys)))
-    queues = [_QueueWalk(reader, key, page_count, page_bytes, on_damage).run(start) for key in keys]
+    walks = [
+        _QueueWalk(reader, key, page_count, page_bytes, on_damage, checks_bodies=checks_bodies)
+        for key in keys
+    ]
+    queues = [walk.run(start) for walk in walks]
     return heapq.merge(*queues, key=_when)
 
 
@@ -79,7 +84,10 @@ class _QueueWalk:
         page_count: int,
         page_bytes: int,
         on_damage: OnDamage,
+        *,
+        checks_bodies: bool,
     ) -> None:
+        self._checks_bodies = checks_bodies
         self._reader = reader
         self._key = key
         self._page_count = page_count
@@ -118,12 +126,12 @@ class _QueueWalk:
     def _whole(self, message: SelectedMessage, earliest: int) -> Iterator[StoredMessage]:
         place = f"{self._key.topic}/{self._key.queue_id}/{message.queue_offset}"
         try:
-            time = decode_message(message.record, path=place).store_timestamp
+            decoded = decode_message(message.record, path=place, check_crc=self._checks_bodies)
         except SegmentCorruptError as error:
             self._on_damage(self._key, 1, error)
             return
-        if time >= earliest:
-            yield StoredMessage(time, self._key, message)
+        if decoded.store_timestamp >= earliest:
+            yield StoredMessage(decoded.store_timestamp, self._key, message)
 
     def _behind_damage(self, offset: int, error: SegmentError) -> int:
         """Where to go on behind a message that cannot be read."""

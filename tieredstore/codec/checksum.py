@@ -21,6 +21,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tieredstore.codec.bounds import Buffer
 from tieredstore.codec.crc32 import crc32
 from tieredstore.model.values import INT32_MAX
@@ -36,6 +39,17 @@ _PIECE: Final = re.compile(rb"[^\x02]*\x02|[^\x02]+")
 def body_crc(body: Buffer) -> int:
     """The CRC as a record stores it; 0 for an empty body."""
     return crc32(body) & INT32_MAX
+
+
+def bodies_match(
+    data: Buffer, starts: NDArray[np.int64], sizes: NDArray[np.int64], crcs: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Of many bodies whether each has the CRC that its record stores. They lie within the data."""
+    spans = map(slice, starts.tolist(), (starts + sizes).tolist())
+    bodies = map(memoryview(data).__getitem__, spans)
+    found = np.fromiter(map(crc32, bodies), np.uint32, len(starts))
+    same: NDArray[np.bool_] = (found & INT32_MAX) == crcs
+    return same
 
 
 def encode_property_crc(value: int) -> bytes:

@@ -14,7 +14,13 @@ from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.codec.record_fields import peek_message_bytes
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.record_rows import RECORD_BYTES_MIN, FoundRows, NamedRows, empty_run
+from tieredstore.flat.record_rows import (
+    RECORD_BYTES_MIN,
+    FoundRows,
+    NamedRows,
+    empty_run,
+    sound_bodies,
+)
 from tieredstore.model.errors import (
     OffsetOutOfRangeError,
     SegmentCorruptError,
@@ -52,6 +58,7 @@ def read_run(
     count_max: int,
     bytes_max: int,
     source: ByteSource = DIRECT,
+    checks_bodies: bool = False,
 ) -> MessageRun:
     """Consecutive messages from this queue offset on; empty where there is none.
 
@@ -59,10 +66,25 @@ def read_run(
       first one is given however large it is. A gap in the queue ends the run, and so does a large
       hole in the log: who goes on at `end_offset` misses nothing.
     * Every row is the message with that queue offset, whole, or it is not in the run. A damaged
-      row ends the run before it; as the first one it raises SegmentCorruptError.
+      row ends the run before it; as the first one it raises SegmentCorruptError. With
+      `checks_bodies` a body with another checksum than its record names is damage too.
     """
     found = _read(file, offset, count_max, bytes_max, source)
-    return empty_run(offset) if found is None else found.run()
+    if found is None:
+        return empty_run(offset)
+    run = found.run()
+    if not checks_bodies:
+        return run
+    sound = sound_bodies(run)
+    if not sound[0]:
+        raise damaged_body(file, offset, int(run.log_offsets[0]))
+    return run if sound.all() else run.head(int(sound.argmin()))
+
+
+def damaged_body(file: FlatMessageFile, offset: int, log_offset: int) -> SegmentCorruptError:
+    """What is said of a message whose body is not the one that was put."""
+    reason = f"the body of message {offset} has another checksum than it should"
+    return _damage(file.log, log_offset, reason)
 
 
 def read_messages(

@@ -18,13 +18,19 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tieredstore.codec.checksum import bodies_match
 from tieredstore.codec.end_marks import BLANK_MAGIC, CODA_BYTES
 from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units
 from tieredstore.codec.record_fields import (
+    BODY_CRC_POSITION,
+    BORN_HOST_IPV6,
     MESSAGE_MAGIC_V1,
     MESSAGE_MAGIC_V2,
     QUEUE_OFFSET_POSITION,
+    STORE_HOST_IPV6,
+    SYS_FLAG_POSITION,
 )
+from tieredstore.codec.words import WordsWithin
 from tieredstore.model.messages import MessageRun, SelectedMessage
 
 RECORD_BYTES_MIN: Final = 91  # no body, no topic, no properties
@@ -236,6 +242,19 @@ class FoundRows:
         for set_field, values in fields:
             deque(map(set_field, messages, values), maxlen=0)
         return messages
+
+
+def sound_bodies(run: MessageRun) -> NDArray[np.bool_]:
+    """Of each row whether its body lies within its record and has the checksum that this names."""
+    words = WordsWithin(run.records)
+    starts = run.starts.astype(np.int64, copy=False)
+    flags = words.int32(starts + SYS_FLAG_POSITION)
+    ipv6 = ((flags & BORN_HOST_IPV6) != 0).astype(np.int64) + ((flags & STORE_HOST_IPV6) != 0)
+    bodies = starts + 88 + 12 * ipv6
+    sizes = words.int32(bodies - 4)
+    inside = (sizes >= 0) & (bodies + sizes <= starts + run.message_bytes)
+    sizes, crcs = np.where(inside, sizes, 0), words.int32(starts + BODY_CRC_POSITION)
+    return inside & bodies_match(run.records, bodies, sizes, crcs)
 
 
 def empty_run(offset: int) -> MessageRun:

@@ -127,7 +127,13 @@ class MigrateJob:
 
     def work(self, item: CopyItem) -> Iterable[CopyRow]:
         source = worker_provider(self.source, run=self.run)
-        yield copy_segment(item, source, self.target_provider(), proof=self.proof)
+        yield copy_segment(
+            item,
+            source,
+            self.target_provider(),
+            proof=self.proof,
+            checks_bodies=self.source.checks_bulk_reads,
+        )
 
     def target_provider(self) -> SegmentProvider:
         """Many processes write to the target: none of them takes over from the others."""

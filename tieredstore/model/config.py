@@ -221,8 +221,11 @@ class StoreConfig(Settings):
     record_get_message_result: bool = setting(
         False, "Log the outcome of every read", "recordGetMessageResult"
     )
-    crc_check_enabled: bool = setting(
-        False, "Check body checksums on read; RocketMQ ignores it", "tieredStoreCrcCheckEnable"
+    crc_check_enabled: bool | None = setting(
+        None,
+        "Check body checksums on read: on every read, or false: on none; unset: on reads of many"
+        " messages (`messages`, `runs`, jobs, Spark). RocketMQ ignores it",
+        "tieredStoreCrcCheckEnable",
     )
     TABLE: ClassVar = "tieredstore"
     ENV_PREFIX: ClassVar = "TIEREDSTORE_"
@@ -265,6 +268,16 @@ class StoreConfig(Settings):
         secret = [name for name, spec in settings_of(self).items() if facts_of(spec).secret]
         names = [f"{self.ENV_PREFIX}{name.upper()}" for name in secret]
         return self.with_env({name: environ[name] for name in names if name in environ})
+
+    @property
+    def checks_pages(self) -> bool:
+        """Whether the bodies of single messages and of a consumer's pages are checked."""
+        return self.crc_check_enabled is True
+
+    @property
+    def checks_bulk_reads(self) -> bool:
+        """Whether bodies are checked where many messages are read as columns: that costs little."""
+        return self.crc_check_enabled is not False
 
     @property
     def catalogue_path(self) -> str:

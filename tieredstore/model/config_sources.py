@@ -15,7 +15,7 @@ from dataclasses import Field
 from typing import Any, Final, TypeAlias
 
 from tieredstore.model.errors import InvalidConfigError
-from tieredstore.model.setting import facts_of, shown
+from tieredstore.model.setting import BOOLEANS, facts_of, shown
 
 Fields: TypeAlias = Mapping[str, Field[Any]]
 
@@ -139,7 +139,7 @@ def _parsed(spec: Field[Any], text: str) -> Any:
             raise InvalidConfigError(
                 f"{spec.name}: want a whole number, not {shown(spec, text)}"
             ) from None
-    if spec.type == "bool":
+    if spec.type in BOOLEANS:
         if text.lower() not in ("true", "false"):
             raise InvalidConfigError(f"{spec.name}: want true or false, not {shown(spec, text)}")
         return text.lower() == "true"

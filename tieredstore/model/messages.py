@@ -6,7 +6,7 @@ What lives here: values only. How a record's bytes are laid out is in `tieredsto
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -117,6 +117,18 @@ class MessageRun:
     @property
     def end_offset(self) -> int:
         return self.first_offset + len(self)
+
+    def head(self, count: int) -> MessageRun:
+        """The first rows; the records stay as they are."""
+        if count >= len(self):
+            return self
+        return replace(
+            self,
+            log_offsets=self.log_offsets[:count],
+            message_bytes=self.message_bytes[:count],
+            tags_codes=self.tags_codes[:count],
+            starts=self.starts[:count],
+        )
 
     def record(self, index: int) -> memoryview:
         start = int(self.starts[index])

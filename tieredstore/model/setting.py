@@ -6,10 +6,13 @@ What lives here: the description of one dataclass field and the check of a value
 from __future__ import annotations
 
 from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from typing import Any, Final
 
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.values import INT64_MAX, StorageLevel
+
+MAYBE_BOOLEAN: Final = "bool | None"  # None: as the setting's own text says
+BOOLEANS: Final = frozenset({"bool", MAYBE_BOOLEAN})
 
 
 class Secret(str):
@@ -66,7 +69,9 @@ def checked(spec: Field[Any], value: Any) -> Any:
         return _level(spec.name, value)
     if kind == "tuple[str, ...]":
         return _names(spec.name, value)
-    if kind == "bool":
+    if value is None and kind == MAYBE_BOOLEAN:
+        return None
+    if kind in BOOLEANS:
         wanted: type = bool
     else:
         wanted = int if kind == "int" else str

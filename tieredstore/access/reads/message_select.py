@@ -13,10 +13,10 @@ import numpy as np
 
 from tieredstore.codec.checksum import body_crc
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units
-from tieredstore.codec.record_fields import INT32, fixed_bytes, peek_sys_flag
+from tieredstore.codec.record_fields import BODY_CRC_POSITION, INT32, fixed_bytes, peek_sys_flag
 from tieredstore.driver.message_store import MessageFilter
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.queue_read import ByteSource, read_messages, read_run
+from tieredstore.flat.queue_read import ByteSource, damaged_body, read_messages, read_run
 from tieredstore.model.errors import (
     OffsetOutOfRangeError,
     SegmentCorruptError,
@@ -27,7 +27,6 @@ from tieredstore.model.messages import MessageRun, SelectedMessage
 SCAN_STEP_MIN: Final = 128  # units of the first look; each further one is four times as long
 NEAR_BYTES: Final = 16 * 1024  # what lies between two messages and is read with them at most
 _EXTENSION_ADDRESS_MAX: Final = -(2**31) - 1  # addresses in Java's extended queues lie below
-_CRC_POSITION: Final = 8
 
 
 class Limits(NamedTuple):
@@ -200,15 +199,12 @@ def check_body(file: FlatMessageFile, message: SelectedMessage) -> None:
     """Raises SegmentCorruptError unless the body has the checksum that its record names."""
     record = message.record
     begin = fixed_bytes(peek_sys_flag(record))
-    found = file.log.segment_at(message.log_offset)
-    base, path = (0, file.path) if found is None else (found.base, found.segment.path)
     if begin <= len(record):
         size = INT32.unpack_from(record, begin - 4)[0]
         body = record[begin : begin + max(0, size)]
-        if len(body) == size and body_crc(body) == INT32.unpack_from(record, _CRC_POSITION)[0]:
+        if len(body) == size and body_crc(body) == INT32.unpack_from(record, BODY_CRC_POSITION)[0]:
             return
-    reason = f"the body of message {message.queue_offset} has another checksum than it should"
-    raise SegmentCorruptError(path, reason, position=message.log_offset - base)
+    raise damaged_body(file, message.queue_offset, message.log_offset)
 
 
 def _sound(file: FlatMessageFile, messages: list[SelectedMessage]) -> list[SelectedMessage]:

@@ -54,7 +54,7 @@ class QueuePages:
             min(max(0, bytes_max), config.read_ahead_bytes),
             config.read_ahead_count,
             config.read_ahead_bytes,
-            config.crc_check_enabled,
+            config.checks_pages,
         )
         key = QueueKey(topic, queue_id)
         while True:

@@ -31,6 +31,7 @@ def next_run(file: FlatMessageFile, config: StoreConfig, start: int, end: int) -
         offset,
         count_max=min(config.read_ahead_count, end - offset),
         bytes_max=config.read_ahead_bytes,
+        checks_bodies=config.checks_bulk_reads,
     )
     if not len(run):
         raise SegmentCorruptError(file.path, f"message {offset} cannot be read", position=0)

@@ -79,7 +79,7 @@ class Batches:
             run = self._read(file, bytes_max=min(self._bytes_max, reserved // 2))
             if len(run) < all_of:
                 return Taken.NO_ROOM
-            run = _head(run, _count_below(run, confirmed))
+            run = run.head(_count_below(run, confirmed))
             if not len(run):
                 return Taken.UNCONFIRMED
             need = 2 * len(run.records) + ROW_BYTES * len(run) + BATCH_BYTES
@@ -123,7 +123,7 @@ class Batches:
         if not appended.count:
             raise TieredStoreError(f"{file.path} takes no message {run.first_offset}")
         taken = replace(
-            _head(run, appended.count),
+            run.head(appended.count),
             records=appended.records,
             starts=appended.log_offsets - appended.log_offsets[0],
             log_offsets=appended.log_offsets,
@@ -137,15 +137,3 @@ def _count_below(run: MessageRun, log_offset: int) -> int:
     """How many of the first rows end at or below a place in the local log."""
     below = run.log_offsets + run.message_bytes <= log_offset
     return len(run) if below.all() else int(np.argmin(below))
-
-
-def _head(run: MessageRun, count: int) -> MessageRun:
-    if count == len(run):
-        return run
-    return replace(
-        run,
-        log_offsets=run.log_offsets[:count],
-        message_bytes=run.message_bytes[:count],
-        tags_codes=run.tags_codes[:count],
-        starts=run.starts[:count],
-    )

@@ -20,7 +20,8 @@ in one form each. How they become records is in `load_records`.
     | sys_flag   | integer                   | 0; bits for addresses follow from the hosts    |
 
 A null is as good as no column. What a read of a tier gives beside these is passed over: offsets,
-sizes and checksums are made anew.
+sizes and checksums are made anew. But where `body_crc_ok` is false the load is refused: a new
+checksum would make a damaged body look sound.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from tieredstore.driver.segment import check_queue_path
 from tieredstore.model.errors import BackendRefusedError, TieredStoreError
 from tieredstore.model.values import INT32_MAX
 
-IGNORED: Final = frozenset({"queue_offset", "log_offset", "size", "body_crc_ok"})
+BODY_CRC_OK: Final = "body_crc_ok"
+IGNORED: Final = frozenset({"queue_offset", "log_offset", "size", BODY_CRC_OK})
 _STRING: Final = pa.string()
 _MAP: Final = pa.map_(pa.string(), pa.string())
 
@@ -137,6 +139,24 @@ class LoadColumns:
     def bodies(self, batch: pa.RecordBatch) -> pa.Array:
         given = self._column(batch, "body", pa.binary())
         return pa.repeat(pa.scalar(b""), len(batch)) if given is None else given.fill_null(b"")
+
+    def refuse_damaged(self, batch: pa.RecordBatch) -> None:
+        """A read of a tier has marked these bodies: their new records would not."""
+        place = batch.schema.get_field_index(BODY_CRC_OK)
+        if place < 0 or not kinds.is_boolean(batch.schema.field(place).type):
+            return
+        damaged = pc.index(batch.column(place), pa.scalar(False)).as_py()
+        if damaged < 0:
+            return
+        where = ", ".join(
+            f"{name} {batch.column(name)[damaged].as_py()}"
+            for name in ("topic", "queue_id", "queue_offset")
+            if name in batch.schema.names
+        )
+        raise LoadRefusedError(
+            f"column {BODY_CRC_OK}: the body of a message is damaged ({where or 'of no name'}); "
+            "leave out the row, or the column to load it as it is"
+        )
 
     def text(self, batch: pa.RecordBatch, name: str) -> pa.Array | None:
         """None where there is no such column, or nothing in it; null where a message has none."""

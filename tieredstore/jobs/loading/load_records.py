@@ -60,6 +60,7 @@ def encode_batch(batch: pa.RecordBatch, columns: LoadColumns) -> Iterator[Encode
         yield from encode_batch(batch.slice(0, half), columns)
         yield from encode_batch(batch.slice(half), columns)
         return
+    columns.refuse_damaged(batch)
     topics, queue_ids = columns.topics(batch), columns.queue_ids(batch)
     codes = topics.indices.to_numpy().astype(np.int64)
     places = codes << 32 | queue_ids

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -16,6 +17,7 @@ from google_crc32c import extend
 
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.segment import FileSegment
+from tieredstore.jobs.migration.passing_bodies import PassingBodies
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import (
     BackendUnavailableError,
@@ -85,12 +87,18 @@ class CopyRow:
 
 
 def copy_segment(
-    item: CopyItem, source: SegmentProvider, target: SegmentProvider, *, proof: Proof
+    item: CopyItem,
+    source: SegmentProvider,
+    target: SegmentProvider,
+    *,
+    proof: Proof,
+    checks_bodies: bool = True,
 ) -> CopyRow:
     """Bring the target's segment to the length of the row, and prove what was sent.
 
     May run twice, also at the same time: what lies in the target is compared, never written over.
-    Raises SegmentCorruptError where the target holds other bytes than the source.
+    Raises SegmentCorruptError where the target holds other bytes than the source, and with
+    `checks_bodies` where the body of a message has another checksum than its record names.
     """
     row = item.row
     with (
@@ -99,7 +107,7 @@ def copy_segment(
     ):
         for attempt in range(1, _ATTEMPTS_MAX + 1):
             try:
-                return _Copy(item, taken, given, target, proof).run()
+                return _Copy(item, taken, given, target, proof, checks_bodies).run()
             except PositionMismatchError:
                 if attempt == _ATTEMPTS_MAX:
                     raise
@@ -116,6 +124,7 @@ class _Copy:
         given: FileSegment,
         provider: SegmentProvider,
         proof: Proof,
+        checks_bodies: bool,
     ) -> None:
         self._item = item
         self._taken = taken
@@ -125,6 +134,12 @@ class _Copy:
         self._crc = item.known_crc
         self._crc_before = item.known_crc  # of what was there before this attempt
         self._source_gone = False
+        self._bodies: PassingBodies | None = None
+        if checks_bodies and item.row.type is SegmentType.COMMIT_LOG:
+            self._bodies = PassingBodies(
+                taken.path, item.row.base_offset, item.known_bytes, item.row.size
+            )
+        self._bodies_before = copy(self._bodies)
 
     def run(self) -> CopyRow:
         wanted = self._item.row.size
@@ -138,6 +153,7 @@ class _Copy:
         try:
             self._compare(self._item.known_bytes, found)
             self._crc_before = self._crc
+            self._bodies_before = copy(self._bodies)
             if found < wanted:
                 self._send(found, wanted)
         except SegmentNotFoundError:
@@ -170,6 +186,8 @@ class _Copy:
             if self._given.read(position, length) != ours:
                 reason = "the target holds other bytes than the source"
                 raise SegmentCorruptError(self._given.path, reason, position=position)
+            if self._bodies is not None:
+                self._bodies.take(ours)
             self._crc = extend(self._crc, ours)
 
     def _send(self, start: int, end: int) -> None:
@@ -195,9 +213,12 @@ class _Copy:
 
     def _sent(self, start: int, end: int) -> Iterator[bytes]:
         self._crc = self._crc_before
+        self._bodies = copy(self._bodies_before)
         for position, length in _blocks(start, end):
             block = self._read(position, length)
             self._crc = extend(self._crc, block)
+            if self._bodies is not None:
+                self._bodies.take(block)
             yield block
 
     def _read(self, position: int, length: int) -> bytes:

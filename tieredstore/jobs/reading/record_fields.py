@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.crc32 import crc32
+from tieredstore.codec.checksum import bodies_match
 from tieredstore.codec.record_fields import (
     BORN_HOST_IPV6,
     BORN_TIMESTAMP_POSITION,
@@ -24,7 +24,6 @@ from tieredstore.codec.record_fields import (
 )
 from tieredstore.codec.words import WordsWithin
 from tieredstore.model.messages import MessageRun
-from tieredstore.model.values import INT32_MAX
 
 FIXED_BYTES: Final = 88
 IPV6_BYTES: Final = 12  # so much longer is an address of IPv6
@@ -39,7 +38,7 @@ class RecordFields(WordsWithin):
 
     * `sound` says of each row whether its lengths add up to the record, and nothing in a row that
       is not sound counts. Nothing is read beyond a record, whatever it says.
-    * Checksums are not looked at, but by `body_crc_ok`.
+    * Checksums are not looked at, but by `body_crc_ok` and `leave_out_damaged_bodies`.
     """
 
     def __init__(self, run: MessageRun) -> None:
@@ -120,9 +119,12 @@ class RecordFields(WordsWithin):
 
     def body_crc_ok(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether the bodies have the checksum that their records say. One call for each."""
-        data = memoryview(self.records)
         starts, sizes = self.body_starts[rows], self.body_bytes[rows]
-        bodies = map(data.__getitem__, map(slice, starts.tolist(), (starts + sizes).tolist()))
-        found = np.fromiter(map(crc32, bodies), np.uint32, len(rows))
-        same: NDArray[np.bool_] = (found & INT32_MAX) == self.body_crcs()[rows]
-        return same
+        return bodies_match(self.records, starts, sizes, self.body_crcs()[rows])
+
+    def leave_out_damaged_bodies(self) -> NDArray[np.int64]:
+        """The rows that were sound but for their bodies; they are so no more."""
+        rows = np.flatnonzero(self.sound)
+        damaged: NDArray[np.int64] = rows[~self.body_crc_ok(rows)]
+        self.sound[damaged] = False
+        return damaged

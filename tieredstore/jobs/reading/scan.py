@@ -67,6 +67,8 @@ class Scan:
 
     * FAIL raises SegmentCorruptError, which names the file and the position. SKIP leaves damaged
       messages out. REPORT logs them, and gives a row for each where `damage` is a column.
+    * A body that has another checksum than its record names is damage, whatever columns are asked
+      for; with `crc_check_enabled` False it is not, and only the column `body_crc_ok` tells.
     * `fails_on_loss` False: a segment that is not there at all counts as expired, and is passed
       over with a line in the log, whatever `on_corrupt` says.
     """

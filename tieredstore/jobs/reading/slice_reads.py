@@ -5,7 +5,7 @@ What lives here: `SliceReader`, and `Damage`, what it says of messages that cann
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -18,7 +18,7 @@ from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.queue_read import read_run
+from tieredstore.flat.queue_read import damaged_body, read_run
 from tieredstore.jobs.reading.message_table import MessageTable
 from tieredstore.jobs.reading.record_fields import RecordFields
 from tieredstore.jobs.reading.slices import Slice
@@ -71,6 +71,8 @@ class SliceReader:
 
     * Damage raises SegmentCorruptError, which names file and position, unless `on_damage` takes
       it: then what is damaged is left out, and everything sound around it is given.
+    * A body with another checksum than its record names is damage, unless `checks_bodies` or the
+      settings say that it is not looked at.
     * Two runs are in memory at a time, of RUN_BYTES or a single message each.
     * Messages whose records expired before the slice was planned are no damage.
     """
@@ -85,7 +87,9 @@ class SliceReader:
         runtime: Runtime | None = None,
         run_bytes: int = RUN_BYTES,
         run_count: int = RUN_COUNT,
+        checks_bodies: bool = True,
     ) -> None:
+        self._checks_bodies = checks_bodies and config.checks_bulk_reads
         self._slice = slice
         self._on_damage = on_damage
         self._file = file or queue_file(config, slice.key, slice.path, slice.rows)
@@ -113,8 +117,9 @@ class SliceReader:
                 return
             step = self._ask(found.run.end_offset)
             fields = RecordFields(found.run)
+            bodies = fields.leave_out_damaged_bodies() if self._checks_bodies else ()
             if not fields.is_sound:
-                self._tell_unsound(fields)
+                self._tell_unsound(fields, frozenset(bodies))
                 self._flush()
             yield fields
 
@@ -197,10 +202,13 @@ class SliceReader:
             offset += count
         return end
 
-    def _tell_unsound(self, fields: RecordFields) -> None:
+    def _tell_unsound(self, fields: RecordFields, bodies: Collection[int]) -> None:
         for row in np.flatnonzero(~fields.sound).tolist():
-            offset = fields.run.first_offset + row
-            error = self._damage_at(int(fields.run.log_offsets[row]), offset)
+            offset, place = fields.run.first_offset + row, int(fields.run.log_offsets[row])
+            if row in bodies:
+                error = damaged_body(self._file, offset, place)
+            else:
+                error = self._damage_at(place, offset)
             if self._on_damage is None:
                 raise error
             self._tell(
