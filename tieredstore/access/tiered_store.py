@@ -254,7 +254,8 @@ class TieredMessageStore(TieredReads):
         all is in the tier that was put before. One without a method `flush` is not asked, and
         what it has not confirmed does not count, as while a replica is behind. False too where
         either store fails, or is late. A queue that fails is tried once. Queues that
-        have a problem stay behind, and `health` names them. With `seal` no segment stays open, and
+        have a problem stay behind, and `health` names them; those whose names the tier cannot hold
+        make no answer False, for they would for ever. With `seal` no segment stays open, and
         the key index is uploaded too, as far as it goes, so that readers elsewhere find the keys;
         raises what the backend raises then.
         """

@@ -10,11 +10,10 @@ from abc import ABC, abstractmethod
 from typing import Self, TypeAlias
 
 from tieredstore.model.errors import BackendRefusedError, OffsetOutOfRangeError
+from tieredstore.model.topics import why_no_directory
 from tieredstore.model.values import INT64_MAX, SegmentType
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-
-NAME_BYTES_MAX = 255  # of one part of a path, in every file system that matters
 
 
 class FileSegment(ABC):
@@ -129,23 +128,15 @@ def check_range(path: str, position: int, length: int, size: int) -> None:
 def check_queue_path(path: str, base: int) -> None:
     """Refuse a name that would leave its place in the backend, or be another segment's.
 
-    A queue path has exactly three parts, so a topic can hold no slash; none of them may be empty,
-    `.` or `..`, and the last one is a plain number.
+    A queue path has exactly three parts, each the name of one directory, and the last one is a
+    plain number. Which topics may be new is told in `model.topics`.
     """
     parts = path.split("/")
     if len(parts) != 3:
         raise BackendRefusedError(path, "open", "want <broker>/<topic>/<queue id>")
     for part in parts:
-        if part in ("", ".", ".."):
-            raise BackendRefusedError(path, "open", f"{part!r} is no name of a broker or a topic")
-        if "\0" in part or "\\" in part:
-            raise BackendRefusedError(path, "open", "a name holds a NUL or a backslash")
-        try:
-            encoded = part.encode()
-        except UnicodeEncodeError:
-            raise BackendRefusedError(path, "open", "a name is no valid Unicode") from None
-        if len(encoded) > NAME_BYTES_MAX:
-            raise BackendRefusedError(path, "open", f"a name is longer than {NAME_BYTES_MAX} bytes")
+        if reason := why_no_directory(part):
+            raise BackendRefusedError(path, "open", f"{part!r:.80} is no name: {reason}")
     queue_id = parts[2]
     if not (queue_id.isascii() and queue_id.isdigit()) or queue_id != str(int(queue_id[:20])):
         raise BackendRefusedError(path, "open", "the queue id is no plain decimal number")

@@ -10,7 +10,8 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from tieredstore.codec.names import INDEX_TOPIC, queue_path
 from tieredstore.driver.metadata import Change, DeleteQueue, DeleteTopic, MetadataStore
@@ -23,12 +24,21 @@ from tieredstore.flat.recovery import recover
 from tieredstore.model.catalogue import QueueRecord, TopicRecord
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
+    BackendError,
+    BackendRefusedError,
     BackendUnavailableError,
     MetadataError,
+    OffsetOutOfRangeError,
+    SegmentCorruptError,
     StoreClosedError,
     TieredStoreError,
 )
-from tieredstore.model.values import QueueKey
+from tieredstore.model.topics import why_no_topic
+from tieredstore.model.values import QueueKey, SegmentType
+
+AGAIN_SECONDS: Final = 10  # to the next look at what seems damaged; twice as long each time
+AGAIN_SECONDS_MAX: Final = 3600
+BELIEVED_TRIES: Final = 6  # looks, in five minutes and more: until then local retention waits
 
 Alone: TypeAlias = Callable[[QueueKey], AbstractContextManager[bool]]
 
@@ -45,7 +55,8 @@ class FlatFileStore:
 
     * Queues lie under the broker's configured name, as RocketMQ has it.
     * A queue that could not be recovered is in the table: what the catalogue knows of it can be
-      read, `problem` says why nothing is uploaded, and `retry_recovery` tries again.
+      read, `problem` says why nothing is uploaded, and `retry_recovery` tries again. What seems
+      damaged is read twice at once, for the fault may be in the read, and ever more rarely later.
     * Read only, nothing is changed anywhere, and `refresh` shows what a writer has done since.
     * Any thread may call `files` and `get`. The rest is for the one who writes the queues.
     """
@@ -65,7 +76,7 @@ class FlatFileStore:
         self._runtime = runtime
         self._read_only = read_only
         self._files: dict[QueueKey, FlatMessageFile] = {}
-        self._unrecovered: dict[QueueKey, TieredStoreError] = {}
+        self._unrecovered: dict[QueueKey, _Unrecovered] = {}
         self._guard = threading.Lock()  # of both tables; never held while bytes travel
         self._leftovers = doomed.Leftovers(provider, metadata)
         self._closed = False
@@ -82,18 +93,21 @@ class FlatFileStore:
         rows = self._rows()
         self._warn_of_other_brokers(rows)
         self._open([self._made(record) for record in rows])
-        lost = [each for each in self._unrecovered.values() if _is_transient(each)]
+        failures = [each.error for each in self._unrecovered.values()]
+        lost = [error for error in failures if _is_transient(error)]
         if lost and len(lost) == len(self._files):
             raise lost[0]
 
     def retry_recovery(self, alone: Alone = _undisturbed) -> int:
-        """Once more for the queues that could not be recovered; how many still cannot.
+        """Once more for the queues that could not be recovered and are due; how many still cannot.
 
         Each while nobody else appends to it or expires it: `alone` is entered meanwhile, and one
         that it does not give is left for the next time.
         """
         with self._guard:
-            again = [self._files[key] for key in self._unrecovered]
+            now = self._runtime.clock.monotonic()
+            due = [key for key, each in self._unrecovered.items() if each.due <= now]
+            again = [self._files[key] for key in due]
         for future in [self._runtime.fetch.submit(self._retry, file, alone) for file in again]:
             future.result()
         return len(self._unrecovered)
@@ -101,7 +115,24 @@ class FlatFileStore:
     def is_out_of_reach(self, key: QueueKey) -> bool:
         """Whether the backend could not be asked about the queue: it will be, sooner or later."""
         failure = self._unrecovered.get(key)
-        return failure is not None and _is_transient(failure)
+        return failure is not None and _is_transient(failure.error)
+
+    def may_recover(self, key: QueueKey) -> bool:
+        """The same, and whether what seemed damaged has not been read often enough to be believed:
+        a queue may go on that has a problem now."""
+        failure = self._unrecovered.get(key)
+        if failure is None:
+            return False
+        if isinstance(failure.error, BackendError):
+            return _is_transient(failure.error)
+        return failure.tries < BELIEVED_TRIES
+
+    def look_again(self, file: FlatMessageFile) -> None:
+        """Recover a queue once more, now; for who works on it alone. Raises what the backend and
+        the catalogue raise; what seems damaged is its `problem`, and is read again later."""
+        self._recover(file)
+        with self._guard:
+            self._settle(file, _problem_of(file))
 
     def refresh(self) -> None:
         """Show what a writer has done since; for a store that is read only."""
@@ -127,6 +158,16 @@ class FlatFileStore:
     def get(self, key: QueueKey) -> FlatMessageFile | None:
         return self._files.get(key)
 
+    def why_refused(self, key: QueueKey) -> str | None:
+        """Why there can be no such queue, now or later: for its name alone. Asks no backend."""
+        if reason := why_no_topic(key.topic):
+            return f"no tier holds a topic of this name: {reason}"
+        try:
+            self._provider.open(self._path(key), SegmentType.COMMIT_LOG, 0).close()
+        except BackendRefusedError as error:
+            return f"this provider holds no topic of this name: {error}"
+        return None
+
     def create(self, topic: str, queue_id: int) -> FlatMessageFile:
         """The queue, made if there is none yet. Raises what the backend and the catalogue raise."""
         self._check_open()
@@ -134,6 +175,8 @@ class FlatFileStore:
         file = self.get(key)
         if file is not None:
             return file
+        if reason := self.why_refused(key):  # before the catalogue names it
+            raise BackendRefusedError(self._path(key), "create", reason)
         record = self._metadata.queue(topic, queue_id)
         self._metadata.add_topic(topic)
         if record is None:
@@ -148,9 +191,11 @@ class FlatFileStore:
         # Bytes of a destroyed queue of this name would be in the way of the new one's.
         if self._leftovers.finish_path(file.path, seconds=doomed.WAIT_SECONDS):
             raise BackendUnavailableError(file.path, "create", "an older queue is still there")
-        recover(file, self._metadata, self._runtime.clock)
+        self._recover(file)
         with self._guard:
-            return self._files.setdefault(key, file)
+            file = self._files.setdefault(key, file)
+            self._settle(file, _problem_of(file))
+            return file
 
     def destroy(self, key: QueueKey) -> None:
         """Remove a queue, from the catalogue first. Bytes that cannot be deleted stay noted."""
@@ -218,8 +263,7 @@ class FlatFileStore:
         with self._guard:
             for file in files:
                 self._files[file.key] = file
-                self._unrecovered.pop(file.key, None)
-            self._unrecovered.update(failures)
+                self._settle(file, failures.get(file.key))
 
     def _recover_all(self, files: Sequence[FlatMessageFile]) -> dict[QueueKey, TieredStoreError]:
         """Those that failed, and why."""
@@ -231,18 +275,37 @@ class FlatFileStore:
 
     def _retry(self, file: FlatMessageFile, alone: Alone) -> None:
         with alone(file.key) as is_alone:
-            if not is_alone or self._files.get(file.key) is not file:
+            if not is_alone or self._files.get(file.key) is not file or file.waiting_bytes:
                 return
             failure = self._recovered(file)
             with self._guard:
-                if failure is None:
-                    self._unrecovered.pop(file.key, None)
-                elif self._files.get(file.key) is file:  # else it was destroyed meanwhile
-                    self._unrecovered[file.key] = failure
+                self._settle(file, failure)
+
+    def _settle(self, file: FlatMessageFile, failure: TieredStoreError | None) -> None:
+        """What came of a recovery, and when the next one is due; under the guard."""
+        known = self._unrecovered.pop(file.key, None)
+        if failure is None or self._files.get(file.key) is not file:  # destroyed meanwhile
+            return
+        now, tries = self._runtime.clock.monotonic(), 1 if known is None else known.tries + 1
+        wait = min(AGAIN_SECONDS * 2 ** min(tries - 1, 20), AGAIN_SECONDS_MAX)
+        due = now if isinstance(failure, BackendError) else now + wait
+        self._unrecovered[file.key] = _Unrecovered(failure, tries, due)
+
+    def _recover(self, file: FlatMessageFile) -> None:
+        """What seems damaged is read once more: the fault may have been in the read."""
+        for is_last in (False, True):
+            try:
+                recover(file, self._metadata, self._runtime.clock, read_only=self._read_only)
+            except (SegmentCorruptError, OffsetOutOfRangeError):
+                if is_last:
+                    raise
+                continue
+            if file.problem is None:
+                return
 
     def _recovered(self, file: FlatMessageFile) -> TieredStoreError | None:
         try:
-            recover(file, self._metadata, self._runtime.clock, read_only=self._read_only)
+            self._recover(file)
         except MetadataError:
             raise
         except TieredStoreError as error:
@@ -253,7 +316,7 @@ class FlatFileStore:
                     file.log.load()
                     file.queue.load()
             return error
-        return None
+        return _problem_of(file)
 
     def _warn_of_other_brokers(self, rows: Sequence[QueueRecord]) -> None:
         """The broker was renamed, it seems: what it tiered before lies where nobody looks."""
@@ -287,6 +350,19 @@ class FlatFileStore:
         if self._closed:
             raise StoreClosedError("the store of flat files is closed")
         self._process.require()
+
+
+@dataclass(frozen=True, slots=True)
+class _Unrecovered:
+    """Why a queue could not be recovered, how often that was tried, and when it is due again."""
+
+    error: TieredStoreError
+    tries: int
+    due: float
+
+
+def _problem_of(file: FlatMessageFile) -> TieredStoreError | None:
+    return None if file.problem is None else TieredStoreError(file.problem)
 
 
 def _is_transient(error: TieredStoreError) -> bool:

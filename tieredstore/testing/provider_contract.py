@@ -121,6 +121,11 @@ class SegmentProviderContract:
             "...",
             "a::b",
             "file::x",
+            "dot at the end.",
+            " blanks ",
+            "a%2Fb#c?d&e=f+g",
+            "<\"a\">'b'*~{c}^[d]",
+            "😀",
             "t" * 255,
         ],
     )

@@ -83,7 +83,9 @@ class TierFlush:
         sealed = not seal or self._sealing.seal_all(deadline.left())
         needed = self._dispatcher.needed_from()
         done = needed is None or needed >= confirmed
-        return is_durable and sealed and done and not self._dispatcher.health().stopped
+        health = self._dispatcher.health()
+        has_stopped = not health.stopped.keys() <= set(health.refused)
+        return is_durable and sealed and done and not has_stopped
 
 
 def ask_to_confirm(store: MessageStore) -> bool:

@@ -75,7 +75,7 @@ class Fetcher:
             runtime,
             source=self._source,
             scan_bytes_max=scan_bytes_max,
-            checks_crc=config.crc_check_enabled,
+            checks_crc=config.checks_pages,
         )
         self._hot = HotSource(self._cache)
         self._pages = QueuePages(files, config)

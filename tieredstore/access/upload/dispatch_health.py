@@ -5,7 +5,7 @@ What lives here: `DispatchHealth`, and how it and the gauges are found out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -27,6 +27,8 @@ class DispatchHealth:
     """What is wrong with the upload, by queue.
 
     * `stopped`: nothing is uploaded until somebody looks after it.
+    * `refused`: those of them whose names the tier cannot hold, now or later. No flush waits for
+      them.
     * `failing`: the last attempt failed; it is tried again.
     * `lost`: messages that the local store lost before they were uploaded: gaps in the tier.
     * `not_indexed`: committed messages that the key index still has to take, or has lost and takes
@@ -34,6 +36,7 @@ class DispatchHealth:
     """
 
     stopped: Mapping[QueueKey, str] = field(default_factory=dict)
+    refused: Collection[QueueKey] = ()
     failing: Mapping[QueueKey, str] = field(default_factory=dict)
     lost: Mapping[QueueKey, int] = field(default_factory=dict)
     not_indexed: Mapping[QueueKey, int] = field(default_factory=dict)
@@ -73,6 +76,7 @@ def upload_health(
             not_indexed[work.key] = max(waiting, not_indexed.get(work.key, 0))
     return DispatchHealth(
         stopped=stopped,
+        refused=frozenset(key for key in stopped if files.why_refused(key) is not None),
         failing=failing,
         lost=lost,
         not_indexed=not_indexed,

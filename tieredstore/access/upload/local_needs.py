@@ -19,8 +19,8 @@ class LocalNeeds:
     """Finds the smallest local log offset that is still needed.
 
     Queues that take no uploads need nothing: those of filtered topics, and stopped ones, which
-    would keep everything for ever. One that the backend could not be asked about yet is none of
-    these: it needs what the catalogue does not know of. Nor does one whose next local message is
+    would keep everything for ever. One that may still be recovered is none of these: it needs what
+    the catalogue does not know of. Nor does one whose next local message is
     damaged: once that has expired, the upload goes on behind it.
     """
 
@@ -52,7 +52,7 @@ class LocalNeeds:
     def _needed_of(self, key: QueueKey) -> int | None:
         work, file = self._work_of(key), self._files.get(key)
         has_problem = file is not None and file.problem is not None
-        if work.stopped is not None or (has_problem and not self._files.is_out_of_reach(key)):
+        if work.stopped is not None or (has_problem and not self._files.may_recover(key)):
             return None
         minimum, maximum = self._store.min_offset(*key), self._store.max_offset(*key)
         if minimum is None or maximum is None:

@@ -27,7 +27,6 @@ from tieredstore.driver.runtime import Clock
 from tieredstore.flat import unconfirmed
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.recovery import recover
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import Boundary
 
@@ -76,8 +75,15 @@ class QueueChores:
         work.is_index_known = True
 
     def begin(self, work: QueueWork, minimum: int, maximum: int) -> None:
-        """The first message of the tier: the oldest local one, or one of two minutes ago."""
+        """The first message of the tier: the oldest local one, or one of two minutes ago.
+
+        A queue whose name the tier can never hold is stopped: its messages wait for nothing.
+        """
         file = work.file
+        work.stopped = self._files.why_refused(work.key)
+        if work.stopped is not None:
+            log.error("%s is not uploaded: %s", work.key, work.stopped)
+            return
         if file is None:
             file = self._files.create(*work.key)
             forget_stop(file, self._metadata)  # what stopped an earlier queue of this name
@@ -140,12 +146,15 @@ class QueueChores:
         """Go on with a stopped queue, where both sides hold the same; else why it stays stopped."""
         file = work.file
         if file is None:
-            return "the tier has no such queue"
+            return work.stopped or "the tier has no such queue"
+        if reason := self._files.why_refused(work.key):
+            return reason
         if work.stopped is None and file.problem is None:
-            return None
+            return work.failure and f"it is tried again and again, and fails: {work.failure}"
         if file.waiting_bytes:
             return "messages of it wait for their upload"
-        recover(file, self._metadata, self._clock)  # what was amiss may have been put right
+        work.is_index_known = False
+        self._files.look_again(file)  # what was amiss may have been put right
         work.is_to_resume = False
         if file.problem is not None:
             return file.problem
@@ -166,8 +175,8 @@ class QueueChores:
 
     def settle(self, work: QueueWork, file: FlatMessageFile) -> None:
         """Take in what a failed upload has landed: nothing that is in memory knows of it."""
-        recover(file, self._metadata, self._clock)
         work.is_index_known = False
+        self._files.look_again(file)
 
     def roll(self, file: FlatMessageFile) -> None:
         file.roll_if_due()

@@ -99,7 +99,9 @@ class QueueRules:
         return maximum is not None and maximum >= first
 
     def _beginning(self, work: QueueWork) -> Decision:
-        """A queue begins when there is something to upload."""
+        """A queue begins when there is something to upload, and the tier can hold its name."""
+        if work.stopped is not None:
+            return _NOTHING
         minimum = self._store.min_offset(*work.key)
         maximum = self._store.max_offset(*work.key)
         if minimum is None or maximum is None or minimum >= maximum:

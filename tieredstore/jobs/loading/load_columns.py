@@ -40,8 +40,8 @@ from numpy.typing import NDArray
 
 from tieredstore.codec.names import INDEX_TOPIC
 from tieredstore.codec.record_fields import HOSTS_IPV6, TRANSACTION_PREPARED
-from tieredstore.driver.segment import check_queue_path
-from tieredstore.model.errors import BackendRefusedError, TieredStoreError
+from tieredstore.model.errors import TieredStoreError
+from tieredstore.model.topics import why_no_topic
 from tieredstore.model.values import INT32_MAX
 
 BODY_CRC_OK: Final = "body_crc_ok"
@@ -240,10 +240,8 @@ def _is_nothing(field: pa.Field) -> bool:
 
 def check_topic(topic: str) -> None:
     """LoadRefusedError for what can be no topic of a tier."""
-    try:
-        check_queue_path(f"b/{topic}/0", 0)
-    except BackendRefusedError as error:
-        raise LoadRefusedError(f"column topic: {topic!r:.80} is none: {error}") from error
+    if reason := why_no_topic(topic):
+        raise LoadRefusedError(f"column topic: {topic!r:.80} is none: {reason}")
     if topic == INDEX_TOPIC:
         raise LoadRefusedError(f"column topic: {topic} is where the key index lies")
 

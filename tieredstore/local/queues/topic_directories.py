@@ -12,16 +12,14 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Final
 
 from tieredstore.codec.names import parse_local_file_name
 from tieredstore.driver.durable import fsync_directory
 from tieredstore.model.errors import BackendRefusedError
+from tieredstore.model.topics import why_no_directory
 from tieredstore.model.values import INT32_MAX
 
 log = logging.getLogger(__name__)
-
-_NAME_BYTES_MAX: Final = 255
 
 
 def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
@@ -34,12 +32,9 @@ def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
 
 
 def is_topic(name: str) -> bool:
-    """Whether the name is one directory: any text will do that is neither a path nor too long."""
-    try:
-        size = len(name.encode("utf-8"))
-    except UnicodeEncodeError:
-        return False
-    return 0 < size <= _NAME_BYTES_MAX and not {"/", "\x00"} & set(name) and name not in (".", "..")
+    """Whether the name is one directory here. Java has taken topics with a backslash: they are
+    read, and no put takes another (`model.topics`)."""
+    return why_no_directory(name.replace("\\", "_")) is None
 
 
 def queue_number(name: str) -> int | None:

@@ -53,10 +53,10 @@ from tieredstore.local.delay_levels import DelayLevels
 from tieredstore.local.records.record_batch import RecordBatch
 from tieredstore.model.errors import TieredStoreError
 from tieredstore.model.messages import Message
+from tieredstore.model.topics import why_no_topic
 from tieredstore.model.values import INT32_MAX, PutStatus
 
 RECORD_EXTRA_BYTES: Final = 64 * 1024
-TOPIC_BYTES_MAX: Final = 255
 
 code_of_tags = lru_cache(maxsize=4096)(tags_code)
 # By the lengths of both addresses: host bits and the fixed part of the record.
@@ -211,19 +211,12 @@ def _property_string(properties: Mapping[str, str]) -> tuple[bytes, bool]:
 @lru_cache(maxsize=4096)
 def topic_field(topic: str) -> tuple[int, bytes]:
     """The magic and the bytes of a topic, its length before it."""
-    raw = encode_utf8(topic)
-    if not topic or "/" in topic or "\0" in topic or topic in (".", "..") or raw != _strict(topic):
-        raise _illegal(f"topic: {topic!r:.80} cannot name a directory")
-    if len(raw) > TOPIC_BYTES_MAX:
-        raise _illegal(f"topic: {len(raw)} bytes are more than {TOPIC_BYTES_MAX}")
+    if reason := why_no_topic(topic):
+        raise _illegal(f"topic: {topic!r:.80}: {reason}")
+    raw = topic.encode()
     if len(raw) <= TOPIC_BYTES_MAX_V1:
         return MESSAGE_MAGIC_V1, INT8.pack(len(raw)) + raw
     return MESSAGE_MAGIC_V2, INT16.pack(len(raw)) + raw
-
-
-def _strict(topic: str) -> bytes:
-    """UTF-8 that comes back as the same text: two topics never share a directory."""
-    return topic.encode("utf-8", "surrogatepass")
 
 
 def _illegal(reason: str) -> PutRefusedError:

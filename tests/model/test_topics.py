@@ -1,0 +1,115 @@
+"""One rule says which topics there are, and every store and provider keeps it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tieredstore.driver.runtime import Runtime
+from tieredstore.jobs.loading.load_columns import LoadRefusedError, check_topic
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.records.batch_encoder import BatchEncoder
+from tieredstore.model.topics import NAME_BYTES_MAX, why_no_directory, why_no_topic
+from tieredstore.model.values import PutStatus, SegmentType
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.providers.object_layout import ObjectLayout
+from tieredstore.providers.posix import PosixProvider
+from tieredstore.testing.messages import a_message
+
+TOPICS = [
+    "%RETRY%group",
+    "%DLQ%a|b",
+    "%LMQ%a",
+    "主题",
+    "a.b-c_d",
+    "...",
+    " ",
+    "ends with a dot.",
+    "a%2Fb",
+    "#?*<>\"'{}^[]~`",
+    "😀",
+    "t" * NAME_BYTES_MAX,
+    "ä" * (NAME_BYTES_MAX // 2),
+]
+NONE = {
+    "": "directory",
+    ".": "directory",
+    "..": "directory",
+    "a/b": "'/'",
+    "/": "'/'",
+    "a\\b": "parts names",
+    "\\": "parts names",
+    "a\0b": "parts names",
+    "a\tb": "U\\+0009",
+    "a\x1b[31m": "U\\+001B",
+    "a\x7f": "U\\+007F",
+    "a\x85": "U\\+0085",
+    "a\ufffe": "U\\+FFFE",
+    "a\uffff": "U\\+FFFF",
+    "\ud83d": "Unicode",
+    "t" * 256: "256 bytes",
+    "ä" * 128: "256 bytes",
+}
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_these_are_topics(topic: str) -> None:
+    assert why_no_topic(topic) is None
+    check_topic(topic)
+
+
+@pytest.mark.parametrize(("topic", "reason"), NONE.items(), ids=map(ascii, NONE))
+def test_these_are_none_and_the_reason_is_said(topic: str, reason: str) -> None:
+    with pytest.raises(LoadRefusedError, match=reason):
+        check_topic(topic)
+    said = why_no_topic(topic)
+    assert said is not None
+    assert said.isprintable()
+
+
+@pytest.mark.parametrize("topic", [None, 7, b"bytes", True])
+def test_what_is_no_text_is_no_topic(topic: object) -> None:
+    assert "no text" in (why_no_topic(topic) or "")
+
+
+@given(topic=st.text(st.characters(), max_size=90))
+def test_a_put_asks_the_same_rule_alone_and_in_a_batch(topic: str) -> None:
+    encoder = BatchEncoder(LocalConfig(store_path="/nowhere"))
+    for count in (1, 20):
+        batch, refused = encoder.encode([a_message(number, topic=topic) for number in range(count)])
+        if why_no_topic(topic) is None:
+            assert not refused
+            assert batch is not None
+        else:
+            assert batch is None
+            assert {each.status for each in refused.values()} == {PutStatus.MESSAGE_ILLEGAL}
+
+
+@given(topic=st.text(st.characters(), max_size=90) | st.sampled_from([*TOPICS, *NONE]))
+def test_every_provider_opens_what_the_rule_takes(topic: str) -> None:
+    providers = [MemoryProvider(Runtime.inline()), PosixProvider("/nowhere", "c", Runtime.inline())]
+    if why_no_topic(topic) is None:
+        for provider in providers:
+            provider.open(f"b/{topic}/0", SegmentType.COMMIT_LOG, 0).close()
+        layout = ObjectLayout("c")
+        key = layout.segment_key(f"b/{topic}/0", SegmentType.COMMIT_LOG, 0)
+        found = layout.segment_of(key)
+        assert found is not None
+        assert found.path == f"b/{topic}/0"
+        assert len(key.encode()) < 1024 - 200  # with the names of parts, and a prefix
+
+
+@given(topic=st.text(st.characters(), max_size=90))
+def test_a_topic_is_always_a_directory(topic: str) -> None:
+    if why_no_topic(topic) is None:
+        assert why_no_directory(topic) is None
+
+
+def test_such_directories_can_be_made(tmp_path: Path) -> None:
+    for topic in TOPICS:
+        (tmp_path / topic).mkdir()
+    assert sorted(os.listdir(tmp_path)) == sorted(TOPICS)
