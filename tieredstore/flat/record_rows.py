@@ -254,7 +254,8 @@ def sound_bodies(run: MessageRun) -> NDArray[np.bool_]:
     sizes = words.int32(bodies - 4)
     inside = (sizes >= 0) & (bodies + sizes <= starts + run.message_bytes)
     sizes, crcs = np.where(inside, sizes, 0), words.int32(starts + BODY_CRC_POSITION)
-    return inside & bodies_match(run.records, bodies, sizes, crcs)
+    sound: NDArray[np.bool_] = inside & bodies_match(run.records, bodies, sizes, crcs)
+    return sound
 
 
 def empty_run(offset: int) -> MessageRun:
