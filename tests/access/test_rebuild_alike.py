@@ -89,7 +89,8 @@ class Written:
         """Where each queue with bytes begins and ends, as a reader of the catalogue has it."""
         with self.reader() as reader:
             found = {
-                key: (reader.min_offset(*key), reader.max_offset(*key)) for key in reader.queues()
+                key: (reader.min_offset(*key) or 0, reader.max_offset(*key) or 0)
+                for key in reader.queues()
             }
         return {key: ends for key, ends in found.items() if ends[0] != ends[1]}
 
@@ -114,7 +115,7 @@ class Written:
         queues = self.queues()
         rows = []
         for row in self.metadata.segments():
-            known = {"create_timestamp": 0}
+            known: dict[str, Any] = {"create_timestamp": 0}
             if row.size and row.type is QUEUE:
                 _, topic, number = row.path.split("/")
                 key = QueueKey(topic, int(number))

@@ -103,7 +103,7 @@ def _published(
 def _noted(facts: TierFacts, metadata: MetadataStore, broker: str) -> Iterator[Finding]:
     for path, note in metadata.notes(STOPPED_QUEUE).items():
         if path.startswith(f"{broker}/"):
-            reason = note.get("reason", "") if isinstance(note, dict) else ""
+            reason = str(note.get("reason", "")) if isinstance(note, dict) else ""
             asked = "; is compared at the next start" if is_asked_to_resume(path, metadata) else ""
             is_adopted = is_history(path, metadata)
             detail = reason if is_adopted else f"takes no more: {reason}{asked}"

@@ -192,7 +192,8 @@ def codes_agree(held: Rows, wanted: Rows) -> NDArray[np.bool_]:
     first_bit = held == (wanted ^ _PLACES_FROM)
     is_among_places = np.count_nonzero(places) > 1
     believed = places & (~first_bit | ((held == _PLACES_FROM) & is_among_places))
-    return (held == wanted) | believed
+    agree: NDArray[np.bool_] = (held == wanted) | believed
+    return agree
 
 
 def groups_of(named: Named, log: SegmentBytes) -> Iterator[range]:
