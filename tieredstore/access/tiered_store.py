@@ -270,6 +270,7 @@ class TieredMessageStore(TieredReads):
         self, topic: str, queue_id: int, *, timeout: float | None = FLUSH_SECONDS
     ) -> str | None:
         """Upload a stopped queue again, if the tier and the next store hold the same; else why not.
+        Of one that is not stopped, but whose last attempt failed, it says why that failed.
 
         A queue stops where the next store has lost or changed what the tier has. Nothing in the
         tier is overwritten by this; where the next store no longer has a message to compare, the

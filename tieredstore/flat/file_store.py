@@ -159,8 +159,13 @@ class FlatFileStore:
         return self._files.get(key)
 
     def why_refused(self, key: QueueKey) -> str | None:
-        """Why there can be no such queue, now or later: for its name alone. Asks no backend."""
-        if reason := why_no_topic(key.topic):
+        """Why there can be no such queue, now or later: for its name alone. Asks no backend.
+
+        One that began before there was a rule of names goes on, where the provider holds it.
+        """
+        file = self.get(key)
+        is_new = file is None or not file.is_started
+        if is_new and (reason := why_no_topic(key.topic)):
             return f"no tier holds a topic of this name: {reason}"
         try:
             self._provider.open(self._path(key), SegmentType.COMMIT_LOG, 0).close()
