@@ -202,16 +202,39 @@ class Flips:
             return []  # refused, and said why
         told: list[str] = []
         hit = flip.row if flip.field in UNCOVERED else -1
+        hides_keys = self._leads_to_an_older_item(flip)
         for known in self.messages:
             is_hit = self.messages.index(known) == hit
             told += self._by_offset(store, known, is_hit=is_hit)
-            told += self._by_key(store, known, is_hit=is_hit)
+            told += [] if hides_keys else self._by_key(store, known, is_hit=is_hit)
         told += self._whole_queues(store, hit)
         told += self._by_time(store, flip)
         told += self._filtered(store, hit, flip)
         told += self._goes_on(store)
         store.shutdown()
         return told
+
+    def _leads_to_an_older_item(self, flip: Flip) -> bool:
+        """Whether a slot or a link of the index became 0, or an older item of the same slot: no
+        chain shows that."""
+        slots = SETTINGS["index_slot_count"]
+        items = 40 + 4 * slots
+        data = bytearray((self.whole / flip.path).read_bytes()) if "index" in flip.field else b""
+        if flip.field == "index slot":
+            at = flip.position - flip.position % 4
+            item = int.from_bytes(data[at : at + 4])
+        elif flip.field == "index item" and (flip.position - items) % 20 >= 16:
+            item = (flip.position - items) // 20
+            at = items + 20 * item + 16
+        else:
+            return False
+        assert isinstance(data, bytearray)
+        data[flip.position] ^= 1 << flip.bit
+        new = int.from_bytes(data[at : at + 4], signed=True)
+        if not 0 < new <= item:
+            return new == 0
+        hashes = [int.from_bytes(data[items + 20 * one :][:4]) for one in (item, new)]
+        return hashes[0] % slots == hashes[1] % slots
 
     def _by_offset(self, store: LocalMessageStore, known: Known, *, is_hit: bool) -> Iterator[str]:
         what = f"{known.key} {known.queue_offset}"
