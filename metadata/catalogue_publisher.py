@@ -6,7 +6,6 @@ replace what is published, and the steps. When it is called is for the access la
 
 from __future__ import annotations
 
-import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -27,11 +26,12 @@ from tieredstore.metadata.published_format import (
 )
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.errors import MetadataError, SegmentNotFoundError, TieredStoreError
+from tieredstore.model.printable import log_of
 
 KEPT: Final = 3
 """Generations that stay: a reader that has listed them is still reading one."""
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ one call at a time.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,11 +30,12 @@ from tieredstore.metadata.journal import SnapshotName
 from tieredstore.metadata.journal_file import JournalFile
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.errors import CatalogueLockedError, MetadataError
+from tieredstore.model.printable import log_of
 
 JOURNAL_BYTES_MIN: Final = 4 * 1024 * 1024
 """Below this a journal is never compacted by its size, unless the caller says so."""
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 class CatalogueWriter:

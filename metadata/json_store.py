@@ -6,7 +6,6 @@ What lives here: locks, the batches of many threads, and who may do what. What d
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,11 +29,12 @@ from tieredstore.metadata.open_report import OpenReport
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.catalogue import TopicRecord
 from tieredstore.model.errors import MetadataError
+from tieredstore.model.printable import log_of
 
 FILE_NAME: Final = "tieredStoreMetadata.json"
 """What RocketMQ calls its catalogue, in the folder `config` of its store."""
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 @dataclass(slots=True, eq=False)

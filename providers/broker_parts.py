@@ -6,7 +6,6 @@ and the claim of the writer's epoch. What is done with a segment is in `object_s
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from tieredstore.driver.object_client import ObjectFacts
 from tieredstore.driver.runtime import Clock
 from tieredstore.model.errors import StoreClosedError, TieredStoreError
+from tieredstore.model.printable import log_of
 from tieredstore.providers.object_calls import ObjectCalls
 from tieredstore.providers.object_layout import Mark, ObjectLayout, mark_key, part_of, parts_below
 from tieredstore.providers.object_parts import SealedObject, SegmentParts, sealed_of, segments_of
@@ -27,7 +27,7 @@ from tieredstore.providers.writer_epoch import (
     newest_boundary,
 )
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 class BrokerParts:

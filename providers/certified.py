@@ -6,7 +6,6 @@ follows from it; `examined`, for an operator who asks. What is asked is in the d
 
 from __future__ import annotations
 
-import logging
 import threading
 import uuid
 import zlib
@@ -21,6 +20,7 @@ from tieredstore.model.errors import (
     OffsetOutOfRangeError,
     SegmentNotFoundError,
 )
+from tieredstore.model.printable import log_of
 
 MODES: Final = ("require", "warn", "off")
 PAGE_KEYS: Final = 1_001  # one more than a listing's page holds
@@ -30,7 +30,7 @@ _REFUSED: Final = (
     "it stays refused until `tieredstore certify --again` passes; certify=warn writes nevertheless"
 )
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 class Certification:

@@ -6,14 +6,14 @@ What lives here: `open_client`, the choice. Clients themselves are one module ea
 from __future__ import annotations
 
 import importlib.util
-import logging
 
 from tieredstore.driver.object_client import ObjectClient
 from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.printable import log_of
 from tieredstore.providers.object_settings import ObjectStoreSettings
 from tieredstore.providers.obstore_connection import obstore_can, obstore_installed
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 def open_client(settings: ObjectStoreSettings) -> ObjectClient:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from tieredstore.codec.names import cluster_directory, parse_segment_name, segment_name
 from tieredstore.driver.durable import (
+    NO_LINK,
     fsync_directory,
     make_directories,
     write_all,
@@ -187,6 +188,8 @@ class PosixFileSegment(FileSegment):
     @contextmanager
     def _opened(self, operation: str, flags: int = os.O_RDONLY) -> Iterator[int]:
         self._check_open()
+        if flags & os.O_CREAT:
+            flags |= NO_LINK
         with self._translated(operation):
             descriptor = os.open(self._file, flags | os.O_CLOEXEC, 0o666)
             try:

@@ -6,7 +6,6 @@ What lives here: `create_bucket` and the lifecycle rule for uploads that a crash
 from __future__ import annotations
 
 import importlib
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -17,6 +16,7 @@ from tieredstore.model.errors import (
     InvalidConfigError,
     TieredStoreError,
 )
+from tieredstore.model.printable import log_of
 from tieredstore.providers.object_settings import ObjectStoreSettings, keep_clients_quiet
 from tieredstore.providers.s3_errors import error_of_reply, one_line
 
@@ -27,7 +27,7 @@ ABORT_DAYS: Final = 2
 _NO_RULES_STATUS: Final = (400, 405, 501)
 _NO_RULES_CODE: Final = "BucketAlreadyExists"
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 def create_bucket(settings: ObjectStoreSettings, *, abort_days: int = ABORT_DAYS) -> None:

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import io
 import itertools
-import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -21,10 +20,11 @@ from tieredstore.driver.lost_reply import Head, settling
 from tieredstore.driver.object_client import Attempt, ObjectExistsError, ObjectFacts
 from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import BackendRefusedError, SegmentNotFoundError, TieredStoreError
+from tieredstore.model.printable import log_of
 from tieredstore.providers.object_settings import ObjectStoreSettings
 from tieredstore.providers.s3fs_connection import S3fsConnection
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 PART_BYTES: Final = 8 * 1024 * 1024
 PARTS_MAX: Final = 10_000

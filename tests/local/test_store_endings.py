@@ -13,9 +13,10 @@ import pytest
 from tests.codec.golden_files import GOLDEN
 from tests.local.store_audit import a_config, check_agreement, opened, parts_of
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.care import checkpoint, queue_ends
+from tieredstore.local.care import checkpoint
 from tieredstore.local.care.store_files import StoreFiles
 from tieredstore.local.config import LocalConfig
+from tieredstore.local.files import side_file
 from tieredstore.local.keys import index_state
 from tieredstore.local.keys.index_service import IndexService
 from tieredstore.local.local_message_store import LocalMessageStore
@@ -42,7 +43,7 @@ def digests(root: Path) -> dict[str, tuple[str, int]]:
 
 FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "index state": lambda patch: patch.setattr(index_state, "write_atomically", no_room),
-    "table of queues": lambda patch: patch.setattr(queue_ends, "write_atomically", no_room),
+    "table of queues": lambda patch: patch.setattr(side_file, "write_atomically", no_room),
     "abort file": lambda patch: patch.setattr(StoreFiles, "remove_abort", no_room),
     "index flush": lambda patch: patch.setattr(IndexService, "flush", no_room),
     "index close": lambda patch: patch.setattr(IndexService, "close", no_room),
@@ -80,7 +81,7 @@ def test_an_end_without_a_directory_for_its_tables_frees_the_lock(tmp_path: Path
     store.shutdown()
 
 
-@pytest.mark.parametrize("module", [index_state, queue_ends, checkpoint])
+@pytest.mark.parametrize("module", [index_state, side_file, checkpoint])
 def test_what_cannot_be_flushed_is_an_error_of_the_backend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any
 ) -> None:

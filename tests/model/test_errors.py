@@ -13,6 +13,7 @@ from tieredstore.model.errors import (
     BackendUnavailableError,
     BodyNotPlainError,
     CatalogueLockedError,
+    InvalidArgumentError,
     InvalidConfigError,
     MetadataError,
     OffsetOutOfRangeError,
@@ -28,6 +29,7 @@ from tieredstore.model.errors import (
 
 ONE_OF_EACH: list[TieredStoreError] = [
     InvalidConfigError("no"),
+    InvalidArgumentError("want a whole number"),
     StoreClosedError("closed"),
     OtherProcessError("store", opened_by=17),
     BodyNotPlainError("the body is damaged"),

@@ -6,7 +6,6 @@ the settings name another tier than the catalogue. How each is opened is for `wi
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,12 @@ from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import MetadataError, UnknownNameError
+from tieredstore.model.printable import log_of
 
 _FILES: Final = ("", ".bak", ".journal")
 _NAMED_MAX: Final = 8
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 class NoCatalogueError(MetadataError):

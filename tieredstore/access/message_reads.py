@@ -6,7 +6,6 @@ same in a future. Everything but messages by offset is in `merged_reads`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -19,12 +18,13 @@ from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, MESSAG
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.messages import GetResult
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import GetStatus
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 _NO_QUEUE: Final = frozenset({GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE})
 # A store that answers so has not got the message: another one may have it.

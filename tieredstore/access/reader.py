@@ -29,9 +29,9 @@ from tieredstore.index.index_reach import IndexTimes, indexed_offset, indexed_ti
 from tieredstore.index.watermarks import QueueId
 from tieredstore.model.catalogue import SegmentRecord, TopicRecord
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.errors import StoreClosedError, refused_by_system
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
-from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
+from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, require_place, require_text
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class TieredReader:
         the settings say.
         """
         self._refuse_a_fork()
-        with self._life_guard:
+        with self._life_guard, refused_by_system(self.config.store_path, "open"):
             if self._parts is not None:
                 return
             parts = open_tier(self.config, self._given, read_only=True)
@@ -118,7 +118,8 @@ class TieredReader:
         with self._life_guard:
             parts, self._parts = self._parts, None
         if parts is not None:
-            parts.close(timeout)
+            with refused_by_system(self.config.store_path, "close"):
+                parts.close(timeout)
 
     def __enter__(self) -> Self:
         self.load()
@@ -174,6 +175,7 @@ class TieredReader:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
+        require_place(topic, queue_id, offset, count_max, bytes_max)
         return self._asked(
             QueueKey(topic, queue_id),
             lambda: self._loaded().fetcher.get_message(
@@ -196,6 +198,9 @@ class TieredReader:
         begin: int = 0,
         end: int = INT64_MAX,
     ) -> QueryResult:
+        require_place(topic, count_max, begin, end)
+        require_text("key", key)
+
         def ask() -> QueryResult:
             return self._loaded().fetcher.query_message(
                 topic, key, count_max=count_max, begin=begin, end=end
@@ -228,29 +233,34 @@ class TieredReader:
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
     ) -> int | None:
+        require_place(topic, queue_id, timestamp)
         return self._asked(
             QueueKey(topic, queue_id),
             lambda: self._loaded().fetcher.offset_by_time(topic, queue_id, timestamp, boundary),
         )
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        require_place(topic, queue_id, offset)
         return self._asked(
             QueueKey(topic, queue_id),
             lambda: self._loaded().fetcher.store_time(topic, queue_id, offset),
         )
 
     def earliest_time(self, topic: str, queue_id: int) -> int | None:
+        require_place(topic, queue_id)
         return self._asked(
             QueueKey(topic, queue_id), lambda: self._loaded().fetcher.earliest_time(topic, queue_id)
         )
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
+        require_place(topic, queue_id)
         return self._asked(
             QueueKey(topic, queue_id), lambda: self._loaded().fetcher.min_offset(topic, queue_id)
         )
 
     def max_offset(self, topic: str, queue_id: int) -> int | None:
         """One more than the newest queue offset that can be read."""
+        require_place(topic, queue_id)
         return self._loaded().fetcher.commit_offset(topic, queue_id)
 
     # -- all of it ----------------------------------------------------------------------------

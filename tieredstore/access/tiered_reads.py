@@ -19,7 +19,13 @@ from tieredstore.access.wiring import TierParts
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, MessageStore
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
-from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
+from tieredstore.model.values import (
+    INT64_MAX,
+    Boundary,
+    QueueKey,
+    require_place,
+    require_text,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,7 @@ class TieredReads:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
+        require_place(topic, queue_id, offset, count_max, bytes_max)
         return self._loaded().messages.get(
             MessageRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
         )
@@ -73,6 +80,7 @@ class TieredReads:
         While that pool has no place the caller's own thread does the work, as everywhere.
         A closed store raises here; every other error is in the future.
         """
+        require_place(topic, queue_id, offset, count_max, bytes_max)
         return self._loaded().messages.get_future(
             MessageRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
         )
@@ -93,14 +101,17 @@ class TieredReads:
         For callers that may not wait: `get_message_future` does the work itself while the fetch
         pool has no place.
         """
+        require_place(topic, queue_id, offset, count_max, bytes_max)
         return self._loaded().messages.get_hot(
             MessageRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
         )
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
+        require_place(topic, queue_id)
         return self._loaded().merged.min_offset(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int | None:
+        require_place(topic, queue_id)
         return self._loaded().merged.max_offset(topic, queue_id)
 
     def committed_offset(self, topic: str, queue_id: int) -> int | None:
@@ -108,17 +119,21 @@ class TieredReads:
 
         A broker's own retention may delete below it.
         """
+        require_place(topic, queue_id)
         return self._loaded().parts.fetcher.commit_offset(topic, queue_id)
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
     ) -> int | None:
+        require_place(topic, queue_id, timestamp)
         return self._loaded().merged.offset_by_time(topic, queue_id, timestamp, boundary)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        require_place(topic, queue_id, offset)
         return self._loaded().merged.store_time(topic, queue_id, offset)
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
+        require_place("" if topic is None else topic, queue_id)
         return self._loaded().merged.earliest_time(topic, queue_id)
 
     def query_message(
@@ -130,11 +145,14 @@ class TieredReads:
         begin: int = 0,
         end: int = INT64_MAX,
     ) -> QueryResult:
+        require_place(topic, count_max, begin, end)
+        require_text("key", key)
         return self._loaded().merged.query_message(
             topic, key, count_max=count_max, begin=begin, end=end
         )
 
     def contains(self, topic: str, queue_id: int, offset: int) -> bool:
+        require_place(topic, queue_id, offset)
         return self._loaded().merged.contains(topic, queue_id, offset)
 
     def queues(self) -> Iterable[QueueKey]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Self
 
@@ -36,9 +36,9 @@ from tieredstore.driver.metrics import Metrics, MetricsOfOneLife, NoMetrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Deadline, Runtime, Service
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.errors import StoreClosedError, refused_by_system
 from tieredstore.model.messages import Message, PutResult
-from tieredstore.model.values import QueueKey, StorageLevel
+from tieredstore.model.values import QueueKey, StorageLevel, require_place, require_text
 
 FLUSH_SECONDS = 60.0
 
@@ -103,7 +103,7 @@ class TieredMessageStore(TieredReads):
     def load(self) -> None:
         """Open the next store and the tier. Raises what either raises when it cannot be opened."""
         self._refuse_a_fork()
-        with self._life_guard:
+        with self._life_guard, self._refusals("open"):
             if self._tier is not None:
                 return
             with ExitStack() as undo:
@@ -169,7 +169,7 @@ class TieredMessageStore(TieredReads):
     def start(self) -> None:
         """Take puts, upload, and drop what is too old from now on."""
         self._refuse_a_fork()
-        with self._life_guard:
+        with self._life_guard, self._refusals("start"):
             tier = self._loaded()
             if self._started:
                 return
@@ -186,7 +186,7 @@ class TieredMessageStore(TieredReads):
         Who does not answer in time is left behind, and the log says so.
         """
         self._refuse_a_fork()
-        with self._life_guard:
+        with self._life_guard, self._refusals("shut down"):
             tier = self._tier
             if tier is None:
                 return
@@ -212,7 +212,7 @@ class TieredMessageStore(TieredReads):
     def destroy(self) -> None:
         """Delete the data of both tiers; a store that is open is shut down first, undrained."""
         self._refuse_a_fork()
-        with self._life_guard:
+        with self._life_guard, self._refusals("destroy"):
             self.shutdown(drain=False)
             parts = self._opened_parts()
             try:
@@ -259,7 +259,9 @@ class TieredMessageStore(TieredReads):
         the key index is uploaded too, as far as it goes, so that readers elsewhere find the keys;
         raises what the backend raises then.
         """
-        return self._running().flushing.flush(timeout, seal=seal)
+        tier = self._running()
+        with self._refusals("flush"):
+            return tier.flushing.flush(timeout, seal=seal)
 
     def health(self) -> TierHealth:
         """How the tier is doing, without asking the backend."""
@@ -276,16 +278,25 @@ class TieredMessageStore(TieredReads):
         tier is overwritten by this; where the next store no longer has a message to compare, the
         queue goes on behind a gap. Raises what the backend raises when it is asked.
         """
-        return self._loaded().dispatcher.resume(QueueKey(topic, queue_id), timeout=timeout)
+        require_place(topic, queue_id)
+        tier = self._loaded()
+        with self._refusals("resume"):
+            return tier.dispatcher.resume(QueueKey(topic, queue_id), timeout=timeout)
 
     # -- topics -------------------------------------------------------------------------------
 
     def delete_topics(self, topics: Iterable[str]) -> int:
         """Delete topics from both tiers; how many of them there were in either."""
-        return delete_topics(self._loaded(), self._next, topics, timeout=FLUSH_SECONDS)
+        topics = list(topics)
+        require_text("topic", *topics)
+        tier = self._loaded()
+        with self._refusals("delete topics"):
+            return delete_topics(tier, self._next, topics, timeout=FLUSH_SECONDS)
 
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
         """Delete every topic but the retained, the system's and light queues."""
+        retained = list(retained)
+        require_text("topic", *retained)
         kept = set(retained)
         unused = unused_topics(self._loaded(), kept)
         self.delete_topics(unused)
@@ -298,6 +309,9 @@ class TieredMessageStore(TieredReads):
 
     def add_retention_guard(self, guard: RetentionGuard) -> None:
         self._next.add_retention_guard(guard)
+
+    def _refusals(self, operation: str) -> AbstractContextManager[None]:
+        return refused_by_system(self.config.store_path, operation)
 
     def _running(self) -> OpenTier:
         tier = self._loaded()

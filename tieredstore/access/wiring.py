@@ -6,7 +6,6 @@ here, only in which order parts are built and released.
 
 from __future__ import annotations
 
-import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +46,9 @@ from tieredstore.index.uploaded_index import UploadedIndex
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.config_sources import JAVA_CLASSES
 from tieredstore.model.errors import InvalidConfigError, TieredStoreError
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 INDEX_SECONDS_MIN = 5.0  # for it to make durable what it took, however late it has become
 _JAVA_PACKAGE = "org.apache.rocketmq."

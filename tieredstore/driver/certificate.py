@@ -54,5 +54,5 @@ class Certificate:
             return cls(
                 client=str(kept["client"]), findings=findings, elapsed_ms=int(kept["elapsed_ms"])
             )
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
             raise ValueError("this is no certificate") from error

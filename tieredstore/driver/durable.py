@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-log = logging.getLogger(__name__)
+from tieredstore.model.printable import log_of
 
+log = log_of(__name__)
+
+# For files that are made at names that others can guess: a link there leads to what is not ours.
+NO_LINK: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 DURABLE_DIRECTORIES_MAX: Final = 100_000
 OPENS_MAX: Final = 8
 _durable_directories: set[str] = set()
@@ -69,7 +72,8 @@ def write_atomically(
     """Replace the file at `path`: after a crash there is the old content or the new, whole.
 
     One writer a path at a time: BlockingIOError, and nothing changed, where another process is at
-    it. What a crashed one left behind is written over.
+    it. What a crashed one left behind is written over. OSError where the name of the new file is a
+    link.
     """
     target = Path(path)
     temporary = target.with_name(target.name + ".tmp")
@@ -93,7 +97,7 @@ def write_atomically(
 def _opened_alone(path: Path) -> int:
     """The file, made if need be, and locked until it is closed."""
     for _ in range(OPENS_MAX):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | NO_LINK, 0o666)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):

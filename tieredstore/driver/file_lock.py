@@ -11,9 +11,9 @@ import fcntl
 import os
 import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import Self
 
+from tieredstore.driver.durable import NO_LINK
 from tieredstore.driver.one_process import OneProcess
 
 _held: set[str] = set()
@@ -44,12 +44,16 @@ class FileLock:
 
     @classmethod
     def acquire(cls, path: str | os.PathLike[str]) -> FileLock | None:
-        """The lock, or None where another holder has it, in this process or in another."""
-        real = str(Path(path).resolve())
+        """The lock, or None where another holder has it, in this process or in another.
+
+        A lock file that is a link is refused: what it leads to is not ours to make.
+        """
+        folder, name = os.path.split(os.path.abspath(path))
+        real = os.path.join(os.path.realpath(folder), name)
         with _held_guard:
             if real in _held:
                 return None
-            descriptor = os.open(real, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(real, os.O_RDWR | os.O_CREAT | NO_LINK, 0o666)
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
             except BlockingIOError:

@@ -6,7 +6,6 @@ Runtime, so that a test can hand in its own time and run the whole store in one 
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -16,11 +15,12 @@ from typing import ParamSpec, Protocol, Self, TypeVar
 
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.printable import log_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 DISPATCH_THREADS = 8
 FETCH_THREADS = 16

@@ -5,15 +5,15 @@ What lives here: `GaugeReads`. A gauge has many readers where a process has many
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Final
 
 from tieredstore.driver.metrics import GaugeRead, Metric
 from tieredstore.exporters.label_sets import LabelSets
 from tieredstore.model.errors import TieredStoreError
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 _TIMES: Final = ("seconds", "milliseconds")
 

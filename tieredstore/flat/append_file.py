@@ -6,7 +6,6 @@ across borders and dropping the oldest. What the bytes mean is for `commit_log` 
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 
@@ -25,9 +24,10 @@ from tieredstore.model.errors import (
     SegmentSealedError,
     TieredStoreError,
 )
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import AppendStatus, SegmentType
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 class FlatAppendFile:

@@ -6,7 +6,6 @@ segments go, and when, is for `expiry` and `file_store` to say.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,12 +16,13 @@ from tieredstore.driver.provider import SegmentProvider
 from tieredstore.flat.flat_segment import FlatSegment
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import BackendUnavailableError, StoreClosedError, TieredStoreError
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import SegmentType
 
 KIND: Final = "doomed"
 WAIT_SECONDS: Final = 5.0  # for somebody who deletes bytes of the same queue
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 def key_of(record: SegmentRecord) -> str:

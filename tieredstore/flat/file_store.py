@@ -6,7 +6,6 @@ of one queue when it is opened is in `recovery`.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -33,6 +32,7 @@ from tieredstore.model.errors import (
     StoreClosedError,
     TieredStoreError,
 )
+from tieredstore.model.printable import log_of
 from tieredstore.model.topics import why_no_topic
 from tieredstore.model.values import QueueKey, SegmentType
 
@@ -42,7 +42,7 @@ BELIEVED_TRIES: Final = 6  # looks, in five minutes and more: until then local r
 
 Alone: TypeAlias = Callable[[QueueKey], AbstractContextManager[bool]]
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 def _undisturbed(_key: QueueKey) -> AbstractContextManager[bool]:

@@ -7,7 +7,6 @@ there are is for `file_store` to say.
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -35,13 +34,14 @@ from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.record_rows import RECORD_BYTES_MIN
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError, SegmentError
+from tieredstore.model.printable import log_of
 
 _HEADER_BYTES = 76  # up to and with the store time of a message born on IPv6
 _MAGICS = frozenset({MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2})
 _UNITS_LOOKED_AT: Final = 64
 _BYTES_AT_ONCE: Final = 1 << 18
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 def recover(

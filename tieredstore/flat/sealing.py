@@ -7,8 +7,6 @@ to do is one, after a crash too. What sealing is, is for the provider to say.
 
 from __future__ import annotations
 
-import logging
-
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.errors import (
@@ -16,8 +14,9 @@ from tieredstore.model.errors import (
     StoreClosedError,
     TieredStoreError,
 )
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 def seal_full(file: FlatMessageFile) -> dict[str, TieredStoreError]:

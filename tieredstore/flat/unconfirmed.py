@@ -6,7 +6,6 @@ name, with a catalogue of its own, may have written them. Comparing them is for 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -15,12 +14,13 @@ from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metadata import Change, DeleteNote, MetadataStore, Put, PutNote
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.catalogue import SegmentRecord
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import SegmentType
 
 KIND: Final = "unconfirmed"
 _FIELDS: Final = 5  # of a row in a note
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 def note_of(path: str, rows: Sequence[SegmentRecord], metadata: MetadataStore) -> list[Change]:

@@ -6,7 +6,6 @@ file or the uploaded one in use. The bytes are made in `compaction` and `footer_
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 
 from tieredstore.codec.bounds import Buffer
@@ -19,8 +18,9 @@ from tieredstore.index.store_file import IndexStoreFile
 from tieredstore.index.uploaded_table import UploadedTable
 from tieredstore.index.watermarks import Watermarks
 from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 class CompactUpload:

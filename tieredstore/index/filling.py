@@ -7,7 +7,6 @@ What lives here: `Filling`. It knows nothing of the backend; what becomes of ful
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -25,8 +24,9 @@ from tieredstore.index.store_file import IndexStoreFile
 from tieredstore.index.waiting_keys import Waiting, joined, left_behind
 from tieredstore.index.watermarks import Durable, QueueId, Watermarks
 from tieredstore.model.errors import BackendRefusedError, StoreClosedError, TieredStoreError
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 WAITING_KEYS_MAX: Final = 16_384  # of 44 bytes each
 WAITING_MS_MAX: Final = 1_000

@@ -9,7 +9,6 @@ and how long it is, so that a restart needs to read nothing, and a copy that was
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -18,13 +17,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tieredstore.codec.bounds import Buffer
-from tieredstore.driver.durable import make_directories
+from tieredstore.driver.durable import NO_LINK, make_directories
 from tieredstore.index.footer import TAIL_BYTES, has_footer
 from tieredstore.index.uploaded_file import NearFooter
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import SegmentCorruptError, SegmentNotFoundError
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 FOLDER: Final = "footers"
 _SUFFIX: Final = ".footer"
@@ -193,7 +193,7 @@ class FooterCopy:
         self._bytes = 0
         try:
             make_directories(cache.folder)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_LINK
             self._descriptor = os.open(self._path, flags, 0o666)
         except OSError as error:
             log.warning("no copy of a footer is made: %s", error)

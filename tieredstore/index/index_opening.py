@@ -6,7 +6,6 @@ uploaded already or of no use, and moving the watermarks back where a file is lo
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable
 from typing import Final
 
@@ -28,8 +27,9 @@ from tieredstore.model.errors import (
     OffsetOutOfRangeError,
     SegmentError,
 )
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 TAKEN_OVER_BYTES_MAX: Final = 2 << 30  # of files that are read at an open
 

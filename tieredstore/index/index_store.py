@@ -6,7 +6,6 @@ What lives here: `IndexStore`, its life and what it does in the background. Taki
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -33,8 +32,9 @@ from tieredstore.index.uploaded_table import UploadedTable
 from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import StoreClosedError, TieredStoreError
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 STEP_MS: Final = 5_000
 UPLOAD_AGAIN_MS: Final = 60_000

@@ -27,7 +27,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.driver.durable import write_all
+from tieredstore.driver.durable import NO_LINK, write_all
 from tieredstore.index.rows import TimeRange
 from tieredstore.model.errors import StoreClosedError
 
@@ -52,7 +52,7 @@ class KeyNotes:
     @classmethod
     def create(cls, path: Path, *, begin_timestamp: int) -> KeyNotes:
         """A new file in place of any old one."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | NO_LINK
         descriptor = os.open(path, flags, 0o666)
         notes = cls(path, descriptor, _NO_TIMES)
         try:
@@ -70,7 +70,11 @@ class KeyNotes:
             descriptor = os.open(path, flags | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        head = os.pread(descriptor, _HEADER.size, 0)
+        try:
+            head = os.pread(descriptor, _HEADER.size, 0)
+        except BaseException:
+            os.close(descriptor)
+            raise
         if len(head) == _HEADER.size:
             magic, begin, first, last = _HEADER.unpack(head)
             if magic == MAGIC and begin == begin_timestamp:

@@ -6,7 +6,6 @@ joined. What a file is and how it finds items is in `store_file` and `uploaded_f
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +17,10 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.index.hits import IndexAnswer, IndexHit
 from tieredstore.index.rows import FoundItem
 from tieredstore.model.errors import StoreClosedError, TieredStoreError
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import INT64_MAX
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 FILES_AT_ONCE: Final = 8
 

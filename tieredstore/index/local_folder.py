@@ -12,7 +12,6 @@ and opening each file or finding that it has to be made again.
 
 from __future__ import annotations
 
-import logging
 import shutil
 from pathlib import Path
 from typing import Final
@@ -25,8 +24,9 @@ from tieredstore.index.store_file import IndexStoreFile
 from tieredstore.index.watermarks import Durable
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendRefusedError, InvalidConfigError, SegmentCorruptError
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 FOLDER: Final = "tiered_index_file"
 COMPACTING: Final = "compacting"

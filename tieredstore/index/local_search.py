@@ -6,7 +6,6 @@ What lives here: `ask_local`: whether the file may have answers, and what is bel
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -24,9 +23,10 @@ from tieredstore.model.errors import (
     SegmentCorruptError,
     SegmentNotFoundError,
 )
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import INT64_MAX
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 FILES_MAX: Final = 64  # that are not uploaded: a broker has one or two
 

@@ -6,7 +6,6 @@ all records of a run are looked at together. What their property texts say is in
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,8 +24,9 @@ from tieredstore.codec.record_fields import (
 from tieredstore.index.hits import CommittedRun
 from tieredstore.index.property_keys import keys_of_texts
 from tieredstore.index.rows import IndexColumns
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 _FIXED_BYTES: Final = 88
 _IPV6_BYTES: Final = 12

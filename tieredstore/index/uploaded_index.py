@@ -6,7 +6,6 @@ beside the catalogue, and are asked too; elsewhere what is in them is not found.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -29,8 +28,9 @@ from tieredstore.index.uploaded_table import UploadedTable
 from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendRefusedError, StoreClosedError, TieredStoreError
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 _ASKED_AGAIN_MAX: Final = 16
 

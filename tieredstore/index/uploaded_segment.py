@@ -37,9 +37,10 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
     TieredStoreError,
 )
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import INT32_MAX, INT64_MAX
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 COPY_BYTES: Final = 4 << 20
 FENCES_PART: Final = 1024  # the fences of a file without a footer are smaller than that part of it

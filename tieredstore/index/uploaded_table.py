@@ -6,7 +6,6 @@ rows that a crash or RocketMQ left without bytes. Asking one file is in `uploade
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -29,9 +28,10 @@ from tieredstore.index.watermarks import Watermarks
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import SegmentCorruptError, SegmentError
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import INT32_MAX, INT64_MAX, SegmentType
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 UNITS_AT_ONCE: Final = 1 << 16
 

@@ -15,7 +15,6 @@ What a crash leaves behind, and who removes it:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -37,12 +36,13 @@ from tieredstore.jobs.local_engine import LocalEngine
 from tieredstore.model.catalogue import QueueRecord, SegmentRecord
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendUnavailableError
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey
 
 LOADED: Final = "load"  # notes of loads that have an id: when, and how many messages
 THREADS: Final = 4  # segments that are made at a time
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ What lives here: the life of a store and its puts. Reads are in `store_reads`, o
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 
 from tieredstore.driver.file_lock import FileLock
 from tieredstore.driver.message_store import (
@@ -26,14 +26,19 @@ from tieredstore.local.records.record_batch import RecordBatch
 from tieredstore.local.records.record_scan import Damage
 from tieredstore.local.store_parts import StoreParts
 from tieredstore.local.store_reads import StoreReads
-from tieredstore.model.errors import BackendRefusedError, StoreClosedError
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    StoreClosedError,
+    refused_by_system,
+)
 from tieredstore.model.messages import (
     Message,
     PutResult,
 )
-from tieredstore.model.values import PutStatus
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import PutStatus, require_text
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 SYSTEM_TOPICS = frozenset(
     {
@@ -90,7 +95,7 @@ class LocalMessageStore(StoreReads):
         """Open and recover what is there. Raises InvalidConfigError for other sizes than the
         store was made with, BackendRefusedError while another process has it open."""
         self._refuse_a_fork()
-        with self._life_guard:
+        with self._life_guard, self._refusals("open"):
             if self._parts is not None:
                 return
             parts = StoreParts.of(self._config, self._runtime)
@@ -117,24 +122,37 @@ class LocalMessageStore(StoreReads):
     def start(self) -> None:
         """Take puts, and look after the files from now on."""
         self._refuse_a_fork()
-        with self._life_guard:
+        with self._life_guard, self._refusals("start"):
             parts = self._loaded()
             if self._started:
                 return
             parts.files.create_abort()
-            parts.log.start()
-            parts.flusher.start()
-            config, service = self._config, self._runtime.service
-            self._services = [
-                service("flush-queues", parts.flush, interval_ms=config.queue_flush_interval_ms),
-                service("expire", parts.retention.step, interval_ms=config.expiry_interval_ms),
-            ]
-            if config.dispatch_interval_ms:
-                dispatching = service(
-                    "dispatch", parts.dispatch.step, interval_ms=config.dispatch_interval_ms
-                )
-                self._services.append(dispatching)
+            try:
+                self._start_services(parts)
+            except BaseException:
+                self._stop_services(parts)
+                raise
             self._started = True
+
+    def _start_services(self, parts: StoreParts) -> None:
+        parts.log.start()
+        parts.flusher.start()
+        config, service = self._config, self._runtime.service
+        self._services = []
+        chores: list[tuple[str, Callable[[], object], int]] = [
+            ("flush-queues", parts.flush, config.queue_flush_interval_ms),
+            ("expire", parts.retention.step, config.expiry_interval_ms),
+        ]
+        if config.dispatch_interval_ms:
+            chores.append(("dispatch", parts.dispatch.step, config.dispatch_interval_ms))
+        for name, step, interval_ms in chores:
+            self._services.append(service(name, step, interval_ms=interval_ms))
+
+    def _stop_services(self, parts: StoreParts) -> None:
+        services, self._services = self._services, []
+        for each in services:
+            each.stop()
+        parts.flusher.stop()
 
     def shutdown(self) -> None:
         """End the store. What cannot be written now, the next load makes good: nothing is raised
@@ -148,11 +166,8 @@ class LocalMessageStore(StoreReads):
                 self._parts = None
             was_started, self._started = self._started, False
             lock, self._lock = self._lock, None
-            services, self._services = self._services, []
             try:
-                for service in services:
-                    service.stop()
-                parts.flusher.stop()
+                self._stop_services(parts)
                 if was_started:
                     self._end(parts)
             finally:
@@ -174,12 +189,12 @@ class LocalMessageStore(StoreReads):
             log.exception("%s: not everything could be closed", self._config.store_path)
         finally:
             if lock is not None:
-                lock.release()
+                _release(lock)
 
     def destroy(self) -> None:
         """Delete the store's data; it must not be loaded."""
         self._refuse_a_fork()
-        with self._life_guard:
+        with self._life_guard, self._refusals("destroy"):
             self.shutdown()
             parts = StoreParts.of(self._config, self._runtime)
             lock = parts.files.acquire_lock()
@@ -193,7 +208,8 @@ class LocalMessageStore(StoreReads):
     def flush(self) -> int:
         """Put everything on disk now; the log offset below which all is."""
         parts = self._running()
-        parts.flush()
+        with self._refusals("flush"):
+            parts.flush()
         return parts.log.flushed_offset
 
     # -- puts ---------------------------------------------------------------------------------
@@ -219,7 +235,11 @@ class LocalMessageStore(StoreReads):
             if self._parts is not parts:
                 raise StoreClosedError("the store is closed")
             queue_offsets, taken = self._offsets(batch)
-            appended = parts.log.append(batch, queue_offsets)
+            try:
+                appended = parts.log.append(batch, queue_offsets)
+            except OSError as error:
+                path = str(parts.files.commit_log)
+                raise BackendRefusedError(path, "append", str(error)) from error
             self._next_offsets.update(taken)
             parts.dispatch.submit(batch, queue_offsets, appended)
         status = PutStatus.PUT_OK
@@ -283,8 +303,10 @@ class LocalMessageStore(StoreReads):
     def delete_topics(self, topics: Iterable[str]) -> int:
         """Their queues go at once; their records go with the log's files."""
         parts = self._loaded()
+        topics = list(topics)
+        require_text("topic", *topics)
         try:
-            with self._put_guard:
+            with self._put_guard, self._refusals("delete topics"):
                 gone = parts.delete_topics(topics)
                 for key in gone:
                     self._next_offsets.pop(key, None)
@@ -293,16 +315,28 @@ class LocalMessageStore(StoreReads):
         return len({key.topic for key in gone})
 
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
+        retained = list(retained)
+        require_text("topic", *retained)
         kept = set(retained) | SYSTEM_TOPICS
         topics = {key.topic for key in self.queues()}
         unused = {topic for topic in topics - kept if not topic.startswith(("rmq_sys_", "%LMQ%"))}
         return self.delete_topics(unused)
+
+    def _refusals(self, operation: str) -> AbstractContextManager[None]:
+        return refused_by_system(self._config.store_path, operation)
 
     def _running(self) -> StoreParts:
         parts = self._loaded()
         if not self._started:
             raise StoreClosedError("the store is not started")
         return parts
+
+
+def _release(lock: FileLock) -> None:
+    try:
+        lock.release()
+    except OSError:  # the lock is free: a descriptor is closed even where that fails
+        log.exception("the lock file was not closed cleanly")
 
 
 def _batch_topics(files: StoreFiles) -> frozenset[str]:

@@ -35,6 +35,7 @@ from tieredstore.local.store_reads import StoreReads
 from tieredstore.model.errors import (
     SegmentError,
     SegmentNotFoundError,
+    refused_by_system,
 )
 from tieredstore.model.messages import QueryResult
 from tieredstore.model.values import INT32_MAX, INT64_MAX
@@ -78,14 +79,15 @@ class LocalReader(StoreReads):
         else RocketMQ's defaults. Raises InvalidConfigError where they do not fit the files,
         StoreNotFoundError where there is no store."""
         files = StoreFiles(Path(directory))
-        _refuse_other_directories(files)
         given = {
             "commit_log_file_bytes": commit_log_file_bytes,
             "queue_file_bytes": queue_file_bytes,
             "index_slot_count": index_slot_count,
             "index_item_count": index_item_count,
         }
-        sizes = stored_sizes(files)
+        with refused_by_system(str(directory), "open"):
+            _refuse_other_directories(files)
+            sizes = stored_sizes(files)
         sizes |= {name: value for name, value in given.items() if value is not None}
         reader = cls(_config(str(directory), sizes))
         reader.load()
@@ -104,13 +106,14 @@ class LocalReader(StoreReads):
         self._refuse_a_fork()
         if self._parts is not None:
             return
-        for attempt in range(1, _OPEN_TRIES + 1):
-            try:
-                self._parts = self._opened()
-                return
-            except (FileNotFoundError, SegmentError):
-                if attempt == _OPEN_TRIES:
-                    raise
+        with refused_by_system(self._config.store_path, "open"):
+            for attempt in range(1, _OPEN_TRIES + 1):
+                try:
+                    self._parts = self._opened()
+                    return
+                except (FileNotFoundError, SegmentError):
+                    if attempt == _OPEN_TRIES:
+                        raise
 
     def _opened(self) -> StoreParts:
         check_sizes(self.files, self._config, write=False)

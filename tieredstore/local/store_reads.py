@@ -5,7 +5,6 @@ What lives here: `StoreReads`, which finds the part that knows the answer.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 from tieredstore.codec.queue_unit import QueueUnit
@@ -22,9 +21,17 @@ from tieredstore.model.errors import (
     TieredStoreError,
 )
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
-from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import (
+    INT64_MAX,
+    Boundary,
+    QueueKey,
+    require_place,
+    require_text,
+    require_whole,
+)
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 class StoreReads:
@@ -50,6 +57,7 @@ class StoreReads:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
+        require_place(topic, queue_id, offset, count_max, bytes_max)
         return self._up_to_date().reader.get(
             topic,
             queue_id,
@@ -62,14 +70,17 @@ class StoreReads:
     def read_range(
         self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
     ) -> MessageRun:
+        require_place(topic, queue_id, offset, count_max, bytes_max)
         return self._up_to_date().reader.run(
             topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max
         )
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
+        require_place(topic, queue_id)
         return self._up_to_date().queues.min_offset(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int | None:
+        require_place(topic, queue_id)
         return self._up_to_date().queues.max_offset(topic, queue_id)
 
     def confirmed_offset(self) -> int:
@@ -84,6 +95,7 @@ class StoreReads:
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
     ) -> int | None:
+        require_place(topic, queue_id, timestamp)
         parts = self._up_to_date()
         while (queue := parts.queues.queue(topic, queue_id)) is not None:
             found = queue.offset_by_time(
@@ -98,6 +110,7 @@ class StoreReads:
         return None  # also where the queue was deleted meanwhile
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        require_place(topic, queue_id, offset)
         parts = self._up_to_date()
         unit = parts.unit(topic, queue_id, offset)
         return None if unit is None else parts.store_time_at(unit.log_offset, unit.message_bytes)
@@ -106,6 +119,7 @@ class StoreReads:
         parts = self._up_to_date()
         if topic is None:
             return _earliest_time(parts.log)
+        require_place(topic, queue_id)
         minimum = None
         while (offset := parts.queues.min_offset(topic, queue_id)) != minimum:
             minimum = offset  # look again if it went on meanwhile
@@ -123,6 +137,8 @@ class StoreReads:
         begin: int = 0,
         end: int = INT64_MAX,
     ) -> QueryResult:
+        require_place(topic, count_max, begin, end)
+        require_text("key", key)
         parts = self._up_to_date()
         if parts.index is None:
             return QueryResult()
@@ -141,6 +157,7 @@ class StoreReads:
         )
 
     def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
+        require_whole(log_offset, 0 if size is None else size)
         parts = self._loaded()
         if size is not None and not (0 < size <= parts.log.max_offset - log_offset):
             return None
@@ -168,10 +185,12 @@ class StoreReads:
 
     def in_memory(self, topic: str, queue_id: int, offset: int, count: int = 1) -> bool:
         # The first of so many is the oldest: where it is in memory, the others are as well.
+        require_whole(count)
         log_offset = self._log_offset(topic, queue_id, offset)
         return log_offset is not None and self._loaded().reader.is_in_memory(log_offset)
 
     def _log_offset(self, topic: str, queue_id: int, offset: int) -> int | None:
+        require_place(topic, queue_id, offset)
         parts = self._up_to_date()
         unit = _unit(parts, topic, queue_id, offset)
         if unit is None or unit.log_offset < (parts.log.min_offset or 0):

@@ -23,9 +23,10 @@ JAVA_ENCODING: Final = "latin-1"  # what Java reads a properties file as, so nam
 FILE_BYTES_MAX: Final = 1024 * 1024  # a settings file larger than this is something else
 
 # RocketMQ keys that look like ours but mean something that does not exist here: a share of Java's
-# heap, and keys that came after 5.3.3.
+# heap, files of Java's extended queues, and keys that came after 5.3.3.
 FOREIGN_KEYS: Final = frozenset(
     {
+        "mappedFileSizeConsumeQueueExt",
         "readAheadCacheSizeThresholdRate",
         "readAheadCacheCreateExpireDuration",
         "readAheadCacheAfterReadExpireDuration",
@@ -46,6 +47,14 @@ JAVA_CLASSES: Final[Mapping[str, str]] = {
     "MemoryFileSegment": "memory",
     "DefaultMetadataStore": "json",
 }
+NAME_PARTS_MAX: Final = 16
+# Python's parser takes the square of the parts of a dotted name; no setting has more than two. What
+# stands in quotes or behind # counts as one part: there dots are only text.
+_TOML_STRINGS: Final = re.compile(
+    r""""{3}(?:[^\\]|\\.)*?(?:"{3}|\Z)|'{3}.*?(?:'{3}|\Z)|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|#[^\n]*""",
+    re.DOTALL,
+)
+_LONG_NAME: Final = re.compile(r'\.(?:[ \t]*[\w"-]+[ \t]*\.){%d}' % (NAME_PARTS_MAX - 1))
 _JAVA_PACKAGE: Final = "org.apache.rocketmq."
 
 # Variables that begin with TIEREDSTORE_ and are no settings of the tier: those of the local store,
@@ -70,8 +79,11 @@ def from_mapping(known: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_toml(known: Fields, path: str | os.PathLike[str], table_name: str) -> dict[str, Any]:
+    text = _read(path)
+    if _LONG_NAME.search(_TOML_STRINGS.sub('""', text)):
+        raise InvalidConfigError(f"a name of more than {NAME_PARTS_MAX} parts")
     try:
-        document = tomllib.loads(_read(path))
+        document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidConfigError(f"is no TOML: {error}") from error
     table = document.get(table_name, document)

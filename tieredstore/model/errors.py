@@ -2,6 +2,7 @@
 
     TieredStoreError
     ├─ InvalidConfigError (ValueError)            fix the settings
+    ├─ InvalidArgumentError (ValueError)          fix the call
     │  └─ UnknownNameError                        name one that is there
     ├─ StoreClosedError                           you closed it
     │  └─ OtherProcessError                       .opened_by: open it in this process
@@ -23,14 +24,22 @@ Absence is a status, failure an exception. Every message is one line; the facts 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from tieredstore.model.printable import printable
 
 
 class TieredStoreError(Exception):
     """Base of every error that tieredstore raises on purpose.
 
-    Errors travel between processes (Spark, multiprocessing), so they pickle with their facts.
+    Errors travel between processes (Spark, multiprocessing), so they pickle with their facts. What
+    a message names may come from a producer: it is shown on one line, whatever it holds.
     """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, self.__dict__)
@@ -47,6 +56,10 @@ def _rebuild(
 
 class InvalidConfigError(TieredStoreError, ValueError):
     """A setting is unknown, of the wrong kind or out of its range."""
+
+
+class InvalidArgumentError(TieredStoreError, ValueError):
+    """A question with something in it that is no topic, no queue id or no whole number."""
 
 
 class UnknownNameError(InvalidConfigError):
@@ -161,3 +174,22 @@ class CatalogueLockedError(MetadataError):
     @property
     def is_damage(self) -> bool:
         return False
+
+
+@contextmanager
+def refused_by_system(path: str, operation: str) -> Iterator[None]:
+    """What the operating system refuses, as BackendRefusedError. Errors of ours pass as they are.
+
+    For the outermost call, where it is known what was to be done. RuntimeError is what Python
+    makes of a thread that cannot be started; its own kinds, such as RecursionError, are faults.
+    """
+    try:
+        yield
+    except TieredStoreError:
+        raise
+    except OSError as error:
+        raise BackendRefusedError(path, operation, str(error)) from error
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:
+            raise
+        raise BackendRefusedError(path, operation, str(error)) from error

@@ -1,9 +1,14 @@
-"""The small closed sets of words: kinds of segments, levels, statuses, boundaries."""
+"""The small closed sets of words: kinds of segments, levels, statuses, boundaries.
+
+What lives here besides: what a place in a queue may be written as.
+"""
 
 from __future__ import annotations
 
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
+
+from tieredstore.model.errors import InvalidArgumentError
 
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
@@ -82,3 +87,29 @@ class Host(NamedTuple):
     @property
     def is_ipv6(self) -> bool:
         return len(self.address) == 16
+
+
+def require_place(topic: object, queue_id: object, *numbers: object) -> None:
+    """Raises InvalidArgumentError unless these are a topic, a queue id and whole numbers.
+
+    True is no queue id: it would be a second name of queue 1. NaN is neither above nor below
+    anything, so a loop over offsets would never end.
+    """
+    require_text("topic", topic)
+    require_whole(queue_id, *numbers)
+
+
+def require_text(name: str, *texts: object) -> None:
+    """Raises InvalidArgumentError unless each is text."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise InvalidArgumentError(f"{name}: want text, not {text!r:.80}")
+
+
+def require_whole(*numbers: object) -> None:
+    """Raises InvalidArgumentError unless each is a whole number, of Python's or of NumPy's."""
+    for number in numbers:
+        if type(number) is not int and (
+            isinstance(number, bool) or not hasattr(number, "__index__")
+        ):
+            raise InvalidArgumentError(f"want a whole number, not {number!r:.80}")

@@ -6,7 +6,6 @@ stream is planned and read as any other scan is.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,6 +25,7 @@ from tieredstore.jobs.reading.scan_plan import packed, refuse_unknown_topics, se
 from tieredstore.jobs.reading.slice_rows import trimmed
 from tieredstore.jobs.reading.slices import QueueRows, plan_slices
 from tieredstore.model.errors import TieredStoreError
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey
 from tieredstore.spark.options import ReadOptions, Starting
 from tieredstore.spark.plain_failures import plain_failures
@@ -38,7 +38,7 @@ from tieredstore.spark.stream_offsets import (
     to_json,
 )
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 class DataLossError(TieredStoreError):

@@ -14,6 +14,7 @@ from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local.care.retention import HOUR_MS, Retention
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.model.errors import BackendRefusedError
 from tieredstore.model.values import INT64_MAX, GetStatus, PutStatus
 from tieredstore.testing.messages import TOPIC, a_message
 
@@ -271,7 +272,7 @@ def test_queues_that_could_not_follow_do_so_in_the_next_look(
             raise OSError("no")
 
         patch.setattr(one.store._loaded().queues, "delete_before", refuse)
-        with pytest.raises(OSError, match="no"):
+        with pytest.raises(BackendRefusedError, match="no"):
             one.retention.step()
     assert one.store.min_offset(TOPIC, 0) == 0
     assert one.retention.step() == 0

@@ -5,14 +5,14 @@ What lives here: which chores there are, and how often. What each does is in its
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 from tieredstore.access.tiered_reads import OpenTier
 from tieredstore.driver.runtime import Deadline, Service
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 def start_chores(tier: OpenTier, config: StoreConfig) -> list[Service]:

@@ -6,7 +6,6 @@ is the dispatcher's.
 
 from __future__ import annotations
 
-import logging
 import threading
 
 from tieredstore.access.care.publish_chore import PublishChore
@@ -16,8 +15,9 @@ from tieredstore.access.upload.dispatcher import Dispatcher
 from tieredstore.driver.in_time import in_time
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.runtime import Deadline, Runtime
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 class TierFlush:

@@ -6,13 +6,12 @@ the catalogue's own publisher.
 
 from __future__ import annotations
 
-import logging
-
 from tieredstore.access.health import CatalogueHealth
 from tieredstore.driver.published import Publisher, StaleCatalogueError
 from tieredstore.model.errors import TieredStoreError
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 class PublishChore:

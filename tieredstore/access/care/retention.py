@@ -6,7 +6,6 @@ for `flat.expiry` to say.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -18,11 +17,12 @@ from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import TieredStoreError
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey
 
 BUSY_SECONDS_MAX: Final = 5.0  # a queue that is being uploaded is waited for that long
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 class Retention:

@@ -6,7 +6,6 @@ What lives here: the round over all queues. Which segments of a queue are meant 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 
 from tieredstore.access.upload.dispatcher import Dispatcher
@@ -14,9 +13,10 @@ from tieredstore.driver.runtime import Clock
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.sealing import roll_unsealed, seal_full
 from tieredstore.model.errors import BackendUnavailableError, TieredStoreError
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 class SealChore:

@@ -6,7 +6,6 @@ message has the topic, the key and the time. What the index has not taken yet is
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -29,9 +28,10 @@ from tieredstore.index.key_hashes import key_hash
 from tieredstore.index.run_keys import keys_of_run
 from tieredstore.model.errors import SegmentCorruptError, TieredStoreError
 from tieredstore.model.messages import QueryResult, SelectedMessage
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import INT64_MAX, QueueKey
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 READERS_MAX: Final = 8  # requests under way for one query
 HITS_AT_ONCE: Final = 64  # hits that are read before it is seen whether they are enough

@@ -6,7 +6,6 @@ queue needs is told in `queue_rules`; sending is in `rounds`.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -29,9 +28,10 @@ from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.messages import DispatchRequest
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 LOOK_AGAIN_MS: Final = 500  # at queues whose next messages were not confirmed
 

@@ -7,7 +7,6 @@ offset.
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 from tieredstore.access.index_protocol import CommittedRun, Index
@@ -18,8 +17,9 @@ from tieredstore.flat.queue_read import read_run
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.messages import MessageRun
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 CATCH_UP_BYTES: Final = 512 * 1024  # of one read: they are outside of the budget
 

@@ -6,8 +6,6 @@ as a failure of the queue and comes again.
 
 from __future__ import annotations
 
-import logging
-
 from tieredstore.access.upload.agreement import (
     contradiction,
     difference,
@@ -28,9 +26,10 @@ from tieredstore.flat import unconfirmed
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import Boundary
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 RECENT_MS = 120_000
 

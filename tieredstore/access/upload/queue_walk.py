@@ -6,7 +6,6 @@ what a queue needs is told in `queue_rules`.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
@@ -24,9 +23,10 @@ from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.config import MIB
 from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 ROUND_BYTES: Final = 32 * MIB  # a round with more than that is sent before others are gathered
 

@@ -6,7 +6,6 @@ is for the dispatcher to say.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,8 +24,9 @@ from tieredstore.flat.commit_attempt import CommitAttempt
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.errors import StoreClosedError, TieredStoreError
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 @dataclass(slots=True, eq=False)

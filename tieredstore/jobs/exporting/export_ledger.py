@@ -213,7 +213,7 @@ def _object(target: ExportTarget, path: str) -> dict[str, Json] | None:
         if isinstance(found, dict):
             return found
         reason = "it is no JSON object"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         reason = str(error)
     raise MetadataError(f"{target.url}/{path}", reason)
 

@@ -5,7 +5,6 @@ What lives here: `OwnedTier`. What is changed is for the jobs to say.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
@@ -28,10 +27,11 @@ from tieredstore.model.errors import (
     MetadataError,
     TieredStoreError,
 )
+from tieredstore.model.printable import log_of
 
 DELETED_AT_ONCE: Final = 1_000
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

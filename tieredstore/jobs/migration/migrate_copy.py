@@ -6,7 +6,6 @@ rows, is in `migrate_plan` and `migrate`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
@@ -25,9 +24,10 @@ from tieredstore.model.errors import (
     SegmentCorruptError,
     SegmentNotFoundError,
 )
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import SegmentType
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 BLOCK_BYTES: Final = 8 << 20  # in memory for each item under way, twice where it is sent on
 _ATTEMPTS_MAX: Final = 3  # where somebody else copies the same segment at the same time

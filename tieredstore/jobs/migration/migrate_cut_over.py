@@ -6,7 +6,6 @@ known here.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -33,9 +32,10 @@ from tieredstore.model.errors import (
     MetadataError,
     TieredStoreError,
 )
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey, SegmentType
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 NOTE: Final = "migration"
 """Notes of this kind say where a tier, or a queue's history, came from."""

@@ -176,5 +176,5 @@ def _whole_lines(data: bytes) -> list[Any]:
         checksum, _, body = line[:-1].partition(b" ")
         if line[-1:] != b"\n" or checksum != b"%08x" % google_crc32c.value(body):
             break
-        found.append(json.loads(body))
+        found.append(json.loads(body))  # its checksum says that we wrote it
     return found

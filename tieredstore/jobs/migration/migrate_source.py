@@ -5,7 +5,6 @@ What lives here: reading the source without changing it. What is copied of it is
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -29,9 +28,10 @@ from tieredstore.model.errors import (
     SegmentError,
     UnknownNameError,
 )
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import SegmentType
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 _QUEUE_NOTES: Final = (STOPPED_QUEUE, unconfirmed.KIND)
 INDEX_NOTES: Final = (watermarks.STORE, watermarks.QUEUE, watermarks.FILE, watermarks.START)

@@ -14,7 +14,6 @@ it is null in `body_plain`, and `damage` says why.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -35,9 +34,10 @@ from tieredstore.jobs.worker_parts import queue_file
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BodyNotPlainError, InvalidConfigError, SegmentCorruptError
 from tieredstore.model.message_body import plain_body
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 KEY: Final = "key"
 BODY_PLAIN: Final = "body_plain"

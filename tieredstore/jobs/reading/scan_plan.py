@@ -7,7 +7,6 @@ segments (`slice_rows`), and keys are asked of the index.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -21,9 +20,10 @@ from tieredstore.jobs.reading.slices import SPLIT_BYTES, QueueRows, Slice, plan_
 from tieredstore.jobs.worker_parts import worker_runtime
 from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import INT64_MAX, QueueKey
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 CLOCK_SLACK_MS: Final = 60_000  # so far a broker's clock may have been set back
 INDEX_LAG_MS: Final = 3_600_000  # so late a broker may tier one queue's messages after another's

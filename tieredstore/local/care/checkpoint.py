@@ -15,6 +15,7 @@ The file has 4096 bytes, of which the rest is left as it was.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from dataclasses import astuple, dataclass, replace
@@ -23,7 +24,7 @@ from struct import Struct
 from typing import Final
 
 from tieredstore.codec.bounds import pack_fields
-from tieredstore.driver.durable import write_all, write_atomically
+from tieredstore.driver.durable import NO_LINK, write_all, write_atomically
 
 CHECKPOINT_BYTES: Final = 4096
 MARGIN_MS: Final = 3_000
@@ -166,8 +167,11 @@ class StoreCheckpoint:
     def _overwrite(self, data: bytes) -> None:
         # In place, as it is done every second: 40 bytes lie in one sector, which is written whole.
         try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+            descriptor = os.open(self._path, os.O_WRONLY | NO_LINK)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP):
+                raise
+            # Gone, or a link: a file takes its name, and what a link leads to stays as it is.
             write_atomically(self._path, [data, bytes(CHECKPOINT_BYTES - len(data))])
             return
         try:

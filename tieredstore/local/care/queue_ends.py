@@ -6,7 +6,8 @@ looks like one that never had more, and RocketMQ, which goes by the queue that c
 it so. The table is written at each clean end, after each load, and once for each file of the log:
 cheap, and after a crash everything behind it is dispatched again anyway.
 
-    {"version": 1, "logEnd": .., "logMin": .., "queues": {topic: {number: [first, end, last]}}}
+    {"version": 1, "logEnd": .., "logMin": .., "queues": {topic: {number: [first, end, last]}},
+     "crc32": ".."}
 
 `first` is the queue offset where the first file starts, `end` the next queue offset, `last` where
 the newest message ends in the log.
@@ -14,21 +15,21 @@ the newest message ends in the log.
 
 from __future__ import annotations
 
-import json
-import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tieredstore.driver.durable import make_directories, write_atomically
+from tieredstore.local.files.side_file import read_document, write_document
 from tieredstore.local.queues.consume_queue import QueueEnd
 from tieredstore.local.queues.consume_queues import ConsumeQueues
 from tieredstore.local.queues.deleted_topics import DeletedTopics
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 ENDS_FILE: Final = "tieredstore-queues.json"
+_NAMES: Final = ("version", "logEnd", "logMin", "queues")
 _VERSION: Final = 1
 
 
@@ -64,14 +65,13 @@ class QueueEnds:
             "logMin": self.log_min,
             "queues": topics,
         }
-        make_directories(path.parent)
-        write_atomically(path, [json.dumps(document).encode("utf-8") + b"\n"])
+        write_document(path, document)
 
     @classmethod
     def load(cls, path: Path) -> QueueEnds | None:
         """The table; None without one. A damaged one proves nothing: as if there was none."""
         try:
-            return _decode(json.loads(path.read_bytes()))
+            return _decode(read_document(path, names=_NAMES))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:

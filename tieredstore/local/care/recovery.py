@@ -17,7 +17,6 @@ the log proves that wrong.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -41,9 +40,10 @@ from tieredstore.local.queues.consume_queues import ConsumeQueues
 from tieredstore.local.queues.deleted_topics import DeletedTopics
 from tieredstore.local.records.record_check import RecordState, check_record
 from tieredstore.local.records.record_scan import Damage
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 NEVER = 1 << 62
 

@@ -5,7 +5,6 @@ What lives here: `Retention`. Queues and index follow the log: they lose what na
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -16,8 +15,10 @@ from tieredstore.local.config import LocalConfig
 from tieredstore.local.keys.index_service import IndexService
 from tieredstore.local.log.commit_log import CommitLog
 from tieredstore.local.queues.consume_queues import ConsumeQueues
+from tieredstore.model.errors import refused_by_system
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 HOUR_MS = 3_600_000
 
@@ -76,13 +77,14 @@ class Retention:
 
     def step(self) -> int:
         """One look; how many log files went."""
-        used = self._used_percent(self._config.store_path)
-        try:
-            count, used = self._delete(used)
-        finally:
-            self.disk_is_full = used > self._config.disk_full_percent
-        self._follow()
-        return count
+        with refused_by_system(self._config.store_path, "expire"):
+            used = self._used_percent(self._config.store_path)
+            try:
+                count, used = self._delete(used)
+            finally:
+                self.disk_is_full = used > self._config.disk_full_percent
+            self._follow()
+            return count
 
     def _delete(self, used: int) -> tuple[int, int]:
         """How many files went, and how full the disk is now."""

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tieredstore.driver.durable import fsync_directory, make_directories, write_all
+from tieredstore.driver.durable import (
+    NO_LINK,
+    fsync_directory,
+    make_directories,
+    write_all,
+)
 from tieredstore.driver.file_lock import FileLock
 from tieredstore.model.errors import BackendRefusedError
 
@@ -82,9 +87,7 @@ class StoreFiles:
             raise BackendRefusedError(str(self.abort), "create", str(error)) from error
 
     def _write_abort(self) -> None:
-        descriptor = os.open(
-            self.abort, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666
-        )
+        descriptor = os.open(self.abort, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_LINK, 0o666)
         try:
             write_all(descriptor, str(os.getpid()).encode("ascii"), 0)
             os.fsync(descriptor)
@@ -106,8 +109,17 @@ class StoreFiles:
         make_directories(self.root)
         with _lock_guard:
             lock = FileLock.acquire(self.lock)
-            if lock is None or self.lock.stat().st_size > 0:
-                return lock
+            try:
+                if lock is None or self.lock.stat().st_size > 0:
+                    return lock
+            except BaseException:
+                if lock is not None:
+                    lock.release()
+                raise
             lock.release()
-            self.lock.write_bytes(LOCK_CONTENT)
+            descriptor = os.open(self.lock, os.O_WRONLY | NO_LINK)
+            try:
+                write_all(descriptor, LOCK_CONTENT, 0)
+            finally:
+                os.close(descriptor)
             return FileLock.acquire(self.lock)

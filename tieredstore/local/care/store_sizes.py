@@ -19,6 +19,7 @@ from tieredstore.codec import local_index
 from tieredstore.driver.durable import make_directories, write_atomically
 from tieredstore.local.care.store_files import StoreFiles
 from tieredstore.local.config import LocalConfig
+from tieredstore.local.files.side_file import parsed
 from tieredstore.local.keys.index_names import is_index_name
 from tieredstore.local.queues.topic_directories import queue_number
 from tieredstore.model.errors import InvalidConfigError, SegmentCorruptError
@@ -56,7 +57,7 @@ def check_sizes(files: StoreFiles, config: LocalConfig, *, write: bool = True) -
 def stored_sizes(files: StoreFiles) -> dict[str, int]:
     """The sizes written down beside the store, none where nothing is: `check_sizes` judges them."""
     try:
-        document = json.loads(files.sizes.read_bytes())
+        document = parsed(files.sizes.read_bytes())
         return {name: document[name] for name in SIZE_SETTINGS}
     except FileNotFoundError:
         return {}
@@ -68,7 +69,7 @@ def stored_sizes(files: StoreFiles) -> dict[str, int]:
 
 def _decode(path: Path, data: bytes) -> dict[str, int]:
     try:
-        stored = json.loads(data)
+        stored = parsed(data)
     except ValueError as error:
         raise InvalidConfigError(f"{path}: damaged, the store's sizes are unknown") from error
     if not isinstance(stored, dict):

@@ -6,7 +6,6 @@ nothing is read back from the log; recovery makes the same runs from a scan (`sc
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,8 +20,9 @@ from tieredstore.local.log.commit_log import AppendedRun
 from tieredstore.local.queues.consume_queues import ConsumeQueues
 from tieredstore.local.records.record_batch import RecordBatch
 from tieredstore.model.messages import DispatchRequest
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 FAILURES_COUNTED_MAX = 9
 

@@ -10,7 +10,6 @@ for a record that is sound, but says of queue or number what cannot be true: see
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -27,9 +26,10 @@ from tieredstore.local.queues.deleted_topics import DeletedTopics
 from tieredstore.local.records.record_columns import RecordColumns
 from tieredstore.local.records.record_scan import Damage
 from tieredstore.model.errors import PositionMismatchError
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 class _Row(NamedTuple):

@@ -5,7 +5,6 @@ What lives here: `Telling`. What is told, and when it is ready to be told, is `d
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,8 +12,9 @@ from typing import Final
 
 from tieredstore.driver.message_store import Dispatcher
 from tieredstore.model.messages import DispatchRequest
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 UNTOLD_MAX: Final = 64
 WAIT_SECONDS: Final = 1.0

@@ -8,7 +8,6 @@ should be.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator
 from typing import Final
@@ -39,9 +38,10 @@ from tieredstore.local.records.record_columns import RecordColumns
 from tieredstore.local.records.record_scan import Damage
 from tieredstore.local.records.sound_columns import sound_count
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError, SegmentError
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 NOTED_MAX: Final = 1_000  # damages that are remembered for health
 SEARCHED_BYTES_MAX: Final = 16 << 20  # of the log, for one unit

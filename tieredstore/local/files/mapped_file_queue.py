@@ -8,7 +8,6 @@ queues put their records on top.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from bisect import bisect_right
@@ -22,8 +21,9 @@ from tieredstore.local.files.file_names import files_in
 from tieredstore.local.files.mapped_file import MappedFile
 from tieredstore.local.files.mapping import MappedFiles
 from tieredstore.model.errors import SegmentError, SegmentNotFoundError
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 _start_of = attrgetter("start_offset")
 

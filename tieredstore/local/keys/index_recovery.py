@@ -6,7 +6,6 @@ as they are is told by `IndexService`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,9 @@ from tieredstore.local.keys.index_file import IndexFile
 from tieredstore.local.keys.index_names import index_names
 from tieredstore.local.keys.index_state import IndexState
 from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

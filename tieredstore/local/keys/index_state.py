@@ -6,17 +6,18 @@ What lives here: `IndexState` and its JSON. What follows from it is `index_servi
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from tieredstore.driver.durable import make_directories, write_atomically
+from tieredstore.local.files.side_file import parsed
 from tieredstore.local.keys.index_cut import IndexCut
 from tieredstore.local.keys.index_file import IndexFile
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 STATE_FILE: Final = "tieredstore-index.json"
 _VERSION: Final = 1
@@ -68,10 +69,10 @@ class IndexState:
         Nothing is lost then: the files that nothing proves durable are made again from the log.
         """
         try:
-            return _parse(json.loads(path.read_bytes()))
+            return _parse(parsed(path.read_bytes()))
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("%s: not readable, so the index proves less: %s", path, error)
             return None
 

@@ -6,7 +6,6 @@ message has the topic, the key and the time.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 
 from tieredstore.codec.java import index_key, local_key_hash
@@ -17,8 +16,9 @@ from tieredstore.local.keys.index_service import IndexService
 from tieredstore.local.log.commit_log import CommitLog
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.messages import QueryResult, SelectedMessage
+from tieredstore.model.printable import log_of
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 def query_message(

@@ -9,7 +9,6 @@ begin with a blank record, and the next file begins with the record.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from bisect import bisect_right
@@ -39,9 +38,10 @@ from tieredstore.local.records.record_check import RecordState, check_record
 from tieredstore.local.records.record_encoder import PutRefusedError
 from tieredstore.local.records.record_scan import DAY_MS
 from tieredstore.model.errors import BackendError, BackendRefusedError, SegmentCorruptError
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import INT64_MAX, PutStatus
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 FOLDER: Final = "commitlog"
 _ALLOCATE_INTERVAL_MS: Final = 1_000

@@ -15,7 +15,6 @@ Queue offset k is the unit at byte 20 * k. Where Java is known to go wrong, this
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -42,9 +41,10 @@ from tieredstore.model.errors import (
     PositionMismatchError,
     SegmentCorruptError,
 )
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import Boundary
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 class QueueEnd(NamedTuple):

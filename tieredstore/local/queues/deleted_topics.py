@@ -5,20 +5,22 @@ topic go at once, its records only with the files of the log. Without a word abo
 would bring the queues back, and where the topic has been made anew, number its first messages like
 old ones: they would pass for known and be lost.
 
-    {"version": 1, "topics": {"TopicTest": 73400}}      topic: where the log ended at its deletion
+    {"version": 1, "topics": {"TopicTest": 73400}, "crc32": "…"}
+
+The number is where the log ended when the topic was deleted.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from tieredstore.driver.durable import make_directories, write_atomically
+from tieredstore.local.files.side_file import read_document, write_document
 from tieredstore.model.errors import MetadataError
 
 DELETED_FILE: Final = "tieredstore-deleted.json"
+_NAMES: Final = ("version", "topics")
 _VERSION: Final = 1
 
 
@@ -38,7 +40,7 @@ class DeletedTopics:
     def load(self) -> None:
         """Read the file. MetadataError where it is damaged: topics must not come back unnoticed."""
         try:
-            self._ends = _decode(json.loads(self._path.read_bytes()))
+            self._ends = _decode(read_document(self._path, names=_NAMES))
         except FileNotFoundError:
             self._ends = {}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -64,9 +66,7 @@ class DeletedTopics:
     def _store(self, ends: dict[str, int]) -> None:
         if ends == self._ends:
             return
-        document = {"version": _VERSION, "topics": dict(sorted(ends.items()))}
-        make_directories(self._path.parent)
-        write_atomically(self._path, [json.dumps(document, indent=1).encode("utf-8") + b"\n"])
+        write_document(self._path, {"version": _VERSION, "topics": dict(sorted(ends.items()))})
         self._ends = ends
 
 

@@ -9,17 +9,17 @@ ours to lose.
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
 from tieredstore.codec.names import parse_local_file_name
 from tieredstore.driver.durable import fsync_directory
 from tieredstore.model.errors import BackendRefusedError
+from tieredstore.model.printable import log_of
 from tieredstore.model.topics import why_no_directory
 from tieredstore.model.values import INT32_MAX
 
-log = logging.getLogger(__name__)
+log = log_of(__name__)
 
 
 def queue_directory(root: Path, topic: str, queue_id: int) -> Path:

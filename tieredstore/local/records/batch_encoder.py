@@ -56,6 +56,17 @@ _FLAG_POSITION: Final = 16
 _LAYOUTS: Final = {"h": ">i2", "i": ">i4", "q": ">i8"}  # an array's codes in a record
 
 
+# What a message of an odd kind makes of code that is written for the usual ones.
+_UNUSUAL_ERRORS: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    error,
+)
+
+
 class BatchEncoder:
     """Makes records of messages, and results for those that can be none."""
 
@@ -70,7 +81,7 @@ class BatchEncoder:
         if len(messages) >= _COLUMN_MESSAGES_MIN and not self._property_crc:
             try:
                 return self._encode_columns(messages), {}
-            except (PutRefusedError, ArithmeticError, LookupError, TypeError, ValueError, error):
+            except (PutRefusedError, *_UNUSUAL_ERRORS):
                 pass  # one of them is unusual, or can be no record: find out which
         records: list[RecordBatch] = []
         refused: dict[int, PutResult] = {}
@@ -90,7 +101,7 @@ class BatchEncoder:
         batch.queue_ids = [message.queue_id for message in messages]
         batch.sys_flags = [message.sys_flag for message in messages]
         flags = set(batch.sys_flags)
-        _require(min(batch.queue_ids) >= 0)
+        _require(min(batch.queue_ids) >= 0 and bool not in map(type, batch.queue_ids))
         _require(not any(flag & (INNER_BATCH | HOSTS_IPV6) for flag in flags))
         batch.in_queue = [True] * len(messages)
         if any(flag & TRANSACTION_PREPARED for flag in flags):  # rolled back has this bit too

@@ -51,10 +51,10 @@ from tieredstore.codec.record_fields import (
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.delay_levels import DelayLevels
 from tieredstore.local.records.record_batch import RecordBatch
-from tieredstore.model.errors import TieredStoreError
+from tieredstore.model.errors import InvalidArgumentError, TieredStoreError
 from tieredstore.model.messages import Message
 from tieredstore.model.topics import why_no_topic
-from tieredstore.model.values import INT32_MAX, PutStatus
+from tieredstore.model.values import INT32_MAX, PutStatus, require_place, require_whole
 
 RECORD_EXTRA_BYTES: Final = 64 * 1024
 
@@ -103,6 +103,12 @@ class RecordEncoder:
 
     def encode(self, message: Message) -> RecordBatch:
         """Raises PutRefusedError with the status that RocketMQ would answer."""
+        try:
+            return self._encoded(message)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise _wrong_kind(message, error) from error
+
+    def _encoded(self, message: Message) -> RecordBatch:
         properties = message.properties
         property_bytes, plain = _property_string(properties)
         if not plain:
@@ -153,6 +159,8 @@ class RecordEncoder:
         magic, topic_bytes = topic_field(message.topic)
         queue_id = message.queue_id
         sys_flag = message.sys_flag
+        if type(queue_id) is not int:
+            require_whole(queue_id)
         if queue_id < 0 or sys_flag & INNER_BATCH:
             raise _illegal("a queue id below 0, or an inner batch: not stored here")
         born, born_port = message.born_host
@@ -221,6 +229,15 @@ def topic_field(topic: str) -> tuple[int, bytes]:
 
 def _illegal(reason: str) -> PutRefusedError:
     return PutRefusedError(PutStatus.MESSAGE_ILLEGAL, reason)
+
+
+def _wrong_kind(message: Message, error: Exception) -> PutRefusedError:
+    """The refusal of what is no message, or has something in it that no message has."""
+    try:
+        require_place(message.topic, message.queue_id)
+    except (AttributeError, InvalidArgumentError) as reason:
+        return _illegal(str(reason))
+    return _illegal(f"something in it is of the wrong kind: {error}")
 
 
 def _bytes_of(body: object) -> bytes:

@@ -1,0 +1,115 @@
+"""What is no topic, no queue id or no whole number is refused with one error of ours, by each face."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.access.tiered_kit import a_config
+from tests.local.store_audit import opened
+from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.driver.message_store import MessageStore
+from tieredstore.driver.runtime import Runtime
+from tieredstore.model.errors import InvalidArgumentError
+from tieredstore.model.messages import Message
+from tieredstore.model.values import PutStatus, StorageLevel
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.messages import TOPIC, a_message
+
+PLACE = {"topic": TOPIC, "queue_id": 0}
+PAGE = {**PLACE, "offset": 0, "count_max": 3, "bytes_max": 100}
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "get_message": PAGE,
+    "read_range": PAGE,
+    "min_offset": PLACE,
+    "max_offset": PLACE,
+    "offset_by_time": {**PLACE, "timestamp": 5},
+    "store_time": {**PLACE, "offset": 0},
+    "earliest_time": PLACE,
+    "query_message": {"topic": TOPIC, "key": "k", "count_max": 3, "begin": 0, "end": 9},
+    "message_at": {"log_offset": 0, "size": None},
+    "contains": {**PLACE, "offset": 0},
+    "in_memory": {**PLACE, "offset": 0, "count": 1},
+}
+ODD: list[Any] = [True, 1.0, float("nan"), "1", b"x", [], {}, object(), ("t",)]
+
+
+@pytest.fixture(params=["local", "tiered"])
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MessageStore]:
+    store: MessageStore = opened(tmp_path / "store")
+    if request.param == "tiered":
+        runtime = Runtime.inline()
+        provider = MemoryProvider(runtime)
+        store = TieredMessageStore(
+            store,
+            a_config(tmp_path, storage_level=StorageLevel.FORCE),
+            runtime=runtime,
+            provider=provider,
+        )
+        store.load()
+        store.start()
+    store.put_message(a_message(0))
+    if isinstance(store, TieredMessageStore):
+        assert store.flush()
+    yield store
+    store.shutdown()
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_an_argument_of_another_kind_is_refused(store: MessageStore, question: str) -> None:
+    refused = 0
+    for name in QUESTIONS[question]:
+        for odd in ODD:
+            if name in ("topic", "key") and isinstance(odd, str):
+                continue
+            with pytest.raises(InvalidArgumentError):
+                getattr(store, question)(**{**QUESTIONS[question], name: odd})
+            refused += 1
+    assert refused
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_numbers_of_numpy_are_whole_numbers(store: MessageStore, question: str) -> None:
+    asked = {
+        name: np.int64(value) if type(value) is int else value
+        for name, value in QUESTIONS[question].items()
+    }
+    getattr(store, question)(**asked)
+
+
+@pytest.mark.parametrize("count", [1, 40])
+@pytest.mark.parametrize("odd", [None, *ODD])
+@pytest.mark.parametrize(
+    "name",
+    ["topic", "queue_id", "properties", "flag", "sys_flag", "born_host", "store_host", "message"],
+)
+def test_a_message_of_odd_parts_is_refused_and_the_others_are_stored(
+    tmp_path: Path, name: str, odd: Any, count: int
+) -> None:
+    if (name, odd) in (("topic", "1"), ("properties", {})) or (
+        odd is True and name in ("flag", "sys_flag")  # 1 by another name, and written as 1
+    ):
+        return
+    store = opened(tmp_path)
+    usual = {"topic": TOPIC, "queue_id": 0, "body": b"x"}
+    sent = [a_message(number) for number in range(count)]
+    sent.append(odd if name == "message" else Message(**{**usual, name: odd}))
+    results = list(store.put_messages(sent))
+    assert [result.stored for result in results] == [True] * count + [False]
+    assert results[-1].status is PutStatus.MESSAGE_ILLEGAL
+    assert results[-1].reason
+    assert store.max_offset(TOPIC, 0) == count
+    store.shutdown()
+
+
+def test_topics_to_delete_are_text(store: MessageStore) -> None:
+    for odd in ODD:
+        if not isinstance(odd, str):
+            for call in (store.delete_topics, store.clean_unused_topics):
+                with pytest.raises(InvalidArgumentError):
+                    call([odd])
+    assert store.max_offset(TOPIC, 0) == 1
