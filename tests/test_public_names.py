@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,45 @@ def test_what_a_type_checker_sees_is_what_a_program_gets() -> None:
     }
     assert seen == tieredstore._HOMES
     assert sorted([*seen, "__version__"]) == sorted(tieredstore.__all__)
+
+
+HOMES = {
+    "tieredstore.flat": {
+        "FlatCommitLogFile": "commit_log.FlatCommitLogFile",
+        "FlatConsumeQueueFile": "consume_queue.FlatConsumeQueueFile",
+    },
+    "tieredstore.index": {
+        "IndexStore": "index_store.IndexStore",
+        "IndexStoreFile": "store_file.IndexStoreFile",
+        "IndexStoreService": "index_store.IndexStore",
+    },
+    "tieredstore.providers": {
+        "MemoryFileSegment": "memory.MemoryFileSegment",
+        "PosixFileSegment": "posix.PosixFileSegment",
+        "S3FileSegment": "object_segment.ObjectFileSegment",
+    },
+}
+
+
+@pytest.mark.parametrize("package", HOMES)
+def test_a_package_gives_the_names_that_it_is_known_for(package: str) -> None:
+    module = import_module(package)
+    assert sorted(module.__all__) == sorted(HOMES[package])
+    assert set(module.__all__) <= set(dir(module))
+    for name, home in HOMES[package].items():
+        inner, _, real = home.rpartition(".")
+        assert getattr(module, name) is getattr(import_module(f"{package}.{inner}"), real)
+    with pytest.raises(AttributeError, match="no attribute 'Other'"):
+        module.Other  # noqa: B018
+
+
+@pytest.mark.parametrize("package", HOMES)
+def test_a_package_alone_imports_none_of_its_modules(package: str) -> None:
+    code = f"import sys, {package}; print(*sorted(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(found.stdout.split())
+    assert not {name for name in loaded if name.startswith(f"{package}.")}
+    assert "numpy" not in loaded
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from tieredstore.access.reader import TieredReader
     from tieredstore.access.tiered_store import TieredMessageStore
     from tieredstore.access.wiring import load_plugins
-    from tieredstore.driver.message_store import MessageStore
+    from tieredstore.codec.message import decode_message
+    from tieredstore.codec.properties import decode_properties, tags_code
+    from tieredstore.driver.message_store import (
+        AbstractPluginMessageStore,
+        MessageFilter,
+        MessageStore,
+    )
     from tieredstore.driver.metadata import MetadataStore
     from tieredstore.driver.provider import SegmentProvider
     from tieredstore.driver.runtime import Runtime
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
         BackendError,
         BackendRefusedError,
         BackendUnavailableError,
+        InvalidArgumentError,
         InvalidConfigError,
         MetadataError,
         OffsetOutOfRangeError,
@@ -36,11 +43,20 @@ if TYPE_CHECKING:
         TieredStoreError,
     )
     from tieredstore.model.messages import GetResult, Message, MessageRun, PutResult, QueryResult
-    from tieredstore.model.values import Boundary, GetStatus, PutStatus, SegmentType, StorageLevel
+    from tieredstore.model.values import (
+        Boundary,
+        GetStatus,
+        Host,
+        PutStatus,
+        QueueKey,
+        SegmentType,
+        StorageLevel,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AbstractPluginMessageStore",
     "BackendError",
     "BackendRefusedError",
     "BackendUnavailableError",
@@ -48,8 +64,11 @@ __all__ = [
     "FileSegment",
     "GetResult",
     "GetStatus",
+    "Host",
+    "InvalidArgumentError",
     "InvalidConfigError",
     "Message",
+    "MessageFilter",
     "MessageRun",
     "MessageStore",
     "MetadataError",
@@ -60,6 +79,7 @@ __all__ = [
     "PutResult",
     "PutStatus",
     "QueryResult",
+    "QueueKey",
     "QueueRecord",
     "Runtime",
     "SegmentCorruptError",
@@ -78,7 +98,10 @@ __all__ = [
     "TieredStoreError",
     "TopicRecord",
     "__version__",
+    "decode_message",
+    "decode_properties",
     "load_plugins",
+    "tags_code",
 ]
 
 _NAMES = {
@@ -86,7 +109,9 @@ _NAMES = {
     "access.reader": "TieredReader",
     "access.tiered_store": "TieredMessageStore",
     "access.wiring": "load_plugins",
-    "driver.message_store": "MessageStore",
+    "codec.message": "decode_message",
+    "codec.properties": "decode_properties tags_code",
+    "driver.message_store": "AbstractPluginMessageStore MessageFilter MessageStore",
     "driver.metadata": "MetadataStore",
     "driver.provider": "SegmentProvider",
     "driver.runtime": "Runtime",
@@ -94,13 +119,14 @@ _NAMES = {
     "model.catalogue": "QueueRecord SegmentRecord TopicRecord",
     "model.config": "StoreConfig",
     "model.errors": (
-        "BackendError BackendRefusedError BackendUnavailableError InvalidConfigError "
+        "BackendError BackendRefusedError BackendUnavailableError "
+        "InvalidArgumentError InvalidConfigError "
         "MetadataError OffsetOutOfRangeError OtherProcessError PositionMismatchError "
         "SegmentCorruptError SegmentError SegmentNotFoundError SegmentSealedError "
         "StoreClosedError TieredStoreError"
     ),
     "model.messages": "GetResult Message MessageRun PutResult QueryResult",
-    "model.values": "Boundary GetStatus PutStatus SegmentType StorageLevel",
+    "model.values": "Boundary GetStatus Host PutStatus QueueKey SegmentType StorageLevel",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

@@ -12,7 +12,8 @@ from tests.failing_calls import failing_call
 from tests.local.store_audit import a_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.tiered_store import TieredMessageStore
-from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.runtime import ManualClock, Runtime
+from tieredstore.local.care.retention import HOUR_MS
 from tieredstore.local.local_message_store import LocalMessageStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import TieredStoreError
@@ -68,6 +69,9 @@ def expire(root: Path) -> tuple[TieredMessageStore, Operation]:
     store.flush(seal=True)
     tier = store._tier
     assert tier is not None
+    clock = tier.parts.runtime.clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(100 * HOUR_MS)
     return store, tier.retention.step
 
 

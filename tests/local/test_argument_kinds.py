@@ -1,4 +1,4 @@
-"""What is no topic, no queue id or no whole number is refused with one error of ours, by each face."""
+"""What is no topic, no queue id or no whole number is refused with one error of ours."""
 
 from __future__ import annotations
 

@@ -9,10 +9,11 @@ from hypothesis import given
 
 from tests.testing.list_store import ListMessageStore
 from tieredstore.codec.message import decode_message
-from tieredstore.driver.message_store import MessageStore
+from tieredstore.driver.message_store import AbstractPluginMessageStore, MessageStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
 from tieredstore.driver.wrapper import SegmentWrapper
+from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendUnavailableError,
     OffsetOutOfRangeError,
@@ -34,6 +35,13 @@ LOG = SegmentType.COMMIT_LOG
 class TestListMessageStore(MessageStoreContract):
     def open_store(self) -> MessageStore:
         return ListMessageStore(Runtime.inline())
+
+
+class TestPluginThatChangesNothing(MessageStoreContract):
+    def open_store(self) -> MessageStore:
+        base = ListMessageStore(Runtime.inline())
+        inner = AbstractPluginMessageStore(base, StoreConfig())
+        return AbstractPluginMessageStore(inner, StoreConfig())
 
 
 class ShortReads(SegmentWrapper):

@@ -1,13 +1,13 @@
 """The protocol of a message store: what a broker calls, and what the tier wraps.
 
-What lives here: `MessageStore` and the small protocols around it. It is a Protocol, not an ABC:
-the broker's class is not ours.
+What lives here: `MessageStore` and the small protocols around it, and the ground for plugins. It is
+a Protocol, not an ABC: the broker's class is not ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from tieredstore.model.messages import (
     DispatchRequest,
@@ -19,6 +19,9 @@ from tieredstore.model.messages import (
     SelectedMessage,
 )
 from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
+
+if TYPE_CHECKING:
+    from tieredstore.model.config import StoreConfig
 
 COUNT_MAX = 32
 BYTES_MAX = 256 * 1024
@@ -158,3 +161,122 @@ class MessageStore(Protocol):
 
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
         """Delete every topic but the retained and the system's; how many there were."""
+
+
+class AbstractPluginMessageStore:
+    """A message store around another, which gets every call as it came.
+
+    For plugins: override what is to be different, and call `super()` or `self.next_store` for the
+    rest. `load_plugins` builds one from the store that it wraps and the settings. The name is
+    RocketMQ's.
+    """
+
+    def __init__(self, next_store: MessageStore, config: StoreConfig) -> None:
+        self.next_store = next_store
+        self.config = config
+
+    def load(self) -> None:
+        self.next_store.load()
+
+    def start(self) -> None:
+        self.next_store.start()
+
+    def shutdown(self) -> None:
+        self.next_store.shutdown()
+
+    def destroy(self) -> None:
+        self.next_store.destroy()
+
+    def flush(self, *arguments: Any, **named: Any) -> Any:
+        """What the next store says; None from one that confirms in its own time."""
+        flush = getattr(self.next_store, "flush", None)
+        return None if flush is None else flush(*arguments, **named)
+
+    def put_message(self, message: Message) -> PutResult:
+        return self.next_store.put_message(message)
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> GetResult:
+        return self.next_store.get_message(
+            topic,
+            queue_id,
+            offset,
+            count_max=count_max,
+            bytes_max=bytes_max,
+            message_filter=message_filter,
+            group=group,
+        )
+
+    def min_offset(self, topic: str, queue_id: int) -> int | None:
+        return self.next_store.min_offset(topic, queue_id)
+
+    def max_offset(self, topic: str, queue_id: int) -> int | None:
+        return self.next_store.max_offset(topic, queue_id)
+
+    def confirmed_offset(self) -> int:
+        return self.next_store.confirmed_offset()
+
+    def min_log_offset(self) -> int | None:
+        return self.next_store.min_log_offset()
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
+    ) -> int | None:
+        return self.next_store.offset_by_time(topic, queue_id, timestamp, boundary)
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        return self.next_store.store_time(topic, queue_id, offset)
+
+    def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
+        return self.next_store.earliest_time(topic, queue_id)
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = COUNT_MAX,
+        begin: int = 0,
+        end: int = INT64_MAX,
+    ) -> QueryResult:
+        return self.next_store.query_message(topic, key, count_max=count_max, begin=begin, end=end)
+
+    def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
+        return self.next_store.message_at(log_offset, size)
+
+    def contains(self, topic: str, queue_id: int, offset: int) -> bool:
+        return self.next_store.contains(topic, queue_id, offset)
+
+    def in_memory(self, topic: str, queue_id: int, offset: int, count: int = 1) -> bool:
+        return self.next_store.in_memory(topic, queue_id, offset, count)
+
+    def read_range(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+    ) -> MessageRun:
+        return self.next_store.read_range(
+            topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max
+        )
+
+    def add_dispatcher(self, dispatcher: Dispatcher) -> None:
+        self.next_store.add_dispatcher(dispatcher)
+
+    def add_retention_guard(self, guard: RetentionGuard) -> None:
+        self.next_store.add_retention_guard(guard)
+
+    def queues(self) -> Iterable[QueueKey]:
+        return self.next_store.queues()
+
+    def delete_topics(self, topics: Iterable[str]) -> int:
+        return self.next_store.delete_topics(topics)
+
+    def clean_unused_topics(self, retained: Iterable[str]) -> int:
+        return self.next_store.clean_unused_topics(retained)

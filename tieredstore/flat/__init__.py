@@ -2,3 +2,29 @@
 
 Layer: container. It knows drivers and bytes, not brokers: who asks and when lives in `access`.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tieredstore.flat.commit_log import FlatCommitLogFile
+    from tieredstore.flat.consume_queue import FlatConsumeQueueFile
+
+__all__ = ["FlatCommitLogFile", "FlatConsumeQueueFile"]
+
+_HOMES = {
+    "FlatCommitLogFile": "commit_log",
+    "FlatConsumeQueueFile": "consume_queue",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -54,7 +54,7 @@ _TOML_STRINGS: Final = re.compile(
     r""""{3}(?:[^\\]|\\.)*?(?:"{3}|\Z)|'{3}.*?(?:'{3}|\Z)|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|#[^\n]*""",
     re.DOTALL,
 )
-_LONG_NAME: Final = re.compile(r'\.(?:[ \t]*[\w"-]+[ \t]*\.){%d}' % (NAME_PARTS_MAX - 1))
+_LONG_NAME: Final = re.compile(rf'\.(?:[ \t]*[\w"-]+[ \t]*\.){{{NAME_PARTS_MAX - 1}}}')
 _JAVA_PACKAGE: Final = "org.apache.rocketmq."
 
 # Variables that begin with TIEREDSTORE_ and are no settings of the tier: those of the local store,

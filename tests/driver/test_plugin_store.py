@@ -1,0 +1,83 @@
+"""A plugin that changes nothing: every call reaches the next store as it came."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock, create_autospec
+
+import pytest
+
+from tests.local.store_audit import opened
+from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.wiring import load_plugins
+from tieredstore.driver.message_store import AbstractPluginMessageStore, MessageStore
+from tieredstore.driver.runtime import Runtime
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.messages import Message, PutResult
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.messages import TOPIC
+
+METHODS = sorted(name for name in vars(MessageStore) if not name.startswith("_"))
+
+
+def arguments_of(name: str) -> tuple[list[object], dict[str, object]]:
+    """Something of its own for each parameter, so that none can take another's place."""
+    parameters = list(inspect.signature(getattr(MessageStore, name)).parameters.values())[1:]
+    by_place = [object() for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    named = {each.name: object() for each in parameters if each.kind is each.KEYWORD_ONLY}
+    return by_place, named
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_of_the_protocol_is_passed_on(name: str) -> None:
+    base: Any = create_autospec(MessageStore, instance=True)
+    plugin = AbstractPluginMessageStore(base, StoreConfig())
+    by_place, named = arguments_of(name)
+    answer = object()
+    called: Mock = getattr(base, name)
+    called.return_value = answer
+    found = getattr(plugin, name)(*by_place, **named)
+    called.assert_called_once_with(*by_place, **named)
+    if inspect.signature(getattr(MessageStore, name)).return_annotation != "None":
+        assert found is answer
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_its_methods_take_what_those_of_the_protocol_take(name: str) -> None:
+    ours = inspect.signature(getattr(AbstractPluginMessageStore, name))
+    assert ours == inspect.signature(getattr(MessageStore, name))
+
+
+class Loud(AbstractPluginMessageStore):
+    """A plugin of somebody's own."""
+
+    def put_message(self, message: Message) -> PutResult:
+        return super().put_message(
+            Message(topic=message.topic, queue_id=message.queue_id, body=message.body.upper())
+        )
+
+
+def test_a_plugin_overrides_one_method_and_the_tier_below_it_has_the_rest(tmp_path: Path) -> None:
+    name = f"{__name__}.Loud"
+    config = StoreConfig(plugins=(name,), store_path=str(tmp_path / "tier"))
+    plugin = load_plugins(opened(tmp_path / "local"), config)
+    assert isinstance(plugin, Loud)
+    runtime = Runtime.inline()
+    store = TieredMessageStore(plugin, config, runtime=runtime, provider=MemoryProvider(runtime))
+    store.load()
+    store.start()
+    store.put_message(Message(topic=TOPIC, queue_id=0, body=b"quiet"))
+    assert store.flush()  # which asks the plugin, and that the local store, to confirm
+    [one] = store.get_message(TOPIC, 0, 0).messages
+    assert b"QUIET" in one.record
+    store.shutdown()
+
+
+def test_a_store_without_a_flush_is_not_asked_for_one() -> None:
+    class Without:
+        pass
+
+    base: Any = Without()
+    assert AbstractPluginMessageStore(base, StoreConfig()).flush() is None
