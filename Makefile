@@ -58,8 +58,8 @@ fuzz: $(STAMP)  ## feed 100 000 damaged inputs to each decoder
 torture: $(STAMP)  ## run long random histories, other ones each time
 	$(PYTEST) -n $(WORKERS) -m torture --hypothesis-profile=torture $(ARGS)
 
-interop: $(STAMP)  ## let the Java broker's own classes open what we write
-	$(PYTEST) -m interop $(ARGS)
+interop: $(STAMP)  ## let the Java broker's own classes, of VERSION 5.3.3 or another, open what we write
+	TIEREDSTORE_ROCKETMQ=$(VERSION) $(PYTEST) -m interop $(ARGS)
 
 fmt: $(STAMP)  ## format, and mend what ruff can mend
 	$(BIN)/ruff check --fix-only --quiet .

@@ -20,6 +20,7 @@ from tests.interop.local_stores import (
     questions,
     without_lock,
 )
+from tests.interop.verifier import VERSION
 from tieredstore.codec.message import decode_message
 from tieredstore.local.care.retention import HOUR_MS
 from tieredstore.local.local_message_store import LocalMessageStore
@@ -201,6 +202,31 @@ def test_java_builds_the_queues_and_the_index_anew_with_our_bytes(
         assert java_made == we_made
         if not expired:
             assert we_made == contents(root / folder)
+
+
+def test_queues_that_later_versions_build_from_the_last_files_are_whole_when_we_open_them(
+    tmp_path: Path,
+) -> None:
+    """From 5.4 on Java reads the last `commitLogRecoverMaxNum` files of the log, 10, and no more."""
+    root, theirs = tmp_path / "store", tmp_path / "theirs"
+    store = opened(root)
+    put_variety(store, 1_200)
+    ends = {key: (store.min_offset(*key), store.max_offset(*key)) for key in store.queues()}
+    store.shutdown()
+    assert len(list((root / "commitlog").iterdir())) > 30
+    shutil.copytree(root, theirs)
+    shutil.rmtree(theirs / "consumequeue")
+    shutil.rmtree(theirs / "index")
+    rows = java(theirs, tmp_path, "--in-place", "--shutdown")
+    assert [row for row in rows if row["kind"] == "problem"] == []
+    said = {(row["topic"], row["queueId"]): row for row in rows if row["kind"] == "queue"}
+    for key, (first, end) in ends.items():
+        assert said[key]["maxOffset"] == end
+        assert (said[key]["minOffset"] == first) == (VERSION == "5.3.3")
+    store = opened(theirs)
+    assert {key: (store.min_offset(*key), store.max_offset(*key)) for key in ends} == ends
+    assert len(all_messages(store)) == 1_200
+    store.shutdown()
 
 
 def test_java_does_not_open_a_store_that_we_have_open(tmp_path: Path) -> None:

@@ -128,11 +128,19 @@ def test_whatever_the_bytes_are_no_value_is_negative(data: bytes) -> None:
 
 
 def test_the_rest_of_the_file_is_left_as_it_was(path: Path) -> None:
-    path.write_bytes(pack(">5q", 1, 2, 3, 4, 5) + b"x" * 4056)
+    path.write_bytes(pack(">6q", 1, 2, 3, 4, 5, 0) + b"x" * 4048)
     checkpoint = StoreCheckpoint.open(path)
     checkpoint.advance(log_timestamp=9)
     checkpoint.flush()
-    assert path.read_bytes()[40:] == b"x" * 4056
+    assert path.read_bytes()[40:] == bytes(8) + b"x" * 4048
+
+
+def test_an_offset_that_a_later_version_wrote_is_not_vouched_for(path: Path) -> None:
+    """RocketMQ 5.5 takes queues for whole up to it, also where we have cut the log since."""
+    path.write_bytes(pack(">6q", 1, 2, 3, 4, 5, 1 << 40) + bytes(4048))
+    checkpoint = StoreCheckpoint.open(path)
+    checkpoint.flush()
+    assert path.read_bytes() == pack(">6q", 1, 2, 3, 4, 5, 0) + bytes(4048)
 
 
 def test_a_file_that_somebody_removed_is_written_anew(path: Path) -> None:

@@ -9,8 +9,10 @@ What lives here: its bytes, its rules and its file. Who has become durable is fo
     |     16 | i64   | the same of the key index                                        |
     |     24 | i64   | log offset up to which the master of a replica has flushed       |
     |     32 | i64   | log offset of the last message that recovery found good          |
+    |     40 | i64   | from RocketMQ 5.4 on: log offset up to which queues are durable  |
 
-The file has 4096 bytes, of which the rest is left as it was.
+The file has 4096 bytes, of which the rest is left as it was. The last field is written as 0, which is
+nothing known: later versions then go by the times, as 5.3.3 does.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ CHECKPOINT_BYTES: Final = 4096
 MARGIN_MS: Final = 3_000
 
 _FIELDS: Final = Struct(">qqqqq")
+_NO_QUEUE_OFFSET: Final = bytes(8)
+_WRITTEN_BYTES: Final = _FIELDS.size + len(_NO_QUEUE_OFFSET)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +99,7 @@ class StoreCheckpoint:
         except FileNotFoundError:
             return cls(path, CheckpointValues(), written=None)
         whole = len(data) == CHECKPOINT_BYTES
-        return cls(path, decode_checkpoint(data), written=data[: _FIELDS.size] if whole else None)
+        return cls(path, decode_checkpoint(data), written=data[:_WRITTEN_BYTES] if whole else None)
 
     @property
     def values(self) -> CheckpointValues:
@@ -154,7 +158,7 @@ class StoreCheckpoint:
     def flush(self) -> bool:
         """Make the values durable; False where the file had them already."""
         with self._file_guard:
-            data = encode_checkpoint(self._values)
+            data = encode_checkpoint(self._values) + _NO_QUEUE_OFFSET
             if data == self._written:
                 return False
             if self._written is None:
