@@ -207,7 +207,7 @@ def test_java_builds_the_queues_and_the_index_anew_with_our_bytes(
 def test_queues_that_later_versions_build_from_the_last_files_are_whole_when_we_open_them(
     tmp_path: Path,
 ) -> None:
-    """From 5.4 on Java reads the last `commitLogRecoverMaxNum` files of the log, 10, and no more."""
+    """From 5.4 on Java reads the last 10 files of the log, `commitLogRecoverMaxNum`."""
     root, theirs = tmp_path / "store", tmp_path / "theirs"
     store = opened(root)
     put_variety(store, 1_200)

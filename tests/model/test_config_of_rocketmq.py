@@ -29,7 +29,7 @@ def test_no_setting_of_rocketmq_is_called_unknown(
     unknown = []
     for key in KEYS:
         file = tmp_path / "broker.conf"
-        file.write_text(f"{key}=1\n")
+        file.write_text(f"brokerName=b\n{key}=1\n")
         try:
             kind.from_file(file)
         except InvalidConfigError as error:  # 1 is no value of some settings of ours
@@ -78,7 +78,7 @@ def test_sixty_kilobytes_of_a_broker_conf_are_read_at_once(
     tmp_path: Path, kind: type[StoreConfig | LocalConfig], text: str
 ) -> None:
     file = tmp_path / "broker.conf"
-    file.write_text(text * (LONG // len(text)))
+    file.write_text("brokerName=b\n" + text * (LONG // len(text)))
     begun = time.process_time()
     kind.from_file(file)
     assert time.process_time() - begun < SECONDS_MAX

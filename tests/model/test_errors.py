@@ -25,11 +25,13 @@ from tieredstore.model.errors import (
     SegmentSealedError,
     StoreClosedError,
     TieredStoreError,
+    UnknownNameError,
 )
 
 ONE_OF_EACH: list[TieredStoreError] = [
     InvalidConfigError("no"),
     InvalidArgumentError("want a whole number"),
+    UnknownNameError("there is no topic T"),
     StoreClosedError("closed"),
     OtherProcessError("store", opened_by=17),
     BodyNotPlainError("the body is damaged"),

@@ -9,10 +9,10 @@ What lives here: its bytes, its rules and its file. Who has become durable is fo
     |     16 | i64   | the same of the key index                                        |
     |     24 | i64   | log offset up to which the master of a replica has flushed       |
     |     32 | i64   | log offset of the last message that recovery found good          |
-    |     40 | i64   | from RocketMQ 5.4 on: log offset up to which queues are durable  |
+    |     40 | i64   | from RocketMQ 5.5 on: log offset up to which queues are durable  |
 
-The file has 4096 bytes, of which the rest is left as it was. The last field is written as 0, which is
-nothing known: later versions then go by the times, as 5.3.3 does.
+The file has 4096 bytes, of which the rest is left as it was. The last field is written as 0, which
+is nothing known: later versions then go by the times, as 5.3.3 does.
 """
 
 from __future__ import annotations
