@@ -2,8 +2,8 @@
 
     TieredStoreError
     ├─ InvalidConfigError (ValueError)            fix the settings
-    ├─ InvalidArgumentError (ValueError)          fix the call
     │  └─ UnknownNameError                        name one that is there
+    ├─ InvalidArgumentError (ValueError)          fix the call
     ├─ StoreClosedError                           you closed it
     │  └─ OtherProcessError                       .opened_by: open it in this process
     ├─ OffsetOutOfRangeError (ValueError)         .offset .minimum .maximum
