@@ -27,7 +27,7 @@ from tieredstore.jobs.loading.load_columns import LoadRefusedError
 from tieredstore.jobs.loading.load_tier import scratch_of
 from tieredstore.jobs.worker_parts import worker_provider
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import InvalidConfigError, MetadataError
+from tieredstore.model.errors import CatalogueLockedError, InvalidConfigError
 from tieredstore.model.values import QueueKey, SegmentType
 
 A, B, C = QueueKey("orders", 0), QueueKey("orders", 3), QueueKey("größe", 1)
@@ -142,11 +142,11 @@ def test_a_repairing_audit_removes_what_was_staged(config: StoreConfig) -> None:
 
 
 def test_a_load_is_refused_under_a_living_writer(config: StoreConfig) -> None:
-    with open_tier_of(config), pytest.raises(MetadataError, match="lock"):
+    with open_tier_of(config), pytest.raises(CatalogueLockedError):
         begin_load(config)
     begin_load(config)
     part = staged(config, "run", 0, [rows_of(A, range(20))])
-    with open_tier_of(config), pytest.raises(MetadataError, match="lock"):
+    with open_tier_of(config), pytest.raises(CatalogueLockedError):
         commit_load(config, "run", [part])
     with open_tier_of(config) as parts:
         assert parts.files.files() == []
