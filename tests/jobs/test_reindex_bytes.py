@@ -19,6 +19,7 @@ from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.index.hits import CommittedRun
 from tieredstore.index.index_store import IndexStore
 from tieredstore.jobs.job_report import JobState
+from tieredstore.jobs.reindexing.reindex_install import begin_timestamps
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import MessageRun
@@ -89,9 +90,17 @@ def write_tier(config: StoreConfig, messages: list[Stored]) -> dict[tuple[QueueK
 
 
 def index_itself(
-    config: StoreConfig, messages: list[Stored], places: dict[tuple[QueueKey, int], int], at: Path
+    config: StoreConfig,
+    messages: list[Stored],
+    places: dict[tuple[QueueKey, int], int],
+    at: Path,
+    begins: list[int],
 ) -> list[bytes]:
-    """What the index uploads that takes the messages one by one when they are stored."""
+    """What the index uploads that takes the messages one by one when they are stored.
+
+    Its files begin at `begins`: of several that begin with one millisecond a reindex, which knows
+    them all, puts the later ones later, and the index, which does not, puts them earlier.
+    """
     runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
     clock = runtime.clock
     assert isinstance(clock, ManualClock)
@@ -107,6 +116,8 @@ def index_itself(
         runtime=runtime,
     )
     index.load()
+    wanted = iter(begins)
+    index._filling._free_begin = lambda latest: next(wanted)  # type: ignore[method-assign]
     for message in sorted(
         messages, key=lambda each: (each.time, ids[each.key.topic], each.key.queue_id)
     ):
@@ -123,6 +134,7 @@ def index_itself(
     rows = catalogue.segments(path, SegmentType.INDEX)
     found = [provider.open(path, row.type, row.base_offset).read(0, row.size) for row in rows]
     index.shutdown()
+    assert list(wanted) == []
     return found
 
 
@@ -138,4 +150,19 @@ def test_files_are_byte_for_byte_those_of_the_index_itself(
         return
     places = write_tier(config, messages)
     assert run(config).state is JobState.DONE
-    assert index_files(config) == index_itself(config, messages, places, place / "index")
+    made = index_files(config)
+    begins = [int.from_bytes(data[4:12], "big") for data in made]
+    assert made == index_itself(config, messages, places, place / "index", begins)
+
+
+@given(
+    times=st.lists(st.integers(1_000, 1_020), max_size=12).map(sorted),
+    used=st.sets(st.integers(990, 1_020)),
+)
+def test_files_begin_in_order_alone_and_never_after_their_first_message(
+    times: list[int], used: set[int]
+) -> None:
+    begins = begin_timestamps(times, used)
+    assert begins == sorted(set(begins))
+    assert used.isdisjoint(begins)
+    assert all(begin <= first for begin, first in zip(begins, times, strict=True))

@@ -96,7 +96,7 @@ def test_what_cannot_be_is_one_line_and_changes_nothing(
         assert "Traceback" not in text
     with open_tier_of(config) as parts:
         assert parts.files.files() == []
-        with pytest.raises(Exception, match="lock"):
+        with pytest.raises(Exception, match="another process has it open"):
             write(few, config)
     assert report_of(config).findings == ()
 

@@ -156,7 +156,7 @@ def test_a_record_has_to_fit_an_empty_file(body_bytes: int, fits: bool) -> None:
         ({"topic": "a/b"}, "topic"),
         ({"topic": ".."}, "topic"),
         ({"topic": "\ud800"}, "topic"),
-        ({"topic": "t" * 256}, "topic: 256"),
+        ({"topic": "t" * 256}, "256 bytes"),
         ({"queue_id": -1}, "queue id"),
         ({"queue_id": 1 << 31}, "queue_id"),
         ({"flag": 1 << 31}, "flag"),
