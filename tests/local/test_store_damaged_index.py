@@ -57,3 +57,22 @@ def test_a_store_with_it_can_be_destroyed(tmp_path: Path) -> None:
     store = opened(tmp_path)
     assert store.max_offset(TOPIC, 0) is None
     store.shutdown()
+
+
+@pytest.mark.parametrize("bit", range(0, 64, 5))
+def test_keys_put_later_are_found_after_a_flip_in_the_end_of_its_header(
+    tmp_path: Path, bit: int
+) -> None:
+    store = opened(tmp_path)
+    for number in range(100):
+        store.put_message(a_message(number))
+    store.shutdown()
+    newest = max((tmp_path / "index").iterdir())
+    data = bytearray(newest.read_bytes())
+    data[31 - bit // 8] ^= 1 << bit % 8  # of the last log offset, behind 24 bytes
+    newest.write_bytes(data)
+    store = opened(tmp_path)
+    store.put_message(a_message(100))
+    for number in (0, 50, 99, 100):
+        assert len(store.query_message(TOPIC, f"key-{number}").messages) == 1
+    store.shutdown()
