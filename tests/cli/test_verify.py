@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.cli.cli_kit import Command
-from tests.cli.tier_kit import TIER, asked, copied, named, segment_file
+from tests.cli.tier_kit import TIER, copied, named, segment_file
 from tieredstore.cli.failures import ExitCode
 
 
@@ -49,12 +48,15 @@ def test_a_dry_run_says_what_would_be_read(command: Command) -> None:
     assert ran.out.startswith("3 queues with 199 messages, ")
 
 
-def test_without_arrow_the_verb_says_what_to_install(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in sys.modules if name.startswith("tieredstore.jobs")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    ran = asked(command, TIER, "verify")
-    assert ran.code == ExitCode.USAGE
-    assert ran.err == "tieredstore: pyarrow is missing: pip install 'tieredstore[jobs]'\n"
+def test_without_arrow_the_verb_says_what_to_install() -> None:
+    """In a process of its own: modules imported anew would outlive the test in their packages."""
+    program = (
+        "import sys; sys.modules['pyarrow'] = None; "
+        "from tieredstore.__main__ import main; sys.exit(main())"
+    )
+    words = [str(word) for word in ("verify", *named(TIER))]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (ExitCode.USAGE, "")
+    assert ended.stderr == "tieredstore: pyarrow is missing: pip install 'tieredstore[jobs]'\n"
