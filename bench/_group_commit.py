@@ -13,7 +13,7 @@ import threading
 from bench._messages import BATCH_MESSAGES, a_second, batches
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 
 WRITERS = 16
 SYNCED_PUTS = 1_600

@@ -13,9 +13,8 @@ import time
 from pathlib import Path
 from typing import Self
 
-from tieredstore.index.compaction import Compaction
-from tieredstore.index.footer_build import footer_blocks
-from tieredstore.index.store_file import IndexStoreFile
+from tieredstore.index.compaction import Compaction, footer_blocks
+from tieredstore.index.local_file import IndexStoreFile
 
 SAMPLE_SECONDS = 0.005
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.runtime import Runtime
-from tieredstore.index.hits import CommittedRun
-from tieredstore.index.index_store import IndexStore
-from tieredstore.index.key_hashes import key_hashes
+from tieredstore.index.contract import CommittedRun
+from tieredstore.index.store import IndexStore
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import MessageRun
 from tieredstore.providers.memory import MemoryProvider
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_record
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_record
 
 RUN_MESSAGES = 4_096
 KEYS_A_MESSAGE = 2

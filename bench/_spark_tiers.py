@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tieredstore.access.wiring import GivenParts, open_tier
 from tieredstore.codec.message import encode_message
 from tieredstore.driver.runtime import Runtime
-from tieredstore.index.hits import CommittedRun
+from tieredstore.index.contract import CommittedRun
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import Host

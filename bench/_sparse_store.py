@@ -13,11 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tieredstore.codec.end_marks import encode_blank
+from tieredstore.codec.message import encode_blank
 from tieredstore.codec.names import local_file_name
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import GIB
 from tieredstore.model.messages import Message
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from tieredstore.access.index_protocol import NoIndex
-from tieredstore.access.reads.fetcher import Fetcher
+from tieredstore.access.fetcher import Fetcher
 from tieredstore.codec.message import encode_message
 from tieredstore.codec.names import segment_name
-from tieredstore.codec.record_fields import QUEUE_OFFSET_POSITION
+from tieredstore.codec.record import QUEUE_OFFSET_POSITION
 from tieredstore.driver.metrics import NoMetrics
+from tieredstore.driver.provider import ProviderWrapper, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
-from tieredstore.driver.wrapper import ProviderWrapper, SegmentWrapper
 from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.index.contract import NoIndex
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import MessageRun

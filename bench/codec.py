@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench._timing import Comparison, compare, report
-from tieredstore.codec import queue_unit, record_fields
-from tieredstore.codec.checksum import body_crc
+from tieredstore.codec import queue_unit
+from tieredstore.codec import record as record_fields
+from tieredstore.codec.checks import body_crc
 from tieredstore.codec.java import string_hash, string_hashes
 from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.model.values import Host

@@ -24,19 +24,19 @@ from typing import Final
 import numpy as np
 
 from bench._rows import Row, rate_row, report
-from tieredstore.access.index_protocol import NoIndex
-from tieredstore.access.upload.dispatcher import Dispatcher
+from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.codec.queue_unit import encode_units
 from tieredstore.driver.runtime import Runtime
-from tieredstore.flat.commit_log import placed_records
 from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.flat.message_file import placed_records
+from tieredstore.index.contract import NoIndex
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import MIB, StoreConfig
 from tieredstore.model.messages import Message, MessageRun
 from tieredstore.providers.posix import PosixProvider
-from tieredstore.testing.messages import a_record
+from tieredstore.testing.samples import a_record
 
 TURNS: Final = 5
 BATCH, BATCHES = 4_096, 12

@@ -24,12 +24,11 @@ from numpy.typing import NDArray
 from bench import _index_memory, _index_store
 from bench._index_store import RUN_MESSAGES
 from bench._rows import Row, report
-from tieredstore.codec.bounds import Buffer
-from tieredstore.index.compaction import Compaction
-from tieredstore.index.footer_build import footer_blocks
-from tieredstore.index.key_hashes import key_hashes
+from tieredstore.codec.checks import Buffer
+from tieredstore.codec.key_hashes import key_hashes
+from tieredstore.index.compaction import Compaction, footer_blocks
+from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.rows import IndexColumns
-from tieredstore.index.store_file import IndexStoreFile
 from tieredstore.model.values import INT64_MAX
 
 SLOTS, ITEMS = 5_000_000, 20_000_000

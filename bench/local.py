@@ -23,14 +23,12 @@ from bench._messages import BATCH_MESSAGES, a_second, batches
 from bench._rows import Row, rate_row, report
 from tieredstore.codec.java import index_key, local_key_hash
 from tieredstore.driver.runtime import Runtime
+from tieredstore.local.commit_log import CommitLog, Flusher
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.files.mapping import MappedFiles
-from tieredstore.local.keys.index_chain import ItemColumns
-from tieredstore.local.keys.index_file import IndexFile
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.log.commit_log import CommitLog
-from tieredstore.local.log.flusher import Flusher
-from tieredstore.local.records.batch_encoder import BatchEncoder
+from tieredstore.local.encoder import BatchEncoder
+from tieredstore.local.index_file import IndexFile, ItemColumns
+from tieredstore.local.mapped_file import MappedFiles
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.messages import Message
 from tieredstore.model.values import INT32_MAX, INT64_MAX
 

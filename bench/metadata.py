@@ -20,8 +20,7 @@ from unittest import mock
 
 from bench._rows import Row, report
 from tieredstore.metadata import JsonMetadataStore
-from tieredstore.model.catalogue import QueueRecord, SegmentRecord
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType
 
 TOPICS = 500
 QUEUES_OF_A_TOPIC = 10
@@ -98,7 +97,7 @@ def open_ms(path: Path) -> float:
 
 def abandon(store: JsonMetadataStore) -> None:
     """Close without compaction: the journal stays, as after a crash."""
-    with mock.patch("tieredstore.metadata.catalogue_writer.CatalogueWriter.compact"):
+    with mock.patch("tieredstore.metadata.files.CatalogueWriter.compact"):
         store.close()
 
 

@@ -28,16 +28,15 @@ from tieredstore.codec.names import queue_path
 from tieredstore.driver.metadata import Change, Put
 from tieredstore.driver.object_client import ObjectClient
 from tieredstore.driver.runtime import Runtime
-from tieredstore.jobs.local_engine import LocalEngine
+from tieredstore.jobs.job import LocalEngine
 from tieredstore.jobs.migrate import migrate
 from tieredstore.metadata.json_store import JsonMetadataStore
-from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.values import SegmentType
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
+from tieredstore.providers.object_provider import open_client
 from tieredstore.providers.posix import PosixProvider
 from tieredstore.providers.s3_admin import create_bucket
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 MIB: Final = 1 << 20
 BLOCK_BYTES: Final = 8 * MIB

@@ -21,10 +21,9 @@ from bench._timing import Comparison, compare, report
 from tieredstore.driver.provider import SegmentRead, SegmentWrite, WritePair
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_provider import ObjectProvider
-from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.object_provider import ObjectProvider, open_client
 from tieredstore.providers.s3_admin import create_bucket
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 MIB: Final = 1 << 20
 READS, READ_BYTES = 64, 8 << 10

@@ -21,12 +21,11 @@ import pyarrow as pa
 from bench import _spark_tiers
 from bench._timing import Comparison, compare, report
 from tieredstore.access.reader import TieredReader
-from tieredstore.jobs.reading.message_table import MESSAGE_COLUMNS, MessageTable
-from tieredstore.jobs.reading.record_fields import RecordFields
-from tieredstore.jobs.reading.scan_plan import plan_scan
-from tieredstore.jobs.reading.selection import EVERYTHING
-from tieredstore.jobs.reading.slice_reads import SliceReader
-from tieredstore.jobs.reading.slices import Slice
+from tieredstore.codec.columns import RecordFields
+from tieredstore.jobs.arrow import MESSAGE_COLUMNS, MessageTable
+from tieredstore.jobs.scan import plan_scan
+from tieredstore.jobs.slice_reads import SliceReader
+from tieredstore.jobs.slices import EVERYTHING, Slice
 from tieredstore.model.config import StoreConfig
 
 if TYPE_CHECKING:

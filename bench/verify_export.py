@@ -13,12 +13,10 @@ from shutil import rmtree
 
 from bench._timing import compare, report
 from bench._verified_tier import BODY, written_tier
-from tieredstore.codec.crc32 import crc32
+from tieredstore.codec.checks import crc32
 from tieredstore.driver.runtime import SystemClock
 from tieredstore.jobs.export import ExportJob
-from tieredstore.jobs.job import Job, run_job
-from tieredstore.jobs.job_report import JobState
-from tieredstore.jobs.local_engine import LocalEngine
+from tieredstore.jobs.job import Job, JobState, LocalEngine, run_job
 from tieredstore.jobs.verify import VerifyJob
 
 THREADS = 2

@@ -40,8 +40,8 @@ from tieredstore.driver.registry import PROVIDERS, resolve
 from tieredstore.local import LocalConfig, LocalMessageStore
 from tieredstore.providers.certified import keep
 from tieredstore.providers.object_provider import ObjectProvider
-from tieredstore.providers.object_settings import ObjectStoreSettings
 from tieredstore.providers.posix import PosixProvider
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 TOPICS, QUEUES = ("orders", "payments", "shipments"), 2
 MESSAGES, BATCH, CUSTOMERS, SHOWN = 30_000, 500, 1_500, 12
@@ -82,7 +82,7 @@ def bucket(config: StoreConfig) -> Iterator[StoreConfig]:
     from moto.server import ThreadedMotoServer
 
     from tieredstore.providers.s3_admin import create_bucket
-    from tieredstore.testing.one_at_a_time import one_at_a_time
+    from tieredstore.testing.memory_objects import one_at_a_time
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else it prints each request
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)

@@ -17,8 +17,7 @@ import argparse
 import sys
 from typing import Any
 
-from tieredstore.jobs.job import Engine, Plan
-from tieredstore.jobs.local_engine import LocalEngine
+from tieredstore.jobs.job import Engine, LocalEngine, Plan
 from tieredstore.jobs.migrate import migrate
 from tieredstore.model.config import StoreConfig
 

@@ -24,8 +24,8 @@ from tieredstore import (
     TieredStoreError,
 )
 from tieredstore.local import LocalConfig, LocalMessageStore
-from tieredstore.providers.object_settings import ObjectStoreSettings
 from tieredstore.providers.s3_admin import create_bucket
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 
 def offload(config: StoreConfig, *, put_some: bool) -> None:

@@ -18,8 +18,8 @@ import msgspec
 from tieredstore import MetadataError, TopicRecord
 from tieredstore.driver.metadata import Change
 from tieredstore.driver.runtime import SystemClock
-from tieredstore.metadata.changes import encode, from_json
-from tieredstore.metadata.memory_reads import MemoryReads
+from tieredstore.metadata.journal import encode, from_json
+from tieredstore.metadata.memory_store import MemoryReads
 from tieredstore.metadata.tables import Tables
 
 TABLE = "CREATE TABLE IF NOT EXISTS change (number INTEGER PRIMARY KEY, json BLOB)"

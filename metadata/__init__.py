@@ -6,7 +6,7 @@ Imported as `tieredstore.metadata` and under no other name.
 if __name__ != "tieredstore.metadata":
     raise ImportError("import it as tieredstore.metadata: a second copy has classes of its own")
 
+from tieredstore.metadata.files import OpenReport
 from tieredstore.metadata.json_store import JsonMetadataStore
-from tieredstore.metadata.open_report import OpenReport
 
 __all__ = ["JsonMetadataStore", "OpenReport"]

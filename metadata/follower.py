@@ -1,7 +1,4 @@
-"""Reading a catalogue while another process writes it.
-
-What lives here: how a reader notices what a writer did, and that it changes nothing itself.
-"""
+"""A catalogue read while another process writes it."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from tieredstore.driver.metadata import Change
-from tieredstore.metadata.catalogue_files import Catalogue, CatalogueFiles, JournalState, load
+from tieredstore.metadata.files import Catalogue, CatalogueFiles, JournalState, load
 from tieredstore.metadata.journal import JournalContents, read_journal
 from tieredstore.model.errors import MetadataError
 

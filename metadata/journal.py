@@ -1,6 +1,17 @@
-"""The format of the journal: checksummed lines of JSON, and how much of a file is whole.
+"""The journal of a catalogue: checksummed lines of JSON, and appending them durably.
 
-    line      {"crc":"1a2b3c4d",<body>}\\n       CRC32C, in hex, over all bytes after the comma
+Changes of the catalogue as JSON: what a line of the journal holds, and what it may hold.
+
+{"put":"topic" | "queue" | "segment","row":{RocketMQ's fields}}
+{"put":"note","kind":…,"key":…,"value":…}
+{"delete":"topic","topic":…}
+{"delete":"queue","topic":…,"queueId":…}
+{"delete":"segment","path":…,"type":…,"baseOffset":…}
+{"delete":"note","kind":…,"key":…}
+
+The format of the journal: checksummed lines of JSON, and how much of a file is whole.
+
+    line      {"crc":"1a2b3c4d",<body>}\n       CRC32C, in hex, over all bytes after the comma
     header    "line":0,"format":1,"snapshot":{"length":…,"crc32c":…} or null where there was none
     commit    "line":n,"changes":[…]             one batch, whole or not at all
     compact   "line":n,"next":{"length":…,"crc32c":…}    the snapshot that holds all lines above
@@ -11,6 +22,9 @@ valid one follows is damage. What lives here is pure; `journal_file` writes it.
 
 from __future__ import annotations
 
+import contextlib
+import operator
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +33,95 @@ from typing import Any, Final
 import google_crc32c
 import msgspec
 
-from tieredstore.driver.metadata import Change
-from tieredstore.metadata import changes
+from tieredstore.driver.durable import fsync_directory, write_all, write_atomically
+from tieredstore.driver.metadata import (
+    Change,
+    DeleteNote,
+    DeleteQueue,
+    DeleteSegment,
+    DeleteTopic,
+    Json,
+    Put,
+    PutNote,
+)
+from tieredstore.metadata import tables
 from tieredstore.model.errors import MetadataError
+from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
+
+
+def encode(change: Change) -> tuple[Change, bytes]:
+    """The change as whoever reads the journal will see it, and its JSON.
+
+    The first shares nothing that the caller could still alter. Raises ValueError, naming the
+    row, for what could not be read back.
+    """
+    try:
+        if isinstance(change, PutNote):
+            tables.refuse_deep(change.value)
+        data = msgspec.json.encode(to_json(change))
+        seen = from_json(msgspec.json.decode(data))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{_name(change)}: {error}") from error
+    if isinstance(change, PutNote) and seen != change:
+        # NaN became null, a tuple a list, an integer key a string.
+        raise ValueError(f"{_name(change)}: the value is no JSON")
+    return seen, data
+
+
+def to_json(change: Change) -> Json:
+    match change:
+        case Put(TopicRecord() as record):
+            return {"put": "topic", "row": tables.topic_row(record)}
+        case Put(QueueRecord() as record):
+            return {"put": "queue", "row": tables.queue_row(record)}
+        case Put(SegmentRecord() as record):
+            return {"put": "segment", "row": tables.segment_row(record)}
+        case PutNote(kind, key, value):
+            return {"put": "note", "kind": kind, "key": key, "value": value}
+        case DeleteTopic(topic):
+            return {"delete": "topic", "topic": topic}
+        case DeleteQueue(topic, queue_id):
+            number = operator.index(queue_id)
+            return {"delete": "queue", "topic": topic, "queueId": number}
+        case DeleteSegment(path, type, base_offset):
+            base = operator.index(base_offset)
+            return {"delete": "segment", "path": path, "type": int(type), "baseOffset": base}
+        case DeleteNote(kind, key):
+            return {"delete": "note", "kind": kind, "key": key}
+    raise ValueError("it is no change of the catalogue")
+
+
+def from_json(value: Json) -> Change:
+    """The change in a line. Raises ValueError for one that this version does not know."""
+    match value:
+        case {"put": "topic", "row": dict(row)}:
+            return Put(tables.read_topic(row))
+        case {"put": "queue", "row": dict(row)}:
+            return Put(tables.read_queue(row))
+        case {"put": "segment", "row": dict(row)}:
+            return Put(tables.read_segment(row))
+        case {"put": "note", "kind": str(kind), "key": str(key), "value": note}:
+            return PutNote(kind, key, note)
+        case {"delete": "topic", "topic": str(topic)}:
+            return DeleteTopic(topic)
+        case {"delete": "queue", "topic": str(topic), "queueId": int(queue_id)}:
+            return DeleteQueue(topic, queue_id)
+        case {"delete": "segment", "path": str(path), "type": int(type), "baseOffset": int(base)}:
+            return DeleteSegment(path, SegmentType(type), base)
+        case {"delete": "note", "kind": str(kind), "key": str(key)}:
+            return DeleteNote(kind, key)
+    raise ValueError(f"unknown change {str(value)[:60]}")
+
+
+def _name(change: Change) -> str:
+    if isinstance(change, Put) and isinstance(
+        change.record, TopicRecord | QueueRecord | SegmentRecord
+    ):
+        return tables.row_name(change.record)
+    if isinstance(change, PutNote):
+        return f"note {change.kind} {change.key}"
+    return f"{change!r:.60}"
+
 
 FORMAT: Final = 1
 _PREFIX: Final = b'{"crc":"'
@@ -114,7 +214,7 @@ def _take(contents: JournalContents, line: Any) -> None:
             contents.has_header = True
             contents.snapshot = _snapshot_name(snapshot)
         case {"line": number, "changes": [*batch]} if number == contents.lines > 0:
-            contents.changes.extend(changes.from_json(change) for change in batch)
+            contents.changes.extend(from_json(change) for change in batch)
             contents.commits += 1
         case {"line": number, "next": snapshot} if number == contents.lines > 0:
             contents.next_snapshot = _snapshot_name(snapshot)
@@ -157,3 +257,84 @@ def _holds_valid_line(data: bytes) -> bool:
 def crc32c(data: bytes) -> int:
     value: int = google_crc32c.value(data)
     return value
+
+
+class JournalFile:
+    """The journal of the one writer; the file appears with its first line.
+
+    After an error nothing may be appended: whether the line is durable is not known. Calls come
+    from one thread at a time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._lines = 0
+        self.bytes_count = 0
+
+    @classmethod
+    def resume(cls, path: Path, contents: JournalContents) -> JournalFile:
+        """Go on behind the whole lines; a torn tail is cut. What was read is durable after it."""
+        journal = cls(path)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if contents.torn_bytes:
+                os.ftruncate(descriptor, contents.whole_bytes)
+            # Lines of a writer that was killed may be in memory only. They will be shown now.
+            os.fsync(descriptor)
+            fsync_directory(path.parent)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        journal._descriptor = descriptor
+        journal._lines = contents.lines
+        journal.bytes_count = contents.whole_bytes
+        return journal
+
+    @property
+    def exists(self) -> bool:
+        return self._descriptor is not None
+
+    def commit(self, encoded_changes: Sequence[bytes], snapshot: SnapshotName | None) -> None:
+        """Append one batch; a journal that begins with it follows `snapshot`."""
+        if self._descriptor is None:
+            self._create(header_line(snapshot), commit_line(1, encoded_changes))
+        else:
+            self._append(commit_line(self._lines, encoded_changes))
+
+    def name_next(self, snapshot: SnapshotName) -> None:
+        """Say that `snapshot`, once it has its name, holds all that this journal says."""
+        if self._descriptor is not None:
+            self._append(compact_line(self._lines, snapshot))
+
+    def remove(self) -> None:
+        self.close()
+        self._lines = self.bytes_count = 0
+        # The snapshot that replaces it must have its name for good before it goes.
+        fsync_directory(self._path.parent)
+        self._path.unlink(missing_ok=True)
+        fsync_directory(self._path.parent)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
+
+    def _create(self, *lines: bytes) -> None:
+        write_atomically(self._path, lines)
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        self._lines = len(lines)
+        self.bytes_count = sum(map(len, lines))
+
+    def _append(self, line: bytes) -> None:
+        assert self._descriptor is not None
+        try:
+            write_all(self._descriptor, line, self.bytes_count)
+            os.fdatasync(self._descriptor)
+        except BaseException:
+            # After a failed sync the line may be in memory and look durable to the next reader.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self.bytes_count)
+            raise
+        self._lines += 1
+        self.bytes_count += len(line)

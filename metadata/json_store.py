@@ -1,8 +1,4 @@
-"""`JsonMetadataStore`: the catalogue in RocketMQ's own JSON file and a journal beside it.
-
-What lives here: locks, the batches of many threads, and who may do what. What does not: reads
-(`memory_reads`), files (`catalogue_writer`, `follower`) and their formats.
-"""
+"""`JsonMetadataStore`: the catalogue in RocketMQ's own JSON file and a journal beside it."""
 
 from __future__ import annotations
 
@@ -14,27 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tieredstore.driver.generations import Generations
-from tieredstore.driver.metadata import Change, Put
+from tieredstore.driver.metadata import CatalogueFacts, CatalogueUpkeep, Change, Put
 from tieredstore.driver.one_process import LockOfOneProcess
-from tieredstore.driver.published import CatalogueFacts, CatalogueUpkeep
 from tieredstore.driver.runtime import SystemClock
-from tieredstore.metadata import changes as codec
-from tieredstore.metadata.catalogue_files import Catalogue, CatalogueFiles
-from tieredstore.metadata.catalogue_publisher import CataloguePublisher, PublishedSource
-from tieredstore.metadata.catalogue_writer import CatalogueWriter
+from tieredstore.driver.shelf import Generations
+from tieredstore.metadata import journal as codec
+from tieredstore.metadata.files import Catalogue, CatalogueFiles, CatalogueWriter, OpenReport
 from tieredstore.metadata.follower import Follower
-from tieredstore.metadata.memory_reads import MemoryReads
-from tieredstore.metadata.open_report import OpenReport
+from tieredstore.metadata.memory_store import MemoryReads
+from tieredstore.metadata.published import CataloguePublisher, PublishedSource
 from tieredstore.metadata.tables import Tables
-from tieredstore.model.catalogue import TopicRecord
 from tieredstore.model.errors import MetadataError
 from tieredstore.model.printable import log_of
+from tieredstore.model.values import TopicRecord
+
+log = log_of(__name__)
 
 FILE_NAME: Final = "tieredStoreMetadata.json"
 """What RocketMQ calls its catalogue, in the folder `config` of its store."""
-
-log = log_of(__name__)
 
 
 @dataclass(slots=True, eq=False)

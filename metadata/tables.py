@@ -1,11 +1,19 @@
-"""The catalogue in memory: tables of topics, queues and segments, notes, and how changes act.
+"""The catalogue in memory: tables, how changes act on them, and their rows in RocketMQ's JSON.
 
-What lives here: rows and their order. What does not: files, locks and threads; whoever holds
-Tables sees to it that nobody reads while a change is applied.
+RocketMQ's own JSON: integer keys without quotes, tabs, and fields in a fixed order.
+
+    {                                       one member a line, indented by tabs
+        "commitLogFileSegmentTable":{         no space after the colon
+                "broker/topic/3":{0:{               an integer key stays on the line, bare
+                                "path":"broker/topic/3",
+    ...
+                        },1968:{                          and follows its comma at once
 """
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeAlias, TypeVar
 
@@ -21,10 +29,318 @@ from tieredstore.driver.metadata import (
     Put,
     PutNote,
 )
-from tieredstore.metadata import rows
-from tieredstore.metadata.rocketmq_json import Document
-from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
-from tieredstore.model.values import INT64_MAX, SegmentType
+from tieredstore.model.values import (
+    INT32_MAX,
+    INT64_MAX,
+    QueueRecord,
+    SegmentRecord,
+    SegmentType,
+    TopicRecord,
+)
+
+# What can be written: as Json, and objects may have integer keys.
+Document: TypeAlias = (
+    "bool | int | float | str | list[Json] | Mapping[str, Document] | Mapping[int, Document] | None"
+)
+
+SNAPSHOT_BYTES_MAX: Final = 2**31 - 1
+"""Java reads the file into one array: more than this it cannot hold."""
+
+# Strings first, so that nothing inside of one looks like a key. The closing quote may be missing:
+# text without it is refused later, and here must not be searched again from every byte of it.
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{,]\s*(-?\d+)\s*:', re.DOTALL)
+
+# fastjson escapes these; everything else goes out as it is.
+_SPECIAL = re.compile('[\x00-\x1f"\\\\\x7f-\x9f\u2028\u2029]')
+_SHORT_ESCAPES = {
+    "\b": "\\b",
+    "\t": "\\t",
+    "\n": "\\n",
+    "\f": "\\f",
+    "\r": "\\r",
+    '"': '\\"',
+    "\\": "\\\\",
+}
+
+
+def decode(data: bytes) -> dict[str, Json]:
+    """The object in a file, bare keys quoted or not. Raises ValueError for anything else."""
+    if not data.strip():
+        raise ValueError("the file is empty")
+    try:
+        document = msgspec.json.decode(_quote_keys(data))
+    except RecursionError as error:
+        raise ValueError("it nests too deep") from error
+    except ValueError as error:  # msgspec's errors, wrong UTF-8, numbers out of all range
+        raise ValueError(f"it is no JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ValueError("it holds no JSON object")
+    return document
+
+
+def encode(document: Mapping[str, Document]) -> bytes:
+    """The text that fastjson would write for the same tables, byte for byte."""
+    return _object(document, "").encode()
+
+
+def _quote_keys(data: bytes) -> bytes:
+    parts: list[bytes] = []
+    copied = 0
+    for token in _TOKEN.finditer(data):
+        if token.lastindex:
+            start, end = token.span(1)
+            parts += (data[copied:start], b'"', data[start:end], b'"')
+            copied = end
+    parts.append(data[copied:])
+    return b"".join(parts)
+
+
+def _object(members: Mapping[str, Document] | Mapping[int, Document], indent: str) -> str:
+    if not members:
+        return "{}"
+    inner = indent + "\t"
+    lines = [
+        f"{key}:{_value(value, inner)}"
+        if isinstance(key, int)
+        else f"\n{inner}{_quoted(key)}:{_value(value, inner)}"
+        for key, value in members.items()
+    ]
+    return f"{{{','.join(lines)}\n{indent}}}"
+
+
+def _array(items: list[Json], indent: str) -> str:
+    if not items:
+        return "[]"
+    inner = indent + "\t"
+    lines = [f"\n{inner}{_value(item, inner)}" for item in items]
+    return f"[{','.join(lines)}\n{indent}]"
+
+
+def _value(value: Document, indent: str) -> str:
+    if type(value) is int:
+        return str(value)
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, Mapping):
+        return _object(value, indent)
+    if isinstance(value, list):
+        return _array(value, indent)
+    return msgspec.json.encode(value).decode()  # null, true, false and floats
+
+
+def _quoted(text: str) -> str:
+    if _SPECIAL.search(text) is None:
+        return f'"{text}"'
+    return f'"{_SPECIAL.sub(_escape, text)}"'
+
+
+def _escape(found: re.Match[str]) -> str:
+    character = found[0]
+    return _SHORT_ESCAPES.get(character) or f"\\u{ord(character):04X}"
+
+
+Row: TypeAlias = dict[str, Json]
+Record: TypeAlias = TopicRecord | QueueRecord | SegmentRecord
+
+UNSET_TIME: Final = INT64_MAX
+UNSET_RESERVE: Final = -1
+NESTING_MAX: Final = 100
+"""How deep a note may nest, and a field that we do not know but carry along."""
+
+TOPIC_FIELDS: Final = frozenset({"topicId", "topic", "status", "reserveTime", "updateTimestamp"})
+QUEUE_FIELDS: Final = frozenset({"queue", "minOffset", "maxOffset", "updateTimestamp"})
+QUEUE_NAME_FIELDS: Final = frozenset({"brokerName", "queueId", "topic"})
+SEGMENT_FIELDS: Final = frozenset(
+    {
+        "path",
+        "type",
+        "baseOffset",
+        "status",
+        "size",
+        "createTimestamp",
+        "beginTimestamp",
+        "endTimestamp",
+        "sealTimestamp",
+    }
+)
+
+
+def topic_row(record: TopicRecord) -> Row:
+    reserve = UNSET_RESERVE if record.reserve_hours is None else record.reserve_hours
+    return {
+        "topicId": operator.index(record.topic_id),
+        "topic": record.topic,
+        "status": operator.index(record.status),
+        "reserveTime": operator.index(reserve),
+        "updateTimestamp": operator.index(record.update_timestamp),
+    }
+
+
+def queue_row(record: QueueRecord) -> Row:
+    return {
+        "queue": {
+            "brokerName": record.broker_name,
+            "queueId": operator.index(record.queue_id),
+            "topic": record.topic,
+        },
+        "minOffset": operator.index(record.min_offset),
+        "maxOffset": operator.index(record.max_offset),
+        "updateTimestamp": operator.index(record.update_timestamp),
+    }
+
+
+def segment_row(record: SegmentRecord) -> Row:
+    begin, end = record.begin_timestamp, record.end_timestamp
+    return {
+        "path": record.path,
+        "type": int(record.type),
+        "baseOffset": operator.index(record.base_offset),
+        "status": operator.index(record.status),
+        "size": operator.index(record.size),
+        "createTimestamp": operator.index(record.create_timestamp),
+        "beginTimestamp": UNSET_TIME if begin is None else operator.index(begin),
+        "endTimestamp": UNSET_TIME if end is None else operator.index(end),
+        "sealTimestamp": operator.index(record.seal_timestamp),
+    }
+
+
+def read_topic(row: Mapping[str, Json], topic: str | None = None) -> TopicRecord:
+    """The record of a row; `topic` is the key it stands under, and the name if it has none."""
+    # A reserve time that is missing is not known: Java's 0 would let everything expire at once.
+    has_reserve = row.get("reserveTime") is not None
+    reserve = _integer(row, "reserveTime", -1) if has_reserve else UNSET_RESERVE
+    return TopicRecord(
+        topic=_text(row, "topic", topic),
+        topic_id=_integer(row, "topicId", 0),
+        reserve_hours=None if reserve == UNSET_RESERVE else reserve,
+        status=_integer(row, "status", -INT32_MAX - 1, INT32_MAX),
+        update_timestamp=_integer(row, "updateTimestamp", -INT64_MAX - 1),
+    )
+
+
+def read_queue(
+    row: Mapping[str, Json], topic: str | None = None, queue_id: int | None = None
+) -> QueueRecord:
+    name = row.get("queue")
+    if name is None:
+        name = {}
+    if not isinstance(name, dict):
+        raise ValueError(f"queue must be an object, not {_short(name)}")
+    return QueueRecord(
+        broker_name=_text(name, "brokerName", "", same=False),
+        topic=_text(name, "topic", topic),
+        queue_id=_keyed(name, "queueId", queue_id, INT32_MAX),
+        min_offset=_integer(row, "minOffset", -1),
+        max_offset=_integer(row, "maxOffset", -1),
+        update_timestamp=_integer(row, "updateTimestamp", -INT64_MAX - 1),
+    )
+
+
+def read_segment(
+    row: Mapping[str, Json],
+    path: str | None = None,
+    type: SegmentType | None = None,
+    base_offset: int | None = None,
+) -> SegmentRecord:
+    """The record of a row; the table it stands in decides its type, whatever the row says."""
+    # RocketMQ's table can say -1, after a look-up that failed: as good as not known, which is 0.
+    size = max(0, _integer(row, "size", 0 if type is None else -1))
+    base_offset = _keyed(row, "baseOffset", base_offset, INT64_MAX)
+    if base_offset + size > INT64_MAX:
+        raise ValueError(f"baseOffset {base_offset} and size {size} end beyond {INT64_MAX}")
+    return SegmentRecord(
+        path=_text(row, "path", path),
+        type=SegmentType(_integer(row, "type", 0, 2)) if type is None else type,
+        base_offset=base_offset,
+        size=size,
+        create_timestamp=_integer(row, "createTimestamp", -INT64_MAX - 1),
+        begin_timestamp=_time(row, "beginTimestamp"),
+        end_timestamp=_time(row, "endTimestamp"),
+        status=_integer(row, "status", -INT32_MAX - 1, INT32_MAX),
+        seal_timestamp=_integer(row, "sealTimestamp", -INT64_MAX - 1),
+    )
+
+
+def row_name(record: Record) -> str:
+    match record:
+        case SegmentRecord():
+            return f"segment {record.path} {record.type!r} {record.base_offset}"
+        case QueueRecord():
+            return f"queue {record.topic} {record.queue_id}"
+        case TopicRecord():
+            return f"topic {record.topic}"
+
+
+def unknown_fields(row: Mapping[str, Json], known: frozenset[str]) -> Row:
+    """The fields that are not ours, to be carried along."""
+    found = {name: value for name, value in row.items() if name not in known}
+    refuse_deep(found)
+    return found
+
+
+def refuse_deep(value: Json) -> None:
+    level = [value]
+    for _ in range(NESTING_MAX):
+        below: list[Json] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+        if not below:
+            return
+        level = below
+    raise ValueError(f"it nests deeper than {NESTING_MAX}")
+
+
+def _integer(row: Mapping[str, Json], field: str, minimum: int, maximum: int = INT64_MAX) -> int:
+    value = row.get(field)
+    if value is None:
+        return 0
+    if type(value) is not int:  # a bool is an int, but not here
+        raise ValueError(f"{field} must be an integer, not {_short(value)}")
+    if not minimum <= value <= maximum:
+        raise ValueError(f"{field} {value} is not within {minimum} to {maximum}")
+    return value
+
+
+def _time(row: Mapping[str, Json], field: str) -> int | None:
+    # A time that is missing is not known, as one that is unset.
+    if row.get(field) is None:
+        return None
+    value = _integer(row, field, -INT64_MAX - 1)
+    return None if value == UNSET_TIME else value
+
+
+def _keyed(row: Mapping[str, Json], field: str, key: int | None, maximum: int) -> int:
+    """An integer that stands in the row and is its key in the table too."""
+    if row.get(field) is None:
+        if key is None:
+            raise ValueError(f"{field} is missing")
+        row = {field: key}
+    value = _integer(row, field, 0, maximum)
+    if key is not None and value != key:
+        raise ValueError(f"{field} {value} stands under the key {key}")
+    return value
+
+
+def _text(row: Mapping[str, Json], field: str, key: str | None, *, same: bool = True) -> str:
+    value = row.get(field)
+    if value is None:
+        value = key
+    if not isinstance(value, str):
+        raise ValueError(f"{field} must be a string, not {_short(value)}")
+    if same and key is not None and value != key:
+        raise ValueError(f"{field} {_short(value)} stands under the key {_short(key)}")
+    if not value.isascii():
+        value.encode()  # half a surrogate pair has no bytes
+    return value
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
 
 SEGMENT_TABLES: Final[Mapping[SegmentType, str]] = {
     SegmentType.COMMIT_LOG: "commitLogFileSegmentTable",
@@ -58,8 +374,8 @@ class Tables:
         self.notes: dict[str, dict[str, bytes]] = {}
         self.notes_changed = False
         self.topic_serial = -1
-        self._unknown: dict[RowKey, rows.Row] = {}
-        self._unknown_members: rows.Row = {}
+        self._unknown: dict[RowKey, Row] = {}
+        self._unknown_members: Row = {}
 
     # -- documents ----------------------------------------------------------------------------
 
@@ -76,7 +392,7 @@ class Tables:
             if not isinstance(serial, int) or not -1 <= serial <= INT64_MAX:
                 raise ValueError(f"{SERIAL} is {serial!r:.40}")
             tables.topic_serial = max(serial, tables.topic_serial)
-        tables._unknown_members = rows.unknown_fields(document, _KNOWN)
+        tables._unknown_members = unknown_fields(document, _KNOWN)
         return tables
 
     def document(self) -> dict[str, Document]:
@@ -85,70 +401,70 @@ class Tables:
         for kind, name in SEGMENT_TABLES.items():
             document[name] = {
                 path: {
-                    base: self._with_unknown(rows.segment_row(row), (path, kind, base))
+                    base: self._with_unknown(segment_row(row), (path, kind, base))
                     for base, row in of_path.items()
                 }
                 for path, of_path in self.segments[kind].items()
             }
         document[QUEUE_TABLE] = {
             topic: {
-                queue_id: self._with_unknown(rows.queue_row(row), (topic, queue_id))
+                queue_id: self._with_unknown(queue_row(row), (topic, queue_id))
                 for queue_id, row in of_topic.items()
             }
             for topic, of_topic in self.queues.items()
         }
         document[TOPIC_TABLE] = {
-            topic: self._with_unknown(rows.topic_row(row), (topic,))
+            topic: self._with_unknown(topic_row(row), (topic,))
             for topic, row in self.topics.items()
         }
         document[SERIAL] = self.topic_serial
         return document | self._unknown_members
 
-    def _read_topics(self, table: rows.Row) -> None:
+    def _read_topics(self, table: Row) -> None:
         for topic, row in table.items():
             if row is None:
                 continue
             try:
                 members = _row(row)
-                record = self.topics[topic] = rows.read_topic(members, topic)
-                self._keep_unknown((topic,), members, rows.TOPIC_FIELDS)
+                record = self.topics[topic] = read_topic(members, topic)
+                self._keep_unknown((topic,), members, TOPIC_FIELDS)
             except ValueError as error:
                 raise ValueError(f"{TOPIC_TABLE} {topic}: {error}") from error
             self.topic_serial = max(self.topic_serial, record.topic_id)
 
-    def _read_queues(self, table: rows.Row) -> None:
+    def _read_queues(self, table: Row) -> None:
         for topic, of_topic in table.items():
             found = self.queues[topic] = {}
             for queue_id, row in _numbered(QUEUE_TABLE, topic, of_topic):
                 try:
                     members = _row(row)
-                    found[queue_id] = rows.read_queue(members, topic, queue_id)
-                    self._keep_unknown((topic, queue_id), members, rows.QUEUE_FIELDS)
+                    found[queue_id] = read_queue(members, topic, queue_id)
+                    self._keep_unknown((topic, queue_id), members, QUEUE_FIELDS)
                 except ValueError as error:
                     raise ValueError(f"{QUEUE_TABLE} {topic} {queue_id}: {error}") from error
 
-    def _read_segments(self, name: str, type: SegmentType, table: rows.Row) -> None:
+    def _read_segments(self, name: str, type: SegmentType, table: Row) -> None:
         for path, of_path in table.items():
             found = self.segments[type][path] = {}
             for base, row in _numbered(name, path, of_path):
                 try:
                     members = _row(row)
-                    found[base] = rows.read_segment(members, path, type, base)
-                    self._keep_unknown((path, type, base), members, rows.SEGMENT_FIELDS)
+                    found[base] = read_segment(members, path, type, base)
+                    self._keep_unknown((path, type, base), members, SEGMENT_FIELDS)
                 except ValueError as error:
                     raise ValueError(f"{name} {path} {base}: {error}") from error
 
-    def _keep_unknown(self, key: RowKey, row: rows.Row, known: frozenset[str]) -> None:
-        found = rows.unknown_fields(row, known)
+    def _keep_unknown(self, key: RowKey, row: Row, known: frozenset[str]) -> None:
+        found = unknown_fields(row, known)
         name = row.get("queue")
         if isinstance(name, dict) and "queue" in known:
-            inner = rows.unknown_fields(name, rows.QUEUE_NAME_FIELDS)
+            inner = unknown_fields(name, QUEUE_NAME_FIELDS)
             if inner:
                 found["queue"] = inner
         if found:
             self._unknown[key] = found
 
-    def _with_unknown(self, row: rows.Row, key: RowKey) -> rows.Row:
+    def _with_unknown(self, row: Row, key: RowKey) -> Row:
         unknown = self._unknown.get(key)
         if unknown is None:
             return row
@@ -196,7 +512,7 @@ class Tables:
                     _delete(self.notes, kind, key)
                     self.notes_changed = True
 
-    def _put(self, record: rows.Record) -> None:
+    def _put(self, record: Record) -> None:
         match record:
             case SegmentRecord():
                 of_path = self.segments[record.type].setdefault(record.path, {})
@@ -218,7 +534,7 @@ def _delete(table: dict[str, dict[K, V]], outer: str, inner: K) -> None:
         del table[outer]
 
 
-def _member(document: Mapping[str, Json], name: str) -> rows.Row:
+def _member(document: Mapping[str, Json], name: str) -> Row:
     table = document.get(name)
     if table is None:
         return {}
@@ -240,7 +556,7 @@ def _numbered(name: str, outer: str, table: Json) -> Iterator[tuple[int, Json]]:
             yield int(text), row
 
 
-def _row(row: Json) -> rows.Row:
+def _row(row: Json) -> Row:
     if not isinstance(row, dict):
         raise ValueError("it is no object")
     return row

@@ -1,8 +1,4 @@
-"""Whether an object store may be written to: proved once, and kept beside the data.
-
-What lives here: `Certification`: when a store is asked, where the verdict is kept, and what
-follows from it; `examined`, for an operator who asks. What is asked is in the driver's `certify`.
-"""
+"""Whether an object store may be written to: proved once, recorded beside the data."""
 
 from __future__ import annotations
 
@@ -11,8 +7,7 @@ import uuid
 import zlib
 from typing import Final
 
-from tieredstore.driver.certificate import Certificate
-from tieredstore.driver.certify import PREFIX, certify
+from tieredstore.driver.certify import PREFIX, Certificate, certify
 from tieredstore.driver.object_client import ObjectCapabilities, ObjectClient
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -22,6 +17,8 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.printable import log_of
 
+log = log_of(__name__)
+
 MODES: Final = ("require", "warn", "off")
 PAGE_KEYS: Final = 1_001  # one more than a listing's page holds
 _FORMAT: Final = 2  # of the proof: one of another number is asked for again
@@ -29,8 +26,6 @@ _FORMAT: Final = 2  # of the proof: one of another number is asked for again
 _REFUSED: Final = (
     "it stays refused until `tieredstore certify --again` passes; certify=warn writes nevertheless"
 )
-
-log = log_of(__name__)
 
 
 class Certification:

@@ -1,4 +1,4 @@
-"""A tier in this process's memory: for tests, for trying things out, gone when it ends."""
+"""A tier in this process's memory: for tests and trials, gone when the process ends."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What a tier asks of an object store: few requests, tried again, and puts settled by looking.
-
-What lives here: `ObjectCalls`. Trying again is the driver's; here every object that is put gets a
-nonce and, where it is known before, the checksum, and ranges near each other become one request.
-What the objects mean is not known here.
-"""
+"""Requests of a tier to an object store: retried, merged, and puts settled by looking."""
 
 from __future__ import annotations
 
@@ -11,7 +6,10 @@ import itertools
 import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Final
+
+import google_crc32c
 
 from tieredstore.driver.object_client import (
     ListedKey,
@@ -20,16 +18,55 @@ from tieredstore.driver.object_client import (
     ObjectFacts,
     Range,
 )
-from tieredstore.driver.object_retry import RetryingClient
+from tieredstore.driver.object_requests import RetryingClient
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer
-from tieredstore.model.errors import (
-    BackendUnavailableError,
-    SegmentNotFoundError,
-    TieredStoreError,
-)
-from tieredstore.providers.object_checksum import crc32c
+from tieredstore.model.errors import BackendUnavailableError, SegmentNotFoundError, TieredStoreError
+
+_POLYNOMIAL: Final = 0x82F63B78  # Castagnoli's, its bits reflected
+_ONE: Final = 1 << 31
+
+
+def crc32c(data: Buffer) -> int:
+    return int(google_crc32c.value(data if isinstance(data, bytes) else bytes(data)))
+
+
+def joined(first: int, second: int, second_bytes: int) -> int:
+    """The checksum of two pieces from theirs and the length of the second."""
+    return _product(_power(8 * second_bytes), first) ^ second
+
+
+def _product(left: int, right: int) -> int:
+    """Of two polynomials over GF(2), modulo the one of the checksum."""
+    result, bit = 0, _ONE
+    while bit:
+        if left & bit:
+            result ^= right
+        right = (right >> 1) ^ (_POLYNOMIAL if right & 1 else 0)
+        bit >>= 1
+    return result
+
+
+@cache
+def _squared(times: int) -> int:
+    """x squared this often."""
+    if not times:
+        return _ONE >> 1
+    half = _squared(times - 1)
+    return _product(half, half)
+
+
+def _power(exponent: int) -> int:
+    """x to this power."""
+    result, times = _ONE, 0
+    while exponent:
+        if exponent & 1:
+            result = _product(_squared(times), result)
+        exponent >>= 1
+        times += 1
+    return result
+
 
 NONCE: Final = "tiered-nonce"
 CHECKSUM: Final = "tiered-crc32c"

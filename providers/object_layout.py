@@ -1,6 +1,4 @@
-"""Where the bytes of a tier lie in an object store: keys to and from what they name.
-
-What lives here: text. Keys are relative to the client's bucket and prefix.
+"""Where the bytes of a tier lie in an object store: keys, and what they name.
 
     sealed segment  <h8>_<cluster>/<broker>/<topic>/<queue id>/<TYPE>/<segment name>
     part            .parts/<sealed key>/<position, 20 digits>-<epoch, 10 digits>

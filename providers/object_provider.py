@@ -1,20 +1,16 @@
-"""A tier in an object store: S3 and its kin, and whatever else has an `ObjectClient`.
-
-What lives here: the provider: opening and listing segments, and moving many at a time. What a
-segment is made of is in `object_segment`, who may write in `writer_epoch`.
-"""
+"""A tier in an object store: S3 and its kin, and anything else with an `ObjectClient`."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Final
+from typing import TYPE_CHECKING, Final, Self
 
 from tieredstore.codec.names import cluster_directory
-from tieredstore.driver.generations import CATALOGUES
 from tieredstore.driver.metrics import Metrics
-from tieredstore.driver.object_client import ListedKey, ObjectClient, Range
+from tieredstore.driver.object_client import AbandonedUpload, ListedKey, ObjectClient, Range
 from tieredstore.driver.object_requests import CountedClient, PriceTable
 from tieredstore.driver.provider import (
     Leftover,
@@ -26,27 +22,66 @@ from tieredstore.driver.provider import (
 )
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
-from tieredstore.driver.scratch import STAGED, remove_staged, staged_leftovers
 from tieredstore.driver.segment import Buffer, FileSegment, check_queue_path
-from tieredstore.model.errors import (
-    BackendRefusedError,
-    TieredStoreError,
-)
+from tieredstore.driver.shelf import CATALOGUES, STAGED, remove_staged, staged_leftovers
+from tieredstore.model.errors import BackendRefusedError, InvalidConfigError, TieredStoreError
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import SegmentType
-from tieredstore.providers import object_leftovers
-from tieredstore.providers.broker_parts import BrokerParts
+from tieredstore.providers.broker_objects import BrokerParts, Part, sealed_of, segments_of
 from tieredstore.providers.certified import Certification
-from tieredstore.providers.deleting import end_deletion
+from tieredstore.providers.fsspec import FsspecClient
 from tieredstore.providers.object_calls import ObjectCalls
-from tieredstore.providers.object_folder import ObjectFolder
-from tieredstore.providers.object_generations import ObjectGenerations
-from tieredstore.providers.object_layout import ObjectLayout, parts_below
-from tieredstore.providers.object_parts import Part, sealed_of, segments_of
-from tieredstore.providers.object_round import ObjectRound
-from tieredstore.providers.object_scratch import ObjectScratch
-from tieredstore.providers.object_segment import ObjectFileSegment, bare
-from tieredstore.providers.sealing import create
+from tieredstore.providers.object_layout import ObjectLayout, part_of, parts_below
+from tieredstore.providers.object_segment import ObjectFileSegment, ObjectRound, bare
+from tieredstore.providers.object_shelf import ObjectFolder, ObjectGenerations, ObjectScratch
+from tieredstore.providers.obstore import obstore_can, obstore_installed
+from tieredstore.providers.s3_settings import ObjectStoreSettings
+from tieredstore.providers.sealing import create, end_deletion
 from tieredstore.providers.writer_epoch import Boundary, newest_boundary
+
+if TYPE_CHECKING:
+    from tieredstore.model.config import StoreConfig
+
+log = log_of(__name__)
+
+UPLOAD: Final = "abandoned-upload"
+PART: Final = "stray-part"
+
+
+def leftovers(requests: ObjectCalls, layout: ObjectLayout, prefix: str) -> list[Leftover]:
+    """Parts only of epochs that are over: no later boundary lets them count again."""
+    below = layout.below(prefix)
+    found = [
+        Leftover(kind=UPLOAD, name=upload.key, id=upload.upload_id)
+        for upload in requests.client.abandoned_uploads(below)
+    ]
+    # The listing before the boundary: what a newer one fences is then fenced here too.
+    listed = requests.listed(parts_below(below))
+    sizes = {each.key: each.size for each in listed}
+    by_broker: dict[str, list[int]] = {}
+    for number, each in enumerate(listed):
+        name = part_of(each.key)
+        segment = None if name is None else layout.segment_of(name.segment_key)
+        if segment is not None:
+            by_broker.setdefault(segment.broker, []).append(number)
+    for broker, numbers in by_broker.items():
+        boundary = newest_boundary(requests, layout, broker)
+        for parts in segments_of((listed[n] for n in numbers), boundary).segments.values():
+            for key in parts.strays:
+                name = part_of(key)
+                if name is not None and name.epoch < boundary.epoch:
+                    found.append(Leftover(kind=PART, name=key, size=sizes[key]))
+    return found
+
+
+def remove(requests: ObjectCalls, leftovers: Sequence[Leftover]) -> None:
+    for each in leftovers:
+        if each.kind == UPLOAD:
+            requests.client.abort_upload(AbandonedUpload(each.name, each.id))
+    parts = [each.name for each in leftovers if each.kind == PART]
+    if parts:
+        requests.delete(parts)
+
 
 PARTS_MAX: Final = 1_000
 LISTING_MS: Final = 1_000  # a reader's listing that is older is made anew
@@ -175,11 +210,11 @@ class ObjectProvider(SegmentProvider):
         self._requests.client.report_to(metrics)
 
     def leftovers(self, prefix: str = "") -> Sequence[Leftover]:
-        found = object_leftovers.leftovers(self._requests, self._layout, prefix)
+        found = leftovers(self._requests, self._layout, prefix)
         return [*found, *staged_leftovers(prefix, self.scratch)]
 
     def remove_leftovers(self, leftovers: Sequence[Leftover]) -> None:
-        object_leftovers.remove(self._requests, leftovers)
+        remove(self._requests, leftovers)
         remove_staged(leftovers, self.scratch)
 
     def generations(self, broker: str) -> ObjectGenerations:
@@ -272,3 +307,76 @@ class _Counted:
 
 def _place(wanted: Range) -> tuple[str, int]:
     return wanted.key, wanted.start
+
+
+def open_client(settings: ObjectStoreSettings) -> ObjectClient:
+    """A client for S3 without a connection yet. InvalidConfigError where none is installed."""
+    client = _chosen(settings)
+    log.info("object store client: %s", client.describe())
+    if not settings.conditional_put:
+        log.warning(
+            "%s: conditional_put is off: a look before each put stands for the condition, and of"
+            " two writers at once both may win; run one writer only",
+            settings.place(),
+        )
+    return client
+
+
+def _chosen(settings: ObjectStoreSettings) -> ObjectClient:
+    fast, s3fs = obstore_installed(), importlib.util.find_spec("s3fs") is not None
+    if settings.client == "obstore":
+        if not fast:
+            raise InvalidConfigError("object_client: obstore: pip install 'tieredstore[fast]'")
+        if not obstore_can(settings):
+            raise InvalidConfigError(f"checksum: obstore has no {settings.checksum!r}")
+    if settings.client == "obstore" or (
+        settings.client == "auto" and fast and obstore_can(settings)
+    ):
+        from tieredstore.providers.obstore import ObstoreClient
+
+        return ObstoreClient(settings, _s3fs_client(settings) if s3fs else None)
+    if not s3fs:
+        raise InvalidConfigError(
+            "provider: S3 needs a client: pip install 'tieredstore[fast]' or 'tieredstore[s3]'"
+        )
+    return _s3fs_client(settings)
+
+
+def _s3fs_client(settings: ObjectStoreSettings) -> ObjectClient:
+    from tieredstore.providers.s3fs import S3fsClient
+
+    return S3fsClient(settings)
+
+
+class S3Provider(ObjectProvider):
+    """Segments in a bucket of S3 or of a store that speaks its protocol."""
+
+    @classmethod
+    def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
+        settings = ObjectStoreSettings.from_config(config)
+        certification = Certification(config.certify)
+        return cls(
+            open_client(settings),
+            config.cluster_name,
+            runtime,
+            prices=settings.prices,
+            certification=certification,
+            joins_epoch=not config.claim_epoch,
+        )
+
+
+class FsspecProvider(ObjectProvider):
+    """Segments in any filesystem of fsspec, as objects."""
+
+    @classmethod
+    def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
+        prices = PriceTable.parse(config.request_prices)
+        certification = Certification(config.certify)
+        return cls(
+            FsspecClient(config.url),
+            config.cluster_name,
+            runtime,
+            prices=prices,
+            certification=certification,
+            joins_epoch=not config.claim_epoch,
+        )

@@ -1,17 +1,18 @@
-"""A segment in an object store: parts while it grows, one object when it is sealed.
-
-What lives here: `ObjectFileSegment`: reading and writing. How parts become one object is in
-`sealing`, how a segment goes away in `deleting`, where all this lies in `object_layout`.
+"""A segment in an object store, parts while it grows and one object when sealed; rounds of
+commits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Final
 
 from tieredstore.driver.object_client import ObjectExistsError, Range
+from tieredstore.driver.provider import SegmentWrapper, WritePair
+from tieredstore.driver.runtime import Pool
 from tieredstore.driver.segment import Buffer, FileSegment, check_range
-from tieredstore.driver.wrapper import SegmentWrapper
 from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
@@ -22,15 +23,10 @@ from tieredstore.model.errors import (
     StoreClosedError,
 )
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.broker_parts import BrokerParts
-from tieredstore.providers.deleting import delete, end_deletion
-from tieredstore.providers.in_doubt import carefully
-from tieredstore.providers.object_calls import EPOCH
-from tieredstore.providers.object_checksum import crc32c
+from tieredstore.providers.broker_objects import BrokerParts, Part, SegmentParts, SharedLooks
+from tieredstore.providers.object_calls import EPOCH, crc32c
 from tieredstore.providers.object_layout import part_key
-from tieredstore.providers.object_parts import Part, SegmentParts
-from tieredstore.providers.sealing import seal
-from tieredstore.providers.shared_looks import SharedLooks
+from tieredstore.providers.sealing import carefully, delete, end_deletion, seal
 
 PUT_BYTES_MAX: Final = 5 << 30  # of one request, which is what a write is
 
@@ -290,3 +286,92 @@ def check_part(part: Part, checksum: int) -> None:
 
 def _total(segment: SegmentParts) -> int:
     return segment.sealed.size if segment.sealed is not None else segment.end
+
+
+class ObjectRound:
+    """Writes pairs; one future a pair, each done as its own pair is."""
+
+    def __init__(self, pool: Pool, pairs: Sequence[WritePair]) -> None:
+        self._pool = pool
+        self._works = [_Work(pair) for pair in pairs]
+
+    def send(self) -> list[Future[None]]:
+        """Begin. Nothing is waited for, but in a pool that runs calls at once."""
+        for work in self._works:
+            work.expect()
+        for work in self._works:
+            self._submit(work)
+        return [work.done for work in self._works]
+
+    def _submit(self, work: _Work) -> None:
+        """The next write of this pair, or its end."""
+        if not work.left:
+            work.done.set_result(None)
+            return
+        try:
+            self._pool.submit(self._put, work)
+        except BaseException as error:  # noqa: BLE001 - the pair's own future tells
+            work.fail(error)
+
+    def _put(self, work: _Work) -> None:
+        segment, write = work.left[0]
+        try:
+            part = segment.put(write.position, memoryview(write.data).cast("B"))
+        except BaseException as error:  # noqa: BLE001
+            work.fail(error)
+            return
+        if part is None:
+            work.expected_no_more()
+            self._next(work)
+            return
+        future = work.join()
+        future.add_done_callback(partial(self._looked, work, segment, part))
+        segment.looks.run()
+
+    def _looked(
+        self, work: _Work, segment: ObjectFileSegment, part: Part, future: Future[None]
+    ) -> None:
+        try:
+            future.result()
+            segment.acknowledge(part)
+        except BaseException as error:  # noqa: BLE001
+            segment.doubt(part)
+            work.fail(error)
+            return
+        self._next(work)
+
+    def _next(self, work: _Work) -> None:
+        del work.left[0]
+        work.expect()
+        self._submit(work)
+
+
+class _Work:
+    """What is left to do for one pair."""
+
+    def __init__(self, pair: WritePair) -> None:
+        writes = [write for write in (pair.log, pair.queue) if write is not None]
+        self.left = [(bare(write.segment), write) for write in writes]
+        self.done: Future[None] = Future()
+        self._expecting = False
+
+    def expect(self) -> None:
+        """The next write will join a look."""
+        if self.left:
+            self._expecting = True
+            self.left[0][0].looks.expect(1)
+
+    def join(self) -> Future[None]:
+        self._expecting = False
+        return self.left[0][0].looks.join(expected=True)
+
+    def expected_no_more(self) -> None:
+        if self._expecting:
+            self._expecting = False
+            looks = self.left[0][0].looks
+            looks.expect(-1)
+            looks.run()
+
+    def fail(self, error: BaseException) -> None:
+        self.expected_no_more()
+        self.done.set_exception(error)

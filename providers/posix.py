@@ -1,4 +1,4 @@
-"""A tier in a directory: RocketMQ's own paths and file names, any POSIX file system.
+"""A tier in a directory: RocketMQ's own paths and file names, on any POSIX file system.
 
     <root>/<h8>_<cluster>/<broker>/<topic>/<queue id>/<TYPE>/<segment name>
 
@@ -27,8 +27,8 @@ from tieredstore.driver.durable import (
 )
 from tieredstore.driver.provider import Leftover, ListedSegment, SegmentProvider, refuse_existing
 from tieredstore.driver.runtime import Runtime
-from tieredstore.driver.scratch import remove_staged, staged_leftovers
 from tieredstore.driver.segment import Buffer, FileSegment, check_queue_path, check_range
+from tieredstore.driver.shelf import remove_staged, staged_leftovers
 from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
@@ -39,9 +39,7 @@ from tieredstore.model.errors import (
     StoreClosedError,
 )
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.posix_errors import backend_error
-from tieredstore.providers.posix_generations import PosixGenerations
-from tieredstore.providers.posix_scratch import PosixScratch
+from tieredstore.providers.posix_shelf import PosixGenerations, PosixScratch, backend_error
 
 if TYPE_CHECKING:
     from tieredstore.model.config import StoreConfig

@@ -1,7 +1,4 @@
-"""Setting a bucket up, with boto3: never on the way of a read or a write.
-
-What lives here: `create_bucket` and the lifecycle rule for uploads that a crash left behind.
-"""
+"""Setting a bucket up with boto3; never on the way of a read or a write."""
 
 from __future__ import annotations
 
@@ -17,8 +14,14 @@ from tieredstore.model.errors import (
     TieredStoreError,
 )
 from tieredstore.model.printable import log_of
-from tieredstore.providers.object_settings import ObjectStoreSettings, keep_clients_quiet
-from tieredstore.providers.s3_errors import error_of_reply, one_line
+from tieredstore.providers.s3_settings import (
+    ObjectStoreSettings,
+    error_of_reply,
+    keep_clients_quiet,
+    one_line,
+)
+
+log = log_of(__name__)
 
 ABORT_RULE: Final = "tieredstore-abandoned-uploads"
 ABORT_DAYS: Final = 2
@@ -26,8 +29,6 @@ ABORT_DAYS: Final = 2
 # taking it for a request to create the bucket, that there is one.
 _NO_RULES_STATUS: Final = (400, 405, 501)
 _NO_RULES_CODE: Final = "BucketAlreadyExists"
-
-log = log_of(__name__)
 
 
 def create_bucket(settings: ObjectStoreSettings, *, abort_days: int = ABORT_DAYS) -> None:

@@ -1,6 +1,6 @@
-"""How the parts of a segment become one object.
+"""Parts of a segment becoming one object, and segments going away.
 
-What lives here: `seal`, step by step, each of which may be the last before a crash:
+How the parts of a segment become one object.
 
     1  a mark says that a sealed object may be there
     2  a look: whoever claims a newer epoch from now on sees the mark, and fences what lands late
@@ -11,11 +11,23 @@ What lives here: `seal`, step by step, each of which may be the last before a cr
 Up to step 4 the parts count, from then on the object. Done again, each step finds what it did.
 Where a delete of the object's key may still be under way, step 5 is left out: should that land, the
 parts count again, and are sealed again.
+
+How a segment goes away, and its name becomes free again.
+
+    1  a note says that this epoch deletes the segment
+    2  a look: whoever claims a newer epoch from now on sees the note, and takes the segment for
+       gone, though the delete may land much later
+    3  parts, marks and the sealed object are deleted
+    4  a mark keeps away what older epochs may still send, where they had the segment
+    5  the note goes
+
+Where a request of ours may still be under way, the mark of step 4 keeps away all that was there
+before, and the name has another life: its next parts have the number behind the one of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 
 from tieredstore.driver.object_client import ObjectExistsError, Range
@@ -26,12 +38,36 @@ from tieredstore.model.errors import (
     SegmentCorruptError,
     SegmentNotFoundError,
 )
-from tieredstore.providers.broker_parts import BrokerParts
-from tieredstore.providers.in_doubt import carefully, put_note
-from tieredstore.providers.object_calls import CHECKSUM, EPOCH, ObjectCalls
-from tieredstore.providers.object_checksum import crc32c, joined
-from tieredstore.providers.object_layout import Mark, mark_key, part_key
-from tieredstore.providers.object_parts import Part, SealedObject, SegmentParts
+from tieredstore.providers.broker_objects import BrokerParts, Part, SealedObject, SegmentParts
+from tieredstore.providers.object_calls import CHECKSUM, EPOCH, ObjectCalls, crc32c, joined
+from tieredstore.providers.object_layout import Mark, mark_key, part_key, part_of, parts_below
+from tieredstore.providers.writer_epoch import LIVES
+
+
+def carefully(segment: SegmentParts, call: Callable[[], bool], *, sealed_key: bool = False) -> None:
+    """Send what changes something of this segment; `call` says whether it was sent only once.
+
+    `sealed_key` is for what deletes the sealed object.
+    """
+    sent_once = False
+    try:
+        sent_once = call()
+    except SegmentNotFoundError:  # the source of a stream has gone: nothing was sent
+        sent_once = True
+        raise
+    finally:
+        if not sent_once:
+            segment.in_doubt = True
+            segment.key_in_doubt |= sealed_key
+
+
+def put_note(requests: ObjectCalls, key: str) -> bool:
+    """Put an object without bytes, where there is none yet; whether that was sent only once."""
+    try:
+        return requests.put(key, b"")
+    except ObjectExistsError:
+        return True  # it was noted before
+
 
 _BATCH_BYTES: Final = 8 << 20  # of parts read at a time; twice as much is in memory at most
 
@@ -229,3 +265,60 @@ def _checksum_of(requests: ObjectCalls, size: int, key: str) -> int:
         (piece,) = requests.ranges([Range(key, start, length)])
         checksum = joined(checksum, crc32c(piece), length)
     return checksum
+
+
+_NOTES = (Mark.GONE, Mark.DELETING)
+
+
+def delete(broker: BrokerParts, segment: SegmentParts) -> None:
+    """All five steps; under the guard of the segment. Done again, each finds what it did."""
+    life = broker.epoch_of(segment)
+    note = mark_key(segment.key, Mark.DELETING, life)
+    segment.deleting = note  # before it is known that it landed: a write has to end this first
+    carefully(segment, lambda: put_note(broker.requests, note))
+    broker.look()
+    keys = segment.keys()
+    if segment.doubtful_at is not None:
+        keys = _listed(broker, segment.key)
+    carefully(
+        segment,
+        lambda: broker.requests.delete([*keys, segment.key]),
+        sealed_key=True,
+    )
+    segment.forget()
+    over = [note]
+    if segment.in_doubt:
+        _begin_life(broker, segment, life + 1)
+        over.append(mark_key(segment.key, Mark.GONE, life))
+    elif broker.is_fenced(segment):
+        put_note(broker.requests, mark_key(segment.key, Mark.GONE, life))
+    if not broker.requests.delete(over) and not segment.in_doubt:
+        _begin_life(broker, segment, life + 1)  # else a late one takes the note of a later deletion
+    segment.deleting = None
+    segment.in_doubt = segment.key_in_doubt = False
+
+
+def end_deletion(broker: BrokerParts, segment: SegmentParts) -> None:
+    """Before the name is used again: end what was begun."""
+    if segment.deleting is not None:
+        delete(broker, segment)
+
+
+def _begin_life(broker: BrokerParts, segment: SegmentParts, life: int) -> None:
+    """From now on only what has this number counts below the name."""
+    if life % LIVES == 0:
+        raise BackendUnavailableError(
+            segment.key, "delete", f"{LIVES - 1} times it was not answered; restart the broker"
+        )
+    put_note(broker.requests, mark_key(segment.key, Mark.GONE, life))
+    broker.begin_life(segment, life)
+
+
+def _listed(broker: BrokerParts, key: str) -> list[str]:
+    """What is there of a segment of which a put may have landed."""
+    found = []
+    for listed in broker.requests.listed(parts_below(key) + "/"):
+        name = part_of(listed.key)
+        if name is None or name.mark not in _NOTES:
+            found.append(listed.key)
+    return found

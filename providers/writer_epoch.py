@@ -1,8 +1,5 @@
-"""Who may write a broker's segments: epochs, claimed one after the other, and their boundaries.
-
-What lives here: `Boundary`, what a claim makes of all that older writers do late, and
-`WriterEpoch`, one claim and the look that tells whether there is a newer one. Which parts there
-are is for `object_parts` to say.
+"""Who may write a broker's segments: epochs, claimed one after the other, and their
+boundaries.
 
 A writer claims the next number with a put that only one can win. Then it lists all parts, and
 writes how far each open segment went. From then on nothing that an older writer adds counts: not

@@ -19,12 +19,12 @@ from typing import Any, Final
 
 from tests.local.store_audit import a_config
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.aio import AsyncTieredStore
-from tieredstore.driver.file_lock import FileLock
+from tieredstore.driver.durable import FileLock
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.local_reader import LocalReader
+from tieredstore.local.reader import LocalReader
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import OtherProcessError

@@ -12,8 +12,8 @@ import urllib.request
 from typing import Final
 
 from tieredstore.driver.object_client import ObjectClient
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.object_provider import open_client
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 _numbers: Final = itertools.count()
 

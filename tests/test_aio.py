@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from tests.access.tiered_kit import ShortStore, a_config, numbers
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.aio import AsyncTieredStore
+from tieredstore.driver.provider import ProviderWrapper, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
-from tieredstore.driver.wrapper import ProviderWrapper, SegmentWrapper
 from tieredstore.model.errors import BackendUnavailableError, StoreClosedError
 from tieredstore.model.values import QueueKey, StorageLevel
 from tieredstore.providers.memory import MemoryProvider
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 WAIT = 240.0  # for what has to come; nobody waits that long
 

@@ -94,9 +94,6 @@ def test_what_a_layer_may_import_breaks_nothing(tree: Path, module: str, line: s
         ("tieredstore/jobs", "from tieredstore.driver import registry", "access/wiring.py"),
         ("tieredstore/driver/segment", "import asyncio", "only aio"),
         ("providers/memory", "from asyncio import Lock", "only aio"),
-        ("tieredstore/local/records", "import tieredstore.local.log", "rooms of the local"),
-        ("tieredstore/local/queues", "import tieredstore.local.keys", "rooms of the local"),
-        ("tieredstore/local/care", "import tieredstore.local.store_parts", "rooms of the local"),
     ],
 )
 def test_a_forbidden_import_breaks_its_contract(
@@ -110,8 +107,3 @@ def test_a_forbidden_import_breaks_its_contract(
 def test_a_module_without_a_layer_breaks_the_first_contract(tree: Path) -> None:
     (tree / "tieredstore" / "somewhere.py").touch()
     assert any("Access over" in name for name in broken_contracts(tree))
-
-
-def test_a_module_of_the_local_store_without_a_place_breaks_its_contract(tree: Path) -> None:
-    (tree / "tieredstore" / "local" / "somewhere.py").touch()
-    assert any("rooms of the local" in name for name in broken_contracts(tree))

@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.local.store_audit import a_config
-from tieredstore.driver.durable import write_atomically
-from tieredstore.driver.file_lock import FileLock
+from tieredstore.driver.durable import FileLock, write_atomically
 from tieredstore.driver.runtime import Runtime
-from tieredstore.index.key_notes import KeyNotes
-from tieredstore.local.care.checkpoint import CHECKPOINT_BYTES, StoreCheckpoint
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.index.keys import KeyNotes
+from tieredstore.local.recovery import CHECKPOINT_BYTES, StoreCheckpoint
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.errors import BackendRefusedError, MetadataError
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.posix import PosixProvider
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 PRECIOUS = b"precious\n" * (CHECKPOINT_BYTES // 9 + 1)
 

@@ -32,13 +32,13 @@ def test_what_a_type_checker_sees_is_what_a_program_gets() -> None:
 
 HOMES = {
     "tieredstore.flat": {
-        "FlatCommitLogFile": "commit_log.FlatCommitLogFile",
-        "FlatConsumeQueueFile": "consume_queue.FlatConsumeQueueFile",
+        "FlatCommitLogFile": "message_file.FlatCommitLogFile",
+        "FlatConsumeQueueFile": "message_file.FlatConsumeQueueFile",
     },
     "tieredstore.index": {
-        "IndexStore": "index_store.IndexStore",
-        "IndexStoreFile": "store_file.IndexStoreFile",
-        "IndexStoreService": "index_store.IndexStore",
+        "IndexStore": "store.IndexStore",
+        "IndexStoreFile": "local_file.IndexStoreFile",
+        "IndexStoreService": "store.IndexStore",
     },
     "tieredstore.providers": {
         "MemoryFileSegment": "memory.MemoryFileSegment",

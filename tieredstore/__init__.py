@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tieredstore.access.health import TierHealth
     from tieredstore.access.reader import TieredReader
-    from tieredstore.access.tiered_store import TieredMessageStore
+    from tieredstore.access.store import TieredMessageStore
     from tieredstore.access.wiring import load_plugins
     from tieredstore.codec.message import decode_message
-    from tieredstore.codec.properties import decode_properties, tags_code
+    from tieredstore.codec.record import decode_properties, tags_code
     from tieredstore.driver.message_store import (
         AbstractPluginMessageStore,
         MessageFilter,
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tieredstore.driver.provider import SegmentProvider
     from tieredstore.driver.runtime import Runtime
     from tieredstore.driver.segment import FileSegment
-    from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
     from tieredstore.model.config import StoreConfig
     from tieredstore.model.errors import (
         BackendError,
@@ -49,8 +48,11 @@ if TYPE_CHECKING:
         Host,
         PutStatus,
         QueueKey,
+        QueueRecord,
+        SegmentRecord,
         SegmentType,
         StorageLevel,
+        TopicRecord,
     )
 
 __version__ = "0.1.0"
@@ -107,16 +109,15 @@ __all__ = [
 _NAMES = {
     "access.health": "TierHealth",
     "access.reader": "TieredReader",
-    "access.tiered_store": "TieredMessageStore",
+    "access.store": "TieredMessageStore",
     "access.wiring": "load_plugins",
     "codec.message": "decode_message",
-    "codec.properties": "decode_properties tags_code",
+    "codec.record": "decode_properties tags_code",
     "driver.message_store": "AbstractPluginMessageStore MessageFilter MessageStore",
     "driver.metadata": "MetadataStore",
     "driver.provider": "SegmentProvider",
     "driver.runtime": "Runtime",
     "driver.segment": "FileSegment",
-    "model.catalogue": "QueueRecord SegmentRecord TopicRecord",
     "model.config": "StoreConfig",
     "model.errors": (
         "BackendError BackendRefusedError BackendUnavailableError "
@@ -126,7 +127,10 @@ _NAMES = {
         "StoreClosedError TieredStoreError"
     ),
     "model.messages": "GetResult Message MessageRun PutResult QueryResult",
-    "model.values": "Boundary GetStatus Host PutStatus QueueKey SegmentType StorageLevel",
+    "model.values": (
+        "Boundary GetStatus Host PutStatus QueueKey QueueRecord SegmentRecord SegmentType "
+        "StorageLevel TopicRecord"
+    ),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

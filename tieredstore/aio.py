@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, Self, TypeVar
 
+from tieredstore.access.admission import TopicFilter
 from tieredstore.access.health import TierHealth
-from tieredstore.access.tiered_store import FLUSH_SECONDS, TieredMessageStore
-from tieredstore.access.upload.topic_filter import TopicFilter
+from tieredstore.access.store import FLUSH_SECONDS, TieredMessageStore
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
 from tieredstore.model.messages import GetResult, Message, PutResult, QueryResult, SelectedMessage
 from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, StorageLevel

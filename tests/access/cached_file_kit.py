@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from tieredstore.access.reads.read_ahead import ReadAhead, ReadCache
+from tieredstore.access.read_cache import ReadAhead, ReadCache
 from tieredstore.driver.runtime import Clock, ManualClock
 from tieredstore.model.config import MIB
 

@@ -9,24 +9,24 @@ from pathlib import Path
 from typing import Self
 
 from tests.testing.list_store import ListMessageStore
-from tieredstore.access.index_protocol import CommittedRun, Index, IndexAnswer, NoIndex
-from tieredstore.access.upload.dispatcher import Dispatcher
+from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.record_fields import LOG_OFFSET_POSITION, peek_queue_offset
+from tieredstore.codec.record import LOG_OFFSET_POSITION, peek_queue_offset
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metrics import Metrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.queue_read import read_run
+from tieredstore.flat.reading import read_run
+from tieredstore.index.contract import CommittedRun, Index, IndexAnswer, NoIndex
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.memory import MemoryProvider
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 KEY = QueueKey(TOPIC, 0)
 

@@ -15,7 +15,7 @@ from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.providers.posix import PosixProvider
 from tieredstore.testing.faults import Faults, FaultyProvider
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 HOUR_S = 3_600
 SIZES = {"commit_log_segment_bytes": 1_000, "consume_queue_segment_bytes": 80, "reserve_hours": 2}

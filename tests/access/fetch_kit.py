@@ -9,19 +9,18 @@ from typing import Any
 from tests.access.tiered_kit import ListIndex
 from tests.flat.store_kit import Tier
 from tests.flat.tiers import run_of
-from tieredstore.access.index_protocol import CommittedRun, Index
-from tieredstore.access.reads.fetcher import Fetcher
+from tieredstore.access.fetcher import Fetcher
 from tieredstore.driver.metrics import Metrics, NoMetrics
-from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
-from tieredstore.driver.wrapper import ProviderWrapper, SegmentWrapper
 from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.index.contract import CommittedRun, Index
 from tieredstore.model.messages import GetResult
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Faults
-from tieredstore.testing.messages import TOPIC, a_record
+from tieredstore.testing.samples import TOPIC, a_record
 
 Read = tuple[SegmentType, int, int]
 

@@ -6,16 +6,14 @@ import shutil
 from pathlib import Path
 
 from tests.codec.golden_files import BROKER, CLUSTER, GOLDEN
-from tieredstore.access.care.audit import audit
-from tieredstore.access.care.audit_report import AuditReport
-from tieredstore.access.care.rebuild import RebuildReport, rebuild
+from tieredstore.access.audit import AuditReport, audit
+from tieredstore.access.rebuild import RebuildReport, rebuild
 from tieredstore.codec.names import segment_name
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.metadata.json_store import JsonMetadataStore
-from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import SegmentRecord, SegmentType
 from tieredstore.providers.posix import PosixProvider
 
 NOW_MS = 1_795_171_600_000  # a little after the last message

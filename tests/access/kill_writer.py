@@ -18,14 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import StorageLevel
 from tieredstore.testing.message_store_contract import NamedTagFilter, TagFilter, check_page
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 KEPT, BRIEF = "Kept", "Brief"
 QUEUES = 2

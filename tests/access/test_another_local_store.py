@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.access.dispatch_kit import KEY, LossyStore, Tier
-from tieredstore.access.care.rebuild import rebuild
+from tieredstore.access.rebuild import rebuild
 from tieredstore.driver.runtime import Runtime
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.providers.memory import MemoryProvider

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tieredstore.access.asked_fresh import asked_fresh
+from tieredstore.access.reader import asked_fresh
 from tieredstore.model.errors import (
     OffsetOutOfRangeError,
     SegmentCorruptError,

@@ -11,9 +11,9 @@ import pytest
 from tests.access.golden_care import GoldenTier
 from tests.cli.cli_kit import picture
 from tests.codec.golden_files import BROKER
-from tieredstore.access.upload.agreement import STOPPED_QUEUE
+from tieredstore.access.queue_upload import STOPPED_QUEUE
 from tieredstore.codec.queue_unit import encode_unit
-from tieredstore.flat import doomed
+from tieredstore.flat import append_file
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.errors import MetadataError
 from tieredstore.model.values import SegmentType
@@ -105,7 +105,7 @@ def stopped(tier: GoldenTier) -> None:
 
 
 def doomed_segment(tier: GoldenTier) -> None:
-    tier.metadata.put_note(doomed.KIND, f"{BROKER}/{Q}/COMMIT_LOG/99999", 1)
+    tier.metadata.put_note(append_file.KIND, f"{BROKER}/{Q}/COMMIT_LOG/99999", 1)
     tier.file(Q, LOG, 99999).write_bytes(b"left behind")
 
 

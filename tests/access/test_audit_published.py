@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.access.elsewhere_kit import Elsewhere
-from tieredstore.access.care.audit import audit
-from tieredstore.access.care.audit_report import Finding
+from tieredstore.access.audit import Finding, audit
 from tieredstore.access.wiring import published_catalogue
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.metadata.memory_store import MemoryMetadataStore
-from tieredstore.model.catalogue import SegmentRecord, TopicRecord
-from tieredstore.model.values import SegmentType
-from tieredstore.testing.messages import TOPIC
+from tieredstore.model.values import SegmentRecord, SegmentType, TopicRecord
+from tieredstore.testing.samples import TOPIC
 
 LOG = SegmentType.COMMIT_LOG
 PATH = f"broker-a/{TOPIC}/0"

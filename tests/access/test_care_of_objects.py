@@ -9,9 +9,8 @@ import pytest
 
 from tests.access.tier_lives import Lives
 from tests.flat.store_kit import FaultyCatalogue
-from tieredstore.access.care.audit import audit
-from tieredstore.access.care.audit_report import AuditReport
-from tieredstore.access.care.rebuild import rebuild
+from tieredstore.access.audit import AuditReport, audit
+from tieredstore.access.rebuild import rebuild
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime

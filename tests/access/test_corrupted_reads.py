@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.access.dispatch_kit import KEY, LossyStore, Tier
-from tieredstore.access.upload.agreement import stop_queue
-from tieredstore.driver.provider import SegmentProvider
+from tieredstore.access.queue_upload import stop_queue
+from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
-from tieredstore.driver.wrapper import ProviderWrapper, SegmentWrapper
 from tieredstore.flat.file_store import AGAIN_SECONDS, AGAIN_SECONDS_MAX, BELIEVED_TRIES
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.values import SegmentType

@@ -11,14 +11,14 @@ import pytest
 from tests.access import elsewhere_kit
 from tests.access.elsewhere_kit import Elsewhere
 from tests.testing.list_store import ListMessageStore
-from tieredstore.access.cost import MONTH_SECONDS, Load, monthly_cost
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
+from tieredstore.access.survey import MONTH_SECONDS, Load, monthly_cost
 from tieredstore.driver.object_requests import PriceTable
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.model.config import StoreConfig
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 LOOK_MS = 20_000
 LOOKS = 60

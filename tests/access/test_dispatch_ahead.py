@@ -7,7 +7,7 @@ from typing import Final
 
 from tests.access.dispatch_kit import KEY, a_tier
 from tieredstore.model.values import QueueKey
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 GOOD = QueueKey("Good", 0)
 LATER: Final = {"group_commit_enabled": False}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.access.dispatch_kit import KEY, LossyStore, Tier
-from tieredstore.access.upload.queue_walk import Look
+from tieredstore.access.dispatcher import Look
 from tieredstore.driver.provider import WritePair
 from tieredstore.driver.runtime import Runtime
 from tieredstore.providers.memory import MemoryProvider

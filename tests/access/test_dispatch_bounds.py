@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.access.dispatch_kit import LossyStore, RecordingIndex, Tier
-from tieredstore.access.upload.upload_budget import UploadBudget
+from tieredstore.access.admission import UploadBudget
 from tieredstore.driver.provider import WritePair
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import QueueKey

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.access.dispatch_kit import KEY, LossyStore, RecordingIndex, Tier, a_tier
-from tieredstore.access.upload.agreement import STOPPED_QUEUE
+from tieredstore.access.queue_upload import STOPPED_QUEUE
 from tieredstore.driver.metadata import Change
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import MetadataError
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 GOOD = QueueKey("Good", 0)
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.access.dispatch_kit import KEY, LossyStore, RecordingIndex, Tier, a_tier
-from tieredstore.access.index_protocol import CommittedRun
-from tieredstore.access.upload.pending_counts import PendingCounts
+from tieredstore.access.admission import PendingCounts
 from tieredstore.driver.metrics import (
     DISPATCH_BEHIND,
     DISPATCH_LATENCY,
@@ -22,10 +21,11 @@ from tieredstore.driver.metrics import (
 )
 from tieredstore.driver.provider import WritePair
 from tieredstore.driver.runtime import Runtime
+from tieredstore.index.contract import CommittedRun
 from tieredstore.model.messages import DispatchRequest
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.memory import MemoryProvider
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 WAIT = 240.0  # for what has to come; nobody waits that long
 

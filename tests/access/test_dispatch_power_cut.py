@@ -11,10 +11,10 @@ import pytest
 from tests.access.dispatch_kit import KEY, RecordingIndex, Tier
 from tests.local.store_audit import crash, opened
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.posix import PosixProvider
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 SOUND = QueueKey("Sound", 0)
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.access.dispatch_kit import KEY, LossyStore, RecordingIndex, Tier, a_tier
 from tieredstore.driver.runtime import Runtime
-from tieredstore.flat.queue_read import read_run
+from tieredstore.flat.reading import read_run
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import QueueKey, SegmentType
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 OTHER = QueueKey("Other", 3)
 

@@ -9,7 +9,7 @@ from tests.flat.store_kit import unplaced
 from tieredstore.codec.message import decode_message
 from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
 from tieredstore.model.values import GetStatus, QueueKey, SegmentType
-from tieredstore.testing.messages import TOPIC, a_record
+from tieredstore.testing.samples import TOPIC, a_record
 
 CACHES = pytest.mark.parametrize("cached", [True, False], ids=["cached", "direct"])
 

@@ -23,7 +23,7 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.model.config import MIB
 from tieredstore.model.messages import GetResult
 from tieredstore.model.values import GetStatus, SegmentType
-from tieredstore.testing.messages import TOPIC, a_record
+from tieredstore.testing.samples import TOPIC, a_record
 
 READERS = 64
 

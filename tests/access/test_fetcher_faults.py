@@ -18,7 +18,7 @@ from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.values import GetStatus
 from tieredstore.testing.faults import Fault, Faults
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 READERS = 64
 

@@ -14,16 +14,15 @@ import pytest
 
 from tests.access.fetch_kit import ByNamedCode
 from tests.flat.golden_tiers import GOLDEN, NOW_MS, differences, expectation
-from tieredstore.access.index_protocol import NoIndex
-from tieredstore.access.reads.fetcher import Fetcher
+from tieredstore.access.fetcher import Fetcher
 from tieredstore.codec.message import StoredMessage, decode_message
-from tieredstore.codec.properties import tags_code
-from tieredstore.codec.record_fields import peek_queue_id
+from tieredstore.codec.record import peek_queue_id, tags_code
 from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.file_store import FlatFileStore
-from tieredstore.index.index_store import IndexStore
-from tieredstore.index.uploaded_index import UploadedIndex
+from tieredstore.index.contract import NoIndex
+from tieredstore.index.store import IndexStore
+from tieredstore.index.uploaded import UploadedIndex
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import QueryResult, SelectedMessage

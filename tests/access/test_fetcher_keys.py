@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tests.access.cached_file_kit import WAIT_S
 from tests.access.fetch_kit import Shelf, numbered
 from tests.access.tiered_kit import ListIndex
-from tieredstore.access.index_protocol import IndexAnswer, IndexHit
 from tieredstore.driver.runtime import Runtime
+from tieredstore.index.contract import IndexAnswer, IndexHit
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.messages import QueryResult
 from tieredstore.model.values import INT64_MAX, QueueKey, SegmentType
 from tieredstore.testing.faults import Fault, Faults
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_record
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_record
 
 
 class Blurred(ListIndex):

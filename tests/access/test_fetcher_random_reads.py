@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.access.fetch_kit import ByCode, ByNamedCode, Shelf, offsets
 from tests.flat.store_kit import unplaced
 from tieredstore.model.values import GetStatus
-from tieredstore.testing.messages import a_record
+from tieredstore.testing.samples import a_record
 
 FIRST, COUNT = 5, 90
 GAP = range(40, 47)

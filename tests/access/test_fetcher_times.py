@@ -6,7 +6,7 @@ import pytest
 
 from tests.access.fetch_kit import Shelf, a_hundred
 from tieredstore.model.values import Boundary
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_record
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_record
 
 CACHES = pytest.mark.parametrize("cached", [True, False], ids=["cached", "direct"])
 

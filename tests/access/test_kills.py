@@ -20,10 +20,10 @@ import pytest
 from tests.access.kill_writer import BRIEF, KEPT, QUEUES, local_config, stores, tier_config
 from tests.disk_with_room import sitecustomize
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.local_reader import LocalReader
+from tieredstore.local.reader import LocalReader
 from tieredstore.model.errors import SegmentCorruptError, TieredStoreError
 from tieredstore.model.messages import GetResult
 from tieredstore.model.values import GetStatus, QueueKey, StorageLevel

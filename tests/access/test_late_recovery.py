@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.access.dispatch_kit import KEY, LossyStore, Tier
-from tieredstore.access.care import retention
-from tieredstore.access.care.retention import Retention
-from tieredstore.driver.provider import SegmentProvider
+from tieredstore.access import upkeep
+from tieredstore.access.upkeep import Retention
+from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
-from tieredstore.driver.wrapper import ProviderWrapper, SegmentWrapper
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.values import QueueKey
@@ -82,7 +81,7 @@ def assert_as_catalogued(tier: Tier, file: FlatMessageFile) -> None:
 def test_a_queue_is_recovered_while_nobody_expires_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "BUSY_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(upkeep, "BUSY_SECONDS_MAX", 0.0)
     tier, provider = half_open_tier(tmp_path)
     expiry = Retention(
         tier.files,

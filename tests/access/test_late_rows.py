@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.access.dispatch_kit import KEY, LossyStore, Tier, a_tier
-from tieredstore.access.care.retention import Retention
+from tieredstore.access.upkeep import Retention
 from tieredstore.driver.metadata import Change
 from tieredstore.model.errors import MetadataError
 from tieredstore.model.values import QueueKey

@@ -16,10 +16,10 @@ import pytest
 
 from tests.access.tiered_kit import a_config
 from tests.access.trimmed_store import TrimmedStore
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.runtime import DISPATCH_THREADS, FETCH_THREADS, Runtime, SystemClock
 from tieredstore.model.values import QueueKey
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 KIB = 1024
 BUFFER_BYTES, CACHE_BYTES = 2_048 * KIB, 2_048 * KIB

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.access.tiered_kit import a_config
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.record_fields import TRANSACTION_PREPARED
+from tieredstore.codec.record import TRANSACTION_PREPARED
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.messages import Message, QueryResult
 from tieredstore.model.values import PutStatus
 from tieredstore.providers.memory import MemoryProvider

@@ -24,22 +24,22 @@ from tests.access.tier_lives import ENDS, SETTINGS
 from tests.access.tiered_kit import ListIndex, a_config
 from tests.local.store_audit import EXPIRING, expire_one_file, parts_of
 from tests.local.store_audit import a_config as a_local_config
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.aio import AsyncTieredStore
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.flat.append_file import FlatAppendFile
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.local_reader import LocalReader
-from tieredstore.local.log.commit_log import CommitLog
-from tieredstore.local.queues.consume_queue import ConsumeQueue
+from tieredstore.local.commit_log import CommitLog
+from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.local.reader import LocalReader
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.messages import GetResult
 from tieredstore.model.values import QueueKey, StorageLevel
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider
 from tieredstore.testing.message_store_contract import NamedTagFilter, TagFilter, check_page
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_body, a_message
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_body, a_message
 
 HOUR_MS: Final = 3_600_000
 LEVELS: Final = list(StorageLevel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.access.cached_file_kit import NOTHING_AHEAD, FakeFile, a_cache, content, extents
-from tieredstore.access.reads.read_ahead import COMMIT_LOG_AHEAD, CONSUME_QUEUE_AHEAD, ReadAhead
+from tieredstore.access.read_cache import COMMIT_LOG_AHEAD, CONSUME_QUEUE_AHEAD, ReadAhead
 from tieredstore.model.config import KIB, MIB
 from tieredstore.model.errors import (
     BackendUnavailableError,

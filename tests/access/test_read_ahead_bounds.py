@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.access.cached_file_kit import NOTHING_AHEAD, FakeFile, a_cache, content, extents
-from tieredstore.access.reads.extents import CachedFile
-from tieredstore.access.reads.read_ahead import SWEEP_STEP, ReadAhead, ReadCache
+from tieredstore.access.read_cache import SWEEP_STEP, CachedFile, ReadAhead, ReadCache
 from tieredstore.driver.runtime import ManualClock
 
 WIDE = ReadAhead(floor_bytes=1000, growth=8, cap_bytes=10_000)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.access.cached_file_kit import FakeFile, content, extents
-from tieredstore.access.reads.read_ahead import ReadAhead, ReadCache
+from tieredstore.access.read_cache import ReadAhead, ReadCache
 from tieredstore.driver.runtime import ManualClock
 from tieredstore.model.errors import (
     BackendUnavailableError,

@@ -20,7 +20,7 @@ from tests.access.cached_file_kit import (
     content,
     extents,
 )
-from tieredstore.access.reads.read_ahead import ReadAhead, ReadCache
+from tieredstore.access.read_cache import ReadAhead, ReadCache
 from tieredstore.driver.runtime import SystemClock
 from tieredstore.model.errors import BackendUnavailableError, SegmentCorruptError
 

@@ -14,15 +14,15 @@ import pytest
 
 from tests.access.tiered_kit import a_config
 from tests.codec.golden_files import BROKER, GOLDEN, expected
-from tieredstore.access.catalogue_choice import AnotherTierError, NoCatalogueError
 from tieredstore.access.reader import TieredReader
+from tieredstore.access.wiring import AnotherTierError, NoCatalogueError
 from tieredstore.driver.runtime import Runtime
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import MetadataError, SegmentCorruptError, StoreClosedError
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.posix import PosixProvider
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 
 def golden_config(root: Path) -> StoreConfig:

@@ -12,7 +12,7 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.model.errors import SegmentCorruptError, SegmentNotFoundError
 from tieredstore.model.messages import GetResult
 from tieredstore.model.values import GetStatus, QueueKey, SegmentType
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 
 def test_refresh_shows_what_a_running_writer_has_done(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tests.access.test_reader import golden, golden_config
 from tieredstore.access.reader import TieredReader
+from tieredstore.driver.provider import ProviderWrapper, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
-from tieredstore.driver.wrapper import ProviderWrapper, SegmentWrapper
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.providers.posix import PosixProvider
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.access.elsewhere_kit import Elsewhere, offsets
 from tests.access.tiered_kit import numbers
-from tieredstore.access.catalogue_choice import NoCatalogueError
 from tieredstore.access.reader import TieredReader
+from tieredstore.access.wiring import NoCatalogueError
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import (
     InvalidConfigError,
@@ -20,7 +20,7 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
 )
 from tieredstore.model.values import QueueKey
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 
 @pytest.fixture(params=["posix", "objects"])

@@ -11,7 +11,7 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import GivenParts, open_tier
 from tieredstore.codec.tiered_index import TieredIndexHeader, encode_header, file_bytes
 from tieredstore.driver.runtime import Runtime
-from tieredstore.index.index_store import IndexStore
+from tieredstore.index.store import IndexStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import QueryResult
 

@@ -9,13 +9,12 @@ import pytest
 
 from tests.access.golden_care import GoldenTier
 from tests.codec.golden_files import BROKER, expected
-from tieredstore.access.care.rebuild import NewerCatalogueError
+from tieredstore.access.rebuild import NewerCatalogueError
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.metadata.json_store import JsonMetadataStore
-from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import InvalidConfigError
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import SegmentRecord, SegmentType
 
 LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
 Place = tuple[str, SegmentType, int]

@@ -12,18 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.access.tiered_kit import ShortStore, a_config
-from tieredstore.access.care.rebuild import RebuildReport, rebuild
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.rebuild import RebuildReport, rebuild
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.metadata.json_store import JsonMetadataStore
-from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import SegmentCorruptError
-from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.memory import MemoryProvider
-from tieredstore.testing.messages import STORE_TIMESTAMP, a_message
+from tieredstore.testing.samples import STORE_TIMESTAMP, a_message
 
 QUEUE = SegmentType.CONSUME_QUEUE
 HOUR_MS = 3_600_000

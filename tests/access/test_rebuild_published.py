@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.access.elsewhere_kit import Elsewhere, offsets
-from tieredstore.access.care.audit import audit
-from tieredstore.access.care.rebuild import NewerCatalogueError, RebuildReport
-from tieredstore.access.care.rebuild_published import rebuild_beside_published
+from tieredstore.access.audit import audit
 from tieredstore.access.reader import TieredReader
+from tieredstore.access.rebuild import NewerCatalogueError, RebuildReport, rebuild_beside_published
 from tieredstore.access.wiring import published_catalogue, publisher_of
 from tieredstore.driver.runtime import Runtime
 from tieredstore.metadata.json_store import JsonMetadataStore
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 
 @pytest.fixture(params=["posix", "objects"])

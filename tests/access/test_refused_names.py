@@ -9,19 +9,18 @@ import pytest
 from tests.access.dispatch_kit import LossyStore, Tier, a_tier
 from tests.local.store_audit import opened
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
+from tieredstore.driver.provider import ProviderWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
-from tieredstore.driver.wrapper import ProviderWrapper
-from tieredstore.local.local_reader import LocalReader
-from tieredstore.local.records import record_encoder
-from tieredstore.model.catalogue import QueueRecord, SegmentRecord
+from tieredstore.local import encoder
+from tieredstore.local.reader import LocalReader
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendRefusedError
-from tieredstore.model.values import PutStatus, QueueKey, SegmentType
+from tieredstore.model.values import PutStatus, QueueKey, QueueRecord, SegmentRecord, SegmentType
 from tieredstore.providers.memory import MemoryProvider
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 ODD = QueueKey("a\\b", 0)
 GOOD = QueueKey("Good", 0)
@@ -97,9 +96,9 @@ def test_a_catalogue_that_names_it_already_keeps_nobody_from_it(tmp_path: Path) 
 def test_a_local_store_that_holds_such_topics_is_read_and_takes_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record_encoder.topic_field.cache_clear()
+    encoder.topic_field.cache_clear()
     with monkeypatch.context() as patched:  # as Java takes them
-        patched.setattr(record_encoder, "why_no_topic", lambda name: None)
+        patched.setattr(encoder, "why_no_topic", lambda name: None)
         store = opened(tmp_path / "local")
         bodies = []
         for number in range(3):
@@ -107,7 +106,7 @@ def test_a_local_store_that_holds_such_topics_is_read_and_takes_no_more(
             bodies.append(message.body)
             assert store.put_message(message).stored
         store.shutdown()
-    record_encoder.topic_field.cache_clear()
+    encoder.topic_field.cache_clear()
     for is_crash in (False, True):
         if is_crash:
             (tmp_path / "local" / "abort").touch()

@@ -9,10 +9,10 @@ import pytest
 from tests.access.dispatch_kit import KEY, Tier, a_tier
 from tests.access.tiered_kit import Broker
 from tests.access.trimmed_store import TrimmedStore
-from tieredstore.access.upload.agreement import STOPPED_QUEUE, ask_to_resume, stop_queue
+from tieredstore.access.queue_upload import STOPPED_QUEUE, ask_to_resume, stop_queue
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import QueueKey, SegmentType
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 PATH = f"broker-a/{KEY.topic}/{KEY.queue_id}"
 

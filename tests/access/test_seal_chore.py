@@ -16,7 +16,7 @@ from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.providers.posix import PosixProvider
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 
 class ObjectBroker(Broker):

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from tests.access.dispatch_kit import bare
 from tests.access.tier_audit import Contents
 from tests.access.tier_lives import Lives
-from tieredstore.codec.record_fields import peek_store_timestamp
+from tieredstore.codec.record import peek_store_timestamp
 from tieredstore.model.errors import BackendUnavailableError, MetadataError
 from tieredstore.model.values import Boundary, GetStatus, QueueKey, StorageLevel
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash

@@ -11,13 +11,13 @@ import pytest
 from tests.failing_calls import failing_call
 from tests.local.store_audit import a_config
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.runtime import ManualClock, Runtime
-from tieredstore.local.care.retention import HOUR_MS
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.retention import HOUR_MS
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import TieredStoreError
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 MESSAGES = 10
 CALLS_MAX = 1_000

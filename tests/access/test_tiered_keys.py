@@ -7,15 +7,15 @@ from typing import Any
 
 from tests.access.tiered_kit import ShortStore, a_config, numbers
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.names import INDEX_TOPIC, index_queue_path
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.metadata.json_store import JsonMetadataStore
-from tieredstore.model.catalogue import QueueRecord
 from tieredstore.model.messages import Message
+from tieredstore.model.values import QueueRecord
 from tieredstore.providers.memory import MemoryProvider
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_message
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_message
 
 
 class KeyBroker:

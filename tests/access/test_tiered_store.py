@@ -10,11 +10,11 @@ import pytest
 from tests.access.tiered_kit import Broker, ListIndex, ShortStore, a_config, numbers
 from tests.local.store_audit import expire_one_file
 from tests.testing.list_store import ListMessageStore
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.errors import (
     BackendUnavailableError,
@@ -24,7 +24,7 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.values import StorageLevel
 from tieredstore.testing.message_store_contract import MessageStoreContract
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 
 class TestAroundAListStore(MessageStoreContract):

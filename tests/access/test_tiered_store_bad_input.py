@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.access.tiered_kit import Broker, numbers
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.aio import AsyncTieredStore
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.messages import GetResult, QueryResult
 from tieredstore.model.values import INT64_MAX, Boundary, GetStatus, StorageLevel
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 Face = Callable[..., Any]
 

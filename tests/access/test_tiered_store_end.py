@@ -12,17 +12,17 @@ import pytest
 
 from tests.access.dispatch_kit import KEY, LossyStore
 from tests.access.tiered_kit import Broker
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.message_store import MessageStore, RetentionGuard
+from tieredstore.driver.provider import SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
-from tieredstore.driver.wrapper import SegmentWrapper
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import QueueKey, SegmentType
 from tieredstore.providers.memory import MemoryProvider
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 WAIT = 240.0  # for what has to come; nobody waits that long
 SECONDS = 0.3  # that a shutdown is given

@@ -12,13 +12,13 @@ import pytest
 from tests.access.tiered_kit import a_config
 from tests.access.trimmed_store import TrimmedStore
 from tests.local.store_audit import a_config as a_local_config
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError
-from tieredstore.providers.posix_generations import PosixGenerations
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.providers.posix_shelf import PosixGenerations
+from tieredstore.testing.samples import TOPIC, a_message
 
 
 class LateStore(TrimmedStore):

@@ -11,11 +11,11 @@ from typing import Any, Final
 import pytest
 
 from tests.flat.golden_tiers import GOLDEN, NOW_MS, differences, expectation
-from tieredstore.access.tiered_store import TieredMessageStore
-from tieredstore.codec.record_fields import peek_queue_id
+from tieredstore.access.store import TieredMessageStore
+from tieredstore.codec.record import peek_queue_id
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import QueryResult, SelectedMessage
 from tieredstore.model.values import Boundary, StorageLevel

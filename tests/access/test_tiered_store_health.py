@@ -12,7 +12,7 @@ from tests.access.tiered_kit import Broker, ShortStore, numbers
 from tieredstore.driver.message_store import RetentionGuard
 from tieredstore.model.messages import DispatchRequest
 from tieredstore.model.values import QueueKey, StorageLevel
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_a_disabled_tier_is_not_asked_but_still_filled(broker: Broker) -> None:
 def test_a_queue_that_is_being_uploaded_expires_in_a_later_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tieredstore.access.care.retention.BUSY_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("tieredstore.access.upkeep.BUSY_SECONDS_MAX", 0.0)
     broker = Broker(tmp_path, reserve_hours=2)
     broker.open()
     broker.fill(5, kept_from=5)

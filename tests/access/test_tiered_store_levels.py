@@ -13,7 +13,7 @@ from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, MESSAG
 from tieredstore.model.errors import BackendUnavailableError, SegmentCorruptError
 from tieredstore.model.messages import GetResult
 from tieredstore.model.values import GetStatus, StorageLevel
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 DISABLE, NOT_IN_DISK, NOT_IN_MEM, FORCE = StorageLevel
 

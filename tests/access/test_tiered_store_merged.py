@@ -12,7 +12,7 @@ from tests.access.tiered_kit import STEP_MS, Broker, ShortStore, numbers, time_o
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.values import Boundary, QueueKey, StorageLevel
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 LOWER, UPPER = Boundary
 

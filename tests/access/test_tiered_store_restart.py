@@ -13,15 +13,15 @@ import pytest
 
 from tests.access.tiered_kit import a_config
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.record_fields import rewrite_log_offset
+from tieredstore.codec.record import rewrite_log_offset
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.messages import SelectedMessage
 from tieredstore.model.values import GetStatus, QueueKey
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_message
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_message
 
 COUNT = 600
 

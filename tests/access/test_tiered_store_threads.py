@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.access.tiered_kit import ShortStore, a_config, numbers
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.values import GetStatus, StorageLevel
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 COUNT = 400
 WAIT = 240.0  # for what has to come; nobody waits that long

@@ -10,7 +10,7 @@ import pytest
 from tests.access.tiered_kit import Broker, numbers
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.values import QueueKey
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_cleaning_keeps_what_is_retained_and_what_the_system_needs(broker: Broke
 def test_a_topic_whose_upload_does_not_end_is_not_deleted_by_halves(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tieredstore.access.tiered_store.FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr("tieredstore.access.store.FLUSH_SECONDS", 0.0)
     with broker.store._loaded().dispatcher.alone_with(QueueKey(TOPIC, 0)):
         with pytest.raises(BackendUnavailableError):
             broker.store.delete_topics([TOPIC])

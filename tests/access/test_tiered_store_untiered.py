@@ -9,7 +9,7 @@ import pytest
 
 from tests.access.tiered_kit import Broker, time_of
 from tieredstore.model.values import Boundary, GetStatus
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tieredstore.access.upload.topic_filter import TopicFilter, is_system_topic
+from tieredstore.access.admission import TopicFilter, is_system_topic
 from tieredstore.model.config import StoreConfig
 
 CONFIG = StoreConfig(broker_name="broker-a", cluster_name="cluster-b")

@@ -11,11 +11,11 @@ import pytest
 
 from tests.access.test_tiered_keys import KeyBroker
 from tests.access.tiered_kit import numbers
-from tieredstore.index.filling import Filling
-from tieredstore.index.index_store import IndexStore
-from tieredstore.index.mapped_index import MappedIndex
+from tieredstore.index.local_file import MappedIndex
+from tieredstore.index.store import IndexStore
+from tieredstore.index.writer import Filling
 from tieredstore.model.messages import QueryResult
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 COUNT = 60
 LEVELS = ["NOT_IN_DISK", "FORCE"]

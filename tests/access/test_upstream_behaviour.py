@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.access.dispatch_kit import KEY, LossyStore, RecordingIndex, Tier
-from tieredstore.access.upload.batches import Taken
+from tieredstore.access.rounds import Taken
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import AppendStatus, QueueKey
 from tieredstore.providers.memory import MemoryProvider

@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.access.tiered_kit import ShortStore, a_config
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.access.wiring import GivenParts, load_plugins, open_tier
-from tieredstore.driver.measured import MeasuredProvider
 from tieredstore.driver.message_store import MessageStore
-from tieredstore.driver.metrics import NoMetrics
+from tieredstore.driver.metrics import MeasuredProvider, NoMetrics
 from tieredstore.driver.registry import MESSAGE_STORES, names
 from tieredstore.driver.retry import RetryingProvider
 from tieredstore.driver.runtime import Runtime
-from tieredstore.index.index_store import IndexStore
+from tieredstore.index.store import IndexStore
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError, MetadataError, StoreClosedError
@@ -124,8 +123,8 @@ def test_no_plugins_leave_the_broker_its_own_store(tmp_path: Path) -> None:
     [
         "tiered",
         JAVA_NAME,
-        "tieredstore.access.tiered_store:TieredMessageStore",
-        "tieredstore.access.tiered_store.TieredMessageStore",
+        "tieredstore.access.store:TieredMessageStore",
+        "tieredstore.access.store.TieredMessageStore",
         "tieredstore.TieredMessageStore",
     ],
 )
@@ -164,7 +163,7 @@ def test_the_first_plugin_is_the_outermost(tmp_path: Path) -> None:
     [
         ("tierd", "did you mean 'tiered'"),
         ("no.such.module:Store", "cannot be imported"),
-        ("tieredstore.access.tiered_store:Nothing", "cannot be imported"),
+        ("tieredstore.access.store:Nothing", "cannot be imported"),
         ("tieredstore.model.config:StoreConfig", "is no MessageStore"),
         ("org.apache.rocketmq.store.SomethingElse", "nothing here for the Java class"),
         (dotted(Refusing), "cannot be built from a store and settings: no"),

@@ -12,17 +12,16 @@ from typing import NamedTuple, TypeAlias
 
 from tests.access.dispatch_kit import bare
 from tests.access.tiered_kit import ListIndex
-from tieredstore.access.index_protocol import CommittedRun
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.names import queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units
-from tieredstore.codec.record_fields import peek_log_offset, peek_store_timestamp
+from tieredstore.codec.record import peek_log_offset, peek_store_timestamp
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.provider import SegmentProvider
-from tieredstore.flat import doomed
-from tieredstore.model.catalogue import QueueRecord, SegmentRecord
+from tieredstore.flat import append_file
+from tieredstore.index.contract import CommittedRun
 from tieredstore.model.messages import SelectedMessage
-from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.model.values import QueueKey, QueueRecord, SegmentRecord, SegmentType
 
 LOG, QUEUE = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE
 HOUR_MS = 3_600_000
@@ -50,7 +49,7 @@ def audit(provider: SegmentProvider, metadata: MetadataStore) -> Contents:
     """
     sizes = {(each.path, each.type, each.base): each.size for each in provider.list()}
     rows = {(row.path, row.type, row.base_offset): row for row in metadata.segments()}
-    doomed_keys = set(metadata.notes(doomed.KIND))
+    doomed_keys = set(metadata.notes(append_file.KIND))
     for place, row in rows.items():
         assert row.size <= sizes.get(place, 0), f"{row}: {sizes.get(place, 0)} bytes are there"
     for path, kind, base in sizes.keys() - rows.keys():
@@ -69,7 +68,7 @@ def audit(provider: SegmentProvider, metadata: MetadataStore) -> Contents:
 
 def check_nothing_is_left_over(provider: SegmentProvider, metadata: MetadataStore) -> None:
     """Nothing waits to be deleted; for a tier without faults after a round of retention."""
-    assert not metadata.notes(doomed.KIND)
+    assert not metadata.notes(append_file.KIND)
     named = {(row.path, row.type, row.base_offset) for row in metadata.segments()}
     assert {(each.path, each.type, each.base) for each in provider.list()} <= named
 

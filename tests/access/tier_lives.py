@@ -22,8 +22,8 @@ from tests.access.tier_audit import (
 from tests.access.tiered_kit import a_config
 from tests.access.trimmed_store import TrimmedStore
 from tests.flat.store_kit import FaultyCatalogue
-from tieredstore.access.tiered_store import TieredMessageStore
-from tieredstore.codec.record_fields import peek_store_timestamp
+from tieredstore.access.store import TieredMessageStore
+from tieredstore.codec.record import peek_store_timestamp
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import ManualClock, Runtime
@@ -31,7 +31,7 @@ from tieredstore.metadata.tables import Tables
 from tieredstore.model.values import GetStatus, QueueKey
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Faults, FaultyProvider
-from tieredstore.testing.messages import STORE_TIMESTAMP, a_message
+from tieredstore.testing.samples import STORE_TIMESTAMP, a_message
 
 RESERVE_HOURS = 2
 SETTINGS: dict[str, Any] = {

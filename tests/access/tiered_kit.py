@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from tests.testing.list_store import ListMessageStore
-from tieredstore.access.index_protocol import CommittedRun, IndexAnswer, IndexHit, NoIndex
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
 from tieredstore.driver.metrics import Metric, NoMetrics
 from tieredstore.driver.runtime import ManualClock, Runtime
+from tieredstore.index.contract import CommittedRun, IndexAnswer, IndexHit, NoIndex
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
 from tieredstore.model.values import INT64_MAX, Boundary, GetStatus
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_body, a_message
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_body, a_message
 
 STEP_MS = 1000  # between two messages
 

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 
 from tests.testing.list_store import ListMessageStore
-from tieredstore.codec.record_fields import peek_store_timestamp
+from tieredstore.codec.record import peek_store_timestamp
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, RetentionGuard
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.cli_kit import SIZES, Command, Row, java_row, messages, queries
 from tests.codec.golden_files import GOLDEN, expected
-from tieredstore.local.local_reader import LocalReader
+from tieredstore.local.reader import LocalReader
 from tieredstore.model.values import Boundary
 
 MIN_LOG_OFFSETS = {"local-clean": 0, "local-expired": 229376}

@@ -14,10 +14,10 @@ from tests.cli.cli_kit import SIZES, Command, picture
 from tests.codec.golden_files import GOLDEN
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local import LocalConfig, LocalMessageStore
-from tieredstore.local.local_reader import LocalReader, StoreNotFoundError
+from tieredstore.local.reader import LocalReader, StoreNotFoundError
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.values import GetStatus
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 STORE = GOLDEN / "local-clean"
 STORES = ["local-clean", "local-expired", "local-crash/torn", "local-crash/torn-and-queues-behind"]

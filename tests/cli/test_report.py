@@ -8,8 +8,7 @@ from typing import Any
 
 from tests.cli.cli_kit import Command, picture
 from tests.cli.tier_kit import TIER, asked
-from tieredstore.access.cost import Load, MonthlyCost
-from tieredstore.access.tier_picture import DrawnSegment, QueuePicture, TierPicture
+from tieredstore.access.survey import DrawnSegment, Load, MonthlyCost, QueuePicture, TierPicture
 from tieredstore.cli.failures import ExitCode
 from tieredstore.cli.report_page import QUEUES_SHOWN_MAX, page
 from tieredstore.model.values import QueueKey

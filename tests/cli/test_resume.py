@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.cli.cli_kit import Command, picture
 from tests.cli.tier_kit import CATALOGUE, asked, copied
-from tieredstore.access.upload.agreement import STOPPED_QUEUE, is_asked_to_resume
+from tieredstore.access.queue_upload import STOPPED_QUEUE, is_asked_to_resume
 from tieredstore.metadata.json_store import JsonMetadataStore
 
 REASON = "the tier has messages up to 20, the local store up to 12"

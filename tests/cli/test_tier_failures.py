@@ -12,7 +12,7 @@ from tests.cli.cli_kit import Command, picture, started
 from tests.cli.tier_kit import CATALOGUE, LEGACY, TIER, VERBS, asked, copied, named, verb_of
 from tests.codec.golden_files import BROKER
 from tieredstore.metadata.json_store import JsonMetadataStore
-from tieredstore.model.catalogue import QueueRecord
+from tieredstore.model.values import QueueRecord
 
 NO_LS = [words for words in VERBS if words[0] != "ls"]
 

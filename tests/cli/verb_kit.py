@@ -17,7 +17,7 @@ import typer
 from tests.cli.cli_kit import SIZE_OPTIONS, Command, Ran, Row, messages
 from tests.cli.tier_kit import CATALOGUE, TIER, named
 from tests.codec.golden_files import BROKER, GOLDEN
-from tieredstore.access.upload.agreement import STOPPED_QUEUE
+from tieredstore.access.queue_upload import STOPPED_QUEUE
 from tieredstore.cli.main import app
 from tieredstore.codec.names import queue_path
 from tieredstore.metadata.json_store import JsonMetadataStore

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tieredstore.codec.end_marks import is_blank
-from tieredstore.codec.record_fields import peek_message_bytes
+from tieredstore.codec.message import is_blank
+from tieredstore.codec.record import peek_message_bytes
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CLUSTER = "1cfb8c9b_GoldenCluster"

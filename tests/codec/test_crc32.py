@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isal import isal_zlib
 
-from tieredstore.codec import crc32 as module
+from tieredstore.codec import checks
 
 
 @given(data=st.binary(max_size=20_000), start=st.integers(0, 8))
@@ -28,9 +28,9 @@ def test_a_long_body_has_the_same_checksum_too() -> None:
 def test_the_quick_one_is_taken_where_it_is_installed_and_else_zlibs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert module.crc32 is isal_zlib.crc32
+    assert checks.crc32 is isal_zlib.crc32
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "isal.isal_zlib", None)
-        without = importlib.reload(module)
+        without = importlib.reload(checks)
         assert without.crc32 is zlib.crc32
-    assert importlib.reload(module).crc32 is isal_zlib.crc32
+    assert importlib.reload(checks).crc32 is isal_zlib.crc32

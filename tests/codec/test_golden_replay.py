@@ -10,7 +10,7 @@ from tests.codec.golden_files import CLUSTER, GOLDEN, expected, files_under, loc
 from tieredstore.codec import tiered_index
 from tieredstore.codec.java import index_key, tiered_key_hash, tiered_place
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.record_fields import peek_message_bytes
+from tieredstore.codec.record import peek_message_bytes
 from tieredstore.codec.tiered_index import (
     BEGIN_MAGIC,
     END_MAGIC,

@@ -15,7 +15,7 @@ from tieredstore.codec import local_index
 from tieredstore.codec.java import index_key, local_key_hash, local_slot
 from tieredstore.codec.local_index import LocalIndexHeader, LocalIndexItem
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.record_fields import TRANSACTION_ROLLBACK
+from tieredstore.codec.record import TRANSACTION_ROLLBACK
 from tieredstore.model.errors import SegmentCorruptError
 
 SLOTS, CAPACITY = 101, 400

@@ -18,7 +18,7 @@ from tieredstore.codec.message import (
     encode_message,
     encode_stored,
 )
-from tieredstore.codec.record_fields import (
+from tieredstore.codec.record import (
     TRANSACTION_COMMIT,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.codec.golden_files import local_records
-from tieredstore.codec import record_fields as fields
-from tieredstore.codec.end_marks import encode_blank
-from tieredstore.codec.message import decode_message, encode_message
+from tieredstore.codec import record as fields
+from tieredstore.codec.message import decode_message, encode_blank, encode_message
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import Host
 

@@ -16,13 +16,18 @@ from tests.codec.golden_files import (
     sha256,
     tiered_bytes,
 )
-from tieredstore.codec import record_fields as fields
-from tieredstore.codec.end_marks import decode_coda, is_blank, is_coda
-from tieredstore.codec.message import StoredMessage, decode_message, encode_stored
-from tieredstore.codec.message_id import decode_offset_id
-from tieredstore.codec.names import queue_path
-from tieredstore.codec.properties import split_keys
+from tieredstore.codec import record as fields
+from tieredstore.codec.message import (
+    StoredMessage,
+    decode_coda,
+    decode_message,
+    encode_stored,
+    is_blank,
+    is_coda,
+)
+from tieredstore.codec.names import decode_offset_id, queue_path
 from tieredstore.codec.queue_unit import decode_units
+from tieredstore.codec.record import split_keys
 from tieredstore.model.values import Host
 
 LOCAL: list[dict[str, Any]] = expected("local-clean.expect-messages.json")

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from tests.codec.test_message import COMMON
 from tests.codec.values import HOSTS, INT64, PLAIN_TEXT
-from tieredstore.codec import checksum, end_marks, message_id, properties
+from tieredstore.codec import checks, message, names
+from tieredstore.codec import record as properties
 from tieredstore.codec.message import decode_message, encode_message
-from tieredstore.codec.record_fields import (
+from tieredstore.codec.record import (
     patch_log_offset,
     peek_log_offset,
     rewrite_log_offset,
@@ -112,16 +113,16 @@ def test_tags_have_a_code(tags: str | None, code: int) -> None:
 
 @pytest.mark.parametrize(("body", "crc"), [(b"hello", 907060870), (b"123456789", 1274296614)])
 def test_the_body_crc_has_no_sign(body: bytes, crc: int) -> None:
-    assert checksum.body_crc(body) == crc
-    assert checksum.body_crc(memoryview(b"")) == 0
+    assert checks.body_crc(body) == crc
+    assert checks.body_crc(memoryview(b"")) == 0
 
 
 def test_the_property_crc_is_written_backwards() -> None:
-    data = checksum.encode_property_crc(1248037756)
+    data = checks.encode_property_crc(1248037756)
     assert data == b"__CRC32#\x016577308421\x02"
-    assert checksum.encode_property_crc(120) == b"__CRC32#\x010210000000\x02"
+    assert checks.encode_property_crc(120) == b"__CRC32#\x010210000000\x02"
     with pytest.raises(ValueError, match="property CRC"):
-        checksum.encode_property_crc(-1)
+        checks.encode_property_crc(-1)
 
 
 @pytest.mark.parametrize(
@@ -137,95 +138,95 @@ def test_the_property_crc_is_written_backwards() -> None:
     ],
 )
 def test_room_for_a_property_crc_replaces_an_older_one(before: bytes, kept: bytes) -> None:
-    assert checksum.reserve_property_crc(before) == kept + bytes(20)
+    assert checks.reserve_property_crc(before) == kept + bytes(20)
 
 
 @given(st.binary(max_size=40), st.integers(0, 2**30))
 def test_the_property_crc_covers_the_whole_record(property_bytes: bytes, place: int) -> None:
     values: dict[str, Any] = {**COMMON, "property_bytes": property_bytes}
     record = encode_message(**values, append_property_crc=True)
-    assert checksum.has_property_crc(record)
-    assert checksum.matches_property_crc(record)
+    assert checks.has_property_crc(record)
+    assert checks.matches_property_crc(record)
     damaged = bytearray(record)
     damaged[place % len(record)] ^= 0x55
-    assert not checksum.matches_property_crc(damaged)
+    assert not checks.matches_property_crc(damaged)
 
 
 def test_the_property_crc_is_filled_again_after_a_rewrite() -> None:
     record = bytearray(encode_message(**COMMON, append_property_crc=True))
     patch_log_offset(record, 4711)
-    assert checksum.has_property_crc(record)
-    assert not checksum.matches_property_crc(record)
-    checksum.fill_property_crc(record)
+    assert checks.has_property_crc(record)
+    assert not checks.matches_property_crc(record)
+    checks.fill_property_crc(record)
     assert record == encode_message(**{**COMMON, "log_offset": 4711}, append_property_crc=True)
 
 
 def test_short_data_have_no_property_crc() -> None:
     for size in range(20):
-        assert not checksum.has_property_crc(bytes(size))
-        assert not checksum.matches_property_crc(bytes(size))
+        assert not checks.has_property_crc(bytes(size))
+        assert not checks.matches_property_crc(bytes(size))
     with pytest.raises(ValueError, match="no room"):
-        checksum.fill_property_crc(bytearray(19))
+        checks.fill_property_crc(bytearray(19))
 
 
 @given(HOSTS, INT64)
 def test_message_ids_round_trip(host: Host, log_offset: int) -> None:
-    text = message_id.encode_offset_id(host, log_offset=log_offset)
+    text = names.encode_offset_id(host, log_offset=log_offset)
     assert len(text) == (56 if host.is_ipv6 else 32)
-    assert message_id.decode_offset_id(text) == (host, log_offset)
+    assert names.decode_offset_id(text) == (host, log_offset)
 
 
 def test_the_message_id_of_the_format_notes_is_reproduced() -> None:
     host = Host(bytes([10, 0, 0, 5]), 10911)
-    text = message_id.encode_offset_id(host, log_offset=1073741840)
+    text = names.encode_offset_id(host, log_offset=1073741840)
     assert text == "0A00000500002A9F0000000040000010"
 
 
 @pytest.mark.parametrize("text", ["", "0" * 31, "0" * 33, "G" * 32, " " * 32, "0 " * 16, "٠" * 32])
 def test_what_is_no_message_id_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="32 or 56"):
-        message_id.decode_offset_id(text)
+        names.decode_offset_id(text)
 
 
 @pytest.mark.parametrize(("address", "port"), [(b"123", 1), (b"1234", 2**31)])
 def test_a_host_that_is_none_has_no_message_id(address: bytes, port: int) -> None:
     with pytest.raises(ValueError, match="store_host|port"):
-        message_id.encode_offset_id(Host(address, port), log_offset=0)
+        names.encode_offset_id(Host(address, port), log_offset=0)
 
 
 def test_a_blank_record_says_how_much_is_left() -> None:
-    assert end_marks.encode_blank(100).hex() == "00000064cbd43194"
-    assert end_marks.is_blank(b"xx" + end_marks.encode_blank(8), 2)
-    assert not end_marks.is_blank(RECORD)
-    assert not end_marks.is_blank(end_marks.encode_blank(8)[:7])
-    assert not end_marks.is_blank(end_marks.encode_blank(8), -8)
+    assert message.encode_blank(100).hex() == "00000064cbd43194"
+    assert message.is_blank(b"xx" + message.encode_blank(8), 2)
+    assert not message.is_blank(RECORD)
+    assert not message.is_blank(message.encode_blank(8)[:7])
+    assert not message.is_blank(message.encode_blank(8), -8)
     for size in (7, 2**31):
         with pytest.raises(ValueError, match="rest_bytes"):
-            end_marks.encode_blank(size)
+            message.encode_blank(size)
 
 
 @given(INT64, st.binary(max_size=5))
 def test_end_markers_round_trip(store_timestamp: int, before: bytes) -> None:
-    data = before + end_marks.encode_coda(store_timestamp)
-    assert end_marks.is_coda(data, len(before))
-    assert end_marks.is_blank(data, len(before))
-    assert end_marks.decode_coda(data, len(before)) == store_timestamp
+    data = before + message.encode_coda(store_timestamp)
+    assert message.is_coda(data, len(before))
+    assert message.is_blank(data, len(before))
+    assert message.decode_coda(data, len(before)) == store_timestamp
 
 
-@pytest.mark.parametrize("data", [b"", RECORD, end_marks.encode_blank(100) + bytes(8)])
+@pytest.mark.parametrize("data", [b"", RECORD, message.encode_blank(100) + bytes(8)])
 def test_what_is_no_end_marker_is_refused(data: bytes) -> None:
-    assert not end_marks.is_coda(data)
+    assert not message.is_coda(data)
     with pytest.raises(SegmentCorruptError, match="end marker"):
-        end_marks.decode_coda(data)
-    assert not end_marks.is_coda(end_marks.encode_coda(1), -16)
+        message.decode_coda(data)
+    assert not message.is_coda(message.encode_coda(1), -16)
 
 
 def test_a_cut_end_marker_is_damage() -> None:
     for size in range(16):
-        data = end_marks.encode_coda(1)[:size]
-        assert not end_marks.is_coda(data)
+        data = message.encode_coda(1)[:size]
+        assert not message.is_coda(data)
         with pytest.raises(SegmentCorruptError):
-            end_marks.decode_coda(data)
+            message.decode_coda(data)
 
 
 @given(PLAIN_TEXT)

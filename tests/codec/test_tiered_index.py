@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.codec.golden_files import BROKER, CLUSTER, GOLDEN, expected, sha256
 from tests.codec.values import COUNT32, INT32, INT64
-from tieredstore.codec import tiered_index, tiered_index_columns
+from tieredstore.codec import tiered_index
 from tieredstore.codec.names import index_queue_path
 from tieredstore.codec.tiered_index import (
     BEGIN_MAGIC,
@@ -93,16 +93,16 @@ def test_every_uploaded_file_is_read_and_written_again(
     if "content" in row:
         assert [[slot, *item] for slot, item in found] == row["content"]["items"]
     start = tiered_index.slot_position(slot_count)
-    view = tiered_index_columns.view_compacted_items(memoryview(data)[start:])
+    view = tiered_index.view_compacted_items(memoryview(data)[start:])
     assert view.tolist() == [item for _, item in found]
-    slots = tiered_index_columns.view_compacted_slots(data, slot_count=slot_count)
+    slots = tiered_index.view_compacted_slots(data, slot_count=slot_count)
     again = [
         tiered_index.encode_header(header),
         *(
             tiered_index.encode_compacted_slot(position=position, items_bytes=items_bytes)
             for position, items_bytes in slots.tolist()
         ),
-        tiered_index_columns.encode_items(**columns_of(view)),
+        tiered_index.encode_items(**columns_of(view)),
     ]
     assert b"".join(again) == data
     single = b"".join(tiered_index.encode_compacted_item(item) for _, item in found)
@@ -123,15 +123,13 @@ def test_every_file_before_upload_is_read_and_written_again(
         tiered_index.decode_item(data, tiered_index.item_position(number, slot_count=slot_count))
         for number in range(1, header.item_count + 1)
     ]
-    view = tiered_index_columns.view_items(
-        data, slot_count=slot_count, item_count=header.item_count
-    )
+    view = tiered_index.view_items(data, slot_count=slot_count, item_count=header.item_count)
     assert view.tolist() == items
     start = tiered_index.item_position(1, slot_count=slot_count)
-    again = tiered_index_columns.encode_items(**columns_of(view))
+    again = tiered_index.encode_items(**columns_of(view))
     assert again == data[start : start + 32 * header.item_count]
     assert again == b"".join(tiered_index.encode_item(item) for item in items)
-    slots = tiered_index_columns.view_slots(data, slot_count=slot_count)
+    slots = tiered_index.view_slots(data, slot_count=slot_count)
     assert (
         b"".join(map(tiered_index.encode_slot, slots["item"].tolist()))
         == data[28 : 28 + 8 * slot_count]
@@ -150,9 +148,7 @@ def test_the_items_before_upload_are_those_java_listed(
     assert (len(data), header.magic) == (row["fileSize"], row["magic"])
     assert header.end_timestamp == row["endTimestamp"]
     assert (header.used_slot_count, header.item_count) == (row["usedSlots"], row["itemCount"])
-    view = tiered_index_columns.view_items(
-        data, slot_count=slot_count, item_count=header.item_count
-    )
+    view = tiered_index.view_items(data, slot_count=slot_count, item_count=header.item_count)
     assert [list(item) for item in view.tolist()] == row["items"]
 
 
@@ -217,18 +213,18 @@ def test_headers_round_trip(header: TieredIndexHeader) -> None:
 
 @given(st.lists(ITEMS))
 def test_many_items_are_the_single_ones(items: list[TieredIndexItem]) -> None:
-    rows = np.array([tuple(item) for item in items], tiered_index_columns.ITEM_DTYPE)
-    data = tiered_index_columns.encode_items(**columns_of(rows))
+    rows = np.array([tuple(item) for item in items], tiered_index.ITEM_DTYPE)
+    data = tiered_index.encode_items(**columns_of(rows))
     assert data == b"".join(map(tiered_index.encode_item, items))
     assert [tiered_index.decode_item(data, at) for at in range(0, len(data), 32)] == items
 
 
 @given(st.lists(COMPACTED))
 def test_many_compacted_items_are_the_single_ones(items: list[CompactedItem]) -> None:
-    rows = np.array([tuple(item) for item in items], tiered_index_columns.COMPACTED_ITEM_DTYPE)
-    data = tiered_index_columns.encode_items(**columns_of(rows))
+    rows = np.array([tuple(item) for item in items], tiered_index.COMPACTED_ITEM_DTYPE)
+    data = tiered_index.encode_items(**columns_of(rows))
     assert data == b"".join(map(tiered_index.encode_compacted_item, items))
-    assert tiered_index_columns.view_compacted_items(data).tolist() == items
+    assert tiered_index.view_compacted_items(data).tolist() == items
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, (2**31 - 1) // 28))

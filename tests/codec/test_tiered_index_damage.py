@@ -8,7 +8,7 @@ import pytest
 
 from tests.codec.golden_files import GOLDEN
 from tests.codec.test_tiered_index import UPLOADED, segment_path
-from tieredstore.codec import tiered_index, tiered_index_columns
+from tieredstore.codec import tiered_index
 from tieredstore.codec.tiered_index import (
     BEGIN_MAGIC,
     CompactedItem,
@@ -53,20 +53,20 @@ def test_cut_files_are_damage() -> None:
             tiered_index.decode_header(WRITTEN[:size])
     for size in (0, 27, 28, 28 + 8 * 64 - 1):
         with pytest.raises(SegmentCorruptError):
-            tiered_index_columns.view_slots(WRITTEN[:size], slot_count=64)
+            tiered_index.view_slots(WRITTEN[:size], slot_count=64)
         with pytest.raises(SegmentCorruptError):
-            tiered_index_columns.view_compacted_slots(WRITTEN[:size], slot_count=64)
+            tiered_index.view_compacted_slots(WRITTEN[:size], slot_count=64)
         with pytest.raises(SegmentCorruptError):
-            tiered_index_columns.view_items(WRITTEN[:size], slot_count=64, item_count=1)
+            tiered_index.view_items(WRITTEN[:size], slot_count=64, item_count=1)
     for count in (-1, 300, 2**31, 2**70):
         with pytest.raises(SegmentCorruptError):
-            tiered_index_columns.view_items(WRITTEN, slot_count=64, item_count=count)
+            tiered_index.view_items(WRITTEN, slot_count=64, item_count=count)
     for count in (-1, 2**31, 2**70):
         with pytest.raises(SegmentCorruptError):
-            tiered_index_columns.view_slots(WRITTEN, slot_count=count)
+            tiered_index.view_slots(WRITTEN, slot_count=count)
     for size in range(1, 28):
         with pytest.raises(SegmentCorruptError, match="left over"):
-            tiered_index_columns.view_compacted_items(WRITTEN[: 280 + size])
+            tiered_index.view_compacted_items(WRITTEN[: 280 + size])
 
 
 @pytest.mark.parametrize("position", [-1, -32, len(WRITTEN) - 7, 2**70])
@@ -116,7 +116,7 @@ def test_slots_that_do_not_fit_are_refused_by_name() -> None:
 
 def test_columns_of_different_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="different lengths"):
-        tiered_index_columns.encode_items(
+        tiered_index.encode_items(
             key_hashes=[1, 2],
             topic_ids=[1],
             queue_ids=[1],
@@ -132,7 +132,7 @@ def test_any_buffer_will_do(kind: Any) -> None:
     data = kind(segment_path(root, row["fileName"]).read_bytes())
     assert tiered_index.decode_header(data, slot_count=slot_count).item_count == 298
     slot = tiered_index.decode_compacted_slot(data, 28)
-    view = tiered_index_columns.view_compacted_items(
+    view = tiered_index.view_compacted_items(
         memoryview(data)[slot.position : slot.position + slot.items_bytes]
     )
     assert view[0].item() == tiered_index.decode_compacted_item(data, slot.position)

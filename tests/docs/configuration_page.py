@@ -18,8 +18,7 @@ from typing import Any, Final
 from tests.docs.pages import DOCS
 from tieredstore.local.config import LocalConfig
 from tieredstore.model.config import GIB, KIB, MIB, StoreConfig
-from tieredstore.model.setting import facts_of, settings_of
-from tieredstore.model.settings import Settings
+from tieredstore.model.settings import Settings, facts_of, settings_of
 from tieredstore.model.values import INT64_MAX
 
 PAGE: Final = DOCS / "configuration.md"

@@ -11,8 +11,7 @@ from tests.docs.configuration_page import KINDS, with_tables
 from tests.docs.pages import blocks, page, tables
 from tieredstore.local.config import LocalConfig
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.setting import facts_of, settings_of
-from tieredstore.model.settings import Settings
+from tieredstore.model.settings import Settings, facts_of, settings_of
 from tieredstore.spark.options import store_config
 
 TEXT = page("configuration.md")

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import DOCS, PAGES, ROOT, blocks, inline_code, page, section, table, tables
-from tieredstore.access.cost import MONTH_SECONDS
-from tieredstore.codec import end_marks, queue_unit, tiered_index
+from tieredstore.access.survey import MONTH_SECONDS
+from tieredstore.codec import message, queue_unit, tiered_index
 from tieredstore.codec.message import encode_message
 from tieredstore.codec.names import segment_name
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import DISPATCH_THREADS, FETCH_THREADS
-from tieredstore.index import footer, key_filter
-from tieredstore.jobs.loading import load_columns
-from tieredstore.jobs.reading.scan import SCAN_COLUMNS
+from tieredstore.index import footer
+from tieredstore.jobs import load_records
+from tieredstore.jobs.scan import SCAN_COLUMNS
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import Host
 
@@ -105,11 +105,11 @@ def test_layouts_have_no_holes_and_the_sizes_of_the_code() -> None:
     assert sizes == [
         88,  # of a record, up to its body
         queue_unit.UNIT_BYTES,
-        end_marks.CODA_BYTES,
+        message.CODA_BYTES,
         tiered_index.HEADER_BYTES,
         tiered_index.ITEM_BYTES,
         footer.TRAILER_BYTES,
-        key_filter.BLOCK_BYTES,
+        footer.BLOCK_BYTES,
     ]
 
 
@@ -151,7 +151,7 @@ def test_the_fields_of_a_record_lie_where_the_page_says() -> None:
 
 def test_magic_numbers_and_names_are_those_of_the_code() -> None:
     text = page("formats.md")
-    magics = (tiered_index.BEGIN_MAGIC, tiered_index.END_MAGIC, end_marks.BLANK_MAGIC)
+    magics = (tiered_index.BEGIN_MAGIC, tiered_index.END_MAGIC, message.BLANK_MAGIC)
     for magic in magics:
         assert f"`{magic & 0xFFFFFFFF:08X}`" in text
     assert f"`{footer.MAGIC.decode()}`" in text
@@ -274,8 +274,9 @@ def test_the_columns_of_a_read_are_all_told() -> None:
 def test_the_columns_of_a_write_are_all_told() -> None:
     text = section(page("spark.md"), "Write")
     sentence = text[text.index("Columns that a write takes") :].partition(".")[0]
-    rows = re.findall(r"^    \| (\w+) ", load_columns.__doc__ or "", re.MULTILINE)
-    assert set(re.findall(r"`(\w+)`", sentence)) == {*rows} - {"column"}
+    table = (load_records.__doc__ or "").partition("    | column ")[2].partition("\n\n")[0]
+    rows = re.findall(r"^    \| (\w+) ", table, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", sentence)) == {*rows}
 
 
 def test_the_options_of_a_read_and_of_a_write_are_all_told() -> None:

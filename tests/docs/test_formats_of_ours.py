@@ -14,7 +14,7 @@ from tests.docs.pages import page, section, tables
 from tests.testing.list_store import ListMessageStore
 from tieredstore import StoreConfig, TieredMessageStore
 from tieredstore.driver.runtime import Runtime
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 U64 = (1 << 64) - 1
 COUNT = 40

@@ -11,10 +11,9 @@ from tests.exporters.shown import measured_store
 from tieredstore.driver.certify import certify
 from tieredstore.exporters.prometheus import PrometheusMetrics
 from tieredstore.metadata.json_store import JsonMetadataStore
-from tieredstore.model.catalogue import SegmentRecord
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import SegmentRecord, SegmentType
 from tieredstore.testing.memory_objects import MemoryObjectClient
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 NOW_MS = 1_700_000_000_000
 TOPIC = "OrderEvents"

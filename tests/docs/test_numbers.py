@@ -21,14 +21,14 @@ TOLD = [
     (LAYOUT, "within 64 KiB of each other", "providers.object_calls._MERGE_GAP_BYTES", 64 * KIB),
     (LAYOUT, "at most 16 MiB in memory", "providers.sealing._BATCH_BYTES", 16 * MIB // 2),
     (LAYOUT, "a request for 1 000 keys", "driver.object_client.KEYS_PER_REQUEST", 1000),
-    (LAYOUT, "a PUT for each 8 MiB", "providers.s3_put.PART_BYTES", 8 * MIB),
+    (LAYOUT, "a PUT for each 8 MiB", "providers.s3fs.PART_BYTES", 8 * MIB),
     (LAYOUT, "its listing is a second old", "providers.object_provider.LISTING_MS", 1000),
-    (LAYOUT, "more than 256 MiB", "metadata.published_format.PUBLISHED_BYTES_MAX", 256 * MIB),
-    (LAYOUT, "and three are kept", "metadata.catalogue_publisher.KEPT", 3),
-    (OPERATIONS, "journal up to 4 MiB, or", "metadata.catalogue_writer.JOURNAL_BYTES_MIN", 4 * MIB),
-    (OPERATIONS, "one GET for 8 MiB", "access.cost._READ_BYTES", 8 * MIB),
-    (OPERATIONS, "$0.023 for a GB-month", "access.cost.STORAGE_DOLLARS", 0.023),
-    (METRICS, "100 000 sets of labels", "exporters.label_sets.LABEL_SETS_MAX", 100_000),
+    (LAYOUT, "more than 256 MiB", "metadata.published.PUBLISHED_BYTES_MAX", 256 * MIB),
+    (LAYOUT, "and three are kept", "metadata.published.KEPT", 3),
+    (OPERATIONS, "journal up to 4 MiB, or", "metadata.files.JOURNAL_BYTES_MIN", 4 * MIB),
+    (OPERATIONS, "one GET for 8 MiB", "access.survey._READ_BYTES", 8 * MIB),
+    (OPERATIONS, "$0.023 for a GB-month", "access.survey.STORAGE_DOLLARS", 0.023),
+    (METRICS, "100 000 sets of labels", "exporters.instruments.LABEL_SETS_MAX", 100_000),
 ]
 
 

@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
-from tieredstore.driver.certificate import Certificate
-from tieredstore.driver.certify import certify
-from tieredstore.driver.object_client import ListedKey, ObjectClient, ObjectFacts, Range
-from tieredstore.driver.object_wrapper import ObjectClientWrapper
+from tieredstore.driver.certify import Certificate, certify
+from tieredstore.driver.object_client import (
+    ListedKey,
+    ObjectClient,
+    ObjectClientWrapper,
+    ObjectFacts,
+    Range,
+)
 from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -19,7 +23,7 @@ from tieredstore.model.errors import (
     OffsetOutOfRangeError,
     TieredStoreError,
 )
-from tieredstore.providers.fsspec_client import FsspecClient
+from tieredstore.providers.fsspec import FsspecClient
 
 
 def new_store() -> ObjectClient:

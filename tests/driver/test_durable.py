@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tieredstore.driver.durable import make_directories, write_atomically
-from tieredstore.driver.file_lock import FileLock
+from tieredstore.driver.durable import FileLock, make_directories, write_atomically
 
 TRY_LOCK = """
 import fcntl, os, sys
@@ -26,7 +25,7 @@ except OSError:
 
 FORK = """
 import os, sys
-from tieredstore.driver.file_lock import FileLock
+from tieredstore.driver.durable import FileLock
 
 lock = FileLock.acquire(sys.argv[1])
 

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from tieredstore.driver.in_time import in_time
-from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.runtime import Runtime, in_time
 
 
 def test_a_call_that_does_not_end_is_left_behind() -> None:

@@ -7,20 +7,21 @@ from collections.abc import Iterable
 
 import pytest
 
-from tieredstore.driver.measured import MeasuredProvider, MeasuredSegment
 from tieredstore.driver.metrics import (
     DOWNLOAD_BYTES,
     ROCKETMQ_METRICS,
     RPC_LATENCY,
     UPLOAD_BYTES,
     Labels,
+    MeasuredProvider,
+    MeasuredSegment,
     Metric,
     MetricKind,
     NoMetrics,
 )
+from tieredstore.driver.provider import SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer
-from tieredstore.driver.wrapper import SegmentWrapper
 from tieredstore.model.errors import SegmentNotFoundError
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.memory import MemoryProvider

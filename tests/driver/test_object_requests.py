@@ -7,12 +7,18 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from tieredstore.driver.metrics import Labels, Metric, NoMetrics
+from tieredstore.driver.metrics import (
+    OBJECT_BILL,
+    OBJECT_BYTES,
+    OBJECT_REQUESTS,
+    Labels,
+    Metric,
+    NoMetrics,
+)
 from tieredstore.driver.object_client import Range
 from tieredstore.driver.object_requests import CountedClient, PriceTable
-from tieredstore.driver.our_metrics import OBJECT_BILL, OBJECT_BYTES, OBJECT_REQUESTS
 from tieredstore.model.errors import InvalidConfigError, SegmentNotFoundError
-from tieredstore.providers.fsspec_client import FsspecClient
+from tieredstore.providers.fsspec import FsspecClient
 
 
 class SeenMetrics(NoMetrics):

@@ -8,13 +8,13 @@ import uuid
 import pytest
 
 from tieredstore.driver.object_client import ObjectClient, ObjectExistsError, Range
-from tieredstore.driver.object_retry import RetryingClient
+from tieredstore.driver.object_requests import RetryingClient
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import BackendUnavailableError
-from tieredstore.providers.fsspec_client import FsspecClient
+from tieredstore.providers.fsspec import FsspecClient
+from tieredstore.testing.faults import FaultyClient, ObjectFault, ObjectFaults
 from tieredstore.testing.object_client_contract import ObjectClientContract
-from tieredstore.testing.object_faults import FaultyClient, ObjectFault, ObjectFaults
 
 RATES = (0.01, 0.1, 0.5)
 POLICY = RetryPolicy()

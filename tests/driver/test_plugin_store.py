@@ -10,14 +10,14 @@ from unittest.mock import Mock, create_autospec
 import pytest
 
 from tests.local.store_audit import opened
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.access.wiring import load_plugins
 from tieredstore.driver.message_store import AbstractPluginMessageStore, MessageStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import Message, PutResult
 from tieredstore.providers.memory import MemoryProvider
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 METHODS = sorted(name for name in vars(MessageStore) if not name.startswith("_"))
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tieredstore.driver.metrics import Labels, Metric, NoMetrics
+from tieredstore.driver.metrics import RETRIES, Labels, Metric, NoMetrics
 from tieredstore.driver.object_client import ObjectFacts
-from tieredstore.driver.object_retry import RetryingClient
-from tieredstore.driver.our_metrics import RETRIES
+from tieredstore.driver.object_requests import RetryingClient
 from tieredstore.driver.retry import Retry, RetryingProvider, RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import BackendRefusedError, BackendUnavailableError

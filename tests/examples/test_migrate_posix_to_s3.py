@@ -13,10 +13,10 @@ import pytest
 from tests.jobs.migrate_kit import copy_of_golden, in_bucket
 from tests.s3.moto_server import moto_server
 from tieredstore.access.reader import TieredReader
-from tieredstore.jobs.migration.migrate_snippet import snippet
+from tieredstore.jobs.migrate_plan import snippet
 from tieredstore.model.config import StoreConfig
-from tieredstore.providers.object_settings import ObjectStoreSettings
 from tieredstore.providers.s3_admin import create_bucket
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from tieredstore.driver.metrics import ROCKETMQ_METRICS, Metric
-from tieredstore.driver.our_metrics import OUR_METRICS
+from tieredstore.driver.metrics import OUR_METRICS, ROCKETMQ_METRICS, Metric
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 TABLES: Final[dict[str, tuple[Metric, ...]]] = {

@@ -17,14 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.access.tiered_kit import ShortStore, a_config
 from tests.testing.list_store import ListMessageStore
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.metrics import BASE_LABELS, Metric, MetricKind, Metrics
 from tieredstore.driver.runtime import Runtime
 from tieredstore.exporters.otel import OpenTelemetryMetrics
 from tieredstore.exporters.prometheus import PrometheusMetrics
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import StorageLevel
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_message
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_message
 
 BROKER = {"cluster": "c", "node_id": "broker-a"}
 NEW_TOPIC = "NewTopic"

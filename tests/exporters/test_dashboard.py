@@ -15,8 +15,7 @@ import pytest
 
 from tests.exporters.promql import Named, read
 from tests.exporters.shown import sample_names
-from tieredstore.driver.metrics import BASE_LABELS, ROCKETMQ_METRICS
-from tieredstore.driver.our_metrics import OUR_METRICS
+from tieredstore.driver.metrics import BASE_LABELS, OUR_METRICS, ROCKETMQ_METRICS
 from tieredstore.model.config import StoreConfig
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "grafana"

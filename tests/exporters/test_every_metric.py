@@ -22,20 +22,9 @@ from tests.exporters.shown import (
 )
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metrics import (
-    GET_MESSAGE_FALLBACK,
-    READ_CACHE_ACCESS,
-    READ_CACHE_BYTES,
-    READ_CACHE_COUNT,
-    READ_CACHE_HIT,
-    ROCKETMQ_METRICS,
-    STORAGE_RESERVE_TIME,
-    STORAGE_SIZE,
-    Metric,
-    MetricKind,
-)
-from tieredstore.driver.our_metrics import (
     BUFFERED_BYTES,
     FOOTER_CACHE_BYTES,
+    GET_MESSAGE_FALLBACK,
     HELD_LOG_BYTES,
     INDEX_BEHIND,
     INDEX_FILES,
@@ -51,11 +40,20 @@ from tieredstore.driver.our_metrics import (
     QUEUE_HELD_LOG_BYTES,
     QUEUE_PROBLEM,
     QUEUES,
+    READ_CACHE_ACCESS,
+    READ_CACHE_BYTES,
+    READ_CACHE_COUNT,
+    READ_CACHE_HIT,
     RETRIES,
+    ROCKETMQ_METRICS,
+    STORAGE_RESERVE_TIME,
+    STORAGE_SIZE,
     UPLOADS,
+    Metric,
+    MetricKind,
 )
 from tieredstore.model.values import SegmentType
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 ALL = (*ROCKETMQ_METRICS, *OUR_METRICS)
 METRICS = {name: metric for metric in ALL for name in sample_names(metric)}

@@ -31,9 +31,9 @@ from tieredstore.driver.metrics import (
     GaugeRead,
     Labels,
 )
-from tieredstore.exporters import label_sets
+from tieredstore.exporters import instruments
 from tieredstore.model.errors import StoreClosedError
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 
 def always(value: float, **labels: str) -> GaugeRead:
@@ -105,19 +105,19 @@ def test_labels_can_be_left_out_and_what_they_told_apart_is_added_up(kind: type[
 def test_the_number_of_label_sets_is_bounded(
     exporter: Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(label_sets, "LABEL_SETS_MAX", 3)
+    monkeypatch.setattr(instruments, "LABEL_SETS_MAX", 3)
     for number in range(10):
         exporter.metrics.add(MESSAGES_OUT, 1, {"topic": f"t{number}", "group": ""})
     found = exporter.samples()
     assert len(found) == 4
-    rest = labels_of(topic=label_sets.OTHER, group=label_sets.OTHER)
+    rest = labels_of(topic=instruments.OTHER, group=instruments.OTHER)
     assert found[MESSAGES_OUT.name, rest] == 7
 
 
 def test_gauges_of_queues_that_come_and_go_take_no_room_for_good(
     exporter: Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(label_sets, "LABEL_SETS_MAX", 3)
+    monkeypatch.setattr(instruments, "LABEL_SETS_MAX", 3)
     shown: list[tuple[float, Labels]] = []
     exporter.metrics.observe(STORAGE_RESERVE_TIME, lambda: list(shown))
     for number in range(10):
@@ -129,7 +129,7 @@ def test_gauges_of_queues_that_come_and_go_take_no_room_for_good(
 def test_what_is_forgotten_makes_room_and_is_counted_anew(
     exporter: Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(label_sets, "LABEL_SETS_MAX", 3)
+    monkeypatch.setattr(instruments, "LABEL_SETS_MAX", 3)
     for number in range(10):
         exporter.metrics.add(MESSAGES_OUT, 1, {"topic": f"t{number}", "group": "g"})
         exporter.metrics.forget("topic", [f"t{number}"])

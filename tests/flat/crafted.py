@@ -7,9 +7,8 @@ import hashlib
 from tests.flat.tiers import OneQueue
 from tieredstore.codec.queue_unit import UNIT_BYTES, encode_unit
 from tieredstore.driver.metadata import Put
-from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.messages import MessageRun
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import SegmentRecord, SegmentType
 
 LOG, QUEUE = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE
 

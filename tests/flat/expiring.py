@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tests.flat.tiers import OneQueue, fill
-from tieredstore.flat import doomed
+from tieredstore.flat import append_file
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.queue_read import read_run
+from tieredstore.flat.reading import read_run
 from tieredstore.model.values import SegmentType
-from tieredstore.testing.messages import STORE_TIMESTAMP, a_record
+from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
 
 LOG, QUEUE = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE
 
@@ -45,4 +45,4 @@ def check_sound(tier: OneQueue) -> None:
     for key, row in rows.items():
         assert len(tier.provider.held.get(key, b"")) == row.size
     assert set(tier.provider.held) <= set(rows)
-    assert not tier.metadata.notes(doomed.KIND)
+    assert not tier.metadata.notes(append_file.KIND)

@@ -10,21 +10,20 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tests.flat.tiers import run_of
-from tieredstore.codec.record_fields import patch_log_offset, peek_log_offset
+from tieredstore.codec.record import patch_log_offset, peek_log_offset
 from tieredstore.driver.metadata import Change, Put
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.metadata.memory_reads import MemoryReads
+from tieredstore.metadata.memory_store import MemoryReads
 from tieredstore.metadata.tables import Tables
-from tieredstore.model.catalogue import SegmentRecord, TopicRecord
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import MetadataError
-from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType, TopicRecord
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider, SimulatedCrash
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 KEY = QueueKey(TOPIC, 0)
 PATH = f"broker-a/{TOPIC}/0"

@@ -6,15 +6,13 @@ import pytest
 
 from tests.flat.store_kit import LOG, PATH, Tier
 from tieredstore.driver.provider import SegmentProvider
-from tieredstore.flat.append_file import FlatAppendFile
-from tieredstore.flat.doomed import KIND, finish
-from tieredstore.model.catalogue import SegmentRecord
+from tieredstore.flat.append_file import KIND, FlatAppendFile, finish
 from tieredstore.model.errors import (
     BackendUnavailableError,
     OffsetOutOfRangeError,
     SegmentCorruptError,
 )
-from tieredstore.model.values import AppendStatus
+from tieredstore.model.values import AppendStatus, SegmentRecord
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider
 
 

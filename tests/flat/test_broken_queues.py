@@ -8,12 +8,11 @@ import pytest
 
 from tests.flat.store_kit import KEY, LOG, PATH, Tier, append, content
 from tests.flat.tiers import numbered
-from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
-from tieredstore.driver.wrapper import ProviderWrapper, SegmentWrapper
-from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import BackendUnavailableError
+from tieredstore.model.values import SegmentRecord
 from tieredstore.providers.memory import MemoryProvider
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from tests.flat.store_kit import LOG, Tier, append, unplaced
 from tests.flat.tiers import numbered, run_of
-from tieredstore.codec.record_fields import peek_log_offset
-from tieredstore.flat.commit_log import HOUR_MS, placed_records
+from tieredstore.codec.record import peek_log_offset
+from tieredstore.flat.message_file import HOUR_MS, placed_records
 from tieredstore.model.messages import MessageRun
 from tieredstore.testing.faults import Faults
-from tieredstore.testing.messages import a_record
+from tieredstore.testing.samples import a_record
 
 
 def test_a_started_queue_has_one_log_segment_at_byte_0() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.flat.store_kit import Tier, append
 from tests.flat.tiers import numbered
-from tieredstore.flat.consume_queue import FlatConsumeQueueFile
+from tieredstore.flat.message_file import FlatConsumeQueueFile
 from tieredstore.model.config import StoreConfig
 
 

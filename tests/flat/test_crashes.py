@@ -17,7 +17,7 @@ from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.errors import TieredStoreError
 from tieredstore.providers.posix import PosixProvider
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
-from tieredstore.testing.messages import a_record
+from tieredstore.testing.samples import a_record
 
 CRASHES = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF]
 FAILURES = [Fault.BEFORE, Fault.AFTER, Fault.HALF]

@@ -12,11 +12,10 @@ import pytest
 
 from tests.flat.store_kit import KEY, LOG, PATH, Tier, append, content
 from tests.flat.tiers import numbered
-from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.driver.segment import FileSegment
-from tieredstore.driver.wrapper import ProviderWrapper, SegmentWrapper
-from tieredstore.flat import doomed
+from tieredstore.flat import append_file
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.model.errors import BackendUnavailableError, SegmentNotFoundError
 from tieredstore.providers.memory import MemoryProvider
@@ -74,7 +73,7 @@ def a_destroyed_queue() -> tuple[Tier, Deletes, FlatFileStore]:
     append(file, numbered(0, 5))
     provider.before = down
     store.destroy(KEY)
-    assert len(tier.catalogue().notes(doomed.KIND)) == 2
+    assert len(tier.catalogue().notes(append_file.KIND)) == 2
     provider.tried.clear()
     provider.before = lambda: None
     return tier, provider, store
@@ -85,7 +84,7 @@ def go_on() -> bool:
 
 
 def test_a_slow_delete_never_strikes_a_queue_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doomed, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(append_file, "WAIT_SECONDS", 0.0)
     _, provider, store = a_destroyed_queue()
     entered, released = threading.Event(), threading.Event()
     finisher = threading.Thread(target=store.delete_leftovers, kwargs={"is_stopped": go_on})
@@ -116,7 +115,7 @@ def test_a_slow_delete_never_strikes_a_queue_made_anew(monkeypatch: pytest.Monke
 def test_a_queue_made_anew_waits_for_the_delete_that_is_under_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(doomed, "WAIT_SECONDS", SECONDS)
+    monkeypatch.setattr(append_file, "WAIT_SECONDS", SECONDS)
     tier, provider, store = a_destroyed_queue()
     entered = threading.Event()
     finisher = threading.Thread(target=store.delete_leftovers, kwargs={"is_stopped": go_on})
@@ -134,14 +133,16 @@ def test_a_queue_made_anew_waits_for_the_delete_that_is_under_way(
     creating.join(SECONDS)
     assert store.get(KEY) is not None
     assert len(provider.tried) == 2
-    assert not tier.catalogue().notes(doomed.KIND)
+    assert not tier.catalogue().notes(append_file.KIND)
 
 
 def many_notes(count: int) -> tuple[Tier, Deletes, FlatFileStore]:
     tier, provider, store = a_destroyed_queue()
     for number in range(1, count - 1):
-        tier.catalogue().put_note(doomed.KIND, f"broker-a/T/{number % 5}/COMMIT_LOG/{number}", 1)
-    assert len(tier.catalogue().notes(doomed.KIND)) == count
+        tier.catalogue().put_note(
+            append_file.KIND, f"broker-a/T/{number % 5}/COMMIT_LOG/{number}", 1
+        )
+    assert len(tier.catalogue().notes(append_file.KIND)) == count
     return tier, provider, store
 
 
@@ -168,7 +169,7 @@ def test_deleting_ends_soon_when_it_is_told_to() -> None:
     tier, provider, store = many_notes(40)
     assert store.delete_leftovers(is_stopped=lambda: len(provider.tried) == 3) == 37
     assert len(provider.tried) == 3
-    assert len(tier.catalogue().notes(doomed.KIND)) == 37
+    assert len(tier.catalogue().notes(append_file.KIND)) == 37
 
 
 def test_loading_does_not_wait_for_what_has_to_be_deleted() -> None:
@@ -180,7 +181,7 @@ def test_loading_does_not_wait_for_what_has_to_be_deleted() -> None:
     for call in pool.calls:
         call()
     assert len(provider.tried) == 2
-    assert not tier.catalogue().notes(doomed.KIND)
+    assert not tier.catalogue().notes(append_file.KIND)
     store.close()
 
 
@@ -201,12 +202,12 @@ def test_a_note_that_makes_no_sense_is_passed_over(
     key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier, provider, _ = a_destroyed_queue()
-    tier.catalogue().put_note(doomed.KIND, key, 1)
+    tier.catalogue().put_note(append_file.KIND, key, 1)
     with caplog.at_level(logging.WARNING):
         store = tier.open()
         assert store.delete_leftovers(is_stopped=go_on) == 0
     assert caplog.text.count("note of something to delete") == 1
     assert len(provider.tried) == 2
-    assert list(tier.catalogue().notes(doomed.KIND)) == [key]
+    assert list(tier.catalogue().notes(append_file.KIND)) == [key]
     assert store.create(*KEY).path == PATH
     assert not tier.held(LOG)

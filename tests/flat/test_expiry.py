@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from tests.flat.crafted import crafted, laid_out
 from tests.flat.expiring import LOG, QUEUE, a_tier, check_sound, live, timed
 from tests.flat.tiers import PATH, CountingSource, OneQueue, fill, run_of
-from tieredstore.codec.end_marks import CODA_BYTES, encode_coda
+from tieredstore.codec.message import CODA_BYTES, encode_coda
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metadata import Put
 from tieredstore.flat import expiry
 from tieredstore.flat.expiry import Expired, kept_from, would_expire
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.queue_read import DIRECT, ByteSource
-from tieredstore.model.catalogue import TopicRecord
+from tieredstore.flat.reading import DIRECT, ByteSource
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.values import TopicRecord
 from tieredstore.testing.faults import Faults
-from tieredstore.testing.messages import STORE_TIMESTAMP
+from tieredstore.testing.samples import STORE_TIMESTAMP
 
 HOUR_MS = 3_600_000
 

@@ -9,20 +9,19 @@ import pytest
 
 from tests.flat.store_kit import KEY, LOG, PATH, QUEUE, Tier, append, content
 from tests.flat.tiers import numbered
+from tieredstore.driver.provider import ProviderWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
-from tieredstore.driver.wrapper import ProviderWrapper
-from tieredstore.flat.doomed import KIND
+from tieredstore.flat.append_file import KIND
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.metadata import JsonMetadataStore
-from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendUnavailableError,
     MetadataError,
     StoreClosedError,
 )
-from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults
 

@@ -14,7 +14,7 @@ from tieredstore.flat.recovery import recover
 from tieredstore.model.errors import BackendRefusedError, OffsetOutOfRangeError, SegmentError
 from tieredstore.model.values import SegmentType
 from tieredstore.testing.faults import Fault, Faults
-from tieredstore.testing.messages import a_record
+from tieredstore.testing.samples import a_record
 
 COUNT = 8
 KINDS = pytest.mark.parametrize("kind", [LOG, QUEUE])

@@ -22,14 +22,13 @@ from tests.codec.golden_files import (
 )
 from tests.flat.store_kit import append
 from tests.flat.tiers import run_of
-from tieredstore.codec.record_fields import peek_store_timestamp
+from tieredstore.codec.record import peek_store_timestamp
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.metadata.json_store import FILE_NAME
-from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.posix import PosixProvider
 
 BORN_ON_IPV6 = f"{BROKER}/GoldAa/2"  # Java takes its times from within the address

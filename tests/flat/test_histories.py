@@ -21,7 +21,7 @@ from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.recovery import recover
 from tieredstore.model.errors import TieredStoreError
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
-from tieredstore.testing.messages import a_record
+from tieredstore.testing.samples import a_record
 
 FIRST = 3
 failures = st.sampled_from([Fault.BEFORE, Fault.AFTER, Fault.HALF])

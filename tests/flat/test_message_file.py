@@ -7,7 +7,7 @@ import pytest
 
 from tests.flat.store_kit import LOG, QUEUE, Tier, append, content, unplaced
 from tests.flat.tiers import numbered, run_of
-from tieredstore.codec.record_fields import BORN_HOST_IPV6
+from tieredstore.codec.record import BORN_HOST_IPV6
 from tieredstore.driver.provider import WritePair
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -17,7 +17,7 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.values import Host
 from tieredstore.testing.faults import Fault, Faults
-from tieredstore.testing.messages import STORE_TIMESTAMP, a_record
+from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
 
 SIZE = len(a_record(0))
 

@@ -9,11 +9,10 @@ from tests.flat.tiers import CountingSource, OneQueue, fill, numbered, run_of
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.queue_read import read_run
-from tieredstore.flat.record_rows import FEW_ROWS_MAX
+from tieredstore.flat.reading import FEW_ROWS_MAX, read_run
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.messages import MessageRun
-from tieredstore.testing.messages import a_record
+from tieredstore.testing.samples import a_record
 
 MANY = FEW_ROWS_MAX * 2
 

@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 
 from tests.flat.crafted import LOG, QUEUE, crafted, digests, laid_out, same_but_for_log_offset
 from tests.flat.tiers import CountingSource, OneQueue, fill, numbered, run_of
-from tieredstore.access.reads.whole_queue import messages_of
-from tieredstore.codec.end_marks import encode_coda
-from tieredstore.flat import record_rows
+from tieredstore.access.reader import messages_of
+from tieredstore.codec.message import encode_coda
+from tieredstore.flat import reading
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.queue_read import read_messages, read_run
-from tieredstore.flat.record_rows import FEW_ROWS_MAX, HOLE_BYTES_MAX
+from tieredstore.flat.reading import FEW_ROWS_MAX, HOLE_BYTES_MAX, read_messages, read_run
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.messages import MessageRun
-from tieredstore.testing.messages import a_record
+from tieredstore.testing.samples import a_record
 
 MANY = FEW_ROWS_MAX * 2
 
@@ -173,7 +172,7 @@ def test_a_unit_that_names_no_record_is_the_same_error_among_few_rows_and_many(
     file = crafted([b"".join(records)], places).open()
     said = []
     for few_rows_max in (FEW_ROWS_MAX, 0):
-        monkeypatch.setattr(record_rows, "FEW_ROWS_MAX", few_rows_max)
+        monkeypatch.setattr(reading, "FEW_ROWS_MAX", few_rows_max)
         with pytest.raises(SegmentCorruptError) as caught:
             read(file)
         said.append(str(caught.value))
@@ -263,7 +262,7 @@ def test_few_rows_and_many_are_handled_alike(
 
     def outcome(few_rows_max: int) -> list[object]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(record_rows, "FEW_ROWS_MAX", few_rows_max)
+            patch.setattr(reading, "FEW_ROWS_MAX", few_rows_max)
             try:
                 run = read_run(file, 0, count_max=len(sizes), bytes_max=bytes_max)
             except SegmentCorruptError as error:

@@ -9,9 +9,8 @@ import pytest
 
 from tests.flat.golden_tiers import differences, expectation, golden_queues, messages_of
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.queue_read import read_run
-from tieredstore.flat.segment_times import earliest_time, store_time
-from tieredstore.flat.time_search import offset_by_time
+from tieredstore.flat.reading import read_run
+from tieredstore.flat.times import earliest_time, offset_by_time, store_time
 from tieredstore.model.errors import OffsetOutOfRangeError
 from tieredstore.model.values import Boundary, QueueKey
 

@@ -8,7 +8,7 @@ from tests.flat.store_kit import Tier, unplaced
 from tests.flat.tiers import run_of
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentNotFoundError, StoreClosedError
-from tieredstore.testing.messages import a_record
+from tieredstore.testing.samples import a_record
 
 RECORDS = [a_record(number, body_bytes=number * 7 % 60) for number in range(600)]
 MODEL = [unplaced(record) for record in RECORDS]

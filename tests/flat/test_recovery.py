@@ -8,15 +8,14 @@ import pytest
 
 from tests.flat.store_kit import KEY, LOG, PATH, QUEUE, Tier, append, content, unplaced
 from tests.flat.tiers import numbered, run_of
-from tieredstore.codec.end_marks import encode_coda
-from tieredstore.codec.record_fields import BORN_HOST_IPV6, rewrite_log_offset
+from tieredstore.codec.message import encode_coda
+from tieredstore.codec.record import BORN_HOST_IPV6, rewrite_log_offset
 from tieredstore.driver.metadata import Put
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import BackendRefusedError
-from tieredstore.model.values import Host, SegmentType
+from tieredstore.model.values import Host, SegmentRecord, SegmentType
 from tieredstore.testing.faults import Fault, Faults
-from tieredstore.testing.messages import STORE_TIMESTAMP, a_record
+from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
 
 
 def a_filled_tier(count: int = 6, **settings: int) -> Tier:

@@ -9,13 +9,12 @@ import pytest
 from tests.flat.store_kit import KEY, LOG, PATH, QUEUE, Tier, append, content, unplaced
 from tests.flat.tiers import numbered, run_of
 from tests.providers.object_kit import CLUSTER
+from tieredstore.access.upkeep import roll_unsealed, seal_full
 from tieredstore.codec.names import segment_name
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.recovery import recover
-from tieredstore.flat.sealing import roll_unsealed, seal_full
-from tieredstore.flat.unconfirmed import confirm
+from tieredstore.flat.recovery import confirm, recover
 from tieredstore.model.errors import (
     BackendUnavailableError,
     SegmentCorruptError,

@@ -8,10 +8,14 @@ import pytest
 
 from tests.flat.tiers import CountingSource, OneQueue, fill
 from tieredstore.driver.metadata import Put
-from tieredstore.flat.believed_times import AHEAD_BELIEVED_MS, FIRST_BELIEVED_MS
-from tieredstore.flat.flat_segment import FlatSegment
-from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.segment_times import (
+from tieredstore.flat.append_file import FlatSegment
+from tieredstore.flat.message_file import (
+    AHEAD_BELIEVED_MS,
+    FIRST_BELIEVED_MS,
+    FlatMessageFile,
+    UnitSpans,
+)
+from tieredstore.flat.times import (
     believed_times,
     catalogue_times,
     earliest_time,
@@ -19,11 +23,9 @@ from tieredstore.flat.segment_times import (
     store_time,
     units_of,
 )
-from tieredstore.flat.unit_spans import UnitSpans
-from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError
-from tieredstore.model.values import Host, SegmentType
-from tieredstore.testing.messages import BORN_HOST, STORE_TIMESTAMP, a_record
+from tieredstore.model.values import Host, SegmentRecord, SegmentType
+from tieredstore.testing.samples import BORN_HOST, STORE_TIMESTAMP, a_record
 
 NOW = STORE_TIMESTAMP
 IPV6 = Host(bytes(range(16)), 10911)
@@ -146,7 +148,7 @@ def test_a_segment_with_bytes_that_no_unit_names_has_no_times() -> None:
 def test_the_first_unit_behind_a_border_is_found_over_gaps_and_long_ways(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tieredstore.flat.segment_times.UNITS_AT_ONCE", 2)
+    monkeypatch.setattr("tieredstore.flat.times.UNITS_AT_ONCE", 2)
     tier = OneQueue(log_bytes=1000, queue_units=5)
     file = tier.open()
     fill(file, [a_record(n) for n in range(20)])

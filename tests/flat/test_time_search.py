@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.flat.tiers import CountingSource, OneQueue, fill, numbered
-from tieredstore.codec.end_marks import CODA_BYTES, encode_coda
+from tieredstore.codec.message import CODA_BYTES, encode_coda
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metadata import Put
-from tieredstore.flat import segment_times, time_search
+from tieredstore.flat import times as segment_times
+from tieredstore.flat import times as time_search
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.time_search import offset_by_time
-from tieredstore.model.catalogue import SegmentRecord
+from tieredstore.flat.times import offset_by_time
 from tieredstore.model.errors import SegmentCorruptError
-from tieredstore.model.values import INT64_MAX, Boundary, Host, SegmentType
-from tieredstore.testing.messages import BORN_HOST, STORE_TIMESTAMP, a_record
+from tieredstore.model.values import INT64_MAX, Boundary, Host, SegmentRecord, SegmentType
+from tieredstore.testing.samples import BORN_HOST, STORE_TIMESTAMP, a_record
 
 LOWER, UPPER = Boundary.LOWER, Boundary.UPPER
 IPV6 = Host(bytes(range(16)), 10911)

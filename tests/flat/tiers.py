@@ -12,9 +12,8 @@ from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.driver.segment import Buffer, FileSegment, check_range
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.metadata.memory_reads import MemoryReads
+from tieredstore.metadata.memory_store import MemoryReads
 from tieredstore.metadata.tables import Tables
-from tieredstore.model.catalogue import QueueRecord, TopicRecord
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendUnavailableError,
@@ -24,9 +23,9 @@ from tieredstore.model.errors import (
     StoreClosedError,
 )
 from tieredstore.model.messages import MessageRun
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import QueueRecord, SegmentType, TopicRecord
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
-from tieredstore.testing.messages import STORE_TIMESTAMP, a_record
+from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
 
 PATH = "broker-a/TopicTest/0"
 TOPIC = TopicRecord(topic="TopicTest", topic_id=7)

@@ -15,22 +15,11 @@ from tests.codec.golden_files import GOLDEN, files_under, local_records
 from tests.fuzz.mutations import extreme_number
 from tests.index.index_kit import BEGINS, columns_of, create, golden_rows
 from tests.index.uploads import uploaded
-from tieredstore.codec import (
-    checksum,
-    end_marks,
-    java,
-    local_index,
-    message,
-    message_id,
-    names,
-    properties,
-    queue_unit,
-    record_fields,
-    tiered_index,
-    tiered_index_columns,
-)
-from tieredstore.codec.bounds import Buffer
-from tieredstore.index import fences, footer, key_filter
+from tieredstore.codec import checks, java, local_index, message, names, queue_unit, tiered_index
+from tieredstore.codec import record as properties
+from tieredstore.codec import record as record_fields
+from tieredstore.codec.checks import Buffer
+from tieredstore.index import footer
 
 LOCAL_SLOTS, TIER_SLOTS = 101, 64
 FOOTER_SLOTS, FOOTER_ITEMS = 97, 1299
@@ -77,7 +66,7 @@ def _peek(data: Buffer, random: Random) -> object:
 def _read_properties(data: Buffer, random: Random) -> object:
     found = properties.decode_properties(data)
     keys = properties.split_keys(found.get(properties.KEYS))
-    checksum.reserve_property_crc(bytes(data))
+    checks.reserve_property_crc(bytes(data))
     return (
         keys,
         properties.tags_code(found.get(properties.TAGS)),
@@ -86,14 +75,14 @@ def _read_properties(data: Buffer, random: Random) -> object:
 
 
 def _check_crc(data: Buffer, random: Random) -> object:
-    return checksum.has_property_crc(data), checksum.matches_property_crc(data)
+    return checks.has_property_crc(data), checks.matches_property_crc(data)
 
 
 def _end_marks(data: Buffer, random: Random) -> object:
     position = _some_position(data, random)
-    end_marks.is_blank(data, position)
-    end_marks.is_coda(data, position)
-    return end_marks.decode_coda(data, position)
+    message.is_blank(data, position)
+    message.is_coda(data, position)
+    return message.decode_coda(data, position)
 
 
 def _hash(data: Buffer, random: Random) -> object:
@@ -132,8 +121,8 @@ def _tier_file(data: Buffer, random: Random) -> object:
     header = tiered_index.decode_header(data)
     size = len(data)
     tiered_index.is_legacy_compacted(header, file_bytes=size, slot_count=TIER_SLOTS)
-    tiered_index_columns.view_slots(data, slot_count=TIER_SLOTS)["item"].sum()
-    return tiered_index_columns.view_items(
+    tiered_index.view_slots(data, slot_count=TIER_SLOTS)["item"].sum()
+    return tiered_index.view_items(
         data, slot_count=TIER_SLOTS, item_count=header.item_count
     ).tolist()
 
@@ -142,7 +131,7 @@ def _uploaded_slot(data: Buffer, random: Random) -> object:
     at = tiered_index.slot_position(random.randrange(TIER_SLOTS))
     slot = tiered_index.decode_compacted_slot(data, at)
     items = memoryview(data)[slot.position : slot.position + slot.items_bytes]
-    tiered_index_columns.view_compacted_items(items).tolist()
+    tiered_index.view_compacted_items(items).tolist()
     return tiered_index.decode_compacted_item(data, slot.position)
 
 
@@ -156,14 +145,14 @@ def _tier_part(data: Buffer, random: Random) -> object:
 
 def _tier_slots(data: Buffer, random: Random) -> object:
     count = extreme_number(random, TIER_SLOTS)
-    return tiered_index_columns.view_compacted_slots(data, slot_count=count)["position"].sum()
+    return tiered_index.view_compacted_slots(data, slot_count=count)["position"].sum()
 
 
 def _footer(data: Buffer, random: Random) -> object:
     found = footer.decode_tail(data, file_bytes=FOOTER_AT + len(data))
     slot = random.randrange(found.slot_count)
     at = found.fence_block_position(slot)
-    block = bytes(data[at : at + key_filter.BLOCK_BYTES])
+    block = bytes(data[at : at + footer.BLOCK_BYTES])
     return _group(block, slot, found)
 
 
@@ -173,23 +162,23 @@ def _resealed_footer(data: Buffer, random: Random) -> object:
     whole = bytearray(data)
     if len(whole) < trailer:
         return footer.decode_tail(data, file_bytes=FOOTER_AT + len(data))
-    blocks = key_filter.BLOCK_BYTES * sum(
+    blocks = footer.BLOCK_BYTES * sum(
         int.from_bytes(whole[at : at + 4], signed=True)
         for at in (len(whole) - trailer + 20, len(whole) - trailer + 24)
     )
     start = min(max(0, blocks), len(whole) - trailer)
-    whole[-16:-12] = key_filter.checksum(whole[start:-16])
+    whole[-16:-12] = footer.checksum(whole[start:-16])
     found = footer.decode_tail(bytes(whole), file_bytes=FOOTER_AT + len(whole))
-    payload = bytes(data[: key_filter.PAYLOAD_BYTES]).ljust(key_filter.PAYLOAD_BYTES, b"\0")
-    block = payload + key_filter.checksum(payload)
+    payload = bytes(data[: footer.PAYLOAD_BYTES]).ljust(footer.PAYLOAD_BYTES, b"\0")
+    block = payload + footer.checksum(payload)
     found.fence_block_position(random.randrange(found.slot_count))
-    key_filter.may_hold(block, random.getrandbits(64), path="", position=0)
+    footer.may_hold(block, random.getrandbits(64), path="", position=0)
     return _group(block, random.randrange(found.slot_count), found)
 
 
-def _group(block: bytes, slot: int, found: footer.Footer) -> fences.Group:
+def _group(block: bytes, slot: int, found: footer.Footer) -> footer.Group:
     first, end = found.items_position, found.position
-    return fences.find_group(block, slot, first=first, end=end, path="", position=end)
+    return footer.find_group(block, slot, first=first, end=end, path="", position=end)
 
 
 def _footers() -> list[bytes]:
@@ -208,7 +197,7 @@ def _parse_names(data: Buffer, random: Random) -> object:
     text = java.decode_utf8(data)
     parsers = (
         *(names.parse_segment_name, names.parse_local_file_name),
-        *(names.parse_local_index_name, message_id.decode_offset_id),
+        *(names.parse_local_index_name, names.decode_offset_id),
     )
     return random.choice(parsers)(text)
 
@@ -229,8 +218,8 @@ def targets() -> list[Target]:
     local = _read_all("local-clean/index")
     ids = [message.decode_message(record).offset_id for record in records[:50]]
     files = [path.name for path in GOLDEN.rglob("*") if path.is_file()]
-    crcs = [checksum.reserve_property_crc(text)[:-20] for text in texts]
-    crcs = [text + checksum.encode_property_crc(checksum.body_crc(text)) for text in crcs]
+    crcs = [checks.reserve_property_crc(text)[:-20] for text in texts]
+    crcs = [text + checks.encode_property_crc(checks.body_crc(text)) for text in crcs]
     footers = _footers()
     return [
         Target("message", _decode_message, records),

@@ -13,9 +13,9 @@ import numpy as np
 
 from tests.codec.golden_files import CLUSTER, GOLDEN, expected
 from tieredstore.codec.java import index_key
-from tieredstore.index.key_hashes import key_hashes
+from tieredstore.codec.key_hashes import key_hashes
+from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.rows import FoundItem, IndexColumns
-from tieredstore.index.store_file import IndexStoreFile
 
 SLOTS, ITEMS = 97, 1300
 BEGIN = 1_750_000_000_000

@@ -19,16 +19,15 @@ from tieredstore.codec.java import string_hash
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import ManualClock, Runtime
-from tieredstore.index.hits import CommittedRun, IndexAnswer, IndexHit
-from tieredstore.index.index_store import IndexStore
-from tieredstore.index.uploaded_index import UploadedIndex
+from tieredstore.index.contract import CommittedRun, IndexAnswer, IndexHit
+from tieredstore.index.store import IndexStore
+from tieredstore.index.uploaded import UploadedIndex
 from tieredstore.metadata.tables import Tables
-from tieredstore.model.catalogue import QueueRecord, SegmentRecord
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.values import INT64_MAX, SegmentType
+from tieredstore.model.values import INT64_MAX, QueueRecord, SegmentRecord, SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Faults, FaultyProvider
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_record
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_record
 
 BROKER = "broker-a"
 INDEX_PATH = f"{BROKER}/rmq_sys_INDEX/0"

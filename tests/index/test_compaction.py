@@ -30,7 +30,7 @@ from tieredstore.codec.tiered_index import (
 )
 from tieredstore.index import compaction
 from tieredstore.index.compaction import Compaction
-from tieredstore.index.store_file import IndexStoreFile
+from tieredstore.index.local_file import IndexStoreFile
 
 INDEX = f"{CLUSTER}/broker-gold-a/rmq_sys_INDEX/0/INDEX"
 

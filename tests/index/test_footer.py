@@ -18,22 +18,27 @@ from tests.index.index_kit import (
     place,
 )
 from tests.index.uploads import Bytes, uploaded, warm
-from tieredstore.codec.bounds import Buffer
+from tieredstore.codec.checks import Buffer
+from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.driver.runtime import Runtime
-from tieredstore.index.compaction import Compaction
-from tieredstore.index.fences import (
+from tieredstore.index.compaction import Compaction, footer_blocks
+from tieredstore.index.footer import (
     FENCES_A_BLOCK,
     GROUP_BYTES,
+    Footer,
+    block_of,
+    build_filter,
+    decode_tail,
     encode_fences,
+    encode_tail,
+    filter_block_count,
     find_group,
     first_slots,
+    has_footer,
+    may_hold,
 )
-from tieredstore.index.footer import Footer, decode_tail, encode_tail, has_footer
-from tieredstore.index.footer_build import footer_blocks
-from tieredstore.index.key_filter import block_of, build_filter, filter_block_count, may_hold
-from tieredstore.index.key_hashes import key_hashes
 from tieredstore.index.rows import TimeRange
-from tieredstore.index.uploaded_file import UploadedFile
+from tieredstore.index.search import UploadedFile
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT32_MAX, SegmentType
 from tieredstore.providers.memory import MemoryProvider
@@ -105,7 +110,7 @@ def test_a_filter_made_in_passes_is_the_same(monkeypatch: pytest.MonkeyPatch) ->
     keys = key_hashes([f"order-{number}" for number in range(30_000)])
     count = filter_block_count(len(keys))
     whole = np.concatenate(list(build_filter(lambda: [keys], count)))
-    monkeypatch.setattr("tieredstore.index.key_filter._BLOCKS_A_PASS", 3)
+    monkeypatch.setattr("tieredstore.index.footer._BLOCKS_A_PASS", 3)
     passes = list(build_filter(lambda: [keys[:7000], keys[7000:]], count))
     assert len(passes) > 3
     assert np.array_equal(np.concatenate(passes), whole)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.index.store_kit import Shop, put_again
 from tieredstore.testing.faults import Fault
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 HALF_MINUTE_MS = 30_000
 

@@ -18,14 +18,13 @@ import pytest
 from tests.flat.tiers import run_of
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
-from tieredstore.index.hits import CommittedRun
-from tieredstore.index.index_store import IndexStore
+from tieredstore.index.contract import CommittedRun
+from tieredstore.index.store import IndexStore
 from tieredstore.metadata.json_store import JsonMetadataStore
-from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.values import INT64_MAX, SegmentType
+from tieredstore.model.values import INT64_MAX, SegmentRecord, SegmentType
 from tieredstore.providers.posix import PosixProvider
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_record
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_record
 
 BATCH, BATCHES = 50, 60
 QUEUE = f"b/{TOPIC}/0"

@@ -11,10 +11,9 @@ import pytest
 from tests.index.store_kit import INDEX_PATH, SLOTS, Shop
 from tieredstore.codec.java import tiered_probes
 from tieredstore.codec.tiered_index import BEGIN_MAGIC, END_MAGIC
-from tieredstore.index.foreign_times import DAY_MS
-from tieredstore.model.catalogue import SegmentRecord
-from tieredstore.model.values import INT64_MAX, SegmentType
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
+from tieredstore.index.rows import DAY_MS
+from tieredstore.model.values import INT64_MAX, SegmentRecord, SegmentType
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 YEAR_MS = 365 * 86_400_000
 FAR = [

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.index.store_kit import ALL, Shop
-from tieredstore.index.hits import NOTHING
+from tieredstore.index.contract import NOTHING
 from tieredstore.model.values import INT64_MAX
 from tieredstore.testing.faults import Fault
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 HOUR_MS = 3_600_000
 

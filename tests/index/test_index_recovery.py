@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.index.store_kit import BROKER, INDEX_PATH, SLOTS, Shop, put_again
-from tieredstore.index.local_folder import LocalFolder
-from tieredstore.index.store_file import IndexStoreFile
+from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.watermarks import QueueId
-from tieredstore.model.catalogue import SegmentRecord
+from tieredstore.index.writer import LocalFolder
 from tieredstore.model.errors import BackendRefusedError, MetadataError
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import SegmentRecord, SegmentType
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 INDEX = SegmentType.INDEX
 

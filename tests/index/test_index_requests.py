@@ -10,10 +10,9 @@ import pytest
 from tests.index.store_kit import ALL, Shop
 from tieredstore.codec.java import tiered_probes
 from tieredstore.index.footer_cache import FooterCache, Origin
-from tieredstore.index.uploaded_segment import ASKED_OFTEN
-from tieredstore.index.uploaded_table import UploadedTable
+from tieredstore.index.uploaded import ASKED_OFTEN, UploadedTable
 from tieredstore.model.values import SegmentType
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 FILES, KEYS = 3, 4000
 

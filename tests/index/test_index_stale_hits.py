@@ -9,9 +9,9 @@ import pytest
 from tests.access.fetch_kit import Shelf, numbered
 from tests.access.tiered_kit import ListIndex
 from tests.index.store_kit import Shop
-from tieredstore.access.index_protocol import IndexHit
+from tieredstore.index.contract import IndexHit
 from tieredstore.model.values import INT64_MAX
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 
 @pytest.mark.parametrize(

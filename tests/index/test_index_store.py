@@ -14,7 +14,7 @@ from tieredstore.model.errors import (
     StoreClosedError,
 )
 from tieredstore.testing.faults import Fault
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 HOUR_MS = 3_600_000
 

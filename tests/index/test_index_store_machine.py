@@ -14,7 +14,7 @@ from tests.index.store_kit import ALL, Shop, check_like_scan
 from tieredstore.codec.java import string_hash
 from tieredstore.model.values import INT64_MAX
 from tieredstore.testing.faults import Fault
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 KEYS = ["a", "b", "c", "主题", "Aa", "BB"]
 MINUTE = 60_000

@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 
 from tests.index.store_kit import ALL, BROKER, INDEX_PATH, ITEMS, SLOTS, Shop, put_again
+from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.codec.queue_unit import encode_unit
 from tieredstore.codec.tiered_index import TieredIndexHeader, encode_header, file_bytes
 from tieredstore.index.compaction import Compaction
-from tieredstore.index.key_hashes import key_hashes
+from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.rows import IndexColumns
-from tieredstore.index.store_file import IndexStoreFile
-from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import BackendUnavailableError, InvalidConfigError
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import SegmentRecord, SegmentType
 from tieredstore.testing.faults import Fault, Faults
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 INDEX = SegmentType.INDEX
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.index.store_kit import Shop
 from tieredstore.driver.runtime import Runtime
-from tieredstore.index.hits import IndexAnswer
-from tieredstore.testing.messages import a_record
+from tieredstore.index.contract import IndexAnswer
+from tieredstore.testing.samples import a_record
 
 
 def test_questions_while_files_are_filled_and_uploaded_miss_nothing(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.index.store_kit import BROKER, INDEX_PATH, SLOTS, Shop, put_again
-from tieredstore.index.uploaded_file import NearFooter, UploadedFile
+from tieredstore.index.search import NearFooter, UploadedFile
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import SegmentType
 from tieredstore.testing.faults import Fault, SimulatedCrash
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 HOUR_MS = 3_600_000
 

@@ -15,7 +15,7 @@ from tieredstore.codec.java import (
     tiered_place,
     tiered_places,
 )
-from tieredstore.index.key_hashes import item_places, key_hash, key_hashes, mixed
+from tieredstore.codec.key_hashes import item_places, key_hash, key_hashes, mixed
 
 texts = st.text(st.characters(codec=None), max_size=40)
 

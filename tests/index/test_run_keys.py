@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.flat.tiers import run_of
+from tieredstore.codec.columns import keys_of_texts
 from tieredstore.codec.java import index_key
+from tieredstore.codec.key_hashes import key_hash
 from tieredstore.codec.message import decode_message, encode_message
-from tieredstore.index.hits import CommittedRun
-from tieredstore.index.key_hashes import key_hash
-from tieredstore.index.property_keys import keys_of_texts
-from tieredstore.index.run_keys import keys_of_run
+from tieredstore.index.contract import CommittedRun
+from tieredstore.index.keys import keys_of_run
 from tieredstore.model.values import Host
-from tieredstore.testing.messages import BORN_HOST, STORE_HOST, TOPIC, a_record
+from tieredstore.testing.samples import BORN_HOST, STORE_HOST, TOPIC, a_record
 
 IPV6 = Host(bytes(range(16)), 10911)
 names = st.sampled_from(["KEYS", "UNIQ_KEY", "TAGS", "XKEYS", "KEYSX", "A"])

@@ -14,8 +14,8 @@ from tests.index.index_kit import BEGIN, Row, columns_of, create, golden_rows, p
 from tests.index.uploads import uploaded
 from tieredstore.codec.tiered_index import item_position, slot_position
 from tieredstore.index.footer import decode_tail
+from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.rows import IndexColumns
-from tieredstore.index.store_file import IndexStoreFile
 from tieredstore.model.errors import (
     BackendRefusedError,
     SegmentCorruptError,

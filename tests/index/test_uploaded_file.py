@@ -37,9 +37,9 @@ from tieredstore.codec.tiered_index import (
     encode_header,
     slot_position,
 )
-from tieredstore.index.footer_build import fences_of_table
+from tieredstore.index.compaction import fences_of_table
 from tieredstore.index.rows import FoundItem, TimeRange
-from tieredstore.index.uploaded_file import NearFooter, UploadedFile
+from tieredstore.index.search import NearFooter, UploadedFile
 from tieredstore.model.values import INT64_MAX
 
 FOREVER = {"begin": -INT64_MAX, "end": INT64_MAX}

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from tests.index.store_kit import ALL, Shop
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 
 def three_files(folder: Path) -> Shop:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tieredstore.index.compaction import Compaction
+from tieredstore.index.compaction import Compaction, footer_blocks
 from tieredstore.index.footer import decode_tail
-from tieredstore.index.footer_build import footer_blocks
-from tieredstore.index.store_file import IndexStoreFile
-from tieredstore.index.uploaded_file import NearFooter, UploadedFile
+from tieredstore.index.local_file import IndexStoreFile
+from tieredstore.index.search import NearFooter, UploadedFile
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from collections import Counter
 
 from tests.interop.local_stores import Known, Row, TagFilter, digest
 from tieredstore.codec.message import decode_message
-from tieredstore.local.keys.index_service import IndexService
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.index_service import IndexService
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.values import INT64_MAX, Boundary, GetStatus
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from tests.interop.verifier import verify
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.properties import tags_code
+from tieredstore.codec.record import tags_code
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.keys.index_service import IndexService
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.index_service import IndexService
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.messages import Message, SelectedMessage
 from tieredstore.model.values import INT64_MAX, Boundary, Host, QueueKey
-from tieredstore.testing.messages import a_body
+from tieredstore.testing.samples import a_body
 
 Row = dict[str, Any]
 

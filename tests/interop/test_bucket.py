@@ -18,7 +18,7 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import INT64_MAX
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.s3]
 

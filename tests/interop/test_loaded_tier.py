@@ -14,7 +14,7 @@ from tests.jobs.test_reindex import run
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.record_fields import peek_store_timestamp
+from tieredstore.codec.record import peek_store_timestamp
 from tieredstore.model.values import QueueKey
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]

@@ -22,8 +22,8 @@ from tests.interop.local_stores import (
 )
 from tests.interop.verifier import VERSION
 from tieredstore.codec.message import decode_message
-from tieredstore.local.care.retention import HOUR_MS
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.retention import HOUR_MS
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.values import QueueKey
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]

@@ -11,13 +11,12 @@ import pytest
 from tests.interop.verifier import verify
 from tieredstore.codec.names import queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES, encode_unit
-from tieredstore.codec.record_fields import java_store_timestamp, peek_store_timestamp
+from tieredstore.codec.record import java_store_timestamp, peek_store_timestamp
 from tieredstore.driver.runtime import Runtime
 from tieredstore.metadata import JsonMetadataStore
-from tieredstore.model.catalogue import QueueRecord, SegmentRecord
-from tieredstore.model.values import Host, SegmentType
+from tieredstore.model.values import Host, QueueRecord, SegmentRecord, SegmentType
 from tieredstore.providers.posix import PosixProvider
-from tieredstore.testing.messages import BORN_HOST, STORE_HOST, a_record
+from tieredstore.testing.samples import BORN_HOST, STORE_HOST, a_record
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 

@@ -21,15 +21,15 @@ from tests.interop.test_tier import (
 )
 from tests.interop.verifier import verify
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.record_fields import peek_store_timestamp
+from tieredstore.codec.record import peek_store_timestamp
 from tieredstore.driver.runtime import Runtime
-from tieredstore.index.hits import CommittedRun
-from tieredstore.index.index_store import IndexStore
+from tieredstore.index.contract import CommittedRun
+from tieredstore.index.store import IndexStore
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.posix import PosixProvider
-from tieredstore.testing.messages import BORN_HOST, STORE_HOST, STORE_TIMESTAMP
+from tieredstore.testing.samples import BORN_HOST, STORE_HOST, STORE_TIMESTAMP
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tieredstore.jobs.job import Plan, RowStream
-from tieredstore.jobs.job_report import JobReport
+from tieredstore.jobs.job import JobReport, Plan, RowStream
 from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError
 
 

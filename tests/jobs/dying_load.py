@@ -17,14 +17,13 @@ from typing import Any
 from tests.jobs.load_kit import loaded, rows_of
 from tests.jobs.written_tier import posix_config
 from tieredstore.driver.runtime import SystemClock
-from tieredstore.jobs.local_engine import LocalEngine
+from tieredstore.jobs.job import LocalEngine
 from tieredstore.jobs.reindex import reindex
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.posix import PosixFileSegment
-from tieredstore.providers.posix_generations import PosixGenerations
-from tieredstore.providers.posix_scratch import PosixScratch
+from tieredstore.providers.posix_shelf import PosixGenerations, PosixScratch
 
 ROOT = Path(__file__).parents[2]
 OLD, NEW = QueueKey("orders", 0), QueueKey("orders", 1)

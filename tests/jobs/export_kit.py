@@ -16,9 +16,7 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.jobs.export import ExportJob
-from tieredstore.jobs.job import run_job
-from tieredstore.jobs.job_report import JobReport
-from tieredstore.jobs.local_engine import LocalEngine
+from tieredstore.jobs.job import JobReport, LocalEngine, run_job
 from tieredstore.model.config import StoreConfig
 
 Message = tuple[str, int, int, bytes]

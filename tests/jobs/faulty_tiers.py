@@ -14,9 +14,8 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.providers.posix import PosixProvider
-from tieredstore.testing.faults import Faults, FaultyProvider
+from tieredstore.testing.faults import Faults, FaultyClient, FaultyProvider, ObjectFaults
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
-from tieredstore.testing.object_faults import FaultyClient, ObjectFaults
 
 POSIX_FAULTS = Faults()
 OBJECT_FAULTS: dict[str, ObjectFaults] = {}

@@ -20,7 +20,7 @@ from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.posix import PosixProvider
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_record
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_record
 
 SIZES: dict[str, Any] = {
     "commit_log_segment_bytes": 8_000,

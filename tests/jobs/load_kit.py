@@ -10,17 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from tieredstore.access.care.audit import audit
-from tieredstore.access.care.audit_report import AuditReport
+from tieredstore.access.audit import AuditReport, audit
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import GivenParts, open_tier
 from tieredstore.codec.message import StoredMessage, decode_message
 from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs.load import begin_load, commit_load
-from tieredstore.jobs.loading.load_columns import LoadColumns, LoadDefaults
-from tieredstore.jobs.loading.load_stage import StagedPart, Stager
-from tieredstore.jobs.loading.load_tier import scratch_of
-from tieredstore.jobs.worker_parts import worker_provider
+from tieredstore.jobs.load_records import LoadColumns, LoadDefaults, StagedPart, Stager
+from tieredstore.jobs.worker import scratch_of, worker_provider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import QueueKey
 

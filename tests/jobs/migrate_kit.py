@@ -11,8 +11,7 @@ from typing import Any
 
 from tests.codec.golden_files import BROKER, CLUSTER, GOLDEN
 from tieredstore.codec.names import cluster_directory
-from tieredstore.jobs.job_report import JobReport
-from tieredstore.jobs.local_engine import LocalEngine
+from tieredstore.jobs.job import JobReport, LocalEngine
 from tieredstore.jobs.migrate import migrate
 from tieredstore.model.config import StoreConfig
 

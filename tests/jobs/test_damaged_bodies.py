@@ -23,18 +23,16 @@ from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.names import segment_name
-from tieredstore.codec.record_fields import peek_message_bytes
+from tieredstore.codec.record import peek_message_bytes
 from tieredstore.driver.runtime import ManualClock, Runtime
-from tieredstore.jobs.job_report import JobState
-from tieredstore.jobs.loading.load_columns import LoadRefusedError
-from tieredstore.jobs.local_engine import LocalEngine
-from tieredstore.jobs.migration import migrate_copy
-from tieredstore.jobs.migration.passing_bodies import PassingBodies
-from tieredstore.jobs.reading.message_table import MESSAGE_COLUMNS
-from tieredstore.jobs.reading.scan import OnCorrupt, Scan
-from tieredstore.jobs.reading.scan_plan import plan_scan
-from tieredstore.jobs.reading.selection import EVERYTHING
+from tieredstore.jobs import migrate_copy
+from tieredstore.jobs.arrow import MESSAGE_COLUMNS
+from tieredstore.jobs.job import JobState, LocalEngine
+from tieredstore.jobs.load_records import LoadRefusedError
+from tieredstore.jobs.passing_bodies import PassingBodies
 from tieredstore.jobs.reindex import reindex
+from tieredstore.jobs.scan import OnCorrupt, Scan, plan_scan
+from tieredstore.jobs.slices import EVERYTHING
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import QueueKey, SegmentType

@@ -18,14 +18,10 @@ from tests.codec.golden_files import GOLDEN
 from tests.jobs.export_kit import exported, messages, table, tier_messages
 from tests.jobs.verify_kit import Harmed, flipped, golden_config
 from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
-from tieredstore.jobs.export import ExportJob
-from tieredstore.jobs.exporting.export_files import NO_DAY, escaped
-from tieredstore.jobs.exporting.export_ledger import PLAN, free, joined
-from tieredstore.jobs.exporting.export_target import ExportTarget, TargetOptions
-from tieredstore.jobs.job import ItemResult, RowStream
-from tieredstore.jobs.job_report import JobExit, JobState
-from tieredstore.jobs.local_engine import run_item
-from tieredstore.jobs.reading.scan import OnCorrupt
+from tieredstore.jobs.export import NO_DAY, ExportJob, escaped
+from tieredstore.jobs.export_target import PLAN, ExportTarget, TargetOptions, free, joined
+from tieredstore.jobs.job import ItemResult, JobExit, JobState, RowStream, run_item
+from tieredstore.jobs.scan import OnCorrupt
 from tieredstore.model.errors import InvalidConfigError, MetadataError
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +32,7 @@ import os, signal, sys
 from tests.jobs.export_kit import exported
 from tests.jobs.verify_kit import golden_config
 from pathlib import Path
-from tieredstore.jobs.exporting import export_target
+from tieredstore.jobs import export_target
 
 n, when, tier, target = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
 put, replace, puts = export_target.ExportTarget.put, os.replace, 0

@@ -12,9 +12,16 @@ import pytest
 
 from tests.jobs.counting_job import CountingJob
 from tieredstore.driver.runtime import ManualClock, Runtime
-from tieredstore.jobs.job import Plan, Progress, RowStream, run_job
-from tieredstore.jobs.job_report import JobExit, JobReport, JobState
-from tieredstore.jobs.local_engine import LocalEngine
+from tieredstore.jobs.job import (
+    JobExit,
+    JobReport,
+    JobState,
+    LocalEngine,
+    Plan,
+    Progress,
+    RowStream,
+    run_job,
+)
 
 CLOCK = ManualClock()
 

@@ -23,9 +23,8 @@ from tests.jobs.load_kit import (
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.jobs.load import abort_load, begin_load, commit_load
-from tieredstore.jobs.loading.load_columns import LoadRefusedError
-from tieredstore.jobs.loading.load_tier import scratch_of
-from tieredstore.jobs.worker_parts import worker_provider
+from tieredstore.jobs.load_records import LoadRefusedError
+from tieredstore.jobs.worker import scratch_of, worker_provider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import CatalogueLockedError, InvalidConfigError
 from tieredstore.model.values import QueueKey, SegmentType
@@ -132,7 +131,7 @@ def test_an_aborted_load_leaves_nothing(config: StoreConfig) -> None:
 
 
 def test_a_repairing_audit_removes_what_was_staged(config: StoreConfig) -> None:
-    from tieredstore.access.care.audit import audit
+    from tieredstore.access.audit import audit
 
     begin_load(config)
     staged(config, "run", 0, [rows_of(A, range(20))])

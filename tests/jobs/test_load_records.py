@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 
 from tieredstore.codec.java import string_hash
 from tieredstore.codec.message import decode_message, encode_message
-from tieredstore.codec.properties import decode_properties, encode_properties
-from tieredstore.codec.record_fields import TRANSACTION_COMMIT
-from tieredstore.jobs.loading.load_columns import LoadColumns, LoadDefaults, LoadRefusedError
-from tieredstore.jobs.loading.load_records import EncodedRun, encode_batch
+from tieredstore.codec.record import TRANSACTION_COMMIT, decode_properties, encode_properties
+from tieredstore.jobs.load_records import (
+    EncodedRun,
+    LoadColumns,
+    LoadDefaults,
+    LoadRefusedError,
+    encode_batch,
+)
 from tieredstore.model.messages import LOOPBACK
 from tieredstore.model.values import Host, QueueKey
 

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tieredstore.codec.columns import RecordFields
 from tieredstore.codec.message import decode_message, encode_message
-from tieredstore.codec.properties import decode_properties, split_keys
-from tieredstore.jobs.reading.message_table import MESSAGE_COLUMNS, MessageTable
-from tieredstore.jobs.reading.property_columns import PropertyColumns
-from tieredstore.jobs.reading.record_fields import RecordFields
+from tieredstore.codec.record import decode_properties, split_keys
+from tieredstore.jobs.arrow import MESSAGE_COLUMNS, MessageTable, PropertyColumns
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import Host, QueueKey

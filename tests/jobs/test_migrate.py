@@ -11,7 +11,7 @@ import pytest
 from tests.codec.golden_files import expected
 from tests.jobs.migrate_kit import copy_of_golden, files, golden, moved, picture, posix
 from tieredstore.access.reader import TieredReader
-from tieredstore.jobs.job_report import JobExit, JobState
+from tieredstore.jobs.job import JobExit, JobState
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 

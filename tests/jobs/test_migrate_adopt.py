@@ -10,11 +10,10 @@ import pytest
 from tests.jobs.growing_tier import broker_on, everything, tier_at
 from tests.jobs.migrate_kit import files, moved
 from tests.jobs.verify_kit import kinds, verified
-from tieredstore.access.care.audit import audit
-from tieredstore.access.care.audit_report import Severity
-from tieredstore.access.upload.agreement import STOPPED_QUEUE
+from tieredstore.access.audit import Severity, audit
+from tieredstore.access.queue_upload import STOPPED_QUEUE
 from tieredstore.driver.runtime import Runtime
-from tieredstore.jobs.job_report import JobExit
+from tieredstore.jobs.job import JobExit
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.errors import BackendRefusedError, InvalidConfigError
 from tieredstore.model.values import QueueKey

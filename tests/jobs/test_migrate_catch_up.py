@@ -12,16 +12,16 @@ import pytest
 from tests.flat.store_kit import content
 from tests.jobs.growing_tier import Broker, broker_on, everything, tier_at
 from tests.jobs.migrate_kit import files, moved
-from tieredstore.driver.file_lock import FileLock
+from tieredstore.driver.durable import FileLock
 from tieredstore.driver.metadata import DeleteSegment
 from tieredstore.driver.runtime import Runtime
-from tieredstore.jobs.job_report import JobExit
+from tieredstore.jobs.job import JobExit
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendRefusedError, InvalidConfigError, SegmentCorruptError
 from tieredstore.model.values import QueueKey, SegmentType
 from tieredstore.providers.posix import PosixProvider
-from tieredstore.testing.messages import TOPIC
+from tieredstore.testing.samples import TOPIC
 
 
 def test_each_run_copies_only_what_has_come_since(tmp_path: Path) -> None:

@@ -17,13 +17,12 @@ from tests.jobs import faulty_tiers
 from tests.jobs.growing_tier import broker_on, everything, tier_at
 from tests.jobs.migrate_kit import copy_of_golden, files, golden, moved, picture, posix
 from tieredstore.access.reader import TieredReader
-from tieredstore.jobs.job_report import JobExit, JobState
+from tieredstore.jobs.job import JobExit, JobState
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.values import SegmentType
-from tieredstore.testing.faults import Fault
-from tieredstore.testing.object_faults import ObjectFaults
+from tieredstore.testing.faults import Fault, ObjectFaults
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,8 +31,7 @@ ROOT = Path(__file__).parents[2]
 DYING = """
 import os, signal, sys
 from tests.jobs.migrate_kit import moved
-from tieredstore.jobs.migration import migrate_journal
-from tieredstore.metadata.json_store import JsonMetadataStore
+from tieredstore.jobs import migrate_copy
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.providers.posix import PosixFileSegment
@@ -53,9 +51,9 @@ for place, name in (
     (PosixFileSegment, "create"),
     (PosixFileSegment, "write"),
     (PosixFileSegment, "delete"),
-    (migrate_journal.MigrationJournal, "add"),
-    (migrate_journal.MigrationJournal, "sync"),
-    (migrate_journal.MigrationJournal, "remove"),
+    (migrate_copy.MigrationJournal, "add"),
+    (migrate_copy.MigrationJournal, "sync"),
+    (migrate_copy.MigrationJournal, "remove"),
     (JsonMetadataStore, "apply"),
     (JsonMetadataStore, "close"),
     (os, "replace"),

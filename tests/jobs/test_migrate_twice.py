@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.jobs.migrate_kit import copy_of_golden, files, golden, moved, posix
 from tieredstore.driver.runtime import Runtime
-from tieredstore.jobs.job_report import JobState
+from tieredstore.jobs.job import JobState
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.posix import PosixProvider
 

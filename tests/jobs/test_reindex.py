@@ -17,9 +17,7 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.names import index_queue_path
 from tieredstore.driver.runtime import SystemClock
-from tieredstore.jobs.job import run_job
-from tieredstore.jobs.job_report import JobExit, JobReport, JobState
-from tieredstore.jobs.local_engine import LocalEngine
+from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine, run_job
 from tieredstore.jobs.reindex import ReindexKeys, reindex
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import CatalogueLockedError, InvalidConfigError

@@ -16,17 +16,17 @@ from tests.jobs.written_tier import posix_config
 from tieredstore.access.wiring import GivenParts, open_tier
 from tieredstore.codec.names import index_queue_path
 from tieredstore.driver.runtime import ManualClock, Runtime
-from tieredstore.index.hits import CommittedRun
-from tieredstore.index.index_store import IndexStore
-from tieredstore.jobs.job_report import JobState
-from tieredstore.jobs.reindexing.reindex_install import begin_timestamps
+from tieredstore.index.contract import CommittedRun
+from tieredstore.index.store import IndexStore
+from tieredstore.jobs.job import JobState
+from tieredstore.jobs.reindex import begin_timestamps
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import QueueKey, SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Faults
-from tieredstore.testing.messages import STORE_TIMESTAMP, a_record
+from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from tieredstore.driver.runtime import Runtime
-from tieredstore.driver.scratch import Scratch
+from tieredstore.driver.shelf import Scratch
 from tieredstore.index.rows import IndexColumns
-from tieredstore.jobs.reindexing import reindex_cuts, reindex_merge, reindex_runs
-from tieredstore.jobs.reindexing.reindex_cuts import file_plans
-from tieredstore.jobs.reindexing.reindex_merge import merged
-from tieredstore.jobs.reindexing.reindex_runs import KeyRun, RunWriter, in_order, staged_runs
+from tieredstore.jobs import key_runs
+from tieredstore.jobs.key_runs import KeyRun, RunWriter, file_plans, in_order, merged, staged_runs
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.providers.posix import PosixProvider
 
@@ -31,13 +29,13 @@ def scratch(tmp_path: Path) -> Scratch:
 
 def small_steps(dice: random.Random, patch: pytest.MonkeyPatch) -> None:
     """Samples, blocks and looks back so short that few entries make many of them."""
-    patch.setattr(reindex_runs, "SAMPLE_ENTRIES", 4)
-    patch.setattr(reindex_cuts, "SAMPLE_ENTRIES", 4)
-    patch.setattr(reindex_cuts, "_BACK_ENTRIES", dice.choice([1, 2, 64]))
+    patch.setattr(key_runs, "SAMPLE_ENTRIES", 4)
+    patch.setattr(key_runs, "SAMPLE_ENTRIES", 4)
+    patch.setattr(key_runs, "_BACK_ENTRIES", dice.choice([1, 2, 64]))
     block = dice.choice([1, 3, 7])
-    patch.setattr(reindex_merge, "_BLOCK_MIN", block)
-    patch.setattr(reindex_merge, "_BLOCK_MAX", block)
-    patch.setattr(reindex_merge, "_GIVEN_ENTRIES", 5)
+    patch.setattr(key_runs, "_BLOCK_MIN", block)
+    patch.setattr(key_runs, "_BLOCK_MAX", block)
+    patch.setattr(key_runs, "_GIVEN_ENTRIES", 5)
 
 
 def put_runs(scratch: Scratch, dice: random.Random) -> list[Entry]:
@@ -98,7 +96,7 @@ def found_runs(scratch: Scratch) -> list[KeyRun]:
     return in_order([run for runs in staged_runs(scratch, "x").values() for run in runs])
 
 
-def given(scratch: Scratch, plan: reindex_cuts.FilePlan) -> Iterator[tuple[int, ...]]:
+def given(scratch: Scratch, plan: key_runs.FilePlan) -> Iterator[tuple[int, ...]]:
     for each in merged(scratch, plan.parts, RUNTIME, entries_max=8):
         topics, queues = each.topic_ids, each.queue_ids
         assert not isinstance(topics, int)

@@ -16,15 +16,16 @@ from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_conf
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import GivenParts, open_tier
 from tieredstore.driver.runtime import Runtime
-from tieredstore.index.index_store import IndexStore
-from tieredstore.jobs.reading.scan import OnCorrupt, Scan
-from tieredstore.jobs.reading.scan_plan import (
+from tieredstore.index.store import IndexStore
+from tieredstore.jobs.scan import (
+    OnCorrupt,
     PickedMessages,
+    Scan,
     packed,
     plan_scan,
     refuse_unknown_topics,
 )
-from tieredstore.jobs.reading.selection import EVER, EVERYTHING, Selection
+from tieredstore.jobs.slices import EVER, EVERYTHING, Selection
 from tieredstore.model.errors import BodyNotPlainError, InvalidConfigError, SegmentCorruptError
 from tieredstore.model.values import INT64_MAX, QueueKey, SegmentType
 
@@ -336,7 +337,7 @@ def test_a_batch_of_plain_bodies_ends_before_it_is_large(
     scan = Scan(columns=columns, selection=selection)
     wanted = rows_of(compressed, selection, columns)
     assert {row["body_plain"] for row in wanted} == {bytes([n]) * 10_000 for n in range(30)}
-    monkeypatch.setattr("tieredstore.jobs.reading.scan.PLAIN_BATCH_BYTES", 25_000)
+    monkeypatch.setattr("tieredstore.jobs.scan.PLAIN_BATCH_BYTES", 25_000)
     with TieredReader.open(compressed.config) as reader:
         items = plan_scan(reader, selection)
     batches = [batch for item in items for batch in scan.batches(compressed.config, item)]

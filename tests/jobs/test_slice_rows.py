@@ -9,9 +9,8 @@ import pytest
 
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
-from tieredstore.jobs.reading.scan import OnCorrupt, Scan
-from tieredstore.jobs.reading.slice_rows import trimmed
-from tieredstore.jobs.reading.slices import Slice, plan_slices, queue_rows
+from tieredstore.jobs.scan import OnCorrupt, Scan
+from tieredstore.jobs.slices import Slice, plan_slices, queue_rows, trimmed
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import SegmentType
 

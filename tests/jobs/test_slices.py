@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieredstore.jobs.reading.slices import QueueRows, plan_slices, queue_rows
-from tieredstore.model.catalogue import SegmentRecord
-from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.jobs.slices import QueueRows, plan_slices, queue_rows
+from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 
 PATH = "broker-a/t/3"
 

@@ -12,17 +12,16 @@ from tests.cli.cli_kit import picture
 from tests.codec.golden_files import BROKER, GOLDEN
 from tests.jobs.verify_kit import Harmed, flipped, golden_config, kinds, verified
 from tests.jobs.written_tier import WrittenTier, posix_config
-from tieredstore.access.care.audit import audit
-from tieredstore.access.care.audit_report import Severity
+from tieredstore.access.audit import Severity, audit
 from tieredstore.codec.java import string_hash
 from tieredstore.codec.message import decode_message, encode_stored
 from tieredstore.codec.queue_unit import UNIT_BYTES, view_units
 from tieredstore.codec.tiered_index import compacted_file_bytes
 from tieredstore.driver.runtime import Runtime
-from tieredstore.jobs.job_report import JobExit
-from tieredstore.jobs.verification.verify_findings import VerifyFinding
-from tieredstore.jobs.verification.verify_records import codes_agree
+from tieredstore.jobs.job import JobExit
 from tieredstore.jobs.verify import VerifyJob
+from tieredstore.jobs.verify_findings import VerifyFinding
+from tieredstore.jobs.verify_slice import codes_agree
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tieredstore.index.property_keys import keys_of_texts
-from tieredstore.jobs.verification.verify_message_keys import _with_empty_key
+from tieredstore.codec.columns import keys_of_texts
+from tieredstore.jobs.verify_slice import _with_empty_key
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,7 @@ from pathlib import Path
 from tests.codec.golden_files import BROKER, CLUSTER, GOLDEN
 from tieredstore.codec.names import segment_name
 from tieredstore.driver.runtime import ManualClock, Runtime
-from tieredstore.jobs.job import run_job
-from tieredstore.jobs.job_report import JobReport
-from tieredstore.jobs.local_engine import LocalEngine
+from tieredstore.jobs.job import JobReport, LocalEngine, run_job
 from tieredstore.jobs.verify import VerifyJob
 from tieredstore.model.config import StoreConfig
 

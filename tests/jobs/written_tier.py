@@ -14,9 +14,9 @@ import numpy as np
 
 from tieredstore.access.wiring import GivenParts, TierParts, open_tier
 from tieredstore.codec.message import encode_message
-from tieredstore.codec.properties import encode_properties, tags_code
+from tieredstore.codec.record import encode_properties, tags_code
 from tieredstore.driver.runtime import Runtime
-from tieredstore.index.hits import CommittedRun
+from tieredstore.index.contract import CommittedRun
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import Host, QueueKey

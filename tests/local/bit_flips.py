@@ -19,11 +19,11 @@ from typing import NamedTuple
 from tests.local.store_audit import a_config
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError, TieredStoreError
 from tieredstore.model.messages import Message, SelectedMessage
 from tieredstore.model.values import Boundary, GetStatus, QueueKey
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 TOPICS, QUEUES, COUNT = ("Orders", "Bills"), 2, 120
 LOG_FILE, QUEUE_FILE = 8_192, 400

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tests.local.store_audit import Ack, a_config
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.messages import Message
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 TOPICS = ("Orders", "Bills")
 QUEUES = 3

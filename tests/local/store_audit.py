@@ -14,8 +14,7 @@ from typing import NamedTuple
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.store_parts import StoreParts
+from tieredstore.local.store import LocalMessageStore, StoreParts
 from tieredstore.model.messages import PutResult
 from tieredstore.model.values import GetStatus, QueueKey
 

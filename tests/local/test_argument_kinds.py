@@ -11,14 +11,14 @@ import pytest
 
 from tests.access.tiered_kit import a_config
 from tests.local.store_audit import opened
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import InvalidArgumentError
 from tieredstore.model.messages import Message
 from tieredstore.model.values import PutStatus, StorageLevel
 from tieredstore.providers.memory import MemoryProvider
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 PLACE = {"topic": TOPIC, "queue_id": 0}
 PAGE = {**PLACE, "offset": 0, "count_max": 3, "bytes_max": 100}

@@ -12,12 +12,12 @@ import pytest
 
 from tests.codec.golden_files import GOLDEN, expected
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.properties import tags_code
+from tieredstore.codec.record import tags_code
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.values import Boundary, GetStatus
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 Row = dict[str, Any]
 STORES = ["local-clean", "local-expired"]

@@ -12,12 +12,12 @@ from tieredstore.codec.message import decode_message
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError, InvalidConfigError, StoreClosedError
 from tieredstore.model.messages import Message
 from tieredstore.model.values import GetStatus, PutStatus
 from tieredstore.testing.message_store_contract import MessageStoreContract
-from tieredstore.testing.messages import TOPIC, a_body, a_message
+from tieredstore.testing.samples import TOPIC, a_body, a_message
 
 
 def a_config(root: Path, **settings: object) -> LocalConfig:

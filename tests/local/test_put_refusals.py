@@ -15,16 +15,16 @@ from tests.local.store_audit import a_config, check_agreement, opened, parts_of
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.durable import write_all
 from tieredstore.driver.runtime import Runtime
+from tieredstore.local import mapped_file
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.files import mapped_file
-from tieredstore.local.files.mapped_file_queue import MappedFileQueue
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.queues.consume_queues import ConsumeQueues
-from tieredstore.local.records.batch_encoder import BatchEncoder
+from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.encoder import BatchEncoder
+from tieredstore.local.mapped_file_queue import MappedFileQueue
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError, InvalidConfigError
 from tieredstore.model.messages import Message
 from tieredstore.model.values import PutStatus
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 LIGHT = {
     "both": {"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "3"},

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.local.store_audit import opened, parts_of
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.local_reader import LocalReader
+from tieredstore.local.reader import LocalReader
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import GetStatus
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 LOG_FILE = 4_096
 

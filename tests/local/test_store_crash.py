@@ -11,7 +11,7 @@ import pytest
 
 from tests.local.crash_writer import QUEUES, TOPICS
 from tests.local.store_audit import Ack, check_acks, check_agreement, opened
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 ROOT = Path(__file__).parents[2]
 CHECKED_AGAIN = 150

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.local.store_audit import Ack, check_acks, opened
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 COUNT, BAD = 40, 17
 SPOTS = {"length": 2, "magic": 5, "crc": 9, "queue offset": 20, "place": 30, "body": 120}

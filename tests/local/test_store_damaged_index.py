@@ -9,9 +9,9 @@ import pytest
 
 from tests.local.store_audit import a_config, opened
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.care.store_files import StoreFiles
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.local.files import StoreFiles
+from tieredstore.local.store import LocalMessageStore
+from tieredstore.testing.samples import TOPIC, a_message
 
 
 def damaged(root: Path) -> None:

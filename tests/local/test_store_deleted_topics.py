@@ -8,13 +8,12 @@ import pytest
 
 from tests.local.store_audit import check_agreement, crash, opened, parts_of
 from tieredstore.codec.message import decode_message
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.queues.consume_queues import ConsumeQueues
-from tieredstore.local.queues.deleted_topics import DELETED_FILE, DeletedTopics
+from tieredstore.local.consume_queues import DELETED_FILE, ConsumeQueues, DeletedTopics
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import MetadataError
 from tieredstore.model.messages import Message
 from tieredstore.model.values import GetStatus, QueueKey
-from tieredstore.testing.messages import a_body, a_message
+from tieredstore.testing.samples import a_body, a_message
 
 OLD, OTHER = "Old", "Other"
 

@@ -13,17 +13,15 @@ import pytest
 from tests.codec.golden_files import GOLDEN
 from tests.local.store_audit import a_config, check_agreement, opened, parts_of
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.care import checkpoint
-from tieredstore.local.care.store_files import StoreFiles
+from tieredstore.local import index_service, recovery, side_file
+from tieredstore.local.commit_log import CommitLog
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.files import side_file
-from tieredstore.local.keys import index_state
-from tieredstore.local.keys.index_service import IndexService
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.log.commit_log import CommitLog
-from tieredstore.local.queues.consume_queues import ConsumeQueues
+from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.files import StoreFiles
+from tieredstore.local.index_service import IndexService
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendError, BackendRefusedError, InvalidConfigError
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 
 def no_room(*_: object, **__: object) -> Any:
@@ -42,7 +40,7 @@ def digests(root: Path) -> dict[str, tuple[str, int]]:
 
 
 FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "index state": lambda patch: patch.setattr(index_state, "write_atomically", no_room),
+    "index state": lambda patch: patch.setattr(index_service, "write_atomically", no_room),
     "table of queues": lambda patch: patch.setattr(side_file, "write_atomically", no_room),
     "abort file": lambda patch: patch.setattr(StoreFiles, "remove_abort", no_room),
     "index flush": lambda patch: patch.setattr(IndexService, "flush", no_room),
@@ -81,7 +79,7 @@ def test_an_end_without_a_directory_for_its_tables_frees_the_lock(tmp_path: Path
     store.shutdown()
 
 
-@pytest.mark.parametrize("module", [index_state, side_file, checkpoint])
+@pytest.mark.parametrize("module", [index_service, side_file, recovery])
 def test_what_cannot_be_flushed_is_an_error_of_the_backend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any
 ) -> None:
@@ -91,8 +89,8 @@ def test_what_cannot_be_flushed_is_an_error_of_the_backend(
         for name in ("write_atomically", "make_directories"):
             if hasattr(module, name):
                 patch.setattr(module, name, no_room)
-        if module is checkpoint:
-            patch.setattr(checkpoint.StoreCheckpoint, "flush", no_room)
+        if module is recovery:
+            patch.setattr(recovery.StoreCheckpoint, "flush", no_room)
         with pytest.raises(BackendError, match="No space left"):
             store.flush()
     store.flush()
@@ -105,7 +103,7 @@ def test_a_start_that_cannot_write_is_an_error_of_the_backend(
     store = LocalMessageStore(a_config(tmp_path), Runtime.inline())
     store.load()
     with monkeypatch.context() as patch:
-        patch.setattr("tieredstore.local.care.store_files.write_all", no_room)
+        patch.setattr("tieredstore.local.files.write_all", no_room)
         with pytest.raises(BackendRefusedError, match="No space left"):
             store.start()
     store.start()

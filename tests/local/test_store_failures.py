@@ -11,13 +11,13 @@ import pytest
 
 from tests.local.store_audit import Ack, check_acks, check_agreement, opened, parts_of
 from tieredstore.codec.message import decode_message
-from tieredstore.local.files.mapped_file_queue import MappedFileQueue
-from tieredstore.local.keys.index_file import IndexFile
-from tieredstore.local.keys.index_service import IndexService
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.index_file import IndexFile
+from tieredstore.local.index_service import IndexService
+from tieredstore.local.mapped_file_queue import MappedFileQueue
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError
 from tieredstore.model.values import PutStatus
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 
 def full_disk(real: Callable[..., Any], where: str) -> Callable[..., Any]:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.local.store_audit import Ack, check_acks, check_agreement, crash, opened
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.local_reader import LocalReader
+from tieredstore.local.reader import LocalReader
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 PER_FILE, COUNT = 20, 150  # units; the queue has 75 of these messages
 WHERE = {"offset": 4, "low offset": 7, "offset's sign": 0, "size": 10, "size's sign": 8}
@@ -106,7 +106,7 @@ def test_a_repair_that_was_cut_short_is_taken_up_by_the_next_opening(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("tieredstore.local.dispatching.dispatch.Dispatch.put", lights_out)
+        patch.setattr("tieredstore.local.dispatch.Dispatch.put", lights_out)
         with pytest.raises(KeyboardInterrupt):
             opened(tmp_path)
     store = opened(tmp_path)

@@ -17,8 +17,8 @@ from tests.local.store_audit import (
     opened,
 )
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.testing.messages import a_message
+from tieredstore.local.store import LocalMessageStore
+from tieredstore.testing.samples import a_message
 
 
 def filled(root: Path, count: int = 240) -> list[Ack]:
@@ -151,7 +151,7 @@ def test_a_queue_whose_repair_was_cut_short_is_repaired_by_the_next_opening(
     shutil.rmtree(root / "consumequeue" / "Early")
     store = LocalMessageStore(a_config(root), Runtime.inline())
     with monkeypatch.context() as patch:
-        patch.setattr("tieredstore.local.dispatching.dispatch.Dispatch.put", _lights_out)
+        patch.setattr("tieredstore.local.dispatch.Dispatch.put", _lights_out)
         with pytest.raises(KeyboardInterrupt):
             store.load()
     assert (root / "abort").exists()

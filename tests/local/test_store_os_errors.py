@@ -15,10 +15,10 @@ import pytest
 from tests.failing_calls import failing_call
 from tests.local.store_audit import a_config, opened, parts_of
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.local_reader import LocalReader
+from tieredstore.local.reader import LocalReader
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import TieredStoreError
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 MESSAGES = 30
 CALLS_MAX = 1_000

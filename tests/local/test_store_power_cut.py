@@ -21,9 +21,9 @@ from tests.local.store_audit import (
     parts_of,
 )
 from tieredstore.codec.message import decode_message
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 PAGE = 4096
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.local.store_audit import opened, parts_of
-from tieredstore.local.files.mapped_file import MappedFile
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.queues.consume_queue import ConsumeQueue
+from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.local.mapped_file import MappedFile
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import OffsetOutOfRangeError
 from tieredstore.model.values import GetStatus
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 Read = Callable[[LocalMessageStore], object]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.local.store_audit import Ack, check_acks, check_agreement, crash, opened
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import GetStatus
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 # Only with the checksum of the whole record can garbage in its properties be told from them.
 SETTINGS = {

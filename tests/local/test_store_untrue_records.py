@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.local.store_audit import Ack, check_acks, opened
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import GetStatus
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 QUEUE_ID, QUEUE_OFFSET, STORE_TIME = 12, 20, 56
 COUNT = 300

@@ -13,15 +13,15 @@ import pytest
 
 from tests.local.store_audit import crash
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.message_id import decode_offset_id
+from tieredstore.codec.names import decode_offset_id
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.queues.consume_queue import ConsumeQueue
+from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.messages import Message
 from tieredstore.model.values import Boundary, GetStatus, Host, PutStatus
-from tieredstore.testing.messages import TOPIC, a_body, a_message
+from tieredstore.testing.samples import TOPIC, a_body, a_message
 
 START_MS = 1_700_000_000_000
 IPV6 = Host(bytes(range(16)), 10911)

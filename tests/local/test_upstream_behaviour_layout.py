@@ -12,11 +12,11 @@ import pytest
 from tests.local.store_audit import takes_what_java_writes
 from tests.local.test_upstream_behaviour import opened
 from tieredstore.codec.message import decode_message
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentError
 from tieredstore.model.messages import Message
 from tieredstore.model.values import GetStatus, PutStatus
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 UNIT = struct.Struct(">qiq")
 FOREIGN = {

@@ -6,15 +6,14 @@ import shutil
 from pathlib import Path
 
 from tests.providers.object_kit import StruckClient
-from tieredstore.driver.generations import Generations
+from tieredstore.driver.metadata import Publisher
 from tieredstore.driver.object_client import ObjectClient
-from tieredstore.driver.published import Publisher
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.shelf import Generations
 from tieredstore.metadata.json_store import JsonMetadataStore
-from tieredstore.metadata.published_store import PublishedMetadataStore
-from tieredstore.model.catalogue import SegmentRecord
-from tieredstore.model.values import SegmentType
+from tieredstore.metadata.published import PublishedMetadataStore
+from tieredstore.model.values import SegmentRecord, SegmentType
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.testing.faults import Faults
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects

@@ -13,10 +13,9 @@ from tests.metadata.publish_kit import (
     published,
     published_size,
 )
-from tieredstore.driver.metadata import PutNote
-from tieredstore.driver.published import LINEAGE, StaleCatalogueError
-from tieredstore.metadata import published_format
-from tieredstore.metadata.catalogue_publisher import KEPT
+from tieredstore.driver.metadata import LINEAGE, PutNote, StaleCatalogueError
+from tieredstore.metadata import published as published_format
+from tieredstore.metadata.published import KEPT
 from tieredstore.model.errors import BackendUnavailableError, MetadataError
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
 from tieredstore.testing.memory_objects import MemoryObjects

@@ -17,9 +17,8 @@ from tests.metadata.crash_disk import Crash, Disk
 from tieredstore.driver.metadata import Change, DeleteSegment, Put, PutNote
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.metadata.journal import commit_line
-from tieredstore.model.catalogue import TopicRecord
 from tieredstore.model.errors import MetadataError
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import SegmentType, TopicRecord
 from tieredstore.testing.metadata_contract import PATH, log_segment
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metadata"

@@ -26,11 +26,10 @@ from tieredstore.driver.metadata import (
     Put,
     PutNote,
 )
-from tieredstore.metadata import JsonMetadataStore, rocketmq_json
+from tieredstore.metadata import JsonMetadataStore, tables
 from tieredstore.metadata.journal import commit_line
 from tieredstore.metadata.tables import Tables
-from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
 
 NAME = "tieredStoreMetadata.json"
 
@@ -185,11 +184,11 @@ class Histories(RuleBasedStateMachine):
         path = self.folder / NAME
         content = Tables()
         if path.exists():
-            content = Tables.from_document(rocketmq_json.decode(path.read_bytes()))
+            content = Tables.from_document(tables.decode(path.read_bytes()))
             shutil.copy(path, path.with_name(f"{NAME}.bak"))
         java = [Put(TopicRecord(topic=topic, topic_id=10 + content.topic_serial)), Put(segment)]
         content.apply(java)
-        path.write_bytes(rocketmq_json.encode(content.document()))
+        path.write_bytes(tables.encode(content.document()))
 
         self.now = copy.deepcopy(self.compacted)
         for change in java:

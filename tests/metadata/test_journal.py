@@ -12,9 +12,8 @@ import pytest
 from tieredstore.driver.metadata import Change, DeleteSegment, Put, PutNote
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.metadata.journal import SnapshotName, commit_line, compact_line, header_line
-from tieredstore.model.catalogue import QueueRecord, TopicRecord
 from tieredstore.model.errors import MetadataError, StoreClosedError
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import QueueRecord, SegmentType, TopicRecord
 from tieredstore.testing.metadata_contract import log_segment
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metadata"
@@ -56,7 +55,7 @@ def written(path: Path) -> tuple[bytes, list[int], list[tuple[bytes, object]]]:
 
 def abandon(store: JsonMetadataStore) -> None:
     """Let go of the files as a crash would, writing nothing."""
-    with mock.patch("tieredstore.metadata.catalogue_writer.CatalogueWriter.compact"):
+    with mock.patch("tieredstore.metadata.files.CatalogueWriter.compact"):
         store.close()
 
 

@@ -18,9 +18,8 @@ from tieredstore.driver.metadata import (
 )
 from tieredstore.driver.registry import METADATA_STORES, resolve
 from tieredstore.metadata import JsonMetadataStore
-from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
 from tieredstore.model.errors import MetadataError
-from tieredstore.model.values import INT64_MAX, SegmentType
+from tieredstore.model.values import INT64_MAX, QueueRecord, SegmentRecord, SegmentType, TopicRecord
 from tieredstore.testing.metadata_contract import MetadataStoreContract, log_segment
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metadata"
@@ -104,7 +103,7 @@ def test_the_journal_is_compacted_when_it_outgrows_its_bound(path: Path) -> None
 def test_the_journal_may_grow_as_long_as_a_large_snapshot(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tieredstore.metadata.catalogue_writer.JOURNAL_BYTES_MIN", 1)
+    monkeypatch.setattr("tieredstore.metadata.files.JOURNAL_BYTES_MIN", 1)
     with JsonMetadataStore.open(path) as store:
         snapshots = 0
         for number in range(400):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tieredstore.metadata import JsonMetadataStore
-from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import CatalogueLockedError, MetadataError
+from tieredstore.model.values import SegmentRecord
 from tieredstore.testing.metadata_contract import log_segment
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metadata"

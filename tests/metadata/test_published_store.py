@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.metadata.publish_kit import BROKER, Process, generations_of, published
-from tieredstore.driver.generations import ListedGeneration, generation_name
-from tieredstore.metadata import published_store
+from tieredstore.driver.shelf import ListedGeneration, generation_name
+from tieredstore.metadata import published as published_store
 from tieredstore.metadata.journal import seal
-from tieredstore.metadata.published_store import PublishedMetadataStore
+from tieredstore.metadata.published import PublishedMetadataStore
 from tieredstore.model.errors import MetadataError, StoreClosedError
 from tieredstore.model.values import SegmentType
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects

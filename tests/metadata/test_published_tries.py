@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.metadata.publish_kit import Process, copy_of, generations_of, published_size
-from tieredstore.driver.published import StaleCatalogueError
+from tieredstore.driver.metadata import StaleCatalogueError
 from tieredstore.model.errors import BackendUnavailableError, MetadataError
 from tieredstore.testing.faults import Fault, Faults
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tieredstore.metadata import JsonMetadataStore, follower
-from tieredstore.metadata.catalogue_files import CatalogueFiles, load
+from tieredstore.metadata.files import CatalogueFiles, load
 from tieredstore.model.errors import MetadataError
 from tieredstore.testing.metadata_contract import TOPIC, log_segment
 

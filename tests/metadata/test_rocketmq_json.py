@@ -10,11 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tieredstore.metadata import JsonMetadataStore, rocketmq_json, rows, tables
+from tieredstore.metadata import JsonMetadataStore, tables
 from tieredstore.metadata.tables import Tables
-from tieredstore.model.catalogue import QueueRecord, TopicRecord
 from tieredstore.model.errors import MetadataError
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import QueueRecord, SegmentType, TopicRecord
 from tieredstore.testing.metadata_contract import log_segment
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metadata"
@@ -23,11 +22,11 @@ FROM_JAVA.remove(GOLDEN / "tier-posix.expect-metadata.json")
 
 
 def read(data: bytes) -> Tables:
-    return Tables.from_document(rocketmq_json.decode(data))
+    return Tables.from_document(tables.decode(data))
 
 
 def written(content: Tables) -> bytes:
-    return rocketmq_json.encode(content.document())
+    return tables.encode(content.document())
 
 
 def plain(data: bytes) -> dict[str, dict[str, dict[str, dict[str, object]]]]:
@@ -63,11 +62,11 @@ def test_the_rows_are_what_java_says_they_are(tmp_path: Path) -> None:
     with JsonMetadataStore.open(path, read_only=True) as store:
         for kind, name in tables.SEGMENT_TABLES.items():
             answers = [row for of_path in expected[name].values() for row in of_path.values()]
-            found = [rows.segment_row(row) for row in store.segments(type=kind)]
+            found = [tables.segment_row(row) for row in store.segments(type=kind)]
             assert sorted(found, key=str) == sorted(answers, key=str)
         answers = [row for of in expected["queueMetadataTable"].values() for row in of.values()]
-        assert sorted(map(rows.queue_row, store.queues()), key=str) == sorted(answers, key=str)
-        assert {row.topic: rows.topic_row(row) for row in store.topics()} == expected[
+        assert sorted(map(tables.queue_row, store.queues()), key=str) == sorted(answers, key=str)
+        assert {row.topic: tables.topic_row(row) for row in store.topics()} == expected[
             "topicMetadataTable"
         ]
         assert {row.reserve_hours for row in store.topics()} == {None}
@@ -264,7 +263,7 @@ def test_what_is_no_catalogue_is_an_error_and_never_a_crash(what: str, tmp_path:
 @pytest.mark.parametrize("piece", [b'"\\"', b',"a\\\\', b"{ ", b"{1:", b", 1 ", b"\\", b"1,"])
 def test_garbage_costs_no_more_than_its_length(piece: bytes) -> None:
     with pytest.raises(ValueError):
-        rocketmq_json.decode(b"{" + piece * 300_000)
+        tables.decode(b"{" + piece * 300_000)
 
 
 JAVA_TEXT = (GOLDEN / "tier-index.json").read_bytes()

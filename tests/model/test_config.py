@@ -10,7 +10,7 @@ import pytest
 
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
-from tieredstore.model.setting import facts_of, settings_of
+from tieredstore.model.settings import facts_of, settings_of
 from tieredstore.model.values import StorageLevel
 
 MIB = 1024 * 1024

@@ -12,7 +12,7 @@ import tieredstore
 from tests.access.tiered_kit import Broker
 from tieredstore.model import errors
 from tieredstore.model.printable import log_of, printable
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 EVIL = "x\nCRITICAL root: disk failed\r\x1b[31m\x00\x85\u2028\u202e\ud800"
 
@@ -67,4 +67,4 @@ def test_every_module_has_its_logger_from_one_place() -> None:
     root = Path(tieredstore.__file__).parent
     unsafe = "logging.getLogger(__name__)"
     found = [file.name for file in root.rglob("*.py") if unsafe in file.read_text()]
-    assert found == ["one_at_a_time.py"]  # it stands before a server, which has no store of ours
+    assert found == ["memory_objects.py"]  # it stands before a server, which has no store of ours

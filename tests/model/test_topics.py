@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tieredstore.driver.runtime import Runtime
-from tieredstore.jobs.loading.load_columns import LoadRefusedError, check_topic
+from tieredstore.jobs.load_records import LoadRefusedError, check_topic
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.records.batch_encoder import BatchEncoder
+from tieredstore.local.encoder import BatchEncoder
 from tieredstore.model.topics import NAME_BYTES_MAX, why_no_directory, why_no_topic
 from tieredstore.model.values import PutStatus, SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.providers.object_layout import ObjectLayout
 from tieredstore.providers.posix import PosixProvider
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 TOPICS = [
     "%RETRY%group",

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from tieredstore.driver.lost_reply import settling
 from tieredstore.driver.object_client import (
     Attempt,
     ListedKey,
     ObjectClient,
+    ObjectClientWrapper,
     ObjectFacts,
     once,
 )
-from tieredstore.driver.object_wrapper import ObjectClientWrapper
+from tieredstore.driver.object_requests import settling
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from tests.providers.object_kit import CLUSTER, PATH
-from tieredstore.driver.certificate import Certificate
-from tieredstore.driver.certify import certify
-from tieredstore.driver.object_client import ObjectClient, ObjectFacts
-from tieredstore.driver.object_wrapper import ObjectClientWrapper
+from tieredstore.driver.certify import Certificate, certify
+from tieredstore.driver.object_client import ObjectClient, ObjectClientWrapper, ObjectFacts
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import (
@@ -28,7 +26,7 @@ from tieredstore.providers.certified import (
     keep,
     kept_verdict,
 )
-from tieredstore.providers.fsspec_client import FsspecClient
+from tieredstore.providers.fsspec import FsspecClient
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 

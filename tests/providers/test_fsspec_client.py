@@ -9,7 +9,7 @@ import pytest
 
 from tieredstore.driver.object_client import ObjectClient
 from tieredstore.model.errors import InvalidConfigError
-from tieredstore.providers.fsspec_client import FsspecClient
+from tieredstore.providers.fsspec import FsspecClient
 from tieredstore.testing.object_client_contract import ObjectClientContract
 
 

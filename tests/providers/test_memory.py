@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tieredstore.driver.measured import MeasuredProvider
-from tieredstore.driver.metrics import NoMetrics
+from tieredstore.driver.metrics import MeasuredProvider, NoMetrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.retry import RetryingProvider, RetryPolicy
 from tieredstore.driver.runtime import Runtime

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tieredstore.driver.measured import MeasuredProvider
-from tieredstore.driver.metrics import NoMetrics
+from tieredstore.driver.metrics import MeasuredProvider, NoMetrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
@@ -15,8 +14,7 @@ from tieredstore.model.values import SegmentType
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 from tieredstore.testing.provider_contract import SegmentProviderContract
-from tieredstore.testing.segment_contract import FileSegmentContract
-from tieredstore.testing.segment_machine import SegmentMachine
+from tieredstore.testing.segment_contract import FileSegmentContract, SegmentMachine
 
 LOG = SegmentType.COMMIT_LOG
 CLUSTER = "DefaultCluster"

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.providers.object_kit import CLUSTER, FIRST, PATH, SECOND, Bucket
-from tieredstore.driver.object_client import ListedKey, ObjectFacts, Range
-from tieredstore.driver.object_wrapper import ObjectClientWrapper
+from tieredstore.driver.object_client import ListedKey, ObjectClientWrapper, ObjectFacts, Range
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import (
     BackendRefusedError,

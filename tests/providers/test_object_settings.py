@@ -9,8 +9,8 @@ import pytest
 
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.object_provider import open_client
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 SECRET = "AKIA-secret-0123456789"
 

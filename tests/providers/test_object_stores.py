@@ -7,14 +7,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from tieredstore.access.wiring import provider_of
-from tieredstore.driver.measured import MeasuredProvider
-from tieredstore.driver.metrics import Labels, Metric, NoMetrics
-from tieredstore.driver.our_metrics import OBJECT_BILL, OBJECT_REQUESTS
+from tieredstore.driver.metrics import (
+    OBJECT_BILL,
+    OBJECT_REQUESTS,
+    Labels,
+    MeasuredProvider,
+    Metric,
+    NoMetrics,
+)
 from tieredstore.driver.provider import SegmentWrite, WritePair
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.object_stores import FsspecProvider, S3Provider
+from tieredstore.providers.object_provider import FsspecProvider, S3Provider
 
 LOG = SegmentType.COMMIT_LOG
 

@@ -11,7 +11,7 @@ from tests.providers.object_kit import PATH, Bucket
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import BackendUnavailableError, SegmentNotFoundError
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.shared_looks import SharedLooks
+from tieredstore.providers.broker_objects import SharedLooks
 
 LOG = SegmentType.COMMIT_LOG
 DATA = bytes(range(250))

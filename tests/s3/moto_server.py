@@ -21,7 +21,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from werkzeug.wrappers import Request, Response
 
 from tests.loopback import running
-from tieredstore.testing.one_at_a_time import moto_application
+from tieredstore.testing.memory_objects import moto_application
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

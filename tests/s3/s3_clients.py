@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from tieredstore.driver.object_client import ObjectClient
 from tieredstore.model.errors import BackendRefusedError
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.object_provider import open_client
 from tieredstore.providers.s3_admin import admin_client, create_bucket
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 CLIENTS = ("s3fs", "obstore")
 VARIABLES: Final = "TIEREDSTORE_S3_"

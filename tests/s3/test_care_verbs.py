@@ -12,12 +12,12 @@ from tests.cli.cli_kit import Command, Ran
 from tests.cli.tier_kit import CATALOGUE, TIER, named
 from tests.s3.moto_server import Door
 from tests.s3.s3_clients import CLIENTS, new_settings
-from tieredstore.driver.certificate import Certificate
+from tieredstore.driver.certify import Certificate
 from tieredstore.driver.object_client import ObjectClient
 from tieredstore.driver.provider import ProbeFinding
 from tieredstore.providers.certified import keep, kept_verdict
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.object_provider import open_client
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 
 @pytest.fixture

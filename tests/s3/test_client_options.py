@@ -17,9 +17,9 @@ from tieredstore.driver.runtime import Runtime, SystemClock
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import SegmentNotFoundError
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.object_provider import open_client
 from tieredstore.providers.s3_admin import admin_client, create_bucket
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 MIB = 1024 * 1024
 

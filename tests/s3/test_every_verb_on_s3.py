@@ -19,8 +19,8 @@ from tests.cli.verb_kit import (
 )
 from tests.s3.moto_server import Door
 from tests.s3.s3_clients import new_settings
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.object_provider import open_client
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 KINDS = ("GET", "HEAD", "LIST", "PUT", "POST", "POST uploads", "DELETE", "DELETE-MANY")
 

@@ -16,9 +16,8 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.model.errors import BackendUnavailableError, SegmentNotFoundError
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_provider import ObjectProvider
-from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.object_provider import ObjectProvider, open_client
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 T = TypeVar("T")
 

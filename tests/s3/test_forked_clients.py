@@ -13,8 +13,7 @@ from tieredstore.driver.object_client import ObjectClient, Range
 from tieredstore.driver.provider import SegmentRead
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.providers.object_provider import ObjectProvider, open_client
 from tieredstore.providers.writer_epoch import WriterStalledError
 
 CHILD_SECONDS = 240

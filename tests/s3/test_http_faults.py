@@ -11,7 +11,7 @@ from werkzeug.wrappers import Response
 from tests.s3.moto_server import Door
 from tests.s3.s3_clients import CLIENTS, new_client, new_settings
 from tieredstore.driver.object_client import ObjectClient, ObjectExistsError, Range
-from tieredstore.driver.object_retry import RetryingClient
+from tieredstore.driver.object_requests import RetryingClient
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import (
@@ -19,7 +19,7 @@ from tieredstore.model.errors import (
     BackendUnavailableError,
     TieredStoreError,
 )
-from tieredstore.providers.object_clients import open_client
+from tieredstore.providers.object_provider import open_client
 
 MIB = 1024 * 1024
 KINDS = ("503", "429", "lost-reply", "truncated")

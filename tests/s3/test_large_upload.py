@@ -23,9 +23,9 @@ UPLOAD = """
 import json, sys, threading
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.object_clients import open_client
+from tieredstore.providers.object_provider import open_client
 from tieredstore.providers.object_provider import ObjectProvider
-from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 def anonymous_mib():
     with open("/proc/self/status") as status:

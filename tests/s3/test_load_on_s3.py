@@ -10,13 +10,12 @@ from tests.jobs.load_kit import assert_found, bodies, loaded, names_of, report_o
 from tests.s3.moto_server import Door
 from tests.s3.s3_clients import new_settings
 from tieredstore.driver.runtime import SystemClock
-from tieredstore.jobs.job_report import JobState
-from tieredstore.jobs.local_engine import LocalEngine
+from tieredstore.jobs.job import JobState, LocalEngine
 from tieredstore.jobs.reindex import reindex
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import QueueKey
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.object_provider import open_client
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 A, B = QueueKey("orders", 0), QueueKey("größe", 1)
 

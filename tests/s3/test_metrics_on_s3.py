@@ -18,16 +18,17 @@ from tests.exporters.shown import (
 )
 from tests.s3.moto_server import Door
 from tests.s3.s3_clients import new_settings
-from tieredstore.driver.metrics import GET_MESSAGE_FALLBACK, ROCKETMQ_METRICS
-from tieredstore.driver.object_requests import PriceTable
-from tieredstore.driver.our_metrics import (
+from tieredstore.driver.metrics import (
+    GET_MESSAGE_FALLBACK,
     OBJECT_BILL,
     OBJECT_BYTES,
     OBJECT_REQUESTS,
     OUR_METRICS,
     RETRIES,
+    ROCKETMQ_METRICS,
 )
-from tieredstore.testing.messages import TOPIC
+from tieredstore.driver.object_requests import PriceTable
+from tieredstore.testing.samples import TOPIC
 
 ALL = (*ROCKETMQ_METRICS, *OUR_METRICS)
 

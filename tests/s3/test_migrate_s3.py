@@ -16,11 +16,11 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import provider_of
 from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.runtime import Runtime
-from tieredstore.jobs.job_report import JobExit
+from tieredstore.jobs.job import JobExit
 from tieredstore.model.errors import BackendError, BackendRefusedError
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.object_settings import ObjectStoreSettings
 from tieredstore.providers.s3_admin import create_bucket
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 if TYPE_CHECKING:
     from s3fs import S3FileSystem

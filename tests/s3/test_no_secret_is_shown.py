@@ -14,8 +14,8 @@ from tests.cli.tier_kit import TIER, named
 from tests.cli.verb_kit import EVERY, ON_A_TIER, Bench, golden_copy, on_posix
 from tests.s3.moto_server import Door
 from tests.s3.s3_clients import new_settings
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_settings import ObjectStoreSettings, keep_clients_quiet
+from tieredstore.providers.object_provider import open_client
+from tieredstore.providers.s3_settings import ObjectStoreSettings, keep_clients_quiet
 
 ACCESS = "AKIAHUSHEDHUSHEDHUSH"
 SECRET = "hushedSecretThatNobodySees0123456789"

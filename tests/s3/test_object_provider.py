@@ -10,8 +10,7 @@ from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.providers.object_provider import ObjectProvider, open_client
 from tieredstore.providers.writer_epoch import WriterStalledError
 from tieredstore.testing.provider_contract import SegmentProviderContract
 from tieredstore.testing.segment_contract import FileSegmentContract

@@ -21,10 +21,9 @@ from tieredstore.driver.object_client import Range
 from tieredstore.driver.runtime import Runtime, SystemClock
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.values import SegmentType
-from tieredstore.providers import object_settings
+from tieredstore.providers import s3_settings
 from tieredstore.providers.certified import Certification
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.providers.object_provider import ObjectProvider, open_client
 
 LOG, INDEX = SegmentType.COMMIT_LOG, SegmentType.INDEX
 MIB = 1 << 20
@@ -146,7 +145,7 @@ def test_a_reply_that_drips_for_ever_is_given_up_on(
     s3_environment: None, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """It is never silent for long, and would keep a thread and a connection for days."""
-    monkeypatch.setattr(object_settings, "WHOLE_REQUEST_MS", 700)
+    monkeypatch.setattr(s3_settings, "WHOLE_REQUEST_MS", 700)
     wanted = [Range("k", 0, 1_000_000 + number) for number in range(3)]
     with dripping() as endpoint:
         settings = settings_at(endpoint, name, request_timeout_ms=600)
@@ -163,7 +162,7 @@ def test_a_reply_that_drips_for_ever_is_given_up_on(
 def test_a_put_that_nobody_answers_is_given_up_on_as_early_as_a_read(
     s3_environment: None, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(object_settings, "WHOLE_REQUEST_MS", 20_000)
+    monkeypatch.setattr(s3_settings, "WHOLE_REQUEST_MS", 20_000)
     with dripping() as endpoint:
         settings = settings_at(endpoint, name, request_timeout_ms=300)
         with open_client(settings) as client:

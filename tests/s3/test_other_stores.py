@@ -8,7 +8,7 @@ from werkzeug.wrappers import Response
 from tests.s3.moto_server import Door, moto_server
 from tests.s3.s3_clients import CLIENTS, new_client, new_settings, settings_at
 from tieredstore.model.errors import BackendRefusedError
-from tieredstore.providers.object_clients import open_client
+from tieredstore.providers.object_provider import open_client
 from tieredstore.providers.s3_admin import NoRulesError, abort_abandoned_uploads, create_bucket
 
 MIB = 1024 * 1024

@@ -10,12 +10,12 @@ import pytest
 from tests.s3.moto_server import Door
 from tests.s3.s3_clients import CLIENTS
 from tests.s3.test_tier_on_s3 import COUNT, Machine, all_of
-from tieredstore.access.catalogue_choice import NoCatalogueError
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
+from tieredstore.access.wiring import NoCatalogueError
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import MetadataError
-from tieredstore.providers.object_clients import open_client
+from tieredstore.providers.object_provider import open_client
 
 
 @pytest.fixture(params=CLIENTS)

@@ -19,8 +19,7 @@ from tieredstore.driver.segment import FileSegment
 from tieredstore.model.errors import BackendError
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.certified import Certification
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.providers.object_provider import ObjectProvider, open_client
 from tieredstore.testing.object_client_contract import ObjectClientContract
 from tieredstore.testing.provider_contract import SegmentProviderContract
 from tieredstore.testing.segment_contract import FileSegmentContract
@@ -101,7 +100,7 @@ def test_it_compares_checksums_and_ours_are_right(name: str, checksum: str) -> N
 
 
 def test_a_wrong_checksum_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tieredstore.providers import s3_put
+    from tieredstore.providers import s3fs as s3_put
 
     monkeypatch.setitem(s3_put._DIGESTS, "crc32c", lambda data: b"\0\0\0\1")
     with new_client(ENDPOINT, "s3fs", checksum="crc32c") as client:

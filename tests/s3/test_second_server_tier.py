@@ -16,9 +16,8 @@ from tests.cli.cli_kit import Command
 from tests.s3.s3_clients import CLIENTS, THIRD_PARTY, new_settings, throw_away
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_provider import ObjectProvider
-from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.object_provider import ObjectProvider, open_client
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 from tieredstore.providers.writer_epoch import WriterStalledError
 
 ENDPOINT = THIRD_PARTY.get("endpoint", "")

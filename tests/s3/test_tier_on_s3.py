@@ -14,16 +14,16 @@ from tests.access.tiered_kit import a_config
 from tests.s3.moto_server import Door
 from tests.s3.s3_clients import CLIENTS, new_settings
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import GetResult, QueryResult
 from tieredstore.model.values import SegmentType, StorageLevel
-from tieredstore.providers.object_clients import open_client
-from tieredstore.testing.messages import STORE_TIMESTAMP, TOPIC, a_message
+from tieredstore.providers.object_provider import open_client
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_message
 
 COUNT = 60
 HOUR_MS = 3_600_000

@@ -14,10 +14,9 @@ from tieredstore.driver.object_client import ObjectClient, ObjectExistsError
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import SegmentNotFoundError
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.object_clients import open_client
-from tieredstore.providers.object_provider import ObjectProvider
-from tieredstore.providers.object_settings import ObjectStoreSettings
+from tieredstore.providers.object_provider import ObjectProvider, open_client
 from tieredstore.providers.s3_admin import admin_client
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 from tieredstore.testing.object_client_contract import ObjectClientContract
 
 CLUSTER, PATH = "DefaultCluster", "broker-a/Orders/0"

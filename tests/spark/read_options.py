@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.setting import settings_of
+from tieredstore.model.settings import settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

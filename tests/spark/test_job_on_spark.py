@@ -15,8 +15,7 @@ from tests.jobs.written_tier import WrittenTier, posix_config
 from tests.spark.bring_java import java_home
 from tests.spark.conftest import ROOT
 from tieredstore.driver.runtime import ManualClock
-from tieredstore.jobs.job import Progress, run_job
-from tieredstore.jobs.job_report import JobState
+from tieredstore.jobs.job import JobState, Progress, run_job
 from tieredstore.spark.engine import SparkEngine
 
 if TYPE_CHECKING:

@@ -17,12 +17,11 @@ from tests.jobs.migrate_kit import copy_of_golden, files, golden, in_bucket, pos
 from tests.s3.moto_server import moto_server
 from tests.spark.bring_java import java_home
 from tieredstore.access.reader import TieredReader
-from tieredstore.jobs.job import Progress
-from tieredstore.jobs.job_report import JobExit
+from tieredstore.jobs.job import JobExit, Progress
 from tieredstore.jobs.migrate import migrate
 from tieredstore.model.config import StoreConfig
-from tieredstore.providers.object_settings import ObjectStoreSettings
 from tieredstore.providers.s3_admin import create_bucket
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 from tieredstore.spark.engine import SparkEngine
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from tests.jobs.load_kit import assert_found, report_of
 from tests.jobs.test_reindex import index_files, run
 from tests.jobs.written_tier import WrittenTier
 from tieredstore.driver.runtime import SystemClock
-from tieredstore.jobs.job_report import JobState
+from tieredstore.jobs.job import JobState
 from tieredstore.jobs.reindex import reindex
 from tieredstore.model.config import StoreConfig
 from tieredstore.spark.engine import SparkEngine

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from tests.codec.golden_files import BROKER, GOLDEN, expected
 from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config
 from tests.spark.read_options import PUSHDOWN, load, options_of
-from tieredstore.jobs.reading.message_table import MESSAGE_COLUMNS
+from tieredstore.jobs.arrow import MESSAGE_COLUMNS
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.spark.options import ReadOptions

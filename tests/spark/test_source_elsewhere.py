@@ -18,8 +18,8 @@ from tests.s3.conftest import moto, s3_environment
 from tests.s3.moto_server import Door
 from tests.spark.read_options import load, options_of
 from tieredstore.model.config import StoreConfig
-from tieredstore.providers.object_settings import ObjectStoreSettings
 from tieredstore.providers.s3_admin import create_bucket
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,9 +16,16 @@ from tests.spark.read_options import options_of
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.values import QueueKey
 from tieredstore.spark.options import ReadOptions
-from tieredstore.spark.source import spark_schema
-from tieredstore.spark.stream import DataLossError, TierStreamReader
-from tieredstore.spark.stream_offsets import Backlog, StreamOffsets, advanced, from_json, to_json
+from tieredstore.spark.source import (
+    Backlog,
+    DataLossError,
+    StreamOffsets,
+    TierStreamReader,
+    advanced,
+    from_json,
+    spark_schema,
+    to_json,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,14 +20,12 @@ from tests.s3.moto_server import moto_server
 from tests.spark.bring_java import java_home
 from tieredstore.driver.runtime import ManualClock
 from tieredstore.jobs.export import ExportJob
-from tieredstore.jobs.exporting.export_target import ExportTarget, TargetOptions
-from tieredstore.jobs.job import run_job
-from tieredstore.jobs.job_report import JobExit, JobState
+from tieredstore.jobs.export_target import ExportTarget, TargetOptions
+from tieredstore.jobs.job import JobExit, JobState, run_job
 from tieredstore.model.config import StoreConfig
-from tieredstore.providers.object_settings import ObjectStoreSettings
 from tieredstore.providers.s3_admin import create_bucket
-from tieredstore.spark.engine import SparkEngine
-from tieredstore.spark.verify import verify_on_spark
+from tieredstore.providers.s3_settings import ObjectStoreSettings
+from tieredstore.spark.engine import SparkEngine, verify_on_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from tieredstore.codec.message import decode_message, encode_message
-from tieredstore.codec.properties import encode_properties, split_keys, tags_code
+from tieredstore.codec.record import encode_properties, split_keys, tags_code
 from tieredstore.driver.message_store import (
     BYTES_MAX,
     COUNT_MAX,

@@ -10,9 +10,9 @@ from hypothesis import given
 from tests.testing.list_store import ListMessageStore
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.message_store import AbstractPluginMessageStore, MessageStore
+from tieredstore.driver.provider import SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
-from tieredstore.driver.wrapper import SegmentWrapper
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendUnavailableError,
@@ -23,10 +23,10 @@ from tieredstore.model.errors import (
 from tieredstore.model.messages import Message
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.memory import MemoryProvider
-from tieredstore.testing import strategies
+from tieredstore.testing import samples
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider, SimulatedCrash
 from tieredstore.testing.message_store_contract import MessageStoreContract
-from tieredstore.testing.messages import a_body, a_record
+from tieredstore.testing.samples import a_body, a_record
 from tieredstore.testing.segment_contract import FileSegmentContract
 
 LOG = SegmentType.COMMIT_LOG
@@ -192,7 +192,7 @@ def test_a_record_tells_which_message_it_is() -> None:
     assert message.keys == ("key-7", "shared")
 
 
-@given(message=strategies.messages())
+@given(message=samples.messages())
 def test_any_message_of_the_strategies_can_be_stored(message: Message) -> None:
     store = ListMessageStore(Runtime.inline())
     store.load()

@@ -14,8 +14,8 @@ import pytest
 
 from tests.s3.s3_clients import new_settings
 from tieredstore.driver.certify import certify
-from tieredstore.providers.object_clients import open_client
-from tieredstore.testing.one_at_a_time import one_at_a_time
+from tieredstore.providers.object_provider import open_client
+from tieredstore.testing.memory_objects import one_at_a_time
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -70,7 +70,7 @@ def test_a_body_ends_where_the_request_says(told: dict[str, object], body: bytes
 
 def test_a_server_to_try_a_tier_on_loses_no_race() -> None:
     """As the documents start it."""
-    words = [sys.executable, "-m", "tieredstore.testing.one_at_a_time", "--port", "0"]
+    words = [sys.executable, "-m", "tieredstore.testing.memory_objects", "--port", "0"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None

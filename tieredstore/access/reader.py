@@ -1,39 +1,228 @@
-"""`TieredReader`: a tier read with no broker beside it.
-
-What lives here: opening a tier read only, what is in it, and messages in bounded memory.
-"""
+"""`TieredReader`: a tier read without a broker."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Final, Self, TypeVar
+from itertools import takewhile
+from typing import Final, Self, TypeAlias, TypeVar
 
-from tieredstore.access.asked_fresh import asked_fresh
-from tieredstore.access.catalogue_choice import check_broker, check_place
-from tieredstore.access.copied_rows import amend_problems, refresh_copy
-from tieredstore.access.index_protocol import Index
-from tieredstore.access.queue_summary import QueueSummary, summary_of
-from tieredstore.access.reads.whole_queue import messages_of, next_run
-from tieredstore.access.wiring import GivenParts, TierParts, open_tier
+from tieredstore.access.wiring import GivenParts, TierParts, check_broker, check_place, open_tier
 from tieredstore.codec.names import INDEX_TOPIC
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
-from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metadata import CatalogueFacts, MetadataStore
 from tieredstore.driver.metrics import Metrics
-from tieredstore.driver.provider import SegmentProvider
-from tieredstore.driver.published import CatalogueFacts
+from tieredstore.driver.provider import ListedSegment, SegmentProvider
 from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.index.index_reach import IndexTimes, indexed_offset, indexed_times
-from tieredstore.index.watermarks import QueueId
-from tieredstore.model.catalogue import SegmentRecord, TopicRecord
+from tieredstore.flat.reading import read_run
+from tieredstore.index.contract import Index
+from tieredstore.index.watermarks import IndexTimes, QueueId, indexed_offset, indexed_times
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import StoreClosedError, refused_by_system
+from tieredstore.model.errors import (
+    OffsetOutOfRangeError,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+    StoreClosedError,
+    TieredStoreError,
+    refused_by_system,
+)
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
-from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, require_place, require_text
+from tieredstore.model.values import (
+    INT64_MAX,
+    Boundary,
+    QueueKey,
+    SegmentRecord,
+    SegmentType,
+    TopicRecord,
+    require_place,
+    require_text,
+)
 
 T = TypeVar("T")
+
+# The second says that a segment is shorter than it was: the queue may have begun anew.
+_MISSING: Final = (
+    SegmentNotFoundError,
+    OffsetOutOfRangeError,
+    SegmentCorruptError,
+    StoreClosedError,
+)
+
+
+def asked_fresh(
+    call: Callable[[], T], *, state: Callable[[], object], refresh: Callable[[], None]
+) -> T:
+    """What `call` gives; asked again after a refresh while that shows another `state`.
+
+    A catalogue of a moment ago names segments that have expired since: no damage. What is damaged
+    stays so, and its error comes through.
+    """
+    while True:
+        before = state()
+        try:
+            return call()
+        except _MISSING:
+            with suppress(TieredStoreError):  # the error above says more
+                refresh()
+            if state() == before:
+                raise
+
+
+LISTINGS_MAX: Final = 8  # more queues than that are listed with all others of their broker
+
+_File: TypeAlias = tuple[str, SegmentType]
+
+
+def refresh_copy(
+    files: FlatFileStore, metadata: MetadataStore, provider: SegmentProvider, *paths: str
+) -> None:
+    """Refresh; of a copy, what it says of these queue paths is then compared with the backend."""
+    files.refresh()
+    amend_problems(files, metadata, provider, *paths)
+
+
+def amend_problems(
+    files: FlatFileStore, metadata: MetadataStore, provider: SegmentProvider, *paths: str
+) -> None:
+    """The same for a copy that was just opened, and for queues that have a problem.
+
+    Only a backend that holds other segments explains such a problem away.
+    """
+    if not metadata.facts.copy:
+        return
+    doubtful = {*paths, *(file.path for file in files.files() if file.problem is not None)}
+    if len(doubtful) > LISTINGS_MAX:
+        doubtful = {path.split("/", 1)[0] for path in doubtful}
+    if doubtful and amend_copy(metadata, provider, sorted(doubtful)):
+        files.refresh()
+
+
+def amend_copy(metadata: MetadataStore, provider: SegmentProvider, paths: Sequence[str]) -> int:
+    """Bring a copy up to date at or below these paths; how many rows that concerned.
+
+    One listing each. What is missing before all that is there has expired, and what lies behind
+    the last one has come since; a hole is damage, here too. None where the catalogue is no copy.
+    """
+    if not metadata.facts.copy:
+        return 0
+    listed = _by_file(each for path in paths for each in provider.list(path))
+    below = tuple(f"{path}/" for path in paths)
+    rows: dict[_File, list[SegmentRecord]] = {}
+    for row in metadata.segments():
+        if f"{row.path}/".startswith(below):
+            rows.setdefault((row.path, row.type), []).append(row)
+    gone: list[SegmentRecord] = []
+    come: list[SegmentRecord] = []
+    for file, known in rows.items():
+        bases = listed.get(file, [])
+        expired = list(_expired(known, bases))
+        gone += expired
+        if file[1] is not SegmentType.INDEX:
+            come += _younger(file, known[len(expired) :], bases)
+    metadata.amend(gone=gone, come=come)
+    return len(gone) + len(come)
+
+
+def _by_file(listed: Iterable[ListedSegment]) -> dict[_File, list[int]]:
+    found: dict[_File, list[int]] = {}
+    for each in listed:
+        found.setdefault((each.path, each.type), []).append(each.base)
+    return found
+
+
+def _expired(rows: Sequence[SegmentRecord], bases: Sequence[int]) -> Iterator[SegmentRecord]:
+    there, last = set(bases), max(bases, default=-1)
+
+    def has_gone(row: SegmentRecord) -> bool:
+        # The last one may be of a segment that is still to be made, if it is empty. Others that
+        # are came by an amendment, which does not know sizes.
+        was_there = row.size > 0 or row.base_offset < last or row is not rows[-1]
+        return was_there and row.base_offset not in there
+
+    return takewhile(has_gone, rows)
+
+
+def _younger(
+    file: _File, rows: Sequence[SegmentRecord], bases: Sequence[int]
+) -> Iterator[SegmentRecord]:
+    """Without sizes: who opens the queue asks for them, and looks what its units bear out."""
+    path, kind = file
+    last = max((row.base_offset for row in rows), default=-1)
+    return (
+        SegmentRecord(path=path, type=kind, base_offset=base)
+        for base in sorted(bases)
+        if base > last
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSummary:
+    """What the tier has of one queue; times as the catalogue has them, None while it is empty."""
+
+    key: QueueKey
+    path: str
+    min_offset: int
+    max_offset: int
+    log_bytes: int
+    begin_timestamp: int | None
+    end_timestamp: int | None
+    problem: str | None
+
+
+def summary_of(file: FlatMessageFile) -> QueueSummary:
+    """As of now. May take one small read."""
+    records = [each.record for each in file.log.segments if each.record.size]
+    begins = [each.begin_timestamp for each in records if each.begin_timestamp is not None]
+    ends = [each.end_timestamp for each in records if each.end_timestamp is not None]
+    return QueueSummary(
+        key=file.key,
+        path=file.path,
+        min_offset=file.min_offset,
+        max_offset=file.commit_offset,
+        log_bytes=sum(each.size for each in records),
+        begin_timestamp=min(begins, default=None),
+        end_timestamp=max(ends, default=None),
+        problem=file.problem,
+    )
+
+
+def next_run(file: FlatMessageFile, config: StoreConfig, start: int, end: int) -> MessageRun | None:
+    """The next messages from `start` on, gaps stepped over; None where there are none before `end`.
+
+    Of `read_ahead_bytes` at most, or a single message. Raises SegmentCorruptError for damage.
+    """
+    end = min(end, file.commit_offset)
+    if start >= end:
+        return None
+    offset = file.queue.first_unit_from(max(start, file.min_offset))
+    if offset >= end:
+        return None
+    run = read_run(
+        file,
+        offset,
+        count_max=min(config.read_ahead_count, end - offset),
+        bytes_max=config.read_ahead_bytes,
+        checks_bodies=config.checks_bulk_reads,
+    )
+    if not len(run):
+        raise SegmentCorruptError(file.path, f"message {offset} cannot be read", position=0)
+    return run
+
+
+def messages_of(run: MessageRun) -> Iterator[SelectedMessage]:
+    for row in range(len(run)):
+        yield SelectedMessage(
+            queue_offset=run.first_offset + row,
+            log_offset=int(run.log_offsets[row]),
+            tags_code=int(run.tags_codes[row]),
+            record=bytes(run.record(row)),
+        )
+
 
 CLOSE_SECONDS: Final = 60.0
 

@@ -15,7 +15,7 @@ from tieredstore.cli.output import note, write_json, write_line, write_table
 from tieredstore.cli.tier_options import TierOptions, config_of, takes_tier
 
 if TYPE_CHECKING:  # help must be fast
-    from tieredstore.access.cost import Load, MonthlyCost
+    from tieredstore.access.survey import Load, MonthlyCost
     from tieredstore.model.config import StoreConfig
 
 _DAY_SECONDS: Final = 86_400.0
@@ -25,7 +25,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 def _number(text: str) -> float:
     """A finite one: an amount of anything. typer's own takes inf and nan."""
-    from tieredstore.access.cost import NUMBER_MAX
+    from tieredstore.access.survey import NUMBER_MAX
 
     try:
         value = float(text)
@@ -95,7 +95,7 @@ def cost(
     Prices of requests are S3's list prices, or the setting request_prices. What leaves the cloud is
     not counted.
     """
-    from tieredstore.access.cost import STORAGE_DOLLARS, Load, monthly_cost
+    from tieredstore.access.survey import STORAGE_DOLLARS, Load, monthly_cost
     from tieredstore.model.config import StoreConfig
 
     if messages_per_second is None:
@@ -118,7 +118,7 @@ def cost(
 def _of_tier(tier: TierOptions, read_bytes: float) -> tuple[StoreConfig, Load]:
     from dataclasses import replace
 
-    from tieredstore.access.cost import load_of
+    from tieredstore.access.survey import load_of
     from tieredstore.cli.tier import opened_tier
     from tieredstore.driver.runtime import SystemClock
 

@@ -5,7 +5,7 @@ What lives here: `DamageCount`.
 
 from __future__ import annotations
 
-from tieredstore.local.local_reader import LocalReader
+from tieredstore.local.reader import LocalReader
 from tieredstore.model.errors import SegmentCorruptError
 
 

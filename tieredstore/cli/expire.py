@@ -14,7 +14,7 @@ from tieredstore.cli.output import Columns, write_json, write_line
 from tieredstore.cli.tier_options import TierOptions, takes_tier
 
 if TYPE_CHECKING:  # help must be fast
-    from tieredstore.access.care.expire_tier import ExpiredQueue
+    from tieredstore.access.upkeep import ExpiredQueue
 
 app = typer.Typer(rich_markup_mode=None)
 

@@ -18,7 +18,7 @@ from tieredstore.cli.tier_options import TierOptions, config_of, takes_bundle, t
 from tieredstore.cli.times import TIME_HELP, parse_time
 
 if TYPE_CHECKING:  # help must be fast
-    from tieredstore.jobs.exporting.export_target import TargetOptions
+    from tieredstore.jobs.export_target import TargetOptions
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -48,7 +48,7 @@ class ParquetOptions:
     ] = ""
 
     def target(self) -> TargetOptions:
-        from tieredstore.jobs.exporting.export_target import TargetOptions
+        from tieredstore.jobs.export_target import TargetOptions
 
         return TargetOptions(endpoint=self.to_endpoint, region=self.to_region)
 
@@ -98,8 +98,8 @@ def export(
     """
     from tieredstore.cli.tier import check_tier
     from tieredstore.jobs.export import DEFAULT_COLUMNS, ExportJob
-    from tieredstore.jobs.reading.scan import OnCorrupt
-    from tieredstore.jobs.reading.selection import EVER
+    from tieredstore.jobs.scan import OnCorrupt
+    from tieredstore.jobs.slices import EVER
 
     if not parquet.to:
         raise CommandError("where to? Name a directory or a URL with --to", ExitCode.USAGE)

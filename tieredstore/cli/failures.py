@@ -88,8 +88,8 @@ def outcome(error: Exception) -> tuple[str, ExitCode]:
 def _code_of(error: Exception) -> ExitCode:
     """By its class, the nearest one of these."""
     # Imported here: an error is rare, and help must be fast.
-    from tieredstore.access.catalogue_choice import NoCatalogueError
-    from tieredstore.local.local_reader import StoreNotFoundError
+    from tieredstore.access.wiring import NoCatalogueError
+    from tieredstore.local.reader import StoreNotFoundError
     from tieredstore.model import errors
 
     if isinstance(error, (errors.UnknownNameError, NoCatalogueError, StoreNotFoundError)):

@@ -19,8 +19,7 @@ from tieredstore.cli.output import OutputFile, note, printable, write_json, writ
 from tieredstore.cli.tier_options import takes_bundle
 
 if TYPE_CHECKING:  # help must be fast
-    from tieredstore.jobs.job import Engine, Job, OnProgress, Plan
-    from tieredstore.jobs.job_report import JobReport
+    from tieredstore.jobs.job import Engine, Job, JobReport, OnProgress, Plan
 
 
 class EngineName(StrEnum):
@@ -136,13 +135,13 @@ def _end(report: JobReport) -> None:
 @contextmanager
 def _engine(name: str, options: JobOptions) -> Iterator[Engine]:
     if options.engine is EngineName.LOCAL:
-        from tieredstore.jobs.local_engine import LocalEngine
+        from tieredstore.jobs.job import LocalEngine
 
         with LocalEngine(threads=options.threads) as engine:
             yield engine
         return
     if options.dry_run:  # nothing will run: no need to wait for a JVM
-        from tieredstore.jobs.local_engine import LocalEngine
+        from tieredstore.jobs.job import LocalEngine
 
         yield LocalEngine(threads=1)
         return

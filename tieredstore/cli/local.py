@@ -21,7 +21,7 @@ from tieredstore.cli.times import TIME_HELP, time_option
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.cli.damage import DamageCount
-    from tieredstore.local.local_reader import LocalReader
+    from tieredstore.local.reader import LocalReader
     from tieredstore.model.values import QueueKey
 
 _COUNT_DEFAULT = 64
@@ -224,7 +224,7 @@ def opened_store(
 ) -> Iterator[LocalReader]:
     """The store in a directory, with sizes that were given, then those of a file of settings, then
     those written down beside the store."""
-    from tieredstore.local.local_reader import LocalReader
+    from tieredstore.local.reader import LocalReader
     from tieredstore.model.errors import InvalidConfigError
 
     sizes = {} if config is None else _sizes_of(config)

@@ -10,10 +10,10 @@ from typing import Any
 
 from tieredstore.cli.output import write_table
 from tieredstore.cli.times import shown_time
-from tieredstore.local.care.store_sizes import SIZE_SETTINGS
-from tieredstore.local.keys.index_file import IndexFile
-from tieredstore.local.local_reader import LocalReader
-from tieredstore.local.records.record_scan import Damage
+from tieredstore.local.files import SIZE_SETTINGS
+from tieredstore.local.index_file import IndexFile
+from tieredstore.local.reader import LocalReader
+from tieredstore.local.record_scan import Damage
 from tieredstore.model.values import QueueKey
 
 Facts = dict[str, Any]

@@ -13,7 +13,7 @@ from tieredstore.cli.failures import CommandError, ExitCode
 from tieredstore.cli.output import Columns, printable, write_json, write_line
 from tieredstore.cli.times import shown_time
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.properties import KEYS
+from tieredstore.codec.record import KEYS
 from tieredstore.model.errors import BodyNotPlainError
 from tieredstore.model.messages import SelectedMessage
 from tieredstore.model.values import QueueKey

@@ -104,7 +104,7 @@ def migrate(
     """
     from tieredstore.cli.tier import check_tier
     from tieredstore.jobs.migrate import MigrateJob
-    from tieredstore.jobs.migration.migrate_plan import with_names
+    from tieredstore.jobs.migrate_plan import with_names
 
     source, wanted = config_of(tier), _target(tier, target)
     check_tier(tier)

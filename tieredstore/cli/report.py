@@ -43,7 +43,7 @@ def report(
 
     It is drawn from the catalogue, and needs no network to be looked at.
     """
-    from tieredstore.access.tier_picture import picture_of
+    from tieredstore.access.survey import picture_of
     from tieredstore.cli.report_page import page
     from tieredstore.cli.tier import opened_tier
     from tieredstore.driver.runtime import SystemClock

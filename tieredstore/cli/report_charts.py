@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tieredstore.access.tier_picture import DrawnSegment, QueuePicture
+from tieredstore.access.survey import DrawnSegment, QueuePicture
 
 _WIDTH: Final = 400
 _HEIGHT: Final = 18

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Final
 
-from tieredstore.access.tier_picture import QueuePicture, TierPicture
+from tieredstore.access.survey import QueuePicture, TierPicture
 from tieredstore.cli.report_charts import bar, offsets_bar, timeline
 from tieredstore.cli.report_style import STYLE
 from tieredstore.cli.report_words import (

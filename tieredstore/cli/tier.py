@@ -12,19 +12,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tieredstore.access.catalogue_choice import NoCatalogueError
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.wiring import catalogue_to_read, provider_of
+from tieredstore.access.wiring import NoCatalogueError, catalogue_to_read, provider_of
 from tieredstore.cli.choice import known_names
 from tieredstore.cli.failures import CommandError, ExitCode
 from tieredstore.cli.output import note, printable
 from tieredstore.cli.tier_options import TierOptions, config_of
 from tieredstore.cli.times import shown_time
 from tieredstore.codec.names import cluster_directory
-from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metadata import CatalogueFacts, MetadataStore
 from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.provider import SegmentProvider
-from tieredstore.driver.published import CatalogueFacts
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import MetadataError
@@ -168,7 +166,7 @@ def check_root(config: StoreConfig) -> None:
 
 def no_catalogue(error: NoCatalogueError, config: StoreConfig) -> CommandError:
     """What to do where there is none."""
-    from tieredstore.jobs.migration.migrate_journal import journal_path
+    from tieredstore.jobs.migrate_copy import journal_path
 
     text = f"{error.path}: {error.reason}"
     if error.names_file and journal_path(config).is_file():
@@ -250,7 +248,7 @@ def notes_of_the_library() -> Iterator[None]:
     All else is told by the verbs, as damage, in one line.
     """
     everything = logging.getLogger("tieredstore")
-    catalogue = logging.getLogger("tieredstore.metadata.open_report")
+    catalogue = logging.getLogger("tieredstore.metadata.files")
     silent, told = logging.NullHandler(), _Notes(logging.WARNING)
     everything.addHandler(silent)
     catalogue.addHandler(told)

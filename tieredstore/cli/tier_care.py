@@ -10,12 +10,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Any, Final
 
-from tieredstore.access.care.audit import audit
-from tieredstore.access.care.audit_report import AuditReport, Finding, FindingKind, Severity
-from tieredstore.access.care.rebuild import NewerCatalogueError, RebuildReport, rebuild
-from tieredstore.access.care.rebuild_published import rebuild_beside_published
-from tieredstore.access.copied_rows import amend_copy
-from tieredstore.access.upload.agreement import ask_to_resume
+from tieredstore.access.audit import AuditReport, Finding, FindingKind, Severity, audit
+from tieredstore.access.queue_upload import ask_to_resume
+from tieredstore.access.reader import amend_copy
+from tieredstore.access.rebuild import (
+    NewerCatalogueError,
+    RebuildReport,
+    rebuild,
+    rebuild_beside_published,
+)
 from tieredstore.access.wiring import published_catalogue, publisher_of
 from tieredstore.cli.choice import known_names
 from tieredstore.cli.failures import CommandError, ExitCode
@@ -94,8 +97,8 @@ def certified(tier: TierOptions, *, again: bool) -> Sequence[ProbeFinding]:
     config = config_of(tier)
     if config.provider == "s3":
         from tieredstore.providers.certified import examined
-        from tieredstore.providers.object_clients import open_client
-        from tieredstore.providers.object_settings import ObjectStoreSettings
+        from tieredstore.providers.object_provider import open_client
+        from tieredstore.providers.s3_settings import ObjectStoreSettings
 
         with (
             notes_of_the_library(),

@@ -24,7 +24,7 @@ from tieredstore.cli.tier import (
 from tieredstore.cli.tier_changing import changing, for_writing
 from tieredstore.cli.tier_options import TierOptions
 from tieredstore.cli.times import shown_time
-from tieredstore.driver.published import StaleCatalogueError
+from tieredstore.driver.metadata import StaleCatalogueError
 from tieredstore.model.values import SegmentType
 
 Row = dict[str, Any]

@@ -10,13 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tieredstore.access.catalogue_choice import NoCatalogueError, has_file
-from tieredstore.access.wiring import catalogue_of, publisher_of
+from tieredstore.access.wiring import NoCatalogueError, catalogue_of, has_file, publisher_of
 from tieredstore.cli.failures import CommandError, ExitCode
 from tieredstore.cli.output import printable
 from tieredstore.cli.tier import OpenedBackend, check_broker, no_catalogue
-from tieredstore.driver.metadata import MetadataStore
-from tieredstore.driver.published import Publisher, StaleCatalogueError
+from tieredstore.driver.metadata import MetadataStore, Publisher, StaleCatalogueError
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import MetadataError

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from tieredstore.access.care.expire_tier import ExpiredQueue, expire_tier
-from tieredstore.access.index_protocol import NoIndex
+from tieredstore.access.upkeep import ExpiredQueue, expire_tier
 from tieredstore.access.wiring import GivenParts, open_tier
 from tieredstore.cli.tier import check_broker, opened_backend
 from tieredstore.cli.tier_changing import checked_publisher, locked
 from tieredstore.cli.tier_options import TierOptions
+from tieredstore.index.contract import NoIndex
 
 
 def expired_queues(tier: TierOptions, *, dry_run: bool) -> Iterator[ExpiredQueue]:

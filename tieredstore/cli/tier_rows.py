@@ -17,9 +17,8 @@ from tieredstore.cli.tier import OpenedBackend, OpenedTier
 from tieredstore.cli.times import shown_catalogue_time
 from tieredstore.codec.names import INDEX_TOPIC, index_queue_path, queue_path, segment_name
 from tieredstore.driver.provider import ListedSegment
-from tieredstore.model.catalogue import SegmentRecord
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentError
-from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 
 Row = dict[str, Any]
 

@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from tieredstore.access.health import QueueHealth
-from tieredstore.access.tiered_store import TieredMessageStore
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.cli.failures import CommandError, ExitCode, advised
 from tieredstore.cli.output import printable
 from tieredstore.cli.tier import notes_of_the_library
 from tieredstore.cli.tier_options import TierOptions, config_of
-from tieredstore.codec.properties import KEYS, TAGS
+from tieredstore.codec.record import KEYS, TAGS
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local import LocalConfig, LocalMessageStore
-from tieredstore.local.care.store_files import StoreFiles
-from tieredstore.local.care.store_sizes import stored_sizes
+from tieredstore.local.files import StoreFiles, stored_sizes
 from tieredstore.model.config import MIB, StoreConfig
 from tieredstore.model.messages import Message, PutResult
 

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from tieredstore.local.local_reader import LocalReader
+from tieredstore.local.reader import LocalReader
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.messages import SelectedMessage
 from tieredstore.model.values import INT32_MAX, QueueKey

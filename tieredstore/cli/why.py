@@ -15,8 +15,8 @@ from tieredstore.cli.tier_options import TierOptions, takes_tier
 from tieredstore.cli.times import shown_time
 
 if TYPE_CHECKING:  # help must be fast
-    from tieredstore.access.whereabouts import Whereabouts
-    from tieredstore.model.catalogue import SegmentRecord
+    from tieredstore.access.survey import Whereabouts
+    from tieredstore.model.values import SegmentRecord
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -38,7 +38,7 @@ def why(
 
     Exit code 4: it is there and damaged.
     """
-    from tieredstore.access.whereabouts import Place, whereabouts
+    from tieredstore.access.survey import Place, whereabouts
     from tieredstore.cli.tier import opened_tier
     from tieredstore.cli.tier_rows import keys_of
     from tieredstore.driver.runtime import SystemClock
@@ -89,7 +89,7 @@ def _segment_row(record: SegmentRecord | None) -> dict[str, Any] | None:
 
 
 def _lines(found: Whereabouts) -> list[str]:
-    from tieredstore.access.whereabouts import Place
+    from tieredstore.access.survey import Place
 
     topic, queue_id = found.key
     lines = [f"{topic}/{queue_id}/{found.queue_offset} is {found.place.value}"]

@@ -1,7 +1,4 @@
-"""What Java does to text and numbers, so that our files say the same as its own.
-
-What lives here: String.hashCode for one text and for many, the key hashes and slots of both
-indexes, truncating division, and UTF-8 with Java's replacements. No byte layout.
+"""Java's treatment of text and numbers, reproduced so that our files match RocketMQ's.
 
 Java hashes UTF-16 code units: h = 31 * h + unit, modulo 2^32. For many texts this is one pass over
 all units. 31 is odd, so it has an inverse modulo 2^32: multiply unit i by 31^-(i+1), sum up from

@@ -1,8 +1,4 @@
-"""The key index files of the local store.
-
-What lives here: header, slots, items, positions and the time rule. How a file is filled and
-searched is the local store's business. A file carries neither of its capacities: S slots and N
-items are settings.
+"""The bytes of the local store's key index files.
 
     | region | offset             | content                                          |
     | ------ | ------------------ | ------------------------------------------------ |
@@ -27,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tieredstore.codec.bounds import Buffer, encode_entries, pack_fields, require, view_entries
+from tieredstore.codec.checks import Buffer, encode_entries, pack_fields, require, view_entries
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT32_MAX
 

@@ -1,9 +1,22 @@
-"""Whole stored records: `StoredMessage`, made from bytes and turned into bytes.
+"""One stored record: decoded to a `StoredMessage`, encoded to bytes, and what may follow the
+last one.
 
-What lives here: encoding and decoding of versions 1 and 2 with any mix of IPv4 and IPv6 hosts. The
-table of the bytes is in `record_fields`. Version 2 differs in one thing: the length of its topic
-has two bytes. Java counts characters to choose it and so writes unreadable records for topics of
-more than 127 bytes but fewer characters; we count bytes.
+What may follow the last record of a commit log: blank records and old end markers.
+
+Blank record: fills a file of the local log up to its end. Only these 8 bytes are defined:
+
+    | offset | width | field                                   |
+    | ------ | ----- | --------------------------------------- |
+    |      0 | i32   | bytes left in the file, these included  |
+    |      4 | u32   | magic CBD43194                          |
+
+Coda: closes a segment that RocketMQ 5.1.0 to 5.2.0 sealed. It counts into the segment's size:
+
+    | offset | width | field                                   |
+    | ------ | ----- | --------------------------------------- |
+    |      0 | i32   | 16                                      |
+    |      4 | u32   | magic CBD43194                          |
+    |      8 | i64   | largest store timestamp of the segment  |
 """
 
 from __future__ import annotations
@@ -14,37 +27,88 @@ from struct import Struct
 from types import MappingProxyType
 from typing import Final, NoReturn
 
-from tieredstore.codec.bounds import Buffer, pack_fields, require
-from tieredstore.codec.checksum import (
+from tieredstore.codec.checks import (
     PROPERTY_CRC_BYTES,
+    Buffer,
     encode_property_crc,
+    pack_fields,
+    require,
     reserve_property_crc,
 )
-from tieredstore.codec.checksum import body_crc as crc_of
-from tieredstore.codec.end_marks import BLANK_MAGIC
+from tieredstore.codec.checks import body_crc as crc_of
 from tieredstore.codec.java import decode_utf8, encode_utf8
-from tieredstore.codec.message_id import encode_offset_id
-from tieredstore.codec.properties import KEYS, TAGS, UNIQUE_KEY, decode_properties, split_keys
-from tieredstore.codec.properties import tags_code as code_of_tags
-from tieredstore.codec.record_fields import (
+from tieredstore.codec.names import encode_offset_id
+from tieredstore.codec.record import (
     BORN_HOST_IPV6,
     HOSTS_IPV6,
     INT16,
     INT32,
+    KEYS,
     MESSAGE_MAGIC_V1,
     MESSAGE_MAGIC_V2,
     STORE_HOST_IPV6,
     SYS_FLAG_POSITION,
+    TAGS,
     TOPIC_LENGTHS,
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
     UINT32,
+    UNIQUE_KEY,
+    decode_properties,
     fixed_bytes,
+    split_keys,
 )
+from tieredstore.codec.record import tags_code as code_of_tags
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.message_body import PLAIN_BYTES_MAX, plain_body
 from tieredstore.model.values import Host
+
+BLANK_MAGIC: Final = 0xCBD43194
+BLANK_BYTES: Final = 8
+CODA_BYTES: Final = 16
+
+_BLANK: Final = Struct(">iI")
+_CODA: Final = Struct(">iIq")
+
+
+def encode_blank(rest_bytes: int) -> bytes:
+    """The 8 bytes that say: the rest of this file is empty."""
+    if rest_bytes < BLANK_BYTES:
+        raise ValueError(f"rest_bytes: {rest_bytes} leave no room for a blank record")
+    return pack_fields(_BLANK, ("rest_bytes", "magic"), rest_bytes, BLANK_MAGIC)
+
+
+def is_blank(data: Buffer, position: int = 0) -> bool:
+    """Whether a blank record or a coda starts here; False where there is too little to tell."""
+    if position < 0 or position + BLANK_BYTES > len(data):
+        return False
+    magic: int = _BLANK.unpack_from(data, position)[1]
+    return magic == BLANK_MAGIC
+
+
+def encode_coda(store_timestamp: int) -> bytes:
+    """An end marker. We never write one; tests and old tools do."""
+    return pack_fields(
+        _CODA, ("size", "magic", "store_timestamp"), 16, BLANK_MAGIC, store_timestamp
+    )
+
+
+def is_coda(data: Buffer, position: int = 0) -> bool:
+    if position < 0 or position + CODA_BYTES > len(data):
+        return False
+    size, magic, _ = _CODA.unpack_from(data, position)
+    return bool(size == CODA_BYTES and magic == BLANK_MAGIC)
+
+
+def decode_coda(data: Buffer, position: int = 0, *, path: str = "") -> int:
+    """The largest store timestamp of the segment that the coda closes."""
+    require(data, position=position, size=CODA_BYTES, path=path, what="end marker")
+    size, magic, store_timestamp = _CODA.unpack_from(data, position)
+    if size != CODA_BYTES or magic != BLANK_MAGIC:
+        raise SegmentCorruptError(path, "no end marker starts here", position=position)
+    return int(store_timestamp)
+
 
 TOPIC_BYTES_MAX_V1: Final = 127
 TOPIC_BYTES_MAX: Final = 32767

@@ -1,7 +1,6 @@
-"""Names of segments, directories and files.
+"""Names of segments, directories and files, and the message ids that a broker makes.
 
-What lives here: text to and from numbers. Whether a topic makes a safe directory is for the
-provider to say.
+Names of segments, directories and files.
 
     segment name      h8(decimal base offset) + base offset in 20 digits: 28 characters
     cluster directory h8(cluster) + "_" + cluster
@@ -11,16 +10,22 @@ provider to say.
     h8                the first 8 hexadecimal digits of the MD5 of the UTF-8 text
 
 Parsers raise ValueError for any other text.
+
+Message ids that a broker makes of its host and the log offset of a record.
+
+    hex, upper case: address (4 or 16 bytes), i32 port, i64 log offset; 32 or 56 characters
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 from hashlib import md5
+from struct import Struct
 from typing import Final
 
+from tieredstore.codec.checks import pack_fields
 from tieredstore.codec.java import encode_utf8
-from tieredstore.model.values import INT64_MAX
+from tieredstore.model.values import INT64_MAX, Host
 
 INDEX_TOPIC: Final = "rmq_sys_INDEX"
 
@@ -94,3 +99,28 @@ def _checked(offset: int, field: str) -> int:
     if not 0 <= offset <= INT64_MAX:
         raise ValueError(f"{field}: {offset} is not within 0 to {INT64_MAX}")
     return offset
+
+
+_TAIL: Final = Struct(">iq")
+_FIELDS: Final = ("port", "log_offset")
+_ADDRESS_BYTES: Final = {32: 4, 56: 16}
+
+
+def encode_offset_id(store_host: Host, *, log_offset: int) -> str:
+    if len(store_host.address) not in (4, 16):
+        raise ValueError(f"store_host: {len(store_host.address)} bytes are no address")
+    tail = pack_fields(_TAIL, _FIELDS, store_host.port, log_offset)
+    return (store_host.address + tail).hex().upper()
+
+
+def decode_offset_id(text: str) -> tuple[Host, int]:
+    """The store host and the log offset. Raises ValueError for what is not such an id."""
+    address_bytes = _ADDRESS_BYTES.get(len(text))
+    if address_bytes is None or not text.isascii() or not text.isalnum():
+        raise ValueError("an offset message id has 32 or 56 hexadecimal digits")
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        raise ValueError("an offset message id has 32 or 56 hexadecimal digits") from None
+    port, log_offset = _TAIL.unpack_from(raw, address_bytes)
+    return Host(raw[:address_bytes], port), log_offset

@@ -1,7 +1,4 @@
-"""The units of consume queues, one and many.
-
-What lives here: the 20-byte unit, and the unit of batch queues, which we only read. Use one form
-for a single unit and the other from about ten on: below that numpy is the slower one.
+"""The 20-byte units of consume queues, one at a time and many at once.
 
 Unit number k of a queue is at byte 20 * k of its consume queue:
 
@@ -34,7 +31,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tieredstore.codec.bounds import (
+from tieredstore.codec.checks import (
     Buffer,
     encode_entries,
     pack_fields,

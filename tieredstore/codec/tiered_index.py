@@ -1,9 +1,6 @@
-"""The key index files of the tier: as they are written, and compacted as they are uploaded.
+"""The bytes of the tier's key index files, as they are written and as they are uploaded.
 
-What lives here: header, slots, items of both forms, positions, sizes, time rules, and the marks of
-files from RocketMQ 5.1. Many items at once are in `tiered_index_columns`; filling, compacting and
-searching in `tieredstore.index`. No file carries its slot count S or item capacity N: they are
-settings and must never change.
+The key index files of the tier: as they are written, and compacted as they are uploaded.
 
 Header of both forms:
 
@@ -35,12 +32,19 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from tieredstore.codec.bounds import Buffer, pack_fields, require
+from tieredstore.codec.checks import (
+    Buffer,
+    encode_entries,
+    pack_fields,
+    require,
+    require_multiple,
+    view_entries,
+)
 from tieredstore.codec.java import java_divide, wrap_int32, wrap_int64
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT32_MAX
@@ -234,3 +238,66 @@ def is_legacy_compacted(header: TieredIndexHeader, *, file_bytes: int, slot_coun
 def is_legacy_written(*, file_bytes: int, slot_count: int, item_capacity: int) -> bool:
     """Whether RocketMQ 5.1 made this file that was not uploaded yet: they are 16 bytes longer."""
     return file_bytes == 44 + SLOT_BYTES * slot_count + ITEM_BYTES * item_capacity
+
+
+SLOT_DTYPE: Final = np.dtype([("item", ">i4"), ("unused", ">i4")])
+COMPACTED_SLOT_DTYPE: Final = np.dtype([("position", ">i4"), ("items_bytes", ">i4")])
+_COLUMNS: Final = [
+    *(("key_hash", ">i4"), ("topic_id", ">i4"), ("queue_id", ">i4"), ("log_offset", ">i8")),
+    *(("message_bytes", ">i4"), ("seconds", ">i4"), ("previous", ">i4")),
+]
+ITEM_DTYPE: Final = np.dtype(_COLUMNS)
+COMPACTED_ITEM_DTYPE: Final = np.dtype(_COLUMNS[:-1])
+
+
+def view_slots(data: Buffer, *, slot_count: int, path: str = "") -> NDArray[Any]:
+    """All slots of a file as it is written."""
+    return view_entries(
+        data, SLOT_DTYPE, position=HEADER_BYTES, count=slot_count, path=path, what="index slots"
+    )
+
+
+def view_compacted_slots(data: Buffer, *, slot_count: int, path: str = "") -> NDArray[Any]:
+    """All slots of an uploaded file; what they say is not checked."""
+    layout, what = COMPACTED_SLOT_DTYPE, "index slots"
+    return view_entries(data, layout, position=HEADER_BYTES, count=slot_count, path=path, what=what)
+
+
+def view_items(data: Buffer, *, slot_count: int, item_count: int, path: str = "") -> NDArray[Any]:
+    """Items 1 to `item_count` of a file as it is written."""
+    position = item_position(1, slot_count=slot_count)
+    return view_entries(
+        data, ITEM_DTYPE, position=position, count=item_count, path=path, what="index items"
+    )
+
+
+def view_compacted_items(data: Buffer, *, path: str = "") -> NDArray[Any]:
+    """Uploaded items, for example those of one slot: `data` holds nothing else."""
+    require_multiple(data, size=COMPACTED_ITEM_BYTES, path=path, what="index items")
+    count = len(data) // COMPACTED_ITEM_BYTES
+    layout = COMPACTED_ITEM_DTYPE
+    return view_entries(data, layout, position=0, count=count, path=path, what="index items")
+
+
+def encode_items(
+    *,
+    key_hashes: ArrayLike,
+    topic_ids: ArrayLike,
+    queue_ids: ArrayLike,
+    log_offsets: ArrayLike,
+    message_bytes: ArrayLike,
+    seconds: ArrayLike,
+    previous: ArrayLike | None = None,
+) -> bytes:
+    """Items from columns of one length: as written, or compacted if `previous` is left out."""
+    columns: dict[str, tuple[ArrayLike, int]] = {
+        "key_hash": (key_hashes, 32),
+        "topic_id": (topic_ids, 32),
+        "queue_id": (queue_ids, 32),
+        "log_offset": (log_offsets, 64),
+        "message_bytes": (message_bytes, 32),
+        "seconds": (seconds, 32),
+    }
+    if previous is None:
+        return encode_entries(COMPACTED_ITEM_DTYPE, **columns)
+    return encode_entries(ITEM_DTYPE, **columns, previous=(previous, 32))

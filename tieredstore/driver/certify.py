@@ -1,18 +1,15 @@
-"""Can this object store be trusted with a tier? Asked once, by doing what a tier does.
-
-What lives here: `certify`; its outcome is in `certificate.py`. Who refuses to write without it,
-and where the outcome is kept, is for the provider.
-"""
+"""Proof that an object store can be trusted with a tier, and the certificate that records it."""
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
-from tieredstore.driver.certificate import Certificate
 from tieredstore.driver.object_client import ObjectClient, ObjectExistsError, ObjectFacts, Range
 from tieredstore.driver.provider import ProbeFinding
 from tieredstore.driver.runtime import SystemClock, ThreadPool
@@ -22,6 +19,54 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
     TieredStoreError,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What a store was asked to prove, and whether it did."""
+
+    client: str
+    findings: tuple[ProbeFinding, ...]
+    elapsed_ms: int
+
+    @property
+    def passed(self) -> bool:
+        return all(finding.passed for finding in self.findings)
+
+    @property
+    def failures(self) -> tuple[ProbeFinding, ...]:
+        return tuple(finding for finding in self.findings if not finding.passed)
+
+    def summary(self) -> str:
+        """One line: what a refusal to write says."""
+        if self.passed:
+            return f"{self.client}: {len(self.findings)} checks passed in {self.elapsed_ms} ms"
+        named = "; ".join(f"{finding.check}: {finding.detail}" for finding in self.failures)
+        return f"{self.client} is not to be trusted: {named}"
+
+    def to_json(self) -> str:
+        """For whoever keeps it."""
+        rows = [[found.check, found.passed, found.detail] for found in self.findings]
+        return json.dumps(
+            {"client": self.client, "findings": rows, "elapsed_ms": self.elapsed_ms},
+            ensure_ascii=False,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Certificate:
+        """Raises ValueError for what `to_json` did not write."""
+        try:
+            kept = json.loads(text)
+            findings = tuple(
+                ProbeFinding(str(check), passed is True, str(detail))
+                for check, passed, detail in kept["findings"]
+            )
+            return cls(
+                client=str(kept["client"]), findings=findings, elapsed_ms=int(kept["elapsed_ms"])
+            )
+        except (TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+            raise ValueError("this is no certificate") from error
+
 
 PREFIX: Final = ".certify"
 RACERS: Final = 16

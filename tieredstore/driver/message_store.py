@@ -1,8 +1,4 @@
-"""The protocol of a message store: what a broker calls, and what the tier wraps.
-
-What lives here: `MessageStore` and the small protocols around it, and the ground for plugins. It is
-a Protocol, not an ABC: the broker's class is not ours.
-"""
+"""The protocol of a message store: what a broker calls, and what the tier wraps."""
 
 from __future__ import annotations
 

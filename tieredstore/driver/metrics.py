@@ -1,16 +1,23 @@
-"""What is measured, under RocketMQ's names and labels, and where it goes.
-
-What lives here: the metrics of RocketMQ's tiered store as data, and the `Metrics` protocol with a
-default that does nothing. Metrics of ours are in `our_metrics`; what measures requests is
-`measured`. Exporters for Prometheus and OpenTelemetry live elsewhere and read the declarations.
-"""
+"""Metrics: the table of instruments, and a provider that measures every request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol, TypeAlias
+from functools import partial
+from typing import Final, ParamSpec, Protocol, TypeAlias, TypeVar
+
+from tieredstore.driver.provider import (
+    ProviderWrapper,
+    SegmentProvider,
+    SegmentRead,
+    SegmentWrapper,
+    WritePair,
+)
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import Buffer, FileSegment
 
 Labels: TypeAlias = Mapping[str, str]
 GaugeRead: TypeAlias = Callable[[], Iterable[tuple[float, Labels]]]
@@ -213,3 +220,260 @@ class MetricsOfOneLife:
     def end(self) -> None:
         """Show nothing any more; idempotent."""
         self._reads[:] = [None] * len(self._reads)
+
+
+_COUNTER, _GAUGE = MetricKind.COUNTER, MetricKind.GAUGE
+_OF_QUEUE = ("topic", "queue_id")
+_OURS = "tieredstore_"
+
+# Requests
+
+OBJECT_REQUESTS = Metric(
+    _OURS + "object_requests_total",
+    _COUNTER,
+    ("operation", "success"),
+    meaning="Requests to an object store, each try by itself",
+)
+OBJECT_BYTES = Metric(
+    _OURS + "object_bytes_total",
+    _COUNTER,
+    ("operation",),
+    "bytes",
+    meaning="Bytes that these requests moved",
+)
+OBJECT_BILL = Metric(
+    _OURS + "object_requests_estimated_cost_total",
+    _COUNTER,
+    ("operation",),
+    "dollars",
+    meaning="What they cost by the price table of the settings",
+)
+RETRIES = Metric(
+    _OURS + "retries_total",
+    _COUNTER,
+    ("operation",),
+    meaning="Calls of a backend that were made again because the one before failed",
+)
+
+# Uploads
+
+QUEUES = Metric(
+    _OURS + "queues",
+    _GAUGE,
+    ("state",),
+    meaning="Queues that are `ok`; `failing`, which is tried again; `stopped` until somebody looks",
+)
+QUEUE_PROBLEM = Metric(
+    _OURS + "queue_problem",
+    _GAUGE,
+    (*_OF_QUEUE, "state"),
+    meaning="1 for each queue that is `failing` or `stopped`; others are not shown",
+)
+LOST_MESSAGES = Metric(
+    _OURS + "lost_messages",
+    _GAUGE,
+    _OF_QUEUE,
+    meaning="Messages that the broker lost before they were uploaded; only queues with such gaps",
+)
+BUFFERED_BYTES = Metric(
+    _OURS + "upload_buffered_bytes",
+    _GAUGE,
+    (),
+    "bytes",
+    meaning="Bytes in memory that wait for their upload",
+)
+UPLOADS = Metric(_OURS + "uploads_under_way", _GAUGE, meaning="Uploads that have not ended yet")
+HELD_LOG_BYTES = Metric(
+    _OURS + "local_log_held_bytes",
+    _GAUGE,
+    (),
+    "bytes",
+    meaning="The broker's own log from the oldest message on that the tier still needs",
+)
+
+QUEUE_HELD_LOG_BYTES = Metric(
+    _OURS + "queue_held_log_bytes",
+    _GAUGE,
+    _OF_QUEUE,
+    "bytes",
+    meaning="The same from the oldest message of this queue on; only queues that wait",
+)
+
+# The key index
+
+INDEX_FILES = Metric(
+    _OURS + "index_files",
+    _GAUGE,
+    ("state",),
+    meaning="Index files: `unsealed` is being filled, `sealed` waits for its upload, `uploaded`",
+)
+INDEX_BEHIND = Metric(
+    _OURS + "index_behind",
+    _GAUGE,
+    meaning="Messages in the tier that the key index still has to take",
+)
+INDEX_PROBLEM = Metric(
+    _OURS + "index_problem",
+    _GAUGE,
+    meaning="1 while index files cannot be uploaded or expired; the log says why",
+)
+FOOTER_CACHE_BYTES = Metric(
+    _OURS + "index_footer_cache_bytes",
+    _GAUGE,
+    (),
+    "bytes",
+    meaning="Copies of index footers on the broker's disk",
+)
+
+# The catalogue
+
+JOURNAL_BYTES = Metric(
+    _OURS + "catalogue_journal_bytes",
+    _GAUGE,
+    (),
+    "bytes",
+    meaning="Changes of the catalogue that are not in RocketMQ's JSON file yet",
+)
+SNAPSHOT_AGE = Metric(
+    _OURS + "catalogue_snapshot_age",
+    _GAUGE,
+    (),
+    "seconds",
+    meaning="Since when that file is unchanged; nothing where there is none",
+)
+PUBLISHED = Metric(
+    _OURS + "catalogue_publishes_total",
+    _COUNTER,
+    ("success",),
+    meaning="How often the catalogue was published for readers elsewhere, or could not be",
+)
+PUBLISH_PROBLEM = Metric(
+    _OURS + "catalogue_problem",
+    _GAUGE,
+    meaning="1 while the newest changes cannot be published; the log says why",
+)
+
+OUR_METRICS: Final[tuple[Metric, ...]] = (
+    OBJECT_REQUESTS,
+    OBJECT_BYTES,
+    OBJECT_BILL,
+    RETRIES,
+    QUEUES,
+    QUEUE_PROBLEM,
+    LOST_MESSAGES,
+    BUFFERED_BYTES,
+    UPLOADS,
+    HELD_LOG_BYTES,
+    QUEUE_HELD_LOG_BYTES,
+    INDEX_FILES,
+    INDEX_BEHIND,
+    INDEX_PROBLEM,
+    FOOTER_CACHE_BYTES,
+    JOURNAL_BYTES,
+    SNAPSHOT_AGE,
+    PUBLISHED,
+    PUBLISH_PROBLEM,
+)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class MeasuredSegment(SegmentWrapper):
+    """A segment whose reads and writes are measured under RocketMQ's names."""
+
+    def __init__(self, inner: FileSegment, metrics: Metrics, runtime: Runtime) -> None:
+        super().__init__(inner)
+        self._metrics = metrics
+        self._clock = runtime.clock
+        self._labels = {"path": inner.queue_path, "file_type": inner.type.name.lower()}
+
+    def read(self, position: int, length: int) -> bytes:
+        data = self.measured("read", self.inner.read, position, length)
+        self.record_download(len(data))
+        return data
+
+    def write(self, position: int, data: Buffer) -> None:
+        self.measured("write", self.inner.write, position, data)
+        self.record_upload(memoryview(data).nbytes)
+
+    def record_download(self, size: int) -> None:
+        self._metrics.record(DOWNLOAD_BYTES, size, {**self._labels, "operation": "read"})
+
+    def record_upload(self, size: int) -> None:
+        self._metrics.record(UPLOAD_BYTES, size, {**self._labels, "operation": "write"})
+
+    def measured(
+        self, operation: str, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        started = self._clock.monotonic()
+        success = False
+        try:
+            outcome = call(*args, **kwargs)
+            success = True
+            return outcome
+        finally:
+            self.record_call(operation, started, success=success)
+
+    def record_call(self, operation: str, started: float, *, success: bool) -> None:
+        spent_ms = (self._clock.monotonic() - started) * 1000
+        labels = {**self._labels, "operation": operation, "success": str(success).lower()}
+        self._metrics.record(RPC_LATENCY, spent_ms, labels)
+
+
+class MeasuredProvider(ProviderWrapper):
+    """A provider whose segments are measured."""
+
+    def __init__(self, inner: SegmentProvider, metrics: Metrics, runtime: Runtime) -> None:
+        super().__init__(inner, runtime)
+        self._metrics = metrics
+
+    def wrap(self, segment: FileSegment) -> MeasuredSegment:
+        return MeasuredSegment(segment, self._metrics, self._runtime)
+
+    def read_many(self, reads: Sequence[SegmentRead]) -> Sequence[bytes]:
+        """Each by itself, or in the provider's own way: then each took as long as all."""
+        if not self.retries_itself:
+            return super().read_many(reads)
+        started = self._runtime.clock.monotonic()
+        results: Sequence[bytes] | None = None
+        try:
+            results = self.inner.read_many(reads)
+        finally:
+            for each in _measured(read.segment for read in reads):
+                each.record_call("read", started, success=results is not None)
+        for read, data in zip(reads, results, strict=True):
+            for each in _measured([read.segment]):
+                each.record_download(len(data))
+        return results
+
+    def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
+        """Each by itself, or in the provider's own way: then both of a pair took as long."""
+        if not self.retries_itself:
+            return super().write_many(pairs)
+        started = self._runtime.clock.monotonic()
+        futures = self.inner.write_many(pairs)
+        for pair, future in zip(pairs, futures, strict=True):
+            future.add_done_callback(partial(self._record_pair, pair, started))
+        return futures
+
+    def _record_pair(self, pair: WritePair, started: float, future: Future[None]) -> None:
+        success = not future.cancelled() and future.exception() is None
+        for write in (pair.log, pair.queue):
+            if write is not None:
+                for each in _measured([write.segment]):
+                    each.record_call("write", started, success=success)
+                    if success:
+                        each.record_upload(memoryview(write.data).nbytes)
+
+    def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
+        if not isinstance(segment, MeasuredSegment):
+            return super().create(segment, blocks)
+        size = segment.measured("write", super().create, segment, blocks)
+        segment.record_upload(size)
+        return size
+
+
+def _measured(segments: Iterable[FileSegment]) -> Iterator[MeasuredSegment]:
+    return (each for each in segments if isinstance(each, MeasuredSegment))

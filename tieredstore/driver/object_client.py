@@ -1,7 +1,5 @@
-"""The contract of an object store's client: the few requests that a tier needs.
-
-What lives here: `ObjectClient` and its values. Adapters live in `tieredstore.providers`, their test
-in `tieredstore.testing.object_client_contract`. How segments become objects is for the provider.
+"""The contract of an object store's client: the few requests that a tier needs; the base class
+of wrappers.
 """
 
 from __future__ import annotations
@@ -208,3 +206,65 @@ class ObjectClient(ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class ObjectClientWrapper(ObjectClient):
+    """Forwards everything to `inner`."""
+
+    def __init__(self, inner: ObjectClient) -> None:
+        self.inner = inner
+
+    @property
+    def capabilities(self) -> ObjectCapabilities:
+        return self.inner.capabilities
+
+    def describe(self) -> str:
+        return self.inner.describe()
+
+    def head(self, key: str) -> ObjectFacts:
+        return self.inner.head(key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self.inner.get_range(key, start, length)
+
+    def get_ranges(self, ranges: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
+        return self.inner.get_ranges(ranges)
+
+    def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = True,
+        if_match: str | None = None,
+    ) -> ObjectFacts:
+        return self.inner.put(key, data, metadata=metadata, if_absent=if_absent, if_match=if_match)
+
+    def put_stream(
+        self,
+        key: str,
+        blocks: Iterable[Buffer],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = True,
+        attempt: Attempt = once,
+    ) -> ObjectFacts | None:
+        return self.inner.put_stream(
+            key, blocks, metadata=metadata, if_absent=if_absent, attempt=attempt
+        )
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
+        return self.inner.list(prefix, after=after)
+
+    def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
+        return self.inner.delete_many(keys)
+
+    def abandoned_uploads(self, prefix: str = "") -> Sequence[AbandonedUpload]:
+        return self.inner.abandoned_uploads(prefix)
+
+    def abort_upload(self, upload: AbandonedUpload) -> None:
+        self.inner.abort_upload(upload)
+
+    def close(self) -> None:
+        self.inner.close()

@@ -1,9 +1,4 @@
-"""What a process has opened is its own: a fork copies the memory, and not the right to use it.
-
-What lives here: `OneProcess`, which everything that is opened asks before it does anything. A
-forked child shares its parent's mappings and file positions, has none of its threads, and may find
-its locks held for ever: it would overwrite what the parent writes, or wait without end.
-"""
+"""What a process has opened is its own: a fork copies the memory, and not the right to use it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Names to classes: built-in names, entry points and dotted paths.
-
-What lives here: the only place of the core that knows what the built-in parts are called, as
-dotted strings: naming a part costs no import of it. Third parties add names through entry points
-of the groups below; where there is no installed distribution (a zip on a cluster) only built-in
-names and dotted paths exist.
-"""
+"""Names to classes: built-in names, entry points and dotted paths."""
 
 from __future__ import annotations
 
@@ -26,18 +20,18 @@ _BUILT_IN: Final[Mapping[str, Mapping[str, str]]] = {
     PROVIDERS: {
         "memory": "tieredstore.providers.memory:MemoryProvider",
         "posix": "tieredstore.providers.posix:PosixProvider",
-        "s3": "tieredstore.providers.object_stores:S3Provider",
-        "fsspec": "tieredstore.providers.object_stores:FsspecProvider",
+        "s3": "tieredstore.providers.object_provider:S3Provider",
+        "fsspec": "tieredstore.providers.object_provider:FsspecProvider",
     },
     METADATA_STORES: {
         "json": "tieredstore.metadata.json_store:JsonMetadataStore",
     },
     CATALOGUE_COPIES: {
-        "published": "tieredstore.metadata.published_store:PublishedMetadataStore",
+        "published": "tieredstore.metadata.published:PublishedMetadataStore",
         "rebuild": "tieredstore.metadata.memory_store:MemoryMetadataStore",
     },
     MESSAGE_STORES: {
-        "tiered": "tieredstore.access.tiered_store:TieredMessageStore",
+        "tiered": "tieredstore.access.store:TieredMessageStore",
     },
 }
 

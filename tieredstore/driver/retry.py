@@ -1,9 +1,4 @@
-"""Trying again: bounded, jittered, with a total deadline, and only for what is worth it.
-
-What lives here: `RetryPolicy` and the wrappers that apply it. Only BackendUnavailableError is
-retried. A write whose outcome is unknown is safe to repeat, since it is positioned: if the first
-attempt landed, the second raises PositionMismatchError with the true end.
-"""
+"""Retries: bounded, jittered, under a total deadline, and only for errors that can pass."""
 
 from __future__ import annotations
 
@@ -13,12 +8,15 @@ from typing import ParamSpec, TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type
 
-from tieredstore.driver.metrics import Metrics, NoMetrics
-from tieredstore.driver.our_metrics import RETRIES
-from tieredstore.driver.provider import ListedSegment, SegmentProvider
+from tieredstore.driver.metrics import RETRIES, Metrics, NoMetrics
+from tieredstore.driver.provider import (
+    ListedSegment,
+    ProviderWrapper,
+    SegmentProvider,
+    SegmentWrapper,
+)
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
-from tieredstore.driver.wrapper import ProviderWrapper, SegmentWrapper
 from tieredstore.model.errors import BackendUnavailableError, InvalidConfigError
 
 P = ParamSpec("P")

@@ -1,8 +1,4 @@
-"""Clock, randomness and threads: the only module that knows the real ones.
-
-What lives here: `Clock`, `Pool` and the `Runtime` that owns them. Everything else is handed a
-Runtime, so that a test can hand in its own time and run the whole store in one thread.
-"""
+"""Clock, randomness, threads and deadlines: the only module that knows the real ones."""
 
 from __future__ import annotations
 
@@ -10,17 +6,18 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, Protocol, Self, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final, ParamSpec, Protocol, Self, TypeVar
 
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.printable import log_of
 
+log = log_of(__name__)
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
-log = log_of(__name__)
 
 DISPATCH_THREADS = 8
 FETCH_THREADS = 16
@@ -303,4 +300,28 @@ def _run(
         future.set_result(call(*args, **kwargs))
     except Exception as error:  # noqa: BLE001 - whoever asks the future gets it
         future.set_exception(error)
+    return future
+
+
+ONCE_MS: Final = 24 * 3_600_000  # the interval of a service that is stopped after its first step
+
+
+def in_time(runtime: Runtime, name: str, call: Callable[[], T], seconds: float | None) -> Future[T]:
+    """Make a call in a thread of its own and wait so many seconds for it.
+
+    What it returns or raises is in the future. One that is not done is still under way, and
+    nothing will stop it. An inline runtime has no other thread: there the caller does it.
+    """
+    future: Future[T] = Future()
+
+    def step() -> None:
+        try:
+            future.set_result(call())
+        except Exception as error:  # noqa: BLE001 - whoever asks the future gets it
+            future.set_exception(error)
+
+    service = runtime.service(name, step, interval_ms=ONCE_MS)
+    service.wake()
+    wait([future], seconds)
+    service.stop(0)
     return future

@@ -1,8 +1,4 @@
-"""The contract of a segment: one append-only run of bytes in a backend.
-
-What lives here: `FileSegment`. Buffering, commit and repair do not: they live once, above.
-What opens segments is in `provider.py`; the test of both ships in `tieredstore.testing`.
-"""
+"""The contract of a segment: one append-only run of bytes in a backend."""
 
 from __future__ import annotations
 

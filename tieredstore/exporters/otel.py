@@ -1,11 +1,9 @@
 """Metrics for OpenTelemetry, under RocketMQ's names, units and labels.
 
-What lives here: `OpenTelemetryMetrics`. Where they go is up to the application's SDK.
-
-    from opentelemetry import metrics
-    store = TieredMessageStore(
-        local, config, metrics=OpenTelemetryMetrics(metrics.get_meter("tieredstore"))
-    )
+from opentelemetry import metrics
+store = TieredMessageStore(
+    local, config, metrics=OpenTelemetryMetrics(metrics.get_meter("tieredstore"))
+)
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ from typing import Any
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from tieredstore.driver.metrics import GaugeRead, Labels, Metric, MetricKind
-from tieredstore.exporters.gauge_reads import GaugeReads
-from tieredstore.exporters.label_sets import LabelSets
+from tieredstore.exporters.instruments import GaugeReads, LabelSets
 
 
 class OpenTelemetryMetrics:

@@ -1,10 +1,8 @@
 """Metrics for Prometheus, under RocketMQ's names and labels.
 
-What lives here: `PrometheusMetrics`. Serving them over HTTP is `prometheus_client`'s.
-
-    from prometheus_client import start_http_server
-    store = TieredMessageStore(local, config, metrics=PrometheusMetrics({"cluster": "c"}))
-    start_http_server(9464, addr="127.0.0.1")
+from prometheus_client import start_http_server
+store = TieredMessageStore(local, config, metrics=PrometheusMetrics({"cluster": "c"}))
+start_http_server(9464, addr="127.0.0.1")
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from tieredstore.driver.metrics import GaugeRead, Labels, Metric, MetricKind
-from tieredstore.exporters.gauge_reads import GaugeReads
-from tieredstore.exporters.label_sets import LabelSets
+from tieredstore.exporters.instruments import GaugeReads, LabelSets
 
 
 class PrometheusMetrics(Collector):

@@ -7,14 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tieredstore.flat.commit_log import FlatCommitLogFile
-    from tieredstore.flat.consume_queue import FlatConsumeQueueFile
+    from tieredstore.flat.message_file import FlatCommitLogFile, FlatConsumeQueueFile
 
 __all__ = ["FlatCommitLogFile", "FlatConsumeQueueFile"]
 
 _HOMES = {
-    "FlatCommitLogFile": "commit_log",
-    "FlatConsumeQueueFile": "consume_queue",
+    "FlatCommitLogFile": "message_file",
+    "FlatConsumeQueueFile": "message_file",
 }
 
 

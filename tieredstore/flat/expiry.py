@@ -1,31 +1,24 @@
-"""What is no longer kept of a queue: segments whose messages are all older than a time.
-
-What lives here: `kept_from`, `expire` and `would_expire`. When it is done is for `access`; deleting
-what could not be deleted at once is in `doomed`.
-"""
+"""Expiry of one queue: segments whose messages are all older than a given time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tieredstore.codec.end_marks import CODA_BYTES
+from tieredstore.codec.message import CODA_BYTES
 from tieredstore.codec.queue_unit import UNIT_BYTES
-from tieredstore.flat.append_file import FlatAppendFile
-from tieredstore.flat.commit_log import HOUR_MS
-from tieredstore.flat.flat_segment import FlatSegment
-from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.queue_read import DIRECT, ByteSource
-from tieredstore.flat.segment_times import (
+from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
+from tieredstore.flat.message_file import HOUR_MS, FlatMessageFile, UnitSpans
+from tieredstore.flat.reading import DIRECT, ByteSource
+from tieredstore.flat.times import (
     UNITS_AT_ONCE,
     believed_times,
     first_unit_from,
     log_offsets_of,
     queue_offset_at,
 )
-from tieredstore.flat.unit_spans import UnitSpans
-from tieredstore.model.catalogue import TopicRecord
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.values import TopicRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,4 @@
-"""The queues of a tier: all that the catalogue names, opened and recovered.
-
-What lives here: `FlatFileStore`: the table of queues, making and destroying them. What becomes
-of one queue when it is opened is in `recovery`.
-"""
+"""All queues of a tier: opened from the catalogue, created and destroyed."""
 
 from __future__ import annotations
 
@@ -17,10 +13,10 @@ from tieredstore.driver.metadata import Change, DeleteQueue, DeleteTopic, Metada
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
-from tieredstore.flat import doomed, unconfirmed
+from tieredstore.flat import append_file
+from tieredstore.flat import recovery as unconfirmed
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.recovery import recover
-from tieredstore.model.catalogue import QueueRecord, TopicRecord
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendError,
@@ -34,15 +30,15 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.printable import log_of
 from tieredstore.model.topics import why_no_topic
-from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.model.values import QueueKey, QueueRecord, SegmentType, TopicRecord
+
+log = log_of(__name__)
 
 AGAIN_SECONDS: Final = 10  # to the next look at what seems damaged; twice as long each time
 AGAIN_SECONDS_MAX: Final = 3600
 BELIEVED_TRIES: Final = 6  # looks, in five minutes and more: until then local retention waits
 
 Alone: TypeAlias = Callable[[QueueKey], AbstractContextManager[bool]]
-
-log = log_of(__name__)
 
 
 def _undisturbed(_key: QueueKey) -> AbstractContextManager[bool]:
@@ -78,7 +74,7 @@ class FlatFileStore:
         self._files: dict[QueueKey, FlatMessageFile] = {}
         self._unrecovered: dict[QueueKey, _Unrecovered] = {}
         self._guard = threading.Lock()  # of both tables; never held while bytes travel
-        self._leftovers = doomed.Leftovers(provider, metadata)
+        self._leftovers = append_file.Leftovers(provider, metadata)
         self._closed = False
         self._process = OneProcess(f"the queues of {config.broker_name}")
 
@@ -194,7 +190,7 @@ class FlatFileStore:
             self._metadata.put(record)
         file = self._made(record)
         # Bytes of a destroyed queue of this name would be in the way of the new one's.
-        if self._leftovers.finish_path(file.path, seconds=doomed.WAIT_SECONDS):
+        if self._leftovers.finish_path(file.path, seconds=append_file.WAIT_SECONDS):
             raise BackendUnavailableError(file.path, "create", "an older queue is still there")
         self._recover(file)
         with self._guard:
@@ -246,7 +242,7 @@ class FlatFileStore:
         paths = [self._path(key) for key in keys]
         for key, path in zip(keys, paths, strict=True):
             changes.append(DeleteQueue(key.topic, key.queue_id))
-            changes += doomed.doom(self._metadata.segments(path))
+            changes += append_file.doom(self._metadata.segments(path))
             changes += unconfirmed.forget(path, self._metadata)
         self._metadata.apply(changes)
         with self._guard:

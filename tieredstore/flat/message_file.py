@@ -1,27 +1,24 @@
-"""One queue of the tier: a commit log and a consume queue that belong together.
-
-What lives here: `FlatMessageFile`: appending runs of messages, committing both files in order,
-and reading runs back. What is done when it is opened is in `recovery`; searching by time in
-`time_search`; which queues there are in `file_store`.
-"""
+"""One queue of the tier: `FlatMessageFile` with its commit log and its consume queue."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units, encode_units
-from tieredstore.codec.record_fields import peek_store_timestamp
+from tieredstore.codec.record import LOG_OFFSET_POSITION, peek_queue_offset, peek_store_timestamp
 from tieredstore.driver.metadata import MetadataStore, Put
-from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.provider import SegmentProvider, WritePair
 from tieredstore.driver.runtime import Clock
-from tieredstore.flat.commit_attempt import Appended, CommitAttempt
-from tieredstore.flat.commit_log import FlatCommitLogFile, placed_records
-from tieredstore.flat.consume_queue import FlatConsumeQueueFile
-from tieredstore.flat.unit_spans import UnitSpans
-from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
+from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
+from tieredstore.flat.segment_writer import Upload
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -31,7 +28,259 @@ from tieredstore.model.errors import (
     StoreClosedError,
 )
 from tieredstore.model.messages import MessageRun
-from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.model.values import QueueKey, QueueRecord, SegmentRecord, SegmentType, TopicRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitAttempt:
+    """Both files' share of one commit, to be sent as a pair and then settled."""
+
+    log: Upload | None
+    queue: Upload | None
+
+    @property
+    def pair(self) -> WritePair:
+        return WritePair(
+            log=None if self.log is None else self.log.write,
+            queue=None if self.queue is None else self.queue.write,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """How many messages of a run were taken, where each lies in the tier's commit log, and their
+    records as they lie there, one behind the other."""
+
+    count: int
+    log_offsets: NDArray[np.int64]
+    records: memoryview
+
+
+FIRST_BELIEVED_MS: Final = 1_262_304_000_000  # 2010-01-01
+AHEAD_BELIEVED_MS: Final = 24 * 3_600_000
+
+
+def is_believed(time: int | None, now_ms: int) -> bool:
+    return time is not None and FIRST_BELIEVED_MS <= time <= now_ms + AHEAD_BELIEVED_MS
+
+
+HOUR_MS = 3_600_000
+_HEADER_BYTES = 28  # up to and with the queue offset
+
+
+class FlatCommitLogFile(FlatAppendFile):
+    """The records of one queue, from byte 0 on."""
+
+    def __init__(
+        self,
+        path: str,
+        config: StoreConfig,
+        *,
+        provider: SegmentProvider,
+        metadata: MetadataStore,
+        clock: Clock,
+    ) -> None:
+        super().__init__(
+            path,
+            SegmentType.COMMIT_LOG,
+            provider=provider,
+            metadata=metadata,
+            clock=clock,
+            segment_bytes_max=config.commit_log_segment_bytes,
+        )
+        self._rolling_ms = config.commit_log_rolling_hours * HOUR_MS
+        self._rolling_bytes = config.commit_log_rolling_min_bytes
+        self._first: tuple[FlatSegment, int] | None = None  # the oldest segment's first message
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the last segment has nothing, and nothing waits for it."""
+        return self.append_offset == self.segments[-1].base
+
+    def is_due_to_roll(self) -> bool:
+        """Whether the last segment is old and large enough for a next one.
+
+        It is as old as its first message, or as itself where that message's time cannot be.
+        """
+        last = self.segments[-1] if self.segments else None
+        if last is None or last.record.begin_timestamp is None:
+            return False
+        now = self._clock.now_ms()
+        times = (last.record.begin_timestamp, last.record.create_timestamp)
+        begin = next((time for time in times if is_believed(time, now)), now)
+        return (
+            now - begin > self._rolling_ms and self.append_offset - last.base >= self._rolling_bytes
+        )
+
+    @property
+    def knows_first(self) -> bool:
+        """Whether `first_queue_offset` takes no read."""
+        first = self._oldest()
+        return first is None or (self._first is not None and self._first[0] is first)
+
+    def first_queue_offset(self) -> int | None:
+        """The queue offset of the oldest message; None while nothing is committed.
+
+        One small read, once for each oldest segment.
+        """
+        oldest, known = self._oldest(), self._first
+        if oldest is None:
+            return None
+        if known is None or known[0] is not oldest:
+            header = self.read(oldest.base, _HEADER_BYTES)
+            known = self._first = oldest, peek_queue_offset(header, path=self.path)
+        return known[1]
+
+    def assume_first(self, queue_offset: int) -> None:
+        """The record that would tell is lost: somebody else has found out."""
+        if (oldest := self._oldest()) is not None:
+            self._first = oldest, queue_offset
+
+    def _oldest(self) -> FlatSegment | None:
+        """The first segment with a message: a few torn bytes are none."""
+        return next((each for each in self.segments if each.record.size >= _HEADER_BYTES), None)
+
+
+def placed_records(
+    run: MessageRun, count: int, log_offset: int
+) -> tuple[bytearray, NDArray[np.int64]]:
+    """The first records of a run as they lie in a tier from `log_offset` on, and where each does.
+
+    A record carries its own log offset, everything else stays as it is. Records in a bytearray
+    that holds nothing else are changed where they are; others are copied once.
+    """
+    sizes = run.message_bytes[:count].astype(np.int64)
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    sources = run.starts[:count]
+    if np.array_equal(sources - sources[0], starts):
+        first, length = int(sources[0]), int(ends[-1])
+        if isinstance(run.records, bytearray) and len(run.records) == length:
+            data = run.records
+        else:
+            data = bytearray(memoryview(run.records)[first : first + length])
+    else:
+        data = bytearray().join(run.record(row) for row in range(count))
+    log_offsets = starts + log_offset
+    words: NDArray[Any] = np.ndarray((len(data) - 7,), ">i8", data, strides=(1,))
+    words[starts + LOG_OFFSET_POSITION] = log_offsets
+    del words
+    return data, log_offsets
+
+
+class FlatConsumeQueueFile(FlatAppendFile):
+    """The units of one queue; unit number k is at byte 20 * k. There may be gaps before segments:
+    messages that the broker's store lost before they were tiered."""
+
+    def __init__(
+        self,
+        path: str,
+        config: StoreConfig,
+        *,
+        provider: SegmentProvider,
+        metadata: MetadataStore,
+        clock: Clock,
+    ) -> None:
+        whole_units = config.consume_queue_segment_bytes // UNIT_BYTES * UNIT_BYTES
+        super().__init__(
+            path,
+            SegmentType.CONSUME_QUEUE,
+            provider=provider,
+            metadata=metadata,
+            clock=clock,
+            segment_bytes_max=whole_units,
+        )
+
+    @property
+    def min_unit(self) -> int:
+        return self.min_offset // UNIT_BYTES
+
+    @property
+    def commit_unit(self) -> int:
+        return self.commit_offset // UNIT_BYTES
+
+    @property
+    def append_unit(self) -> int:
+        return self.append_offset // UNIT_BYTES
+
+    def first_unit_from(self, unit: int) -> int:
+        """The first unit that there is at or behind this one: the end of the gap it lies in."""
+        found = self.segment_at(unit * UNIT_BYTES)
+        if found is not None and unit * UNIT_BYTES < found.end:
+            return unit
+        later = [each.base for each in self.segments if each.base >= unit * UNIT_BYTES]
+        return min([*later, self.commit_offset]) // UNIT_BYTES
+
+    def units_in_a_row(self, unit: int) -> int:
+        """How many committed units follow each other from this one on, without a gap."""
+        at = end = unit * UNIT_BYTES
+        for each in self.segments:
+            if each.base <= end < each.end:
+                end = each.end
+        return (end - at) // UNIT_BYTES
+
+
+class UnitSpans:
+    """The committed units within a range of queue offsets, numbered from 0 without gaps."""
+
+    __slots__ = ("_firsts", "_spans", "count")
+
+    def __init__(self, spans: list[range]) -> None:
+        self._spans = spans
+        self._firsts = [0, *accumulate(len(span) for span in spans)]
+        self.count = self._firsts[-1]
+
+    @classmethod
+    def of(cls, queue: FlatAppendFile, low: int, high: int) -> UnitSpans:
+        """The units of a queue in [low, high)."""
+        spans: list[range] = []
+        for segment in queue.segments:
+            start = max(low, segment.base // UNIT_BYTES)
+            stop = min(high, segment.end // UNIT_BYTES)
+            if start >= stop:
+                continue
+            if spans and spans[-1].stop == start:
+                spans[-1] = range(spans[-1].start, stop)
+            else:
+                spans.append(range(start, stop))
+        return cls(spans)
+
+    @property
+    def last(self) -> int:
+        """The newest queue offset; there must be one."""
+        return self._spans[-1].stop - 1
+
+    def offset(self, index: int) -> int:
+        """The queue offset of unit number `index`."""
+        span = bisect_right(self._firsts, index) - 1
+        return self._spans[span][index - self._firsts[span]]
+
+    def index(self, offset: int) -> int | None:
+        """The number of the unit with this queue offset; None if it is not there."""
+        for first, span in zip(self._firsts, self._spans, strict=False):
+            if offset in span:
+                return first + offset - span.start
+        return None
+
+    def first_at(self, log_offset: int, units: Callable[[int, int], QueueUnits]) -> int | None:
+        """The queue offset of the first unit whose record lies at this place of the log or behind
+        it; `units` reads some."""
+
+        def place(index: int) -> int:
+            return int(units(self.offset(index), 1).log_offsets[0])
+
+        found = bisect_left(range(self.count), log_offset, key=place)
+        return self.offset(found) if found < self.count else None
+
+    def part(self, low: int, high: int) -> list[range]:
+        """Numbers [low, high) as ranges of queue offsets."""
+        parts = []
+        for first, span in zip(self._firsts, self._spans, strict=False):
+            part = span[max(0, low - first) : max(0, high - first)]
+            if part:
+                parts.append(part)
+        return parts
+
 
 _TIME_BYTES = 76  # up to and with the store time of a message born on IPv6
 

@@ -1,21 +1,16 @@
-"""What is done when a queue is opened: how much of it is committed is found out.
-
-What lives here: `recover`. The catalogue is written after the backend and so may be behind it: the
-backend is asked, and what it holds counts as far as the queue's units bear it out. Which queues
-there are is for `file_store` to say.
-"""
+"""Recovery of one queue: how much of it is committed is found when it is opened."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
-from typing import Final
+from itertools import pairwise, zip_longest
+from typing import Any, Final
 
-from tieredstore.codec.end_marks import CODA_BYTES, is_blank
+from tieredstore.codec.message import CODA_BYTES, is_blank
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, decode_unit
-from tieredstore.codec.record_fields import (
+from tieredstore.codec.record import (
     MESSAGE_MAGIC_V1,
     MESSAGE_MAGIC_V2,
     peek_log_offset,
@@ -24,24 +19,140 @@ from tieredstore.codec.record_fields import (
     peek_queue_offset,
     peek_store_timestamp,
 )
-from tieredstore.driver.metadata import MetadataStore, Put
+from tieredstore.driver.metadata import Change, DeleteNote, MetadataStore, Put, PutNote
 from tieredstore.driver.runtime import Clock
-from tieredstore.flat import unconfirmed
-from tieredstore.flat.append_file import FlatAppendFile
-from tieredstore.flat.flat_segment import FlatSegment
-from tieredstore.flat.full_segments import gone_from
+from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.record_rows import RECORD_BYTES_MIN
-from tieredstore.model.catalogue import SegmentRecord
+from tieredstore.flat.reading import RECORD_BYTES_MIN
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError, SegmentError
 from tieredstore.model.printable import log_of
+from tieredstore.model.values import SegmentRecord, SegmentType
+
+log = log_of(__name__)
+
+
+def gone_from(file: FlatMessageFile) -> list[str]:
+    """What is missing of the full segments of a queue; nothing of those that were seen before.
+
+    One listing, and none where nothing is new. Only what a listing does not have is asked for by
+    itself: it may be older than its writer.
+    """
+    new = [
+        (part, _unseen(part.catalogued(), file.seen_to.get(part.type, 0)))
+        for part in (file.queue, file.log)
+    ]
+    if not any(segments for _, segments in new):
+        return []
+    listed = file.log.provider.list(file.path)
+    sizes = {(each.type, each.base): each.size for each in listed}
+    lost = []
+    for part, segments in new:
+        for each, following in segments:
+            wanted = min(each.end, following.base) - each.base
+            there = sizes.get((part.type, each.base), 0)
+            if there < wanted:
+                there = each.backend_bytes()
+            if there < wanted:
+                gone = f"{wanted - there} bytes that were committed are gone"
+                lost.append(f"{each.segment.path}: {gone}")
+        if segments and not lost:
+            file.seen_to[part.type] = segments[-1][1].base
+    return lost
+
+
+def _unseen(
+    segments: tuple[FlatSegment, ...], seen_to: int
+) -> list[tuple[FlatSegment, FlatSegment]]:
+    """Each with the next one. Those that end before the next begins are asked for anyway."""
+    return [
+        (each, following)
+        for each, following in pairwise(segments)
+        if each.base >= seen_to and each.end >= following.base
+    ]
+
+
+KIND: Final = "unconfirmed"
+_FIELDS: Final = 5  # of a row in a note
+
+
+def note_of(path: str, rows: Sequence[SegmentRecord], metadata: MetadataStore) -> list[Change]:
+    """A change that remembers rows as the catalogue had them before more was found behind them.
+
+    What an earlier note says stays true until somebody has compared.
+    """
+    ends = [row.end_offset for row in rows if row.type is SegmentType.CONSUME_QUEUE]
+    if not ends:
+        return []
+    first = min(ends) // UNIT_BYTES
+    before = {(row.type.name, row.base_offset): _fields(row) for row in rows}
+    earlier = _read(path, metadata)
+    if earlier is not None:
+        first = min(first, earlier[0])
+        before.update(((each[0], each[1]), each) for each in earlier[1])
+    return [PutNote(KIND, path, {"from": first, "rows": list(before.values())})]
+
+
+def first_unconfirmed(path: str, metadata: MetadataStore) -> int | None:
+    """The queue offset of the first of them; None if there is none."""
+    note = _read(path, metadata)
+    return None if note is None else note[0]
+
+
+def forget(path: str, metadata: MetadataStore) -> list[Change]:
+    return [] if metadata.note(KIND, path) is None else [DeleteNote(KIND, path)]
+
+
+def confirm(file: FlatMessageFile, metadata: MetadataStore) -> None:
+    """They are ours."""
+    metadata.apply(forget(file.path, metadata))
+    file.unconfirmed_from = None
+
+
+def take_back(file: FlatMessageFile, metadata: MetadataStore) -> None:
+    """They do not count: the queue ends where the catalogue had it end. No byte is touched.
+
+    What is appended next is compared with what lies there, so nothing of ours is sent twice.
+    For the one who appends to this queue; nothing may wait.
+    """
+    note = _read(file.path, metadata)
+    changes = forget(file.path, metadata)
+    for name, base, size, begin, end in () if note is None else note[1]:
+        row = metadata.segment(file.path, SegmentType[name], base)
+        if row is not None:  # else it was dropped meanwhile
+            changes.append(Put(replace(row, size=size, begin_timestamp=begin, end_timestamp=end)))
+    metadata.apply(changes)
+    file.queue.load()  # before the log: no unit that can be read is without its record
+    file.log.load()
+    file.unconfirmed_from = None
+
+
+def _read(path: str, metadata: MetadataStore) -> tuple[int, list[list[Any]]] | None:
+    """What a note says; None where there is none, or none that makes sense."""
+    note: Any = metadata.note(KIND, path)
+    if note is None:
+        return None
+    try:
+        rows = [[SegmentType[name].name, *map(_whole, rest)] for name, *rest in note["rows"]]
+        if all(len(row) == _FIELDS and None not in row[:3] for row in rows):
+            return int(note["from"]), rows
+    except (KeyError, TypeError, ValueError):
+        pass
+    log.warning("%s: the catalogue has a note that makes no sense: %r", path, note)
+    return None
+
+
+def _whole(field: Any) -> int | None:
+    return None if field is None else int(field)
+
+
+def _fields(row: SegmentRecord) -> list[Any]:
+    return [row.type.name, row.base_offset, row.size, row.begin_timestamp, row.end_timestamp]
+
 
 _HEADER_BYTES = 76  # up to and with the store time of a message born on IPv6
 _MAGICS = frozenset({MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2})
 _UNITS_LOOKED_AT: Final = 64
 _BYTES_AT_ONCE: Final = 1 << 18
-
-log = log_of(__name__)
 
 
 def recover(
@@ -82,13 +193,13 @@ def recover(
         if following is not None:
             changed.append(following)
         if changed:
-            note = unconfirmed.note_of(file.path, grown, metadata)
+            note = note_of(file.path, grown, metadata)
             metadata.apply([*map(Put, changed), *note])
     file.log.take_over(commit_log.counted())
     if following is not None:
         file.log.adopt(following)
     file.queue.take_over(queue.counted())
-    file.unconfirmed_from = unconfirmed.first_unconfirmed(file.path, metadata)
+    file.unconfirmed_from = first_unconfirmed(file.path, metadata)
     file.problem = "; ".join(problems) or None
     if file.problem is not None and not read_only:
         log.error("%s: nothing more is uploaded: %s", file.path, file.problem)

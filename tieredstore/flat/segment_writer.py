@@ -1,8 +1,4 @@
-"""The segment at the end of a file: what waits in memory for it, and what is durable of it.
-
-What lives here: `SegmentWriter` and `Upload`. Which segment is the last, and when there is a next
-one, is for `append_file` to say; who sends an upload is the provider's business.
-"""
+"""The segment at the end of a file: bytes that wait in memory, and how much of it is durable."""
 
 from __future__ import annotations
 

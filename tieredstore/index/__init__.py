@@ -4,16 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tieredstore.index.index_store import IndexStore
-    from tieredstore.index.index_store import IndexStore as IndexStoreService
-    from tieredstore.index.store_file import IndexStoreFile
+    from tieredstore.index.local_file import IndexStoreFile
+    from tieredstore.index.store import IndexStore
+    from tieredstore.index.store import IndexStore as IndexStoreService
 
 __all__ = ["IndexStore", "IndexStoreFile", "IndexStoreService"]
 
 _HOMES = {
-    "IndexStore": "index_store",
-    "IndexStoreFile": "store_file",
-    "IndexStoreService": "index_store",
+    "IndexStore": "store",
+    "IndexStoreFile": "local_file",
+    "IndexStoreService": "store",
 }
 
 _REAL = {"IndexStoreService": "IndexStore"}

@@ -1,8 +1,5 @@
 """Our footer behind the last item of an uploaded index file, where RocketMQ never looks.
 
-What lives here: its layout, encoding and reading its tail. The blocks in it are in `key_filter` and
-`fences`; what they are built from is in `footer_build`.
-
     | part           | bytes           |                                                        |
     | -------------- | --------------- | ------------------------------------------------------ |
     | filter blocks  | 4096 each       | none where not all keys are known                      |
@@ -34,25 +31,202 @@ What lives here: its layout, encoding and reading its tail. The blocks in it are
 The length of the whole file stays what it was modulo 28, by which files of RocketMQ 5.1 are told;
 they end in another magic. A footer with filter blocks says that all keys were put by us, so that
 their hashes follow the classic rule.
+
+Which keys an uploaded file cannot hold: a Bloom filter in blocks, each probed alone.
+
+A block is 4 KiB: 32 736 bits and the CRC32C of their bytes, u32 big-endian. With m the mixed hash
+of a key (`key_hashes.mixed`), it belongs to block (m >> 32) * blocks >> 32. Of it, six bits are
+set: with s = (m * 9E3779B97F4A7C15 modulo 2^64) >> 32 | 1, bit number
+(((m + i * s) modulo 2^32) * 32736) >> 32 for i from 0 to 5; bit b is 1 << b % 8 of byte b / 8.
+Twelve bits a key let 0.4 % of other keys through.
+
+Where the items of a slot lie in an uploaded file, without its slot table.
+
+A group is a run of slots whose items take at most 16 380 bytes together, or exactly one slot that
+takes more. A block is 4 KiB, big-endian:
+
+    | offset | width | field                                                              |
+    | ------ | ----- | ------------------------------------------------------------------ |
+    |  8 * i | i32   | first slot of a group; 2^31 - 1 behind the last group              |
+    |      4 | i32   | position in the file where its items start                         |
+    |   4088 | i32   | position where the items of the block's last group end              |
+    |   4092 | u32   | CRC32C of the bytes before                                         |
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from google_crc32c import value as crc32c
+from numpy.typing import NDArray
 
-from tieredstore.codec.bounds import Buffer
+from tieredstore.codec.checks import Buffer
+from tieredstore.codec.key_hashes import Hashes, mixed
 from tieredstore.codec.tiered_index import COMPACTED_ITEM_BYTES, HEADER_BYTES, SLOT_BYTES
-from tieredstore.index.fences import FENCES_A_BLOCK
-from tieredstore.index.key_filter import BLOCK_BYTES, checksum
 from tieredstore.index.rows import TimeRange
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT32_MAX
+
+BLOCK_BYTES: Final = 4096
+CHECKSUM_BYTES: Final = 4
+PAYLOAD_BYTES: Final = BLOCK_BYTES - CHECKSUM_BYTES
+_BLOCK_BITS: Final = 8 * PAYLOAD_BYTES
+_BITS_A_KEY: Final = 12
+PROBES: Final = 6
+_STEP: Final = np.uint64(0x9E3779B97F4A7C15)
+_HALF: Final = np.uint64(32)
+_LOW: Final = np.uint64(0xFFFFFFFF)
+_HASHES_A_TURN: Final = 1 << 16
+_BLOCKS_A_PASS: Final = 1900  # 62 MB while their bits are set
+
+
+def filter_block_count(key_count: int) -> int:
+    return -(-key_count * _BITS_A_KEY // _BLOCK_BITS)
+
+
+def build_filter(
+    hashes: Callable[[], Iterable[Hashes]], block_count: int
+) -> Iterator[NDArray[np.uint8]]:
+    """All blocks with their checksums, one row a block; every pass over the hashes makes some.
+
+    Bits are set one byte each, which is several times as fast, in a range that fits the memory.
+    """
+    for first in range(0, block_count, _BLOCKS_A_PASS):
+        count = min(_BLOCKS_A_PASS, block_count - first)
+        bits = np.zeros(count * _BLOCK_BITS, np.bool_)
+        for block in hashes():
+            for start in range(0, len(block), _HASHES_A_TURN):
+                values = mixed(block[start : start + _HASHES_A_TURN])
+                _set_bits(bits, values, first, count, block_count)
+        blocks = np.empty((count, BLOCK_BYTES), np.uint8)
+        blocks[:, :PAYLOAD_BYTES] = np.packbits(bits.reshape(count, -1), axis=1, bitorder="little")
+        del bits
+        for row in blocks:
+            row[PAYLOAD_BYTES:] = np.frombuffer(checksum(row[:PAYLOAD_BYTES].data), np.uint8)
+        yield blocks
+
+
+def _set_bits(
+    bits: NDArray[np.bool_], values: Hashes, first: int, count: int, block_count: int
+) -> None:
+    owners = (values >> _HALF) * np.uint64(block_count) >> _HALF
+    if count < block_count:
+        mine = owners - np.uint64(first) < np.uint64(count)  # smaller ones wrap around
+        values, owners = values[mine], owners[mine]
+    starts = (owners - np.uint64(first)) * np.uint64(_BLOCK_BITS)
+    for places in _bits(values):
+        bits[(places + starts).view(np.int64)] = True
+
+
+def _bits(values: Hashes) -> Iterator[Hashes]:
+    steps = (values * _STEP >> _HALF) | np.uint64(1)
+    sums = values.copy()
+    for _ in range(PROBES):
+        yield (sums & _LOW) * np.uint64(_BLOCK_BITS) >> _HALF
+        sums += steps
+
+
+def block_of(key_hash: int, block_count: int) -> int:
+    """In which block the bits of a key are."""
+    return (_mixed_one(key_hash) >> 32) * block_count >> 32
+
+
+def may_hold(block: Buffer, key_hash: int, *, path: str, position: int) -> bool:
+    """False only if no key with this hash was put. A damaged block is never believed."""
+    check_block(block, path=path, position=position)
+    value = _mixed_one(key_hash)
+    step = ((value * int(_STEP) & 0xFFFFFFFFFFFFFFFF) >> 32) | 1
+    for probe in range(PROBES):
+        bit = ((value + probe * step) & 0xFFFFFFFF) * _BLOCK_BITS >> 32
+        if not block[bit >> 3] >> (bit & 7) & 1:
+            return False
+    return True
+
+
+def _mixed_one(key_hash: int) -> int:
+    return int(mixed(np.array([key_hash], np.uint64))[0])
+
+
+def checksum(data: Buffer) -> bytes:
+    return int(crc32c(bytes(data))).to_bytes(CHECKSUM_BYTES)
+
+
+def check_block(block: Buffer, *, path: str, position: int) -> None:
+    """SegmentCorruptError unless these are 4 KiB that end in their checksum."""
+    if len(block) != BLOCK_BYTES:
+        raise SegmentCorruptError(path, f"a block of {len(block)} bytes", position=position)
+    whole = memoryview(block)
+    if bytes(whole[PAYLOAD_BYTES:]) != checksum(whole[:PAYLOAD_BYTES]):
+        raise SegmentCorruptError(path, "a block has another checksum", position=position)
+
+
+GROUP_BYTES: Final = 16 * 1024 // COMPACTED_ITEM_BYTES * COMPACTED_ITEM_BYTES
+FENCES_A_BLOCK: Final = (PAYLOAD_BYTES - 4) // 8
+
+
+class Group(NamedTuple):
+    """The bytes of a file that hold all items of a slot, and perhaps those of its neighbours."""
+
+    start: int
+    end: int
+
+
+def first_slots(starts: NDArray[np.int32]) -> NDArray[np.int64]:
+    """The first slot of each group; `starts` are the slots' positions and the end of the last."""
+    slot_count = len(starts) - 1
+    found = []
+    slot = 0
+    while slot < slot_count:
+        found.append(slot)
+        limit = np.int32(min(int(starts[slot]) + GROUP_BYTES, INT32_MAX))
+        after = int(np.searchsorted(starts, limit, side="right")) - 1
+        slot = max(slot + 1, after)
+    return np.array(found, np.int64)
+
+
+def encode_fences(firsts: NDArray[np.int64], starts: NDArray[np.int32]) -> list[bytes]:
+    """The blocks, in order."""
+    blocks = []
+    for at in range(0, len(firsts), FENCES_A_BLOCK):
+        held = firsts[at : at + FENCES_A_BLOCK]
+        after = at + FENCES_A_BLOCK
+        end = int(starts[firsts[after]]) if after < len(firsts) else int(starts[-1])
+        words = np.empty(PAYLOAD_BYTES // 4, ">i4")
+        words[:-1:2] = INT32_MAX
+        words[1::2] = end
+        words[-1] = end
+        words[: 2 * len(held) : 2] = held
+        words[1 : 2 * len(held) : 2] = starts[held]
+        payload = words.tobytes()
+        blocks.append(payload + checksum(payload))
+    return blocks
+
+
+def find_group(
+    block: Buffer, slot: int, *, first: int, end: int, path: str, position: int
+) -> Group:
+    """The group of a slot that this block covers; groups lie within `first` to `end`."""
+    check_block(block, path=path, position=position)
+    words = np.frombuffer(block, ">i4", PAYLOAD_BYTES // 4)
+    slots, starts = words[:-1:2], words[1:-1:2]
+    at = int(np.searchsorted(slots, slot, side="right")) - 1
+    if at < 0:
+        raise SegmentCorruptError(path, f"slot {slot} lies before its block", position=position)
+    start = int(starts[at])
+    stop = int(starts[at + 1]) if at + 1 < len(starts) else int(words[-1])
+    whole = (stop - start) % COMPACTED_ITEM_BYTES == 0 and (
+        start - first
+    ) % COMPACTED_ITEM_BYTES == 0
+    if not (first <= start <= stop <= end and whole):
+        reason = f"a group from {start} to {stop}, but items lie within {first} to {end}"
+        raise SegmentCorruptError(path, reason, position=position)
+    return Group(start, stop)
+
 
 MAGIC: Final = b"TSINDEX1"
 VERSION: Final = 1

@@ -1,7 +1,4 @@
-"""Copies of the footers of uploaded index files, on the broker's own disk.
-
-What lives here: `FooterCache`, a directory of bounded size. What is in a footer is told in
-`footer`; which ones are worth keeping is decided above.
+"""Copies of footers of uploaded index files on the broker's disk.
 
 A copy is a file `<base>-<created>-<size>-<bytes>.footer`: its name tells which object it belongs to
 and how long it is, so that a restart needs to read nothing, and a copy that was cut off is noticed.
@@ -16,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tieredstore.codec.bounds import Buffer
+from tieredstore.codec.checks import Buffer
 from tieredstore.driver.durable import NO_LINK, make_directories
 from tieredstore.index.footer import TAIL_BYTES, has_footer
-from tieredstore.index.uploaded_file import NearFooter
-from tieredstore.model.catalogue import SegmentRecord
+from tieredstore.index.search import NearFooter
 from tieredstore.model.errors import SegmentCorruptError, SegmentNotFoundError
 from tieredstore.model.printable import log_of
+from tieredstore.model.values import SegmentRecord
 
 log = log_of(__name__)
 

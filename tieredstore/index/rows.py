@@ -1,16 +1,15 @@
-"""What goes into an index file and what comes out of it.
-
-What lives here: the columns of a put, an item that was found, and when an item's time may match.
-"""
+"""Columns of index items, and the time ranges they cover."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tieredstore.codec.java import INT32_MIN
 from tieredstore.model.values import INT32_MAX
 
 SECOND_SLACK_MS: Final = 999
@@ -108,3 +107,52 @@ def times_of_seconds(least: int, greatest: int, *, begin_timestamp: int) -> Time
     first = begin_timestamp + 1000 * least - (SECOND_SLACK_MS if least <= 0 else 0)
     last = begin_timestamp + 1000 * greatest + (SECOND_SLACK_MS if greatest >= 0 else 0)
     return TimeRange(first=first, last=last, exact=False)
+
+
+DAY_MS: Final = 86_400_000
+LATE_MS: Final = 31 * DAY_MS
+"""So old may a message be when it is indexed: brokers upload what is days old at most."""
+
+
+def foreign_times(*, begin: int, end: int) -> TimeRange:
+    """Between which times the messages of a file lie that was begun and ended then."""
+    return TimeRange(first=begin - LATE_MS, last=max(begin, end) + DAY_MS, exact=False)
+
+
+def undated(items: Iterable[FoundItem], *, last: int) -> Iterator[FoundItem]:
+    """Items none of whose times is believed: all count as the newest of their file."""
+    return (item._replace(store_timestamp=last) for item in items)
+
+
+def with_true_times(
+    items: Iterable[FoundItem], times: TimeRange, *, begin: int, end: int
+) -> Iterator[FoundItem]:
+    """Items that may be asked for; one whose time cannot be counts as the newest."""
+    for item in items:
+        if not times.first <= item.store_timestamp <= times.last:
+            yield item._replace(store_timestamp=times.last)
+        elif begin - 999 <= item.store_timestamp <= end + 999:
+            yield item
+
+
+_BLOCK_ITEMS: Final = 1 << 19
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutOrder:
+    """Of the first `item_count` items: none is more than `lateness` seconds older than one that was
+    put before it."""
+
+    item_count: int = 0
+    newest: int = INT32_MIN
+    lateness: int = 0
+
+    def with_items(self, items: NDArray[Any]) -> PutOrder:
+        """The same of all these items, of which the first are known."""
+        newest, lateness = self.newest, self.lateness
+        for start in range(self.item_count, len(items), _BLOCK_ITEMS):
+            seconds = items["seconds"][start : start + _BLOCK_ITEMS].astype(np.int64)
+            before = np.maximum.accumulate(np.maximum(seconds, newest))
+            lateness = max(lateness, int((before - seconds).max()))
+            newest = int(before[-1])
+        return PutOrder(item_count=len(items), newest=newest, lateness=lateness)

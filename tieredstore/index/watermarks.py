@@ -1,7 +1,6 @@
-"""Up to where the index holds each queue, durably: the notes in the catalogue.
+"""How far the index durably holds each queue, kept as notes in the catalogue.
 
-What lives here: `Watermarks`, the notes of three kinds, and reading them at an open. When they are
-written is for `index_store`.
+Up to where the index holds each queue, durably: the notes in the catalogue.
 
     | kind           | key                            | value                                     |
     | -------------- | ------------------------------ | ----------------------------------------- |
@@ -21,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from tieredstore.codec.names import queue_path
+from tieredstore.codec.names import index_queue_path, queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metadata import Change, DeleteNote, Json, MetadataStore, PutNote
-from tieredstore.model.catalogue import SegmentRecord
+from tieredstore.flat.message_file import is_believed
 from tieredstore.model.errors import InvalidConfigError
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import SegmentRecord, SegmentType
 
 STORE: Final = "index"
 QUEUE: Final = "index-queue"
@@ -303,3 +302,39 @@ def _number(value: Json) -> int | None:
 
 def _is_digits(text: str) -> bool:
     return text.isascii() and text.isdigit()
+
+
+def indexed_offset(
+    metadata: MetadataStore, broker_name: str, topic: str, queue: QueueId
+) -> int | None:
+    """Below this queue offset the uploaded files alone have every message; None where no note
+    says."""
+    marks = Watermarks(metadata, broker_name)
+    if marks.slot_count() is None:
+        return None
+    starts = [at for (_, held), at in marks.starts().items() if held == queue]
+    return min([marks.of_queue(topic, queue), *starts])
+
+
+class IndexTimes(NamedTuple):
+    """Store times that the uploaded files reach from and to; `begin` None: no file was dropped."""
+
+    begin: int | None
+    end: int
+
+
+def indexed_times(metadata: MetadataStore, broker_name: str, now_ms: int) -> IndexTimes | None:
+    """As the catalogue has it; None where there is no file, or its times cannot be believed.
+
+    Old files are dropped by their age, and a message may outlive its file.
+    """
+    rows = metadata.segments(index_queue_path(broker_name), SegmentType.INDEX)
+    ends = [row.end_timestamp for row in rows if row.end_timestamp is not None]
+    if not rows or len(ends) < len(rows) or not is_believed(max(ends), now_ms):
+        return None
+    if not rows[0].base_offset:
+        return IndexTimes(None, max(ends))
+    # Files overlap: what the first one begins with says less than up to where others were dropped.
+    dropped = Watermarks(metadata, broker_name).dropped_before()
+    begin = rows[0].begin_timestamp if dropped is None else dropped
+    return IndexTimes(begin, max(ends)) if begin and is_believed(begin, now_ms) else None

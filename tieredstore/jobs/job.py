@@ -1,19 +1,139 @@
-"""The shape of a job: plan, items, result rows, finish.
-
-What lives here: `Job`, what passes between it and its engine, and `run_job`. No engine: threads
-are in `local_engine`, Spark is a face above.
+"""The shape of a job: plan, items, result rows and report, and the engine that runs items on
+threads.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from enum import Enum, IntEnum
+from pathlib import Path
+from typing import Any, Final, Generic, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
+from tieredstore.access.audit import Severity
+from tieredstore.driver.durable import write_atomically
 from tieredstore.driver.metadata import Json
-from tieredstore.driver.runtime import Clock
-from tieredstore.jobs.job_report import ItemFailure, JobReport, JobState
+from tieredstore.driver.runtime import PENDING_MAX, Clock, Runtime
+from tieredstore.model.errors import MetadataError, SegmentError, TieredStoreError
+
+FINDINGS_MAX: Final = 1_000
+
+
+class JobExit(IntEnum):
+    """What a shell sees; the numbers are those of the command line."""
+
+    DONE = 0
+    DAMAGE = 4
+    REFUSED = 5
+    INTERRUPTED = 130
+
+
+class JobState(Enum):
+    """How a run ended."""
+
+    DONE = "done"
+    PLANNED = "planned"
+    """A dry run: nothing was done."""
+    INCOMPLETE = "incomplete"
+    """Some items failed; another run does what is left."""
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFinding:
+    """One thing worth telling: `kind` is one word, `where` names the segment, queue or file."""
+
+    severity: Severity
+    kind: str
+    where: str
+    detail: str
+
+    def row(self) -> dict[str, Json]:
+        return {
+            "severity": self.severity.value,
+            "kind": self.kind,
+            "where": self.where,
+            "detail": self.detail,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemFailure:
+    """Why one item was not done: the error in one line."""
+
+    error: str
+    text: str
+    is_damage: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException) -> ItemFailure:
+        damaged = isinstance(error, SegmentError) or (
+            isinstance(error, MetadataError) and error.is_damage
+        )
+        text = " ".join(str(error).split()) or type(error).__name__
+        return cls(error=type(error).__name__, text=text, is_damage=damaged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """The outcome of a job; `counts`, `byte_counts` and `facts` have names of the job's own."""
+
+    job: str
+    state: JobState
+    counts: Mapping[str, int] = field(default_factory=dict)
+    byte_counts: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    findings: tuple[JobFinding, ...] = ()
+    findings_left_out: int = 0
+    failures: tuple[ItemFailure, ...] = ()
+    facts: Mapping[str, Json] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+    """The same for people."""
+
+    @property
+    def exit_code(self) -> JobExit:
+        """Damage counts more than what was refused."""
+        if any(each.severity is Severity.DAMAGE for each in self.findings) or any(
+            each.is_damage for each in self.failures
+        ):
+            return JobExit.DAMAGE
+        if self.failures or self.state is JobState.INCOMPLETE:
+            return JobExit.REFUSED
+        return JobExit.INTERRUPTED if self.state is JobState.INTERRUPTED else JobExit.DONE
+
+    def row(self) -> dict[str, Json]:
+        """What goes into a report file and to stdout with --json."""
+        return {
+            "job": self.job,
+            "state": self.state.value,
+            "exit_code": int(self.exit_code),
+            "counts": dict(self.counts),
+            "bytes": dict(self.byte_counts),
+            "seconds": round(self.seconds, 3),
+            "findings": [each.row() for each in self.findings],
+            "findings_left_out": self.findings_left_out,
+            "failures": [{"error": each.error, "text": each.text} for each in self.failures],
+            "facts": dict(self.facts),
+        }
+
+    def write(self, path: str | Path) -> None:
+        """The JSON report, whole or as it was before."""
+        write_atomically(path, [self.file_bytes()])
+
+    def file_bytes(self) -> bytes:
+        """The JSON report as a file has it."""
+        return (json.dumps(self.row(), indent=2) + "\n").encode()
+
+
+def bounded(findings: list[JobFinding]) -> tuple[tuple[JobFinding, ...], int]:
+    """The worst of them, at most FINDINGS_MAX, and how many were left out."""
+    order = {severity: place for place, severity in enumerate(Severity)}
+    worst = sorted(findings, key=lambda each: (order[each.severity], each.where, each.detail))
+    return tuple(worst[:FINDINGS_MAX]), max(0, len(worst) - FINDINGS_MAX)
+
 
 ItemT = TypeVar("ItemT")
 RowT = TypeVar("RowT")
@@ -192,3 +312,85 @@ def planned_report(name: str, plan: Plan[ItemT]) -> JobReport:
         facts=facts,
         lines=plan.lines,
     )
+
+
+THREADS: Final = 8
+THREADS_MAX: Final = 256
+
+
+class LocalEngine(Engine):
+    """Runs items on a bounded number of threads of its own.
+
+    * As many items are under way as there are threads, and none waits: memory is bounded by what
+      one item needs.
+    * `stop` asks for an end from any thread: what is under way is finished, nothing more begins.
+    * A bug in an item (an error that is neither ours nor the system's) ends the job and is raised.
+    """
+
+    def __init__(self, *, threads: int = THREADS, runtime: Runtime | None = None) -> None:
+        self._threads = max(1, min(threads, THREADS_MAX))
+        self._owns_runtime = runtime is None
+        # Not the runtime of a provider: its pools must never wait for an item that waits for them.
+        self._runtime = runtime or Runtime.threads(
+            dispatch_threads=self._threads, fetch_threads=1, pending_max=PENDING_MAX
+        )
+        self._stopped = False
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def results(
+        self, job: Job[ItemT, RowT], plan: Plan[ItemT], *, on_progress: OnProgress
+    ) -> Generator[ItemResult[RowT], None, None]:
+        count, total = len(plan.items), plan.bytes_total
+        under_way: set[Future[ItemResult[RowT]]] = set()
+        begun = items_done = bytes_done = 0
+        try:
+            while True:
+                while begun < count and len(under_way) < self._threads and not self._stopped:
+                    call = self._runtime.dispatch.submit(run_item, job, plan.items[begun], begun)
+                    under_way.add(call)
+                    begun += 1
+                if not under_way:
+                    return
+                ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    result = future.result()
+                    items_done += 1
+                    bytes_done += plan.bytes_of(result.number)
+                    on_progress(
+                        Progress(
+                            items_done=items_done,
+                            items_total=count,
+                            bytes_done=bytes_done,
+                            bytes_total=total,
+                        )
+                    )
+                    yield result
+        finally:
+            self._leave(under_way)
+
+    def _leave(self, under_way: set[Future[ItemResult[RowT]]]) -> None:
+        """What runs is waited for: it uses what its caller is about to close."""
+        for future in under_way:
+            future.cancel()
+        wait(under_way)
+
+    def close(self) -> None:
+        self._stopped = True
+        if self._owns_runtime:
+            self._runtime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def run_item(job: Job[ItemT, RowT], item: ItemT, number: int) -> ItemResult[RowT]:
+    """One item, its failure as a value: what the tier or the system refuses touches no other."""
+    try:
+        return ItemResult(number=number, rows=tuple(job.work(item)))
+    except (TieredStoreError, OSError) as error:
+        return ItemResult(number=number, failure=ItemFailure.of(error))

@@ -1,7 +1,6 @@
-"""A bulk load from its begin to its commit: what the driver does around the tasks that stage.
+"""A bulk load from begin to commit: the driver's part around the tasks that stage.
 
-What lives here: `begin_load`, `commit_load` and `abort_load`. Staging is in `load_stage`, planning
-in `load_plan`, writing in `load_write`, the key index in `load_index`.
+A bulk load from its begin to its commit: what the driver does around the tasks that stage.
 
 What a crash leaves behind, and who removes it:
 
@@ -15,34 +14,412 @@ What a crash leaves behind, and who removes it:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tieredstore.codec.names import index_queue_path, queue_path
+from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units, encode_units
+from tieredstore.codec.record import LOG_OFFSET_POSITION, QUEUE_OFFSET_POSITION
 from tieredstore.driver.metadata import Change, Put, PutNote
-from tieredstore.flat import doomed
+from tieredstore.driver.segment import Buffer
+from tieredstore.driver.shelf import Scratch
+from tieredstore.flat import append_file
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.recovery import recover
-from tieredstore.jobs.job import no_progress
-from tieredstore.jobs.loading.load_columns import LoadRefusedError
-from tieredstore.jobs.loading.load_index import make_index
-from tieredstore.jobs.loading.load_plan import LoadPlan, NewSegment, QueueTarget, plan_load
-from tieredstore.jobs.loading.load_stage import FOLDER, StagedPart, run_folder
-from tieredstore.jobs.loading.load_tier import OwnedTier, owned_tier
-from tieredstore.jobs.loading.load_write import WriteSegments, WrittenSegment
-from tieredstore.jobs.local_engine import LocalEngine
-from tieredstore.model.catalogue import QueueRecord, SegmentRecord
+from tieredstore.index.contract import CommittedRun
+from tieredstore.index.keys import keys_of_run
+from tieredstore.index.uploaded import first_row_below
+from tieredstore.index.watermarks import QueueId, Watermarks
+from tieredstore.jobs.job import JobReport, LocalEngine, Plan, RowStream, no_progress
+from tieredstore.jobs.key_runs import KeyRun, RunWriter, file_plans, in_order, merged
+from tieredstore.jobs.load_records import (
+    FOLDER,
+    TIME_BYTES,
+    LoadRefusedError,
+    StagedPart,
+    StagedPortion,
+    run_folder,
+)
+from tieredstore.jobs.reindex import (
+    begin_timestamps,
+    begins_in_use,
+    index_changes,
+    made_file,
+    next_base,
+)
+from tieredstore.jobs.worker import OwnedTier, owned_tier
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import BackendUnavailableError
+from tieredstore.model.errors import BackendUnavailableError, SegmentCorruptError
+from tieredstore.model.messages import MessageRun
 from tieredstore.model.printable import log_of
-from tieredstore.model.values import QueueKey
+from tieredstore.model.values import QueueKey, QueueRecord, SegmentRecord, SegmentType
+
+log = log_of(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueTarget:
+    """A queue that is loaded into, and where its next message goes."""
+
+    key: QueueKey
+    path: str
+    topic_id: int
+    is_new: bool
+    queue_offset: int
+    log_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Rows `first` to before `end` of a portion. Its row 0 has these offsets in the tier."""
+
+    portion: StagedPortion
+    first: int
+    end: int
+    queue_offset: int
+    log_offset: int
+
+
+@dataclass(slots=True, kw_only=True)
+class NewSegment:
+    """One segment to be made of pieces, in order."""
+
+    target: QueueTarget
+    type: SegmentType
+    base: int
+    size: int = 0
+    pieces: list[Piece] = field(default_factory=list)
+
+    def row(self, *, now_ms: int, times: tuple[int, int] | None = None) -> SegmentRecord:
+        begin, end = (None, None) if times is None else times
+        return SegmentRecord(
+            path=self.target.path,
+            type=self.type,
+            base_offset=self.base,
+            size=self.size,
+            create_timestamp=now_ms,
+            begin_timestamp=begin,
+            end_timestamp=end,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPlan:
+    """All segments that are to be made; `ends` are the queues' next offsets afterwards."""
+
+    logs: Sequence[NewSegment]
+    units: Sequence[NewSegment]
+    targets: Sequence[QueueTarget]
+    ends: Mapping[QueueKey, int]
+
+    @property
+    def message_count(self) -> int:
+        return sum(self.ends[each.key] - each.queue_offset for each in self.targets)
+
+
+def portions_by_queue(parts: Sequence[StagedPart]) -> dict[QueueKey, list[StagedPortion]]:
+    """By partition number, and within a partition as they were staged."""
+    found: dict[QueueKey, list[StagedPortion]] = {}
+    for part in sorted(parts, key=lambda part: part.partition):
+        for portion in part.portions:
+            found.setdefault(portion.key, []).append(portion)
+    return dict(sorted(found.items()))
+
+
+def plan_load(
+    parts: Sequence[StagedPart],
+    config: StoreConfig,
+    scratch: Scratch,
+    target_of: Callable[[QueueKey], QueueTarget],
+) -> LoadPlan:
+    """New segments behind what each queue has: no segment that is there is touched."""
+    logs: list[NewSegment] = []
+    units: list[NewSegment] = []
+    targets: list[QueueTarget] = []
+    ends: dict[QueueKey, int] = {}
+    for key, portions in portions_by_queue(parts).items():
+        target = target_of(key)
+        placed = list(_placed(target, portions))
+        logs += _log_segments(target, placed, config.commit_log_segment_bytes, scratch)
+        per_segment = max(1, config.consume_queue_segment_bytes // UNIT_BYTES)
+        units += _unit_segments(target, placed, per_segment)
+        targets.append(target)
+        ends[key] = target.queue_offset + sum(each.count for each in portions)
+    return LoadPlan(logs=logs, units=units, targets=targets, ends=ends)
+
+
+def read_units(scratch: Scratch, portion: StagedPortion, first: int, end: int) -> QueueUnits:
+    position = portion.position + first * UNIT_BYTES
+    return decode_units(scratch.read(portion.name, position, (end - first) * UNIT_BYTES))
+
+
+def _placed(target: QueueTarget, portions: Sequence[StagedPortion]) -> Iterator[Piece]:
+    queue_offset, log_offset = target.queue_offset, target.log_offset
+    for each in portions:
+        yield Piece(
+            portion=each, first=0, end=each.count, queue_offset=queue_offset, log_offset=log_offset
+        )
+        queue_offset += each.count
+        log_offset += each.log_bytes
+
+
+def _log_segments(
+    target: QueueTarget, placed: Sequence[Piece], bytes_max: int, scratch: Scratch
+) -> list[NewSegment]:
+    """A segment takes a record that is longer than it may be only as its first one."""
+    segments = [NewSegment(target=target, type=SegmentType.COMMIT_LOG, base=target.log_offset)]
+    for piece in placed:
+        last = segments[-1]
+        if last.size + piece.portion.log_bytes <= bytes_max:
+            last.pieces.append(piece)
+            last.size += piece.portion.log_bytes
+            continue
+        sizes = read_units(scratch, piece.portion, 0, piece.end).message_bytes.astype(np.int64)
+        ends = np.cumsum(sizes)
+        first = taken = 0
+        while first < piece.end:
+            last = segments[-1]
+            end = int(np.searchsorted(ends, taken + bytes_max - last.size, side="right"))
+            if end <= first and last.size:
+                segments.append(_next(last))
+                continue
+            end = max(end, first + 1)
+            last.pieces.append(_part(piece, first, end))
+            last.size += int(ends[end - 1]) - taken
+            first, taken = end, int(ends[end - 1])
+    return segments
+
+
+def _unit_segments(
+    target: QueueTarget, placed: Sequence[Piece], units_max: int
+) -> list[NewSegment]:
+    base = target.queue_offset * UNIT_BYTES
+    segments = [NewSegment(target=target, type=SegmentType.CONSUME_QUEUE, base=base)]
+    for piece in placed:
+        first = 0
+        while first < piece.end:
+            last = segments[-1]
+            room = units_max - last.size // UNIT_BYTES
+            if not room:
+                segments.append(_next(last))
+                continue
+            end = min(piece.end, first + room)
+            last.pieces.append(_part(piece, first, end))
+            last.size += (end - first) * UNIT_BYTES
+            first = end
+    return segments
+
+
+def _next(last: NewSegment) -> NewSegment:
+    return NewSegment(target=last.target, type=last.type, base=last.base + last.size)
+
+
+def _part(piece: Piece, first: int, end: int) -> Piece:
+    return Piece(
+        portion=piece.portion,
+        first=first,
+        end=end,
+        queue_offset=piece.queue_offset,
+        log_offset=piece.log_offset,
+    )
+
+
+def make_index(tier: OwnedTier, plan: LoadPlan, runs: Sequence[KeyRun]) -> list[Change]:
+    """Upload files with these keys, one after the other; what the catalogue is to say of them.
+
+    A queue that was not indexed up to where the load begins is still taken to be indexed only up
+    to there: a broker that is started then puts all that follows, and messages that it finds twice
+    are shown once.
+    """
+    path = index_queue_path(tier.config.broker_name)
+    ready = in_order(runs)
+    files = list(file_plans(tier.scratch, ready, items_max=tier.config.index_item_count - 1))
+    begins = begin_timestamps([each.first_time for each in files], begins_in_use(tier))
+    rows: list[SegmentRecord] = []
+    base = next_base(tier)
+    for file, begin in zip(files, begins, strict=True):
+        columns = merged(tier.scratch, file.parts, tier.runtime)
+        with made_file(tier.config, columns, begin_timestamp=begin) as made:
+            row = SegmentRecord(
+                path=path,
+                type=SegmentType.INDEX,
+                base_offset=base,
+                create_timestamp=tier.runtime.clock.now_ms(),
+                begin_timestamp=begin,
+                end_timestamp=made.end_timestamp,
+            )
+            tier.announce([row])
+            with tier.provider.open(row.path, row.type, row.base_offset) as segment:
+                size = tier.provider.create(segment, made.blocks())
+        rows.append(replace(row, size=size))
+        base += size
+    adopted, ends = _ends(tier, plan)
+    present = tier.metadata.segments(path, SegmentType.INDEX)
+    first = first_row_below([*present, *rows]) if present else None
+    lowered = [] if first is None else [Put(first)]
+    return [*adopted, *index_changes(tier, rows, ends), *lowered]
+
+
+def _ends(tier: OwnedTier, plan: LoadPlan) -> tuple[list[Change], Mapping[QueueId, int]]:
+    """Up to where the index will have queues; and, of an index that somebody else made, that it
+    has what the catalogue knows."""
+    config = tier.config
+    watermarks = Watermarks(tier.metadata, config.broker_name)
+    is_known = tier.check_index_sizes()
+    path = index_queue_path(config.broker_name)
+    is_foreign = not is_known and bool(tier.metadata.segments(path, SegmentType.INDEX))
+    ends = {}
+    for target in plan.targets:
+        queue = QueueId(target.topic_id, target.key.queue_id)
+        held = watermarks.of_queue(target.key.topic, queue)
+        if target.is_new or is_foreign or held >= target.queue_offset:
+            ends[queue] = plan.ends[target.key]
+    now = tier.runtime.clock.now_ms()
+    return watermarks.adopted(now_ms=now) if is_foreign else [], ends
+
+
+CHUNK_BYTES: Final = 8 << 20  # of records in memory, for each segment under way; or one record
+CHUNK_UNITS: Final = 1 << 17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenSegment:
+    """A segment that was made, as the catalogue is to know it, and the keys in it."""
+
+    row: SegmentRecord
+    runs: tuple[KeyRun, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteSegments:
+    """Makes the segments of a plan. Where `keys_folder` is given, the keys of logs are staged."""
+
+    tier: OwnedTier
+    segments: list[NewSegment]
+    keys_folder: str | None = None
+
+    @property
+    def name(self) -> str:
+        return "load"
+
+    def plan(self) -> Plan[NewSegment]:
+        return Plan(items=self.segments, item_bytes=[each.size for each in self.segments])
+
+    def work(self, item: NewSegment) -> Iterable[WrittenSegment]:
+        made = _Making(self.tier, item, self._keys_of(item))
+        target = item.target
+        with self.tier.provider.open(target.path, item.type, item.base) as segment:
+            size = self.tier.provider.create(segment, made.blocks())
+            if size != item.size:
+                reason = f"{size} bytes were made instead of {item.size}"
+                raise SegmentCorruptError(segment.path, reason, position=0)
+        now = self.tier.runtime.clock.now_ms()
+        runs = () if made.keys is None else tuple(made.keys.finish())
+        yield WrittenSegment(row=item.row(now_ms=now, times=made.times), runs=runs)
+
+    def finish(self, plan: Plan[NewSegment], rows: RowStream[WrittenSegment]) -> JobReport:
+        raise NotImplementedError("whoever plans a load takes the rows")
+
+    def _keys_of(self, item: NewSegment) -> RunWriter | None:
+        if self.keys_folder is None or item.type is not SegmentType.COMMIT_LOG:
+            return None
+        target, first = item.target, item.pieces[0]
+        return RunWriter(
+            self.tier.scratch,
+            f"{self.keys_folder}/keys-{target.topic_id}-{target.key.queue_id}-{item.base}",
+            topic_id=target.topic_id,
+            queue_id=target.key.queue_id,
+            first_offset=first.queue_offset + first.first,
+        )
+
+
+class _Making:
+    """The bytes of one segment, a chunk at a time."""
+
+    def __init__(self, tier: OwnedTier, segment: NewSegment, keys: RunWriter | None) -> None:
+        self.keys = keys
+        self._scratch = tier.scratch
+        self._segment = segment
+        self._least: int | None = None
+        self._greatest: int | None = None
+
+    @property
+    def times(self) -> tuple[int, int]:
+        """The least and the greatest store time; when all blocks were given."""
+        return self._least or 0, self._greatest or 0
+
+    def blocks(self) -> Iterator[Buffer]:
+        is_log = self._segment.type is SegmentType.COMMIT_LOG
+        for piece in self._segment.pieces:
+            for first in range(piece.first, piece.end, CHUNK_UNITS):
+                end = min(first + CHUNK_UNITS, piece.end)
+                units = read_units(self._scratch, piece.portion, first, end)
+                self._note_times(piece, first, end)
+                if is_log:
+                    yield from self._records(piece, first, units)
+                else:
+                    yield encode_units(
+                        log_offsets=units.log_offsets + piece.log_offset,
+                        message_bytes=units.message_bytes,
+                        tags_codes=units.tags_codes,
+                    )
+
+    def _note_times(self, piece: Piece, first: int, end: int) -> None:
+        portion = piece.portion
+        position = portion.times_position + first * TIME_BYTES
+        data = self._scratch.read(portion.name, position, (end - first) * TIME_BYTES)
+        times = np.frombuffer(data, ">i8")
+        least, greatest = int(times.min()), int(times.max())
+        self._least = least if self._least is None else min(self._least, least)
+        self._greatest = greatest if self._greatest is None else max(self._greatest, greatest)
+
+    def _records(self, piece: Piece, first: int, units: QueueUnits) -> Iterator[Buffer]:
+        sizes = units.message_bytes.astype(np.int64)
+        ends = units.log_offsets + sizes
+        done = 0
+        while done < len(sizes):
+            start = int(units.log_offsets[done])
+            count = int(np.searchsorted(ends[done:], start + CHUNK_BYTES, side="right"))
+            stop = done + max(1, count)
+            position = piece.portion.records_position + start
+            data = bytearray(
+                self._scratch.read(piece.portion.name, position, int(ends[stop - 1]) - start)
+            )
+            run = MessageRun(
+                first_offset=piece.queue_offset + first + done,
+                log_offsets=units.log_offsets[done:stop] + piece.log_offset,
+                message_bytes=units.message_bytes[done:stop],
+                tags_codes=units.tags_codes[done:stop],
+                starts=units.log_offsets[done:stop] - start,
+                records=data,
+            )
+            put_offsets(run)
+            if self.keys is not None:
+                self._take_keys(run, self.keys)
+            yield data
+            done = stop
+
+    def _take_keys(self, run: MessageRun, keys: RunWriter) -> None:
+        target = self._segment.target
+        committed = CommittedRun(run=run, log_offsets=run.log_offsets)
+        found = keys_of_run(target.key.topic, target.topic_id, target.key.queue_id, committed)
+        keys.add(found.columns)
+
+
+def put_offsets(run: MessageRun) -> None:
+    """Queue offset and log offset of each record, as the run has them."""
+    words: NDArray[Any] = np.ndarray((len(run.records) - 7,), ">i8", run.records, strides=(1,))
+    words[run.starts + QUEUE_OFFSET_POSITION] = np.arange(run.first_offset, run.end_offset)
+    words[run.starts + LOG_OFFSET_POSITION] = run.log_offsets
+
 
 LOADED: Final = "load"  # notes of loads that have an id: when, and how many messages
 THREADS: Final = 4  # segments that are made at a time
-
-log = log_of(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +441,7 @@ def begin_load(config: StoreConfig) -> None:
     with owned_tier(config, threads=1) as tier:
         if config.index_enabled:
             tier.check_index_sizes()
-        doomed.finish(tier.provider, tier.metadata)
+        append_file.finish(tier.provider, tier.metadata)
         tier.remove_staged(FOLDER)
 
 
@@ -115,7 +492,7 @@ class _Commit:
     def done(self, parts: Sequence[StagedPart]) -> LoadReport:
         tier = self._tier
         self._check_staged(parts)
-        if doomed.finish(tier.provider, tier.metadata):
+        if append_file.finish(tier.provider, tier.metadata):
             raise BackendUnavailableError(
                 self._config.broker_name, "load", "what was deleted before is still there"
             )
@@ -218,7 +595,7 @@ class _Commit:
             for target in plan.targets
             if self._tier.metadata.queue(*target.key) is None
         ]
-        changes = [*new, *map(Put, rows), *doomed.forgive(rows)]
+        changes = [*new, *map(Put, rows), *append_file.forgive(rows)]
         if self._load_id is not None:
             changes.append(PutNote(LOADED, self._load_id, [now, plan.message_count]))
         return changes

@@ -1,8 +1,4 @@
-"""Moving a tier from one backend to another: copy, verify, catch up, cut over.
-
-What lives here: `MigrateJob` and `migrate`. Copying one segment is in `migrate_copy`, the target's
-catalogue in `migrate_cut_over`.
-"""
+"""Moving a tier from one backend to another: copy, verify, catch up, cut over."""
 
 from __future__ import annotations
 
@@ -13,44 +9,47 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
-from tieredstore.access.care.audit_report import Severity
+from tieredstore.access.audit import Severity
 from tieredstore.driver.metadata import Json
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Clock, SystemClock
+from tieredstore.jobs import cut_over as over
 from tieredstore.jobs.job import (
     Engine,
+    JobFinding,
+    JobReport,
+    JobState,
     OnProgress,
     Plan,
     RowStream,
+    bounded,
     no_progress,
     run_job,
 )
-from tieredstore.jobs.job_report import JobFinding, JobReport, JobState, bounded
-from tieredstore.jobs.migration import migrate_cut_over as over
-from tieredstore.jobs.migration.migrate_copy import (
+from tieredstore.jobs.migrate_copy import (
+    Copied,
     CopyItem,
     CopyRow,
     CopyState,
+    MigrationJournal,
     Proof,
     copy_segment,
+    read_journal,
 )
-from tieredstore.jobs.migration.migrate_journal import Copied, MigrationJournal, read_journal
-from tieredstore.jobs.migration.migrate_plan import (
+from tieredstore.jobs.migrate_plan import (
     MigrationPlan,
+    SourceTier,
     check_places,
     plan_migration,
+    read_source,
+    snippet,
+    source_made_with,
     target_path,
     with_names,
 )
-from tieredstore.jobs.migration.migrate_snippet import snippet
-from tieredstore.jobs.migration.migrate_source import (
-    SourceTier,
-    read_source,
-    source_made_with,
-)
-from tieredstore.jobs.worker_parts import worker_provider, worker_runtime
-from tieredstore.model.catalogue import SegmentRecord
+from tieredstore.jobs.worker import worker_provider, worker_runtime
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.values import SegmentRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,31 +1,383 @@
-"""All index files of a tier made anew from its commit logs, in two steps: keys, then files.
-
-What lives here: `reindex`, and `ReindexKeys`, the step that reads the logs and stages sorted runs
-of their keys. What the second step does with them is in `reindex_build`.
-"""
+"""All index files of a tier made anew from its commit logs: keys first, then files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
+from itertools import chain, count
+from pathlib import Path
 from typing import Any, Final
 
+from tieredstore.access.audit import Severity
 from tieredstore.access.reader import TieredReader
+from tieredstore.codec.checks import Buffer
+from tieredstore.codec.names import index_queue_path, queue_path
+from tieredstore.codec.tiered_index import HEADER_BYTES, decode_header
+from tieredstore.driver.metadata import Change, Put
 from tieredstore.driver.runtime import Clock
-from tieredstore.index.hits import CommittedRun
-from tieredstore.index.run_keys import keys_of_run
-from tieredstore.jobs.job import Engine, OnProgress, Plan, RowStream, no_progress, run_job
-from tieredstore.jobs.job_report import JobReport, JobState
-from tieredstore.jobs.loading.load_tier import OwnedTier, owned_tier, scratch_of, without_tier
-from tieredstore.jobs.reading.slice_reads import Damage, SliceReader
-from tieredstore.jobs.reading.slices import SPLIT_BYTES, Slice, plan_slices, queue_rows
-from tieredstore.jobs.reindexing.reindex_build import KEYS, THREADS, ReindexFiles, ReindexScope
-from tieredstore.jobs.reindexing.reindex_runs import KeyRun, RunWriter, staged_runs
-from tieredstore.jobs.worker_parts import worker_provider
+from tieredstore.driver.shelf import Scratch, StagedObject
+from tieredstore.flat import append_file
+from tieredstore.index.compaction import Compaction, footer_blocks
+from tieredstore.index.contract import CommittedRun
+from tieredstore.index.keys import keys_of_run
+from tieredstore.index.local_file import IndexStoreFile
+from tieredstore.index.rows import IndexColumns
+from tieredstore.index.watermarks import QueueId, Watermarks
+from tieredstore.jobs.job import (
+    Engine,
+    JobFinding,
+    JobReport,
+    JobState,
+    OnProgress,
+    Plan,
+    RowStream,
+    no_progress,
+    run_job,
+)
+from tieredstore.jobs.key_runs import (
+    FilePlan,
+    KeyRun,
+    RunWriter,
+    file_plans,
+    in_order,
+    merged,
+    staged_runs,
+)
+from tieredstore.jobs.slice_reads import Damage, SliceReader
+from tieredstore.jobs.slices import SPLIT_BYTES, Slice, plan_slices, queue_rows
+from tieredstore.jobs.worker import (
+    OwnedTier,
+    owned_already,
+    owned_tier,
+    scratch_of,
+    without_tier,
+    worker_provider,
+    worker_runtime,
+)
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.errors import (
+    InvalidConfigError,
+    MetadataError,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+)
+from tieredstore.model.values import SegmentRecord, SegmentType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeFile:
+    """A compacted file; its blocks may be asked for again."""
+
+    file: IndexStoreFile
+
+    @property
+    def end_timestamp(self) -> int:
+        return self.file.end_timestamp
+
+    def blocks(self) -> Iterator[Buffer]:
+        compaction = Compaction(
+            self.file.header(), self.file.items(), slot_count=self.file.slot_count
+        )
+        yield from compaction.blocks()
+        times = self.file.times
+        if times is None:
+            raise SegmentCorruptError(str(self.file.path), "items without times", position=0)
+        yield from footer_blocks(compaction, self.file.items(), times, self.file.notes)
+
+
+@contextmanager
+def made_file(
+    config: StoreConfig, columns: Iterable[IndexColumns], *, begin_timestamp: int
+) -> Iterator[MadeFile]:
+    """Needs about 40 bytes an entry on the disk of this machine, in its folder for what is
+    temporary; it is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="tieredstore-index-") as folder:
+        file = IndexStoreFile.create(
+            Path(folder),
+            begin_timestamp,
+            slot_count=config.index_slot_count,
+            item_capacity=config.index_item_count,
+        )
+        try:
+            for each in columns:
+                file.put(each)
+            file.seal()
+            yield MadeFile(file=file)
+        finally:
+            file.close()
+
+
+BLOCK_BYTES: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewIndexFile:
+    """A compacted file that is to be uploaded; `blocks` gives all its bytes in order."""
+
+    begin: int
+    end: int
+    size: int
+    blocks: Callable[[], Iterator[Buffer]]
+
+
+def next_base(tier: OwnedTier) -> int:
+    """Where the next file begins: behind all that the index ever had, so no name is used twice."""
+    path = index_queue_path(tier.config.broker_name)
+    present = tier.metadata.segments(path, SegmentType.INDEX)
+    return max([Watermarks(tier.metadata, tier.config.broker_name).end(), *_ends(present)])
+
+
+def index_rows(tier: OwnedTier, files: Sequence[NewIndexFile]) -> list[SegmentRecord]:
+    """Their rows, one behind the other."""
+    base = next_base(tier)
+    rows = []
+    for each in files:
+        rows.append(
+            SegmentRecord(
+                path=index_queue_path(tier.config.broker_name),
+                type=SegmentType.INDEX,
+                base_offset=base,
+                size=each.size,
+                create_timestamp=tier.runtime.clock.now_ms(),
+                begin_timestamp=each.begin,
+                end_timestamp=each.end,
+            )
+        )
+        base += each.size
+    return rows
+
+
+def upload(tier: OwnedTier, row: SegmentRecord, file: NewIndexFile) -> None:
+    """The bytes of an announced row."""
+    with tier.provider.open(row.path, row.type, row.base_offset) as segment:
+        size = tier.provider.create(segment, file.blocks())
+        if size != row.size:
+            raise SegmentCorruptError(
+                segment.path, f"{size} bytes were made instead of {row.size}", position=0
+            )
+
+
+def index_changes(
+    tier: OwnedTier, rows: Sequence[SegmentRecord], ends: Mapping[QueueId, int]
+) -> list[Change]:
+    """What the catalogue is to say together: the files are there, and hold queues up to here."""
+    config, now = tier.config, tier.runtime.clock.now_ms()
+    watermarks = Watermarks(tier.metadata, config.broker_name)
+    end = max([next_base(tier), *_ends(rows)])
+    return [
+        *append_file.forgive(rows),
+        *map(Put, rows),
+        watermarks.sizes(slot_count=config.index_slot_count, item_capacity=config.index_item_count),
+        watermarks.end_at(end),
+        *watermarks.moved(ends, dict.fromkeys(ends, now)),
+    ]
+
+
+def begins_in_use(tier: OwnedTier) -> set[int]:
+    """Of files that the catalogue knows: a local one of the same begin would be taken for them."""
+    path = index_queue_path(tier.config.broker_name)
+    watermarks = Watermarks(tier.metadata, tier.config.broker_name)
+    rows = tier.metadata.segments(path, SegmentType.INDEX)
+    return {row.begin_timestamp or 0 for row in rows} | set(watermarks.begins())
+
+
+def begin_timestamps(first_times: Sequence[int], used: set[int]) -> list[int]:
+    """When each file begins: with its first message, but before the file behind it, and at a
+    millisecond of its own. RocketMQ asks only files that begin before the end of its question.
+
+    The first milliseconds of all times may be too few: only there a file begins after a message.
+    """
+    begins: list[int] = []
+    taken = set(used)
+    for time in reversed(first_times):
+        latest = min(time, begins[-1] - 1) if begins else time
+        free = chain(range(latest, 0, -1), count(1))
+        begins.append(next(begin for begin in free if begin not in taken))
+        taken.add(begins[-1])
+    return sorted(begins)
+
+
+def _ends(rows: Sequence[SegmentRecord]) -> list[int]:
+    return [row.end_offset for row in rows]
+
+
+FOLDER: Final = "reindex"
+KEYS: Final = f"{FOLDER}/keys"
+FILES: Final = f"{FOLDER}/files"
+THREADS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReindexScope:
+    """What the first step has read: the names of its runs, and up to where each queue goes."""
+
+    stems: tuple[str, ...]
+    ends: tuple[tuple[str, int, int, int], ...]  # topic, topic id, queue id, end offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileItem:
+    """One file to be made, and the name that it is staged under."""
+
+    plan: FilePlan
+    begin: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRow:
+    """One file that was made and staged."""
+
+    number: int
+    name: str
+    begin: int
+    end: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReindexFiles:
+    """Makes files, stages them and installs them. A file that is staged is not made again."""
+
+    config: StoreConfig
+    scope: ReindexScope
+    tier: OwnedTier | None = field(default=None, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return without_tier(self)
+
+    @property
+    def name(self) -> str:
+        return FOLDER
+
+    def plan(self) -> Plan[FileItem]:
+        scratch = scratch_of(self.config, worker_provider(self.config))
+        runs = self._runs(scratch)
+        with owned_already(self.tier, self.config, threads=1) as tier:
+            self._check(tier)
+            used = begins_in_use(tier)
+        files = list(file_plans(scratch, runs, items_max=self.config.index_item_count - 1))
+        begins = begin_timestamps([each.first_time for each in files], used)
+        items = [
+            FileItem(plan=each, begin=begin, name=self._name(each, begin))
+            for each, begin in zip(files, begins, strict=True)
+        ]
+        return Plan(
+            items=items,
+            item_bytes=[each.plan.count for each in items],  # keys: nobody knows the bytes yet
+            counts={
+                "keys": sum(run.count for run in runs),
+                "runs": len(runs),
+                "damaged": sum(run.damaged_count for run in self._all(scratch) if run.is_last),
+            },
+        )
+
+    def work(self, item: FileItem) -> Iterable[FileRow]:
+        scratch = scratch_of(self.config, worker_provider(self.config))
+        staged = {each.name: each for each in scratch.listed(FILES)}.get(item.name)
+        if staged is None:
+            columns = merged(scratch, item.plan.parts, worker_runtime())
+            with made_file(self.config, columns, begin_timestamp=item.begin) as made:
+                staged = StagedObject(item.name, scratch.put(item.name, made.blocks()))
+        header = decode_header(scratch.read(item.name, 0, HEADER_BYTES), path=item.name)
+        yield FileRow(
+            number=item.plan.number,
+            name=item.name,
+            begin=item.begin,
+            end=header.end_timestamp,
+            size=staged.size,
+        )
+
+    def finish(self, plan: Plan[FileItem], rows: RowStream[FileRow]) -> JobReport:
+        made = sorted(rows, key=lambda row: row.number)
+        state = rows.state
+        if state is JobState.DONE:
+            self._install(made)
+        keys, size = plan.counts["keys"], sum(row.size for row in made)
+        return JobReport(
+            job=self.name,
+            state=state,
+            counts={**plan.counts, "files": len(made), "failed": rows.failed_count},
+            byte_counts={"index": size},
+            findings=_findings(plan.counts["damaged"]),
+            failures=tuple(rows.failures),
+            lines=(f"{keys} keys in {len(made)} index files, {size} bytes",),
+        )
+
+    def _all(self, scratch: Scratch) -> list[KeyRun]:
+        staged = staged_runs(scratch, KEYS)
+        missing = [stem for stem in self.scope.stems if stem not in staged]
+        if missing:
+            raise SegmentNotFoundError(missing[0])
+        return [run for stem in self.scope.stems for run in staged[stem]]
+
+    def _runs(self, scratch: Scratch) -> list[KeyRun]:
+        return in_order(self._all(scratch))
+
+    def _name(self, plan: FilePlan, begin: int) -> str:
+        """The same for the same bytes."""
+        sizes = self.config.index_slot_count, self.config.index_item_count
+        facts = sha256(repr((plan.parts, begin, sizes)).encode()).hexdigest()[:32]
+        return f"{FILES}/{facts}"
+
+    def _check(self, tier: OwnedTier) -> None:
+        """The tier is still what was read."""
+        tier.check_index_sizes()
+        for name, topic_id, queue_id, _ in self.scope.ends:
+            topic = tier.metadata.topic(name)
+            path = queue_path(self.config.broker_name, name, queue_id)
+            rows = tier.metadata.segments(path, SegmentType.CONSUME_QUEUE)
+            if topic is None or topic.topic_id != topic_id or not rows:
+                raise MetadataError(
+                    self.config.catalogue_path,
+                    f"it does not know queue {queue_id} of {name} as it was read: rebuild it, or "
+                    "run this again",
+                )
+
+    def _install(self, made: Sequence[FileRow]) -> None:
+        with owned_already(self.tier, self.config, threads=THREADS) as tier:
+            self._check(tier)
+            path = index_queue_path(self.config.broker_name)
+            tier.finish_doomed(path)
+            old = tier.metadata.segments(path, SegmentType.INDEX)
+            files = [_new_file(tier.scratch, row) for row in made]
+            rows = index_rows(tier, files)
+            with tier.installing([path]):
+                tier.announce(rows)
+                for row, file in zip(rows, files, strict=True):
+                    upload(tier, row, file)
+                tier.metadata.apply([*self._changes(tier, rows), *append_file.doom(old)])
+            tier.settle(FOLDER)
+
+    def _changes(self, tier: OwnedTier, rows: Sequence[SegmentRecord]) -> list[Change]:
+        ends = {QueueId(topic_id, queue_id): end for _, topic_id, queue_id, end in self.scope.ends}
+        watermarks = Watermarks(tier.metadata, self.config.broker_name)
+        # What is in a local file of the broker is found in the new ones too.
+        local = [note for begin in watermarks.begins() for note in watermarks.forgotten(begin)]
+        return [*index_changes(tier, rows, ends), *local]
+
+
+def _new_file(scratch: Scratch, row: FileRow) -> NewIndexFile:
+    return NewIndexFile(
+        begin=row.begin, end=row.end, size=row.size, blocks=partial(_staged_blocks, scratch, row)
+    )
+
+
+def _staged_blocks(scratch: Scratch, row: FileRow) -> Iterator[Buffer]:
+    for position in range(0, row.size, BLOCK_BYTES):
+        yield scratch.read(row.name, position, min(BLOCK_BYTES, row.size - position))
+
+
+def _findings(damaged: int) -> tuple[JobFinding, ...]:
+    if not damaged:
+        return ()
+    detail = f"{damaged} messages cannot be read and are not indexed: `verify` names them"
+    return (JobFinding(severity=Severity.DAMAGE, kind="not-indexed", where="tier", detail=detail),)
+
 
 NAME: Final = "reindex"
 

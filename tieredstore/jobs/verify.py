@@ -1,7 +1,5 @@
 """The job `verify`: every byte of a tier is read, and what does not fit together is named.
 
-What lives here: `VerifyJob`. It reads each segment and each index file once, as fast as they come:
-
 * each unit of a queue names a whole message of that topic, queue and queue offset, whose tags have
   the code of the unit, whose body has the CRC it should have, and that knows its own place;
 * what no unit names is told apart: end markers, copies, what the log has and the queue not yet;
@@ -21,30 +19,415 @@ Damage ends with exit code 4; notes and leftovers do not. Nothing is changed: th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.access.care.audit import audit
-from tieredstore.access.care.audit_report import Finding, Severity
+from tieredstore.access.audit import Finding, Severity, audit
 from tieredstore.access.wiring import GivenParts, open_tier, published_catalogue
-from tieredstore.driver.metadata import Json
-from tieredstore.jobs.job import Plan, RowStream
-from tieredstore.jobs.job_report import FINDINGS_MAX, JobReport
-from tieredstore.jobs.reading.slices import SPLIT_BYTES
-from tieredstore.jobs.verification.verify_entries import EntryComparison
-from tieredstore.jobs.verification.verify_findings import Findings, VerifyFinding, VerifyRow
-from tieredstore.jobs.verification.verify_index import IndexItem, verify_index
-from tieredstore.jobs.verification.verify_keys import KeyComparison, within
-from tieredstore.jobs.verification.verify_local_index import verify_local_index
-from tieredstore.jobs.verification.verify_plan import TierPicture, VerifyItem, indexed_queues
-from tieredstore.jobs.verification.verify_slice import SliceItem, verify_slice
-from tieredstore.jobs.verification.verify_sums import SHIFT_MIN, SumTable, held_sums
+from tieredstore.codec.key_hashes import mixed
+from tieredstore.codec.names import index_queue_path
+from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.codec.tiered_index import COMPACTED_ITEM_BYTES, item_position
+from tieredstore.driver.metadata import Json, MetadataStore
+from tieredstore.index.rows import SECOND_SLACK_MS
+from tieredstore.index.watermarks import QueueId, Watermarks
+from tieredstore.jobs.job import FINDINGS_MAX, JobReport, Plan, RowStream
+from tieredstore.jobs.slices import (
+    SPLIT_BYTES,
+    QueueRows,
+    Slice,
+    TopicPatterns,
+    plan_slices,
+    queue_rows,
+)
+from tieredstore.jobs.verify_findings import (
+    SHIFT_MIN,
+    Findings,
+    SumTable,
+    VerifyFinding,
+    VerifyKind,
+    VerifyRow,
+    entry_hashes,
+    held_sums,
+    prints,
+    stretch_shift,
+)
+from tieredstore.jobs.verify_index import (
+    IndexFileCheck,
+    IndexItem,
+    index_parts,
+    is_seen,
+    verify_index,
+    verify_local_index,
+)
+from tieredstore.jobs.verify_keys import Compared, IndexedQueue, KeyComparison, QueueNumber, within
+from tieredstore.jobs.verify_slice import SliceCheck, SliceItem, verify_slice
+from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import MetadataError, OffsetOutOfRangeError, SegmentError
+from tieredstore.model.values import SegmentRecord, SegmentType
+
+_ENTRY: Final = np.dtype(
+    [
+        *(("id", np.uint64), ("time", np.int64), ("log_offset", np.int64)),
+        *(("topic_id", np.int64), ("queue_id", np.int64), ("queue_offset", np.int64)),
+        *(("file", np.int64), ("position", np.int64), ("ipv6", np.bool_), ("is_empty", np.bool_)),
+    ]
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class EntryComparison:
+    """Reads the suspects' messages and, once more, all index files; tells what differs."""
+
+    config: StoreConfig
+    compared: Compared
+    queues: Mapping[QueueNumber, IndexedQueue]
+    index: Sequence[IndexItem]
+    shift: int
+    findings: Findings
+    _paths: list[str] = field(default_factory=list)
+
+    def run(self, comparison: KeyComparison) -> None:
+        wanted, held = self._wanted(), self._held()
+        is_held = np.isin(wanted["id"], held["id"])
+        missing = wanted[~is_held & ~wanted["is_empty"]]
+        unfounded = held[~np.isin(held["id"], wanted["id"])]
+        self._tell_times(wanted, held)
+        self._tell_unfounded(unfounded)
+        self._tell_missing(wanted[is_held], missing, comparison)
+
+    # Reading
+
+    def _wanted(self) -> NDArray[Any]:
+        found = []
+        for row in self.compared.suspects:
+            number = int(row["topic_id"]), int(row["queue_id"])
+            queue = self.queues[number]
+            first, end = int(row["first"]), int(row["end"])
+            if first >= end:
+                continue  # entries without a message
+            item = SliceItem(
+                slice=Slice(
+                    key=queue.key,
+                    path=queue.path,
+                    first_offset=first,
+                    end_offset=end,
+                    approximate_bytes=0,
+                    rows=queue.rows,
+                ),
+                topic_id=number[0],
+                shift=self.shift,
+                next_offset=-1,
+                is_first=False,
+            )
+            check = SliceCheck(self.config, item)
+            try:
+                for keys in check.run():
+                    mine = keys.chosen(keys.log_offsets >> self.shift == row["stretch"])
+                    part = np.zeros(len(mine), _ENTRY)
+                    part["topic_id"], part["queue_id"] = number
+                    part["log_offset"], part["time"] = mine.log_offsets, mine.times
+                    part["queue_offset"], part["ipv6"] = mine.queue_offsets, mine.ipv6
+                    part["is_empty"] = mine.is_empty
+                    part["id"] = _ids(part, mine.sizes, mine.hashes)
+                    found.append(part)
+            finally:
+                check.close()
+        return np.concatenate(found) if found else np.empty(0, _ENTRY)
+
+    def _held(self) -> NDArray[Any]:
+        suspects = self.compared.suspects
+        codes = _codes(suspects["topic_id"], suspects["queue_id"], suspects["stretch"])
+        found: list[NDArray[Any]] = []
+
+        def take(
+            items: NDArray[Any], times: NDArray[np.int64], path: str, start: int, each: int
+        ) -> None:
+            offsets = items["log_offset"].astype(np.int64)
+            topics, numbers = items["topic_id"].astype(np.int64), items["queue_id"].astype(np.int64)
+            mine = np.isin(_codes(topics, numbers, offsets >> self.shift), codes)
+            rows = np.flatnonzero(mine & within(items, self.queues))
+            if not len(rows):
+                return
+            if not self._paths or self._paths[-1] != path:
+                self._paths.append(path)
+            part = np.zeros(len(rows), _ENTRY)
+            part["topic_id"], part["queue_id"] = topics[rows], numbers[rows]
+            part["log_offset"], part["time"] = offsets[rows], times[rows]
+            part["file"], part["position"] = len(self._paths) - 1, start + each * rows
+            sizes = items["message_bytes"][rows].astype(np.int64)
+            part["id"] = _ids(part, sizes, entry_hashes(items["key_hash"][rows]))
+            found.append(part)
+
+        ignored = Findings(kept=0)
+        provider = worker_provider(self.config)
+        for item in self.index:
+            row = item.row
+            with provider.open(row.path, row.type, row.base_offset) as segment:
+                path = segment.path
+                try:
+                    IndexFileCheck(segment, item, ignored).run(
+                        lambda items, times, at, path=path: take(  # type: ignore[misc]
+                            items, times, path, at, COMPACTED_ITEM_BYTES
+                        )
+                    )
+                except (SegmentError, OffsetOutOfRangeError):
+                    continue  # it was told of before
+        slots = self.config.index_slot_count
+        each = item_position(1, slot_count=slots) - item_position(0, slot_count=slots)
+        verify_local_index(
+            self.config,
+            {item.row.begin_timestamp or 0 for item in self.index},
+            ignored,
+            lambda items, times, path, number: take(
+                items, times, path, item_position(number, slot_count=slots), each
+            ),
+        )
+        return np.concatenate(found) if found else np.empty(0, _ENTRY)
+
+    # Telling
+
+    def _tell_times(self, wanted: NDArray[Any], held: NDArray[Any]) -> None:
+        order = np.argsort(wanted["id"], kind="stable")
+        places = np.searchsorted(wanted["id"][order], held["id"])
+        places = order[np.minimum(places, len(order) - 1)] if len(order) else places
+        if not len(order):
+            return
+        same = wanted["id"][places] == held["id"]
+        apart = np.abs(wanted["time"][places] - held["time"]) > SECOND_SLACK_MS
+        wrong = held[same & apart & ~wanted["ipv6"][places]]
+        for row in wrong[: self.findings.room(VerifyKind.KEY_TIME, len(wrong))]:
+            text = f"the entry of the message at byte {row['log_offset']} has time {row['time']}"
+            self._tell(VerifyKind.KEY_TIME, row, text)
+
+    def _tell_unfounded(self, unfounded: NDArray[Any]) -> None:
+        starts = np.fromiter(
+            (
+                self.queues[int(row["topic_id"]), int(row["queue_id"])].log_start
+                for row in unfounded
+            ),
+            np.int64,
+            len(unfounded),
+        )
+        wrong = unfounded[unfounded["log_offset"] >= starts]
+        for row in wrong[: self.findings.room(VerifyKind.KEY_UNFOUNDED, len(wrong))]:
+            text = f"no message at byte {row['log_offset']} has the key or the size of this entry"
+            self._tell(VerifyKind.KEY_UNFOUNDED, row, text)
+
+    def _tell(self, kind: VerifyKind, row: Any, text: str) -> None:
+        queue = self.queues[int(row["topic_id"]), int(row["queue_id"])]
+        self.findings.describe(
+            kind,
+            self._paths[int(row["file"])],
+            text,
+            key=queue.key,
+            position=int(row["position"]),
+        )
+
+    def _tell_missing(
+        self, found: NDArray[Any], missing: NDArray[Any], comparison: KeyComparison
+    ) -> None:
+        """The newest and the oldest of a queue may be explained; the others are missing.
+
+        A file may be full in the middle of the keys of one message.
+        """
+        explained = np.zeros(len(missing), np.bool_)
+        for number in {(int(row["topic_id"]), int(row["queue_id"])) for row in missing}:
+            mine = (missing["topic_id"] == number[0]) & (missing["queue_id"] == number[1])
+            theirs = found[(found["topic_id"] == number[0]) & (found["queue_id"] == number[1])]
+            stretches = theirs["log_offset"] >> self.shift
+            newest = theirs["log_offset"][stretches == self.compared.last_held.get(number, -1)]
+            oldest = theirs["log_offset"][stretches == self.compared.first_held.get(number, -1)]
+            if comparison.has_expired and len(oldest):
+                before = mine & (missing["log_offset"] <= oldest.min())
+                explained |= before
+                if before.any():
+                    first = int(missing["queue_offset"][before].min())
+                    comparison.tell_expired(number, int(np.count_nonzero(before)), first)
+            if len(newest):
+                behind = mine & ~explained & (missing["log_offset"] >= newest.max())
+                explained |= behind
+                if behind.any():
+                    first = int(missing["queue_offset"][behind].min())
+                    comparison.tell_not_uploaded(number, int(np.count_nonzero(behind)), first)
+        missing = missing[~explained]
+        for row in missing[: self.findings.room(VerifyKind.KEY_MISSING, len(missing))]:
+            queue = self.queues[int(row["topic_id"]), int(row["queue_id"])]
+            offset = int(row["queue_offset"])
+            self.findings.describe(
+                VerifyKind.KEY_MISSING,
+                queue.path,
+                f"a key of message {offset} is in no index file",
+                key=queue.key,
+                position=int(row["log_offset"]),
+                queue_offset=offset,
+            )
+
+
+def _codes(
+    topics: NDArray[np.int64], queues: NDArray[np.int64], stretches: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    queue = mixed(((topics << 32) ^ queues).astype(np.uint64))
+    return mixed(queue + stretches.astype(np.uint64))
+
+
+def _ids(
+    entries: NDArray[Any], sizes: NDArray[np.int64], hashes: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    queue = mixed(((entries["topic_id"] << 32) ^ entries["queue_id"]).astype(np.uint64))
+    return mixed(queue + prints(entries["log_offset"], sizes, hashes))
+
+
+VerifyItem: TypeAlias = SliceItem | IndexItem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierPicture:
+    """Queues, topic numbers and index files.
+
+    Index files are read from the catalogue before the queues: whatever they name was committed.
+    """
+
+    queues: tuple[QueueRows, ...]
+    topic_ids: Mapping[str, int]
+    index: tuple[SegmentRecord, ...]
+    slot_count: int
+    index_has_expired: bool
+    sure_below: Mapping[QueueNumber, int]
+    shift: int
+
+    @classmethod
+    def take(cls, config: StoreConfig, *, topics: tuple[str, ...] = ()) -> TierPicture:
+        """Raises UnknownNameError for a topic that is not there, MetadataError without a
+        catalogue."""
+        plain = replace(config, index_enabled=False, read_ahead_enabled=False)
+        parts = open_tier(plain, GivenParts(), read_only=True)
+        try:
+            metadata = parts.metadata
+            path = index_queue_path(config.broker_name)
+            index = tuple(row for row in metadata.segments(path, SegmentType.INDEX) if row.size)
+            parts.load()
+            rows = _rows(metadata, config.broker_name)
+            for file in parts.files.files():  # the last segments may be longer than was noted
+                for each in (*file.log.segments, *file.queue.segments):
+                    known = rows.get(each.record.key)
+                    if known is None or known.size < each.record.size:
+                        rows[each.record.key] = each.record
+            if not rows:
+                reason = f"it names no segment of the broker {config.broker_name!r}"
+                raise MetadataError(config.catalogue_path, reason)
+            found = queue_rows(rows.values())
+            wanted = TopicPatterns(topics)
+            wanted.refuse_unknown(queue.key.topic for queue in found)
+            marks = Watermarks(metadata, config.broker_name)
+            topic_ids = {record.topic: record.topic_id for record in metadata.topics()}
+            return cls(
+                queues=tuple(queue for queue in found if wanted.match(queue.key.topic)),
+                topic_ids=topic_ids,
+                index=index,
+                slot_count=marks.slot_count() or config.index_slot_count,
+                index_has_expired=(index[0].base_offset if index else marks.end()) > 0,
+                sure_below=dict(_sure_below(config, found, topic_ids, marks)),
+                shift=stretch_shift(sum(queue.log_bytes for queue in found)),
+            )
+        finally:
+            parts.close()
+
+    def byte_count(self, *, with_index: bool) -> int:
+        """Of all segments that are to be read."""
+        rows = [row for queue in self.queues for row in (*queue.log, *queue.queue)]
+        return sum(row.size for row in (*rows, *(self.index if with_index else ())))
+
+    def slice_items(self, split_bytes: int) -> Iterator[tuple[SliceItem, int]]:
+        """Each slice with what is read of it; it has the log up to where the next one begins."""
+        for queue in self.queues:
+            slices = plan_slices([queue], split_bytes=split_bytes)
+            for each, following in zip(slices, [*slices[1:], None], strict=True):
+                yield self._item(queue, each, following, is_first=each is slices[0])
+
+    def _item(
+        self, queue: QueueRows, each: Slice, following: Slice | None, *, is_first: bool
+    ) -> tuple[SliceItem, int]:
+        topic_id = self.topic_ids.get(queue.key.topic, -1)
+        more: tuple[SegmentRecord, ...] = ()
+        next_offset = -1
+        if following is not None:
+            next_offset = following.first_offset
+            at = next_offset * UNIT_BYTES
+            more = tuple(row for row in queue.queue if row.base_offset <= at < row.end_offset)
+        item = SliceItem(
+            slice=each,
+            topic_id=topic_id,
+            shift=self.shift,
+            next_offset=next_offset,
+            is_first=is_first,
+            sure_below=self.sure_below.get((topic_id, queue.key.queue_id), 0),
+            more_rows=more,
+        )
+        return item, each.approximate_bytes + len(each) * UNIT_BYTES
+
+    def index_items(self) -> Iterator[tuple[IndexItem, int]]:
+        for row in self.index:
+            items = index_parts(row, slot_count=self.slot_count, shift=self.shift)
+            for item in items:
+                yield item, row.size // len(items)
+
+
+def indexed_queues(items: Iterable[VerifyItem]) -> dict[QueueNumber, IndexedQueue]:
+    """The queues of these slices, as they were when it was planned."""
+    slices: dict[QueueNumber, list[SliceItem]] = {}
+    for item in items:
+        if isinstance(item, SliceItem) and item.topic_id >= 0:
+            slices.setdefault((item.topic_id, item.slice.key.queue_id), []).append(item)
+    found = {}
+    for number, mine in slices.items():
+        rows = {row.key: row for item in mine for row in item.slice.rows}
+        log = [row for row in rows.values() if row.type is SegmentType.COMMIT_LOG]
+        if log:
+            found[number] = IndexedQueue(
+                key=mine[0].slice.key,
+                path=mine[0].slice.path,
+                rows=tuple(rows.values()),
+                log_start=min(row.base_offset for row in log),
+                log_end=max(row.end_offset for row in log),
+                sure_below=mine[0].sure_below,
+            )
+    return found
+
+
+def _rows(
+    metadata: MetadataStore, broker: str
+) -> dict[tuple[str, SegmentType, int], SegmentRecord]:
+    below = f"{broker}/"
+    return {
+        row.key: row
+        for row in metadata.segments()
+        if row.path.startswith(below) and row.type is not SegmentType.INDEX
+    }
+
+
+def _sure_below(
+    config: StoreConfig, queues: list[QueueRows], topic_ids: Mapping[str, int], marks: Watermarks
+) -> Iterator[tuple[QueueNumber, int]]:
+    """Up to where our own notes say that an index file which can be seen here has all keys."""
+    seen = is_seen(config)
+    unseen: dict[QueueId, int] = {}
+    if not seen:
+        for (_, queue), start in marks.starts().items():
+            unseen[queue] = min(start, unseen.get(queue, start))
+    for rows in queues:
+        topic_id = topic_ids.get(rows.key.topic)
+        if topic_id is not None:
+            queue = QueueId(topic_id, rows.key.queue_id)
+            below = marks.of_queue(rows.key.topic, queue)
+            yield (topic_id, queue.queue_id), min(below, unseen.get(queue, below))
+
 
 VerifyPlan: TypeAlias = Plan[VerifyItem]
 _ORDER: Final = {severity: place for place, severity in enumerate(Severity)}

@@ -1,8 +1,4 @@
-"""The settings of a store: names, units, defaults, ranges.
-
-What lives here: `StoreConfig`, one field for each key of RocketMQ's `MessageStoreConfig` and for
-those of ours. How a set of settings is built and checked is in `settings.py`.
-"""
+"""The settings of a tiered store: names, units, defaults and ranges."""
 
 from __future__ import annotations
 
@@ -13,8 +9,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Self
 
 from tieredstore.model.errors import InvalidConfigError
-from tieredstore.model.setting import computed, facts_of, has_password, setting, settings_of
-from tieredstore.model.settings import Settings
+from tieredstore.model.settings import (
+    Settings,
+    computed,
+    facts_of,
+    has_password,
+    setting,
+    settings_of,
+)
 from tieredstore.model.values import INT32_MAX, StorageLevel
 
 KIB: Final = 1024

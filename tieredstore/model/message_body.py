@@ -1,13 +1,10 @@
 """The bodies of messages whose producer compressed them.
 
-What lives here: the bits of the system flag that say so, and `plain_body`. RocketMQ's brokers and
-stores never look into a body; a consumer makes it plain.
-
-    | bits of the system flag | what                                                    |
-    | ----------------------- | ------------------------------------------------------- |
-    | 0x0001                  | the body is compressed                                  |
-    | 0x0700                  | how: 0x0000 and 0x0300 zlib, 0x0100 LZ4 frames,          |
-    |                         | 0x0200 Zstandard; every other value is an error         |
+| bits of the system flag | what                                                    |
+| ----------------------- | ------------------------------------------------------- |
+| 0x0001                  | the body is compressed                                  |
+| 0x0700                  | how: 0x0000 and 0x0300 zlib, 0x0100 LZ4 frames,          |
+|                         | 0x0200 Zstandard; every other value is an error         |
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Messages as they go in and come out, and the answers of a message store.
-
-What lives here: values only. How a record's bytes are laid out is in `tieredstore.codec`.
-"""
+"""Messages going in, messages coming out, and the answers of a message store."""
 
 from __future__ import annotations
 

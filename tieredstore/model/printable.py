@@ -1,9 +1,4 @@
-"""Text from outside on one line: in errors, and in the log.
-
-What lives here: `printable`, and `log_of`, which every module gets its logger from. A topic's name
-may hold whatever a producer likes; a line break in it would begin a line of the log that nobody
-wrote.
-"""
+"""Text from outside on one line: in errors, and in the log."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What a topic may be called: one rule for the local store, the tier and every provider.
-
-What lives here: `why_no_topic`, asked before a message is taken, and `why_no_directory`, the part
-of it that keeps a name in its place. What was written before there was a rule, by Java say, is held
-against the second alone: it stays readable.
-"""
+"""What a topic may be called: one rule for the local store, the tier and every provider."""
 
 from __future__ import annotations
 

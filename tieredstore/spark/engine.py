@@ -1,7 +1,4 @@
-"""The items of a job as tasks of Spark.
-
-What lives here: `SparkEngine`, and the session of a script. Jobs know nothing of it.
-"""
+"""Jobs as Spark tasks: items, findings as a DataFrame, and errors in one line."""
 
 from __future__ import annotations
 
@@ -9,27 +6,33 @@ import os
 import shutil
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.accumulators import AccumulatorParam
 
+from tieredstore.driver.runtime import SystemClock
 from tieredstore.jobs.job import (
     Engine,
     ItemResult,
     ItemT,
     Job,
+    JobReport,
     OnProgress,
     Plan,
     Progress,
     RowT,
+    run_item,
+    run_job,
 )
-from tieredstore.jobs.local_engine import run_item
-from tieredstore.model.errors import InvalidConfigError
+from tieredstore.jobs.verify import VerifyJob
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import InvalidConfigError, TieredStoreError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 WAVE_ITEMS: Final = 1_000
 """Items of one Spark job: it bounds what the driver holds of their rows."""
@@ -165,3 +168,43 @@ def _java() -> str:
         where = f"JAVA_HOME is {home}, and there is none" if home else "there is none in the PATH"
         raise InvalidConfigError(f"Spark needs Java 17 or later: {where}; set JAVA_HOME")
     return found
+
+
+FINDINGS_SCHEMA: Final = (
+    "severity string, kind string, topic string, queue_id int, path string, position bigint, "
+    "queue_offset bigint, text string"
+)
+
+
+def verify_on_spark(
+    spark: SparkSession, config: StoreConfig, *, topics: tuple[str, ...] = ()
+) -> tuple[DataFrame, JobReport]:
+    """Read the tier with the workers of this session: the findings, and the whole report."""
+    job = VerifyJob(config=config, topics=topics)
+    report = run_job(job, SparkEngine(spark), clock=SystemClock())
+    return findings_frame(spark, report), report
+
+
+def findings_frame(spark: SparkSession, report: JobReport) -> DataFrame:
+    """One row for each finding that the report has room for."""
+    rows = [found.row() for found in report.findings]
+    names = ("severity", "kind", "topic", "queue_id", "where", "position", "queue_offset", "detail")
+    return spark.createDataFrame(
+        [tuple(row.get(name) for name in names) for row in rows], FINDINGS_SCHEMA
+    )
+
+
+_HIDE = "SPARK_HIDE_TRACEBACK"
+
+
+@contextmanager
+def plain_failures() -> Iterator[None]:
+    """Errors of ours leave without what they were made from, and without a traceback.
+
+    Spark ends a Python process after any failure, so what is set here hides nothing else.
+    """
+    try:
+        yield
+    except TieredStoreError as error:
+        os.environ[_HIDE] = "1"
+        raise error.with_traceback(None) from None

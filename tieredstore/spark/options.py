@@ -1,28 +1,25 @@
-"""What may be said of a tier and of a read of it, as Spark's options: texts by name.
+"""The options of a tier and of a read, as Spark passes them: texts by name.
 
-What lives here: `store_config`, which every face on Spark uses, and `ReadOptions`. Case and
-underscores of a name do not count: `fail_on_data_loss` and `failOnDataLoss` are one option.
-
-    | option                   | what                                                             |
-    | ------------------------ | ---------------------------------------------------------------- |
-    | config                   | file with the settings: a .toml or a broker.conf                 |
-    | provider, path, metadata | without it: where the tier lies, and the file of its catalogue   |
-    | bucket, prefix, endpoint | likewise, in an object store                                     |
-    | cluster, broker          | whose tier it is                                                 |
-    | any other setting        | by its name in `StoreConfig`; it counts more than the file       |
-    | topics, topic_pattern    | a,b; or a regular expression for the whole name                  |
-    | queues                   | queue ids: 0,2,5-7                                               |
-    | start_offset, end_offset | queue offsets, from the first on, without the second             |
-    | start_time, end_time     | store times likewise: milliseconds, or 2026-01-31T12:00:00+00:00 |
-    | key, keys                | messages with this key; with one of these, separated by blanks   |
-    | columns                  | a,b: these and no others, in this order                          |
-    | split_bytes              | log bytes of one partition: 64m                                  |
-    | pushdown                 | true: Spark's filters narrow what is read; see docs/spark.md     |
-    | on_corrupt               | fail, skip or report                                             |
-    | fail_on_data_loss        | false: what has expired or was deleted meanwhile is passed over  |
-    | starting                 | of a stream: earliest, latest or a time                          |
-    | max_messages_per_trigger | of a stream                                                      |
-    | max_bytes_per_trigger    | of a stream, in bytes of the log as far as they can be estimated |
+| option                   | what                                                             |
+| ------------------------ | ---------------------------------------------------------------- |
+| config                   | file with the settings: a .toml or a broker.conf                 |
+| provider, path, metadata | without it: where the tier lies, and the file of its catalogue   |
+| bucket, prefix, endpoint | likewise, in an object store                                     |
+| cluster, broker          | whose tier it is                                                 |
+| any other setting        | by its name in `StoreConfig`; it counts more than the file       |
+| topics, topic_pattern    | a,b; or a regular expression for the whole name                  |
+| queues                   | queue ids: 0,2,5-7                                               |
+| start_offset, end_offset | queue offsets, from the first on, without the second             |
+| start_time, end_time     | store times likewise: milliseconds, or 2026-01-31T12:00:00+00:00 |
+| key, keys                | messages with this key; with one of these, separated by blanks   |
+| columns                  | a,b: these and no others, in this order                          |
+| split_bytes              | log bytes of one partition: 64m                                  |
+| pushdown                 | true: Spark's filters narrow what is read; see docs/spark.md     |
+| on_corrupt               | fail, skip or report                                             |
+| fail_on_data_loss        | false: what has expired or was deleted meanwhile is passed over  |
+| starting                 | of a stream: earliest, latest or a time                          |
+| max_messages_per_trigger | of a stream                                                      |
+| max_bytes_per_trigger    | of a stream, in bytes of the log as far as they can be estimated |
 """
 
 from __future__ import annotations
@@ -36,13 +33,12 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final, TypeVar
 
-from tieredstore.jobs.reading.message_table import MESSAGE_COLUMNS
-from tieredstore.jobs.reading.scan import DAMAGE, OnCorrupt, Scan
-from tieredstore.jobs.reading.selection import EVER, Selection
-from tieredstore.jobs.reading.slices import SPLIT_BYTES
+from tieredstore.jobs.arrow import MESSAGE_COLUMNS
+from tieredstore.jobs.scan import DAMAGE, OnCorrupt, Scan
+from tieredstore.jobs.slices import EVER, SPLIT_BYTES, Selection
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
-from tieredstore.model.setting import settings_of
+from tieredstore.model.settings import settings_of
 from tieredstore.model.values import INT64_MAX
 
 EnumT = TypeVar("EnumT", bound=Enum)

@@ -1,7 +1,4 @@
-"""`df.write.format("tieredstore").mode("append")`: a bulk load into a tier that nobody writes.
-
-What lives here: `tier_writer`, which `source` asks for, and `TierWriter`. What a load is made of is
-in `jobs.load`, which columns there may be in `jobs.load_columns`.
+"""`df.write.format("tieredstore")`: a bulk load into a tier that nobody else writes.
 
     | option                          | what                                                     |
     | ------------------------------- | -------------------------------------------------------- |
@@ -32,14 +29,19 @@ from pyspark.sql.types import StructType
 
 from tieredstore.driver.runtime import SystemClock
 from tieredstore.jobs.load import abort_load, begin_load, commit_load
-from tieredstore.jobs.loading.load_columns import LoadColumns, LoadDefaults, LoadRefusedError
-from tieredstore.jobs.loading.load_stage import BLOCK_BYTES, StagedPart, Stager
-from tieredstore.jobs.loading.load_tier import scratch_of
-from tieredstore.jobs.worker_parts import worker_provider
+from tieredstore.jobs.load_records import (
+    BLOCK_BYTES,
+    LoadColumns,
+    LoadDefaults,
+    LoadRefusedError,
+    StagedPart,
+    Stager,
+)
+from tieredstore.jobs.worker import scratch_of, worker_provider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
+from tieredstore.spark.engine import plain_failures
 from tieredstore.spark.options import parse_size, split_options, store_config
-from tieredstore.spark.plain_failures import plain_failures
 
 if TYPE_CHECKING:
     import pyarrow as pa

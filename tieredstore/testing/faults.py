@@ -1,21 +1,32 @@
-"""Backends that fail on purpose: before the effect, after it, half way, or for good.
-
-What lives here: a plan of faults and the wrappers that carry it out. A fault strikes at a counted
-operation, so that a test can let one strike at the n-th step for every n.
-"""
+"""Segments, providers and object stores that fail on purpose."""
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import ParamSpec, TypeVar
 
-from tieredstore.driver.provider import ListedSegment, SegmentProvider
-from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.object_client import (
+    Attempt,
+    ListedKey,
+    ObjectClient,
+    ObjectClientWrapper,
+    ObjectFacts,
+    Range,
+    once,
+)
+from tieredstore.driver.provider import (
+    ListedSegment,
+    ProviderWrapper,
+    SegmentProvider,
+    SegmentWrapper,
+)
+from tieredstore.driver.runtime import Clock, Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
-from tieredstore.driver.wrapper import ProviderWrapper, SegmentWrapper
-from tieredstore.model.errors import BackendUnavailableError
+from tieredstore.model.errors import BackendUnavailableError, TieredStoreError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -157,3 +168,175 @@ class FaultyProvider(ProviderWrapper):
                 raise SimulatedCrash
             raise BackendUnavailableError(prefix, "list", fault.value)
         return self.inner.list(prefix)
+
+
+BURST_REQUESTS = 3
+FIRST_BYTE_MS = 500
+
+
+class ObjectFault(Enum):
+    """What goes wrong with a request; one that makes no sense for it strikes as BUSY."""
+
+    TIMED_OUT = "it fails before it has an effect"
+    LOST_REPLY = "it takes effect, but its reply is lost"
+    BUSY = "503 or 429, and so do the next few"
+    TRUNCATED = "a body, or a listing, breaks off"
+    SLOW = "the first byte comes late"
+    STALE_LISTING = "a listing does not know the newest object yet"
+    PARTIAL_DELETE = "some of the keys of a batch are not deleted"
+
+
+class ObjectFaults:
+    """Dice that many clients may share; the same seed gives the same faults in one thread."""
+
+    def __init__(self, rate: float, *faults: ObjectFault, seed: int = 0) -> None:
+        self.rate = rate
+        self.struck: Counter[ObjectFault] = Counter()
+        self.requests = 0
+        self._faults = faults or tuple(ObjectFault)
+        self._dice = random.Random(seed)
+        self._burst = 0
+        self._guard = threading.Lock()
+
+    def next(self) -> ObjectFault | None:
+        """What the next request meets."""
+        with self._guard:
+            self.requests += 1
+            if self._burst:
+                self._burst -= 1
+                fault = ObjectFault.BUSY
+            elif self._dice.random() < self.rate:
+                fault = self._dice.choice(self._faults)
+                # A burst must not raise the share of failing requests above the rate by much.
+                if fault is ObjectFault.BUSY and self._dice.random() < 1 / BURST_REQUESTS:
+                    self._burst = BURST_REQUESTS - 1
+            else:
+                return None
+            self.struck[fault] += 1
+            return fault
+
+    def some(self, keys: Sequence[str]) -> list[str]:
+        """At least one of them."""
+        with self._guard:
+            return self._dice.sample(keys, self._dice.randint(1, len(keys)))
+
+
+class FaultyClient(ObjectClientWrapper):
+    """A client whose requests meet faults. A slow one waits on the clock that was given."""
+
+    def __init__(self, inner: ObjectClient, faults: ObjectFaults, clock: Clock) -> None:
+        super().__init__(inner)
+        self.faults = faults
+        self._clock = clock
+        self._newest = ""
+
+    def head(self, key: str) -> ObjectFacts:
+        return self._struck("head", key, self.inner.head, key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self._struck("get", key, self.inner.get_range, key, start, length)
+
+    def get_ranges(self, ranges: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
+        found: list[bytes | TieredStoreError] = []
+        for each in ranges:
+            try:
+                found.append(self.get_range(each.key, each.start, each.length))
+            except TieredStoreError as error:
+                found.append(error)
+        return found
+
+    def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = True,
+        if_match: str | None = None,
+    ) -> ObjectFacts:
+        facts = self._struck(
+            "put",
+            key,
+            self.inner.put,
+            key,
+            data,
+            metadata=metadata,
+            if_absent=if_absent,
+            if_match=if_match,
+        )
+        self._newest = key
+        return facts
+
+    def put_stream(
+        self,
+        key: str,
+        blocks: Iterable[Buffer],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = True,
+        attempt: Attempt = once,
+    ) -> ObjectFacts | None:
+        def struck(call: Callable[[], T], /) -> T:
+            return attempt(lambda: self._struck("put_stream", key, call))
+
+        return self.inner.put_stream(
+            key, blocks, metadata=metadata, if_absent=if_absent, attempt=struck
+        )
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
+        fault = self._begin("list", prefix)
+        if fault is ObjectFault.LOST_REPLY:
+            self._fail("list", prefix, fault)
+        found = list(self.inner.list(prefix, after=after))
+        if fault is ObjectFault.STALE_LISTING:
+            found = [each for each in found if each.key != self._newest]
+        if fault is ObjectFault.TRUNCATED:
+            yield from found[: len(found) // 2]
+            self._fail("list", prefix, fault)
+        yield from found
+
+    def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
+        if not keys:
+            return self.inner.delete_many(keys)
+        fault = self._begin("delete", keys[0])
+        failed: dict[str, TieredStoreError] = {}
+        if fault is ObjectFault.PARTIAL_DELETE:
+            failed = {
+                key: BackendUnavailableError(key, "delete", fault.value)
+                for key in self.faults.some(keys)
+            }
+        errors = {**self.inner.delete_many([key for key in keys if key not in failed]), **failed}
+        if fault in (ObjectFault.LOST_REPLY, ObjectFault.TRUNCATED):
+            self._fail("delete", keys[0], fault)
+        return errors
+
+    def _struck(
+        self,
+        operation: str,
+        key: str,
+        call: Callable[P, T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        fault = self._begin(operation, key)
+        outcome = call(*args, **kwargs)
+        if fault in (ObjectFault.LOST_REPLY, ObjectFault.TRUNCATED):
+            self._fail(operation, key, fault)
+        return outcome
+
+    def _begin(self, operation: str, key: str) -> ObjectFault | None:
+        """The fault to carry out, once those that strike before the effect have struck."""
+        fault = self.faults.next()
+        if fault is ObjectFault.SLOW:
+            self._clock.sleep(FIRST_BYTE_MS / 1000)
+        pointless = (fault is ObjectFault.STALE_LISTING and operation != "list") or (
+            fault is ObjectFault.PARTIAL_DELETE and operation != "delete"
+        )
+        if fault in (ObjectFault.TIMED_OUT, ObjectFault.BUSY) or pointless:
+            self._fail(operation, key, ObjectFault.BUSY if pointless else fault)
+        return fault
+
+    def _fail(self, operation: str, key: str, fault: ObjectFault | None) -> None:
+        reason = fault.value if fault else "it fails"
+        raise BackendUnavailableError(key, operation, reason)

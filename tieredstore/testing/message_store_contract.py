@@ -1,4 +1,4 @@
-"""The first promises of `MessageStore` as tests, for whoever writes one or has one to wrap.
+"""The promises of `MessageStore` as a test suite.
 
     class TestMyStore(MessageStoreContract):
         def open_store(self) -> MessageStore:
@@ -19,12 +19,12 @@ from collections.abc import Callable, Collection, Iterator
 import pytest
 
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.properties import tags_code
+from tieredstore.codec.record import tags_code
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, MessageStore
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.messages import DispatchRequest, GetResult
 from tieredstore.model.values import GetStatus, PutStatus, QueueKey
-from tieredstore.testing.messages import TOPIC, a_body, a_message
+from tieredstore.testing.samples import TOPIC, a_body, a_message
 
 PAGED_COUNT = 60  # messages of which pages are read while the oldest go
 

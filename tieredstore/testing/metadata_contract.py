@@ -1,4 +1,4 @@
-"""What every MetadataStore must hold, as a suite: subclass it and say how to open yours.
+"""Every promise of `MetadataStore` as a test suite.
 
 class TestMyStore(MetadataStoreContract):
     def open_store(self) -> MetadataStore:
@@ -25,9 +25,8 @@ from tieredstore.driver.metadata import (
     PutNote,
 )
 from tieredstore.driver.runtime import ThreadPool
-from tieredstore.model.catalogue import QueueRecord, SegmentRecord, TopicRecord
 from tieredstore.model.errors import MetadataError, StoreClosedError
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
 
 PATH: Final = "broker-a/Orders/0"
 TOPIC: Final = TopicRecord(topic="Orders", topic_id=3, reserve_hours=72, update_timestamp=17)

@@ -1,4 +1,4 @@
-"""Every promise of `ObjectClient` as a test, for whoever writes one.
+"""Every promise of `ObjectClient` as a test suite.
 
 class TestMyClient(ObjectClientContract):
     def open_client(self) -> ObjectClient:
@@ -23,11 +23,7 @@ from tieredstore.driver.object_client import (
 from tieredstore.driver.object_requests import CountedClient
 from tieredstore.driver.runtime import ThreadPool
 from tieredstore.driver.segment import Buffer
-from tieredstore.model.errors import (
-    OffsetOutOfRangeError,
-    SegmentNotFoundError,
-    StoreClosedError,
-)
+from tieredstore.model.errors import OffsetOutOfRangeError, SegmentNotFoundError, StoreClosedError
 
 DATA = bytes(range(256)) * 4
 MIB = 1024 * 1024

@@ -1,4 +1,4 @@
-"""Every promise of `SegmentProvider` as a test, for whoever writes one.
+"""Every promise of `SegmentProvider` as a test suite.
 
 class TestMyProvider(SegmentProviderContract):
     def open_provider(self, runtime: Runtime) -> SegmentProvider:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.codec.golden_files import GOLDEN, expected
-from tieredstore.local.care.checkpoint import CheckpointValues, StoreCheckpoint, decode_checkpoint
+from tieredstore.local.recovery import CheckpointValues, StoreCheckpoint, decode_checkpoint
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tieredstore.driver.runtime import ManualClock, Runtime
-from tieredstore.local.care.retention import HOUR_MS, Retention
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.retention import HOUR_MS, Retention
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError
 from tieredstore.model.values import INT64_MAX, GetStatus, PutStatus
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 FILE_BYTES = 8_192
 NOW_MS = 1_700_000_000_000

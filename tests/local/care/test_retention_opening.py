@@ -11,11 +11,11 @@ import pytest
 
 from tests.disk_with_room.sitecustomize import real_disk_usage
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.care import retention
+from tieredstore.local import retention
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.values import GetStatus, PutStatus
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 FILE_BYTES = 8_192
 NOW_MS = 1_700_000_000_000

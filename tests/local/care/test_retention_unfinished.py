@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.local.store_audit import opened, parts_of
-from tieredstore.local.files.mapped_file_queue import MappedFileQueue
-from tieredstore.local.files.mapping import MappedFiles
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.queues.consume_queue import ConsumeQueue
+from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.local.mapped_file import MappedFiles
+from tieredstore.local.mapped_file_queue import MappedFileQueue
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError, SegmentNotFoundError
 from tieredstore.model.values import GetStatus
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 FILE_BYTES = 4_096
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tieredstore.driver.file_lock import FileLock
-from tieredstore.local.care.store_files import StoreFiles
+from tieredstore.driver.durable import FileLock
+from tieredstore.local.files import StoreFiles
 
 # Java's lock is a POSIX record lock on the first byte, held by another process.
 HOLDER = """

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.codec.golden_files import GOLDEN
-from tieredstore.local.care.store_files import StoreFiles
-from tieredstore.local.care.store_sizes import SIZE_SETTINGS, check_sizes
 from tieredstore.local.config import LocalConfig
+from tieredstore.local.files import SIZE_SETTINGS, StoreFiles, check_sizes
 from tieredstore.model.errors import InvalidConfigError
 
 GOLDEN_SIZES = {

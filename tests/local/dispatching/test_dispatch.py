@@ -8,9 +8,9 @@ import pytest
 
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.messages import DispatchRequest
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 WRITERS, MESSAGES = 4, 400
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tieredstore.local.commit_log import AppendedRun
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.dispatching.dispatch import Dispatch
-from tieredstore.local.files.mapping import MappedFiles
-from tieredstore.local.log.commit_log import AppendedRun
-from tieredstore.local.queues.consume_queues import ConsumeQueues
-from tieredstore.local.records.record_encoder import RecordEncoder
+from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.dispatch import Dispatch
+from tieredstore.local.encoder import RecordEncoder
+from tieredstore.local.mapped_file import MappedFiles
 from tieredstore.model.errors import BackendRefusedError
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 
 class Puts:

@@ -11,11 +11,11 @@ from struct import Struct
 import pytest
 
 from tests.local.store_audit import crash, opened, parts_of, takes_what_java_writes
-from tieredstore.codec.properties import tags_code
-from tieredstore.local.dispatching.light_queues import light_places
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.codec.record import tags_code
+from tieredstore.local.redispatch import light_places
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.values import GetStatus, QueueKey
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 UNIT = Struct(">qiq")
 FAR = 1 << 40

@@ -10,11 +10,11 @@ import pytest
 
 from tests.local.store_audit import a_config, opened
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.dispatching import telling
-from tieredstore.local.dispatching.telling import Telling
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local import dispatch
+from tieredstore.local.dispatch import Telling
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.messages import DispatchRequest
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 SECONDS = 240.0  # for what has to come; nobody waits that long
 
@@ -187,7 +187,7 @@ def test_each_batch_is_told_once_and_in_order_whoever_tells(runtime: Runtime) ->
 def test_who_puts_waits_for_a_dispatcher_that_is_far_behind(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telling, "WAIT_SECONDS", SECONDS)
+    monkeypatch.setattr(dispatch, "WAIT_SECONDS", SECONDS)
     tells = Telling()
     begun, go_on = threading.Event(), threading.Event()
     seen: list[int] = []
@@ -201,7 +201,7 @@ def test_who_puts_waits_for_a_dispatcher_that_is_far_behind(
     tells.add(lambda: [request(0)])
     teller = runtime.dispatch.submit(tells.tell)
     assert begun.wait(SECONDS)
-    for _ in range(telling.UNTOLD_MAX):
+    for _ in range(dispatch.UNTOLD_MAX):
         tells.add(lambda: [request(1)])
         tells.keep_pace()
     tells.add(lambda: [request(2)])
@@ -210,14 +210,14 @@ def test_who_puts_waits_for_a_dispatcher_that_is_far_behind(
     go_on.set()
     waiting.result(SECONDS)
     teller.result(SECONDS)
-    assert (len(seen), seen[-1]) == (telling.UNTOLD_MAX + 2, 2)
+    assert (len(seen), seen[-1]) == (dispatch.UNTOLD_MAX + 2, 2)
 
 
 def test_a_dispatcher_that_is_waited_for_too_long_is_left_behind(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telling, "WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(telling, "END_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(dispatch, "WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(dispatch, "END_WAIT_SECONDS", 0.001)
     tells = Telling()
     begun, go_on = threading.Event(), threading.Event()
 
@@ -229,7 +229,7 @@ def test_a_dispatcher_that_is_waited_for_too_long_is_left_behind(
     tells.add(lambda: [request(0)])
     teller = runtime.dispatch.submit(tells.tell)
     assert begun.wait(SECONDS)
-    for _ in range(2 * telling.UNTOLD_MAX):
+    for _ in range(2 * dispatch.UNTOLD_MAX):
         tells.add(lambda: [request(1)])
         tells.keep_pace()
     assert not tells.finish()

@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from tieredstore.codec.local_index import file_bytes
-from tieredstore.local.files.mapped_file_queue import MappedFileQueue
-from tieredstore.local.files.mapping import MappedFiles
-from tieredstore.local.keys.index_chain import ItemColumns
-from tieredstore.local.keys.index_file import IndexFile
+from tieredstore.local.index_file import IndexFile, ItemColumns
+from tieredstore.local.mapped_file import MappedFiles
+from tieredstore.local.mapped_file_queue import MappedFileQueue
 from tieredstore.model.errors import BackendRefusedError
 
 SLOTS, ITEMS = 1_000, 100_000

@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.local.store_audit import check_agreement, opened
-from tieredstore.local.files.blocks import Blocks, IndexBlocks
-from tieredstore.local.files.mapped_file import MappedFile
-from tieredstore.local.files.mapping import MappedFiles
+from tieredstore.local.mapped_file import Blocks, IndexBlocks, MappedFile, MappedFiles
 from tieredstore.model.errors import BackendRefusedError
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 ROOT = Path(__file__).parents[3]
 Ranges = list[tuple[int, int]]

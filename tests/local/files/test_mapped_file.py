@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tieredstore.local.files.mapped_file import MappedFile
-from tieredstore.local.files.mapping import MappedFiles, data_extents
+from tieredstore.local.mapped_file import MappedFile, MappedFiles, data_extents
 from tieredstore.model.errors import (
     BackendRefusedError,
     OffsetOutOfRangeError,
@@ -82,7 +81,7 @@ def test_flush_syncs_once_and_makes_the_name_durable(
     calls: list[str] = []
     monkeypatch.setattr(os, "fdatasync", lambda descriptor: calls.append("data"))
     monkeypatch.setattr(
-        "tieredstore.local.files.mapped_file.fsync_directory", lambda path: calls.append("name")
+        "tieredstore.local.mapped_file.fsync_directory", lambda path: calls.append("name")
     )
     file = a_file(tmp_path)
     file.append(b"abc")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tieredstore.local.files.mapped_file_queue import Gap, MappedFileQueue
-from tieredstore.local.files.mapping import MappedFiles
+from tieredstore.local.mapped_file import MappedFiles
+from tieredstore.local.mapped_file_queue import Gap, MappedFileQueue
 from tieredstore.model.errors import BackendRefusedError, SegmentError
 
 SIZE = 64

@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tieredstore.local.files.mapped_file_queue import MappedFileQueue
-from tieredstore.local.files.mapping import MappedFiles
+from tieredstore.local.mapped_file import MappedFiles
+from tieredstore.local.mapped_file_queue import MappedFileQueue
 
 SIZE = 64
 

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from tieredstore.local.files.mapping import (
+from tieredstore.local.mapped_file import (
     OPEN_MAX_LEAST,
     OPEN_MAX_MOST,
     MappedFiles,

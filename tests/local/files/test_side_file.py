@@ -9,10 +9,10 @@ import pytest
 
 from tests.local.store_audit import a_config, opened
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.files.side_file import read_document, write_document
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.side_file import read_document, write_document
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import MetadataError, TieredStoreError
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 NAMES = ("version", "topics")
 DOCUMENT = {"version": 1, "topics": {"T\n\ud800主": 73_400, "U": 5}}

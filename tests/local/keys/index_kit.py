@@ -16,13 +16,11 @@ import numpy as np
 from tests.codec.golden_files import local_records
 from tieredstore.codec.java import local_key_hash, local_key_hashes
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.properties import split_keys
+from tieredstore.codec.record import split_keys
 from tieredstore.driver.runtime import Clock, ManualClock
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.keys.index_batch import IndexBatch, key_texts
-from tieredstore.local.keys.index_chain import ItemColumns
-from tieredstore.local.keys.index_file import IndexFile
-from tieredstore.local.keys.index_service import IndexService
+from tieredstore.local.index_file import IndexFile, ItemColumns
+from tieredstore.local.index_service import IndexBatch, IndexService, key_texts
 
 GOLDEN_SLOTS, GOLDEN_ITEMS = 101, 400
 FOREVER = 2**63 - 1

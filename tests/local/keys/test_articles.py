@@ -14,7 +14,7 @@ import pytest
 
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.messages import Message
 from tieredstore.model.values import INT64_MAX
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tieredstore.codec.java import local_key_hash
-from tieredstore.codec.properties import split_keys
-from tieredstore.local.keys.index_batch import hashes_of_messages, key_texts
+from tieredstore.codec.record import split_keys
+from tieredstore.local.index_service import hashes_of_messages, key_texts
 
 TOPICS = st.sampled_from(["TopicTest", "T", "%a b", "\x02"])
 TEXTS = st.none() | st.text(" ab#%é\U0001f600\x01", max_size=6)

@@ -26,10 +26,9 @@ from tests.local.keys.index_kit import (
     service_at,
 )
 from tieredstore.codec.local_index import HEADER_BYTES
-from tieredstore.local.keys import index_cut, index_state
-from tieredstore.local.keys.index_cut import IndexCut, cut_back
-from tieredstore.local.keys.index_file import IndexFile
-from tieredstore.local.keys.index_service import IndexService
+from tieredstore.local import index_file, index_service
+from tieredstore.local.index_file import IndexCut, IndexFile, cut_back
+from tieredstore.local.index_service import IndexService
 from tieredstore.model.errors import SegmentCorruptError
 
 STEPS = st.lists(st.one_of(st.integers(1, 12), st.just("flush")), min_size=1, max_size=12)
@@ -196,7 +195,7 @@ def test_a_cut_that_was_interrupted_is_done_again(
 ) -> None:
     rows = put_some(tmp_path, 8)
     before = index_bytes(tmp_path)
-    monkeypatch.setattr(index_cut, "_store_slots", interrupted)
+    monkeypatch.setattr(index_file, "_store_slots", interrupted)
     with pytest.raises(KeyboardInterrupt):
         service_at(tmp_path).load(abnormal=True)
     monkeypatch.undo()
@@ -233,7 +232,7 @@ def test_a_truncation_that_was_interrupted_is_done_again(
     service = service_at(tmp_path)
     service.load(abnormal=True)
     if moment == "before the entry":
-        monkeypatch.setattr(index_state.IndexState, "save", interrupted)
+        monkeypatch.setattr(index_service.IndexState, "save", interrupted)
     else:
         monkeypatch.setattr(IndexService, "_remove", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -258,7 +257,7 @@ def test_the_index_of_a_full_file_is_durable_before_the_next_one_is_there(
         seen.append(("flushed", file.name))
 
     def created(path: Path, **sizes: int) -> IndexFile:
-        saved = index_state.IndexState.load(tmp_path / "config" / index_state.STATE_FILE)
+        saved = index_service.IndexState.load(tmp_path / "config" / index_service.STATE_FILE)
         assert saved is not None
         seen.append(("created after", saved.newest))
         return create(path, **sizes)

@@ -24,8 +24,8 @@ from tieredstore.codec.local_index import (
     encode_header,
     item_position,
 )
-from tieredstore.local.keys import index_chain
-from tieredstore.local.keys.index_chain import CLOCK_SLACK_MS, VECTOR_ITEMS_MIN
+from tieredstore.local import index_file
+from tieredstore.local.index_file import CLOCK_SLACK_MS, VECTOR_ITEMS_MIN
 from tieredstore.model.errors import StoreClosedError
 
 
@@ -45,7 +45,7 @@ def test_the_printed_rolled_file_comes_out_of_its_puts(tmp_path: Path) -> None:
 
 
 def test_numpy_makes_the_printed_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_chain, "VECTOR_ITEMS_MIN", 1)
+    monkeypatch.setattr(index_file, "VECTOR_ITEMS_MIN", 1)
     file = new_file(tmp_path)
     file.put(columns_of(PUTS))
     assert file.path.read_bytes().hex() == PRINTED

@@ -20,8 +20,7 @@ from tests.local.keys.index_kit import (
     row_of,
     service_at,
 )
-from tieredstore.local.keys.index_query import IndexAnswer
-from tieredstore.local.keys.index_service import IndexService
+from tieredstore.local.index_service import IndexAnswer, IndexService
 
 JAVA = {path.name: path.read_bytes() for path in sorted((GOLDEN / "local-clean/index").iterdir())}
 

@@ -17,8 +17,8 @@ from tests.local.keys.index_kit import (
     replay,
     service_at,
 )
-from tieredstore.local.keys.index_file import IndexFile
-from tieredstore.local.keys.index_state import IndexState
+from tieredstore.local.index_file import IndexFile
+from tieredstore.local.index_service import IndexState
 
 T0 = 1_700_000_000_000
 

@@ -20,9 +20,8 @@ from tests.local.keys.index_kit import (
     service_at,
 )
 from tieredstore.codec.local_index import decode_header
-from tieredstore.local.keys.index_batch import key_texts
-from tieredstore.local.keys.index_names import next_index_name
-from tieredstore.local.keys.index_service import IndexService
+from tieredstore.local.index_file import next_index_name
+from tieredstore.local.index_service import IndexService, key_texts
 from tieredstore.model.errors import StoreClosedError
 
 T0 = 1_700_000_000_000

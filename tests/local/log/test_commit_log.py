@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 
 from tests.codec.golden_files import GOLDEN, expected, sha256
-from tieredstore.codec.checksum import matches_property_crc
+from tieredstore.codec.checks import matches_property_crc
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.runtime import ManualClock, Runtime
+from tieredstore.local.commit_log import CommitLog
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.files.mapping import MappedFiles
-from tieredstore.local.log.commit_log import CommitLog
-from tieredstore.local.records.record_batch import RecordBatch
-from tieredstore.local.records.record_encoder import PutRefusedError, RecordEncoder
+from tieredstore.local.encoder import PutRefusedError, RecordBatch, RecordEncoder
+from tieredstore.local.mapped_file import MappedFiles
 from tieredstore.model.errors import BackendRefusedError
 from tieredstore.model.values import PutStatus
-from tieredstore.testing.messages import a_message
+from tieredstore.testing.samples import a_message
 
 FILE_BYTES = 4096
 NOW = 1_700_000_000_000

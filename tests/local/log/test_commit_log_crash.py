@@ -12,8 +12,8 @@ import pytest
 from tests.codec.golden_files import GOLDEN
 from tests.local.log.test_commit_log import FILE_BYTES, a_batch, a_config, a_log, some_records
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.files.mapping import MappedFiles
-from tieredstore.local.log.commit_log import CommitLog
+from tieredstore.local.commit_log import CommitLog
+from tieredstore.local.mapped_file import MappedFiles
 from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from tests.local.store_audit import opened, parts_of
 from tieredstore.codec.queue_unit import UNIT_BYTES
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.local_reader import LocalReader
+from tieredstore.local.reader import LocalReader
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.messages import PutResult
 from tieredstore.model.values import GetStatus
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 LOG_FILE, QUEUE_FILE = 8_192, 400
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local.log.flusher import Flusher
+from tieredstore.local.commit_log import Flusher
 from tieredstore.model.errors import BackendRefusedError
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tieredstore.codec.queue_unit import QueueUnit, QueueUnits
-from tieredstore.local.files.mapping import MappedFiles
-from tieredstore.local.queues.consume_queue import ConsumeQueue
+from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.local.mapped_file import MappedFiles
 
 FILE_BYTES = 200  # ten units
 SIZE = 100

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit
-from tieredstore.local.files.mapping import MappedFiles
-from tieredstore.local.queues.consume_queue import ConsumeQueue
+from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.local.mapped_file import MappedFiles
 from tieredstore.model.errors import PositionMismatchError
 from tieredstore.model.values import Boundary
 

@@ -14,7 +14,7 @@ from tests.local.queues.queue_fixtures import (
     reopen,
     whole,
 )
-from tieredstore.local.queues.queue_scan import matching_tags
+from tieredstore.local.consume_queue import matching_tags
 from tieredstore.model.errors import OffsetOutOfRangeError
 
 __all__ = ["directory", "reopen"]  # fixtures

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieredstore.local.files.mapping import MappedFiles
-from tieredstore.local.queues.consume_queues import ConsumeQueues
-from tieredstore.local.queues.topic_directories import is_topic, queue_directory, queue_number
+from tieredstore.local.consume_queues import ConsumeQueues, is_topic, queue_directory, queue_number
+from tieredstore.local.mapped_file import MappedFiles
 from tieredstore.model.errors import BackendRefusedError, PositionMismatchError
 from tieredstore.model.values import QueueKey
 

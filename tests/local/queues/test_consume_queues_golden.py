@@ -11,8 +11,8 @@ import pytest
 from tests.codec.golden_files import GOLDEN, expected, files_under, sha256
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.queue_unit import encode_units
-from tieredstore.local.files.mapping import MappedFiles
-from tieredstore.local.queues.consume_queues import ConsumeQueues
+from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.mapped_file import MappedFiles
 from tieredstore.model.values import Boundary, QueueKey
 
 FILE_BYTES = 400

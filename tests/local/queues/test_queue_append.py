@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tieredstore.codec.queue_unit import encode_units
-from tieredstore.local.queues import queue_append
-from tieredstore.local.queues.queue_append import NewUnits, encode_new_units
+from tieredstore.local import consume_queue
+from tieredstore.local.consume_queue import NewUnits, encode_new_units
 
 messages = st.lists(
     st.tuples(st.integers(0, 2), st.integers(-1, 3), st.integers(-(2**63), 2**63)), max_size=8
@@ -24,7 +24,7 @@ def test_few_and_many_are_encoded_alike(
         begin += apart + size
     columns = (log_offsets, [size for _, size, _ in rows], [tags for _, _, tags in rows])
     outcomes: list[NewUnits | str] = []
-    for encode in (queue_append._encode_few, queue_append._encode_many):
+    for encode in (consume_queue._encode_few, consume_queue._encode_many):
         if not rows:
             continue
         try:
@@ -36,7 +36,7 @@ def test_few_and_many_are_encoded_alike(
     if not (known and outcomes[1] == "refused"):
         assert outcomes[:1] == outcomes[1:]
     if rows:
-        quick = queue_append._encode_new(*columns, last_log_end)
+        quick = consume_queue._encode_new(*columns, last_log_end)
         assert quick in (None, outcomes[0])
 
 

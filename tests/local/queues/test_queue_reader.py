@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tieredstore.codec.properties import tags_code
+from tieredstore.codec.record import tags_code
 from tieredstore.driver.runtime import Runtime
+from tieredstore.local import queue_reader
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.queues import queue_reader
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import GetStatus
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 COUNT = 2_500
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.local.queues.test_queue_reader import a_store
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.queues import queue_reader
+from tieredstore.local import queue_reader
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import INT32_MAX, INT64_MAX
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 COUNT = 252
 QUEUES = 3

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.codec.golden_files import expected, files_under
 from tieredstore.codec.queue_unit import PREFILL, QueueUnit, QueueUnits, decode_units
-from tieredstore.local.queues.queue_search import offset_by_time
+from tieredstore.local.consume_queue import offset_by_time
 from tieredstore.model.values import Boundary
 
 LOWER, UPPER = Boundary.LOWER, Boundary.UPPER

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieredstore.codec.properties import tags_code
 from tieredstore.codec.queue_unit import decode_units, encode_units
+from tieredstore.codec.record import tags_code
 from tieredstore.driver.runtime import Runtime
+from tieredstore.local import queue_reader
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.local_message_store import LocalMessageStore
-from tieredstore.local.queues import queue_reader
-from tieredstore.local.queues.read_limits import ReadLimits
+from tieredstore.local.queue_reader import ReadLimits
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.values import GetStatus
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 COUNT = 1_500
 TAGS = ("often", "sometimes", "rare")

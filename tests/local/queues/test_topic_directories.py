@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.local.store_audit import opened
-from tieredstore.local.queues.topic_directories import remove_topic_directory
-from tieredstore.testing.messages import TOPIC, a_message
+from tieredstore.local.consume_queues import remove_topic_directory
+from tieredstore.testing.samples import TOPIC, a_message
 
 FIRST, SECOND = f"{0:020}", f"{400:020}"
 

@@ -11,13 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.records.batch_encoder import BatchEncoder
-from tieredstore.local.records.record_batch import RecordBatch
-from tieredstore.local.records.record_encoder import PutRefusedError, RecordEncoder
+from tieredstore.local.encoder import BatchEncoder, PutRefusedError, RecordBatch, RecordEncoder
 from tieredstore.model.messages import Message
 from tieredstore.model.values import INT32_MAX, Host, PutStatus
-from tieredstore.testing.messages import a_message
-from tieredstore.testing.strategies import int32s, int64s, java_texts, messages
+from tieredstore.testing.samples import a_message, int32s, int64s, java_texts, messages
 
 COUNT = 20
 CONFIG = LocalConfig()

@@ -10,16 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tieredstore.codec.message import decode_message, encode_message
-from tieredstore.codec.properties import encode_properties, split_keys, tags_code
-from tieredstore.local.config import LocalConfig
-from tieredstore.local.delay_levels import SCHEDULE_TOPIC, DelayLevels
-from tieredstore.local.records.record_batch import RecordBatch
-from tieredstore.local.records.record_encoder import PutRefusedError, RecordEncoder
+from tieredstore.codec.record import encode_properties, split_keys, tags_code
+from tieredstore.local.config import SCHEDULE_TOPIC, DelayLevels, LocalConfig
+from tieredstore.local.encoder import PutRefusedError, RecordBatch, RecordEncoder
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.messages import Message
 from tieredstore.model.values import Host, PutStatus
-from tieredstore.testing.messages import a_message
-from tieredstore.testing.strategies import int64s, java_texts, messages
+from tieredstore.testing.samples import a_message, int64s, java_texts, messages
 
 ENCODER = RecordEncoder(LocalConfig())
 CRC_ENCODER = RecordEncoder(LocalConfig(property_crc_enabled=True))

@@ -9,16 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.codec.golden_files import GOLDEN, expected, sha256
-from tieredstore.codec.end_marks import encode_blank
-from tieredstore.codec.message import decode_message, encode_message
-from tieredstore.local.files.mapped_file_queue import MappedFileQueue
-from tieredstore.local.files.mapping import MappedFiles
-from tieredstore.local.log.log_scan import LogScan
-from tieredstore.local.records.record_check import RecordState, check_record
-from tieredstore.local.records.record_columns import RecordColumns
-from tieredstore.local.records.record_scan import RecordScan
-from tieredstore.testing.messages import STORE_TIMESTAMP, a_record
-from tieredstore.testing.strategies import messages
+from tieredstore.codec.columns import RecordColumns
+from tieredstore.codec.message import decode_message, encode_blank, encode_message
+from tieredstore.local.commit_log import LogScan
+from tieredstore.local.mapped_file import MappedFiles
+from tieredstore.local.mapped_file_queue import MappedFileQueue
+from tieredstore.local.record_scan import RecordScan, RecordState, check_record
+from tieredstore.testing.samples import STORE_TIMESTAMP, a_record, messages
 
 FILE_BYTES = 32768
 

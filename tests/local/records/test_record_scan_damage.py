@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieredstore.codec.end_marks import encode_blank
-from tieredstore.local.files.mapped_file_queue import MappedFileQueue
-from tieredstore.local.files.mapping import MappedFiles
-from tieredstore.local.log.log_scan import LogScan
-from tieredstore.local.records.record_check import RecordState, check_record
-from tieredstore.local.records.record_scan import RecordScan
+from tieredstore.codec.message import encode_blank
+from tieredstore.local.commit_log import LogScan
+from tieredstore.local.mapped_file import MappedFiles
+from tieredstore.local.mapped_file_queue import MappedFileQueue
+from tieredstore.local.record_scan import RecordScan, RecordState, check_record
 from tieredstore.model.errors import SegmentCorruptError
-from tieredstore.testing.messages import STORE_TIMESTAMP, a_record
+from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
 
 
 def a_file_of(count: int, *, size: int = 4096, base: int = 0, blank: bool = False) -> bytearray:

@@ -1,0 +1,420 @@
+"""The files of a catalogue, the lock of its one writer, and compaction.
+
+The files of a catalogue, what each is for, and reading them together.
+
+tieredStoreMetadata.json                 the snapshot: RocketMQ's own file
+tieredStoreMetadata.json.bak             the snapshot before it, RocketMQ's too
+tieredStoreMetadata.json.journal         what changed since; names the snapshot it follows
+tieredStoreMetadata.json.journal.stale   a journal that RocketMQ's own writing overtook, or broken
+tieredStoreMetadata.json.damaged         a snapshot that could not be read, replaced since
+tieredStoreMetadata.json.notes           the notes, as of the snapshot or later
+tieredStoreMetadata.json.next            the next snapshot, until it gets its name
+tieredStoreMetadata.json.lock            held by the one writer
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tieredstore.driver.durable import FileLock, fsync_directory, make_directories, write_atomically
+from tieredstore.driver.metadata import CatalogueUpkeep
+from tieredstore.metadata import tables as rocketmq_json
+from tieredstore.metadata.journal import (
+    JournalContents,
+    JournalFile,
+    SnapshotName,
+    read_journal,
+    seal,
+    unseal,
+)
+from tieredstore.metadata.tables import Tables
+from tieredstore.model.errors import CatalogueLockedError, MetadataError
+from tieredstore.model.printable import log_of
+
+log = log_of(__name__)
+
+KEPT_ASIDE_MAX: Final = 100
+JOURNAL_ASIDE: Final = ".journal.stale"
+SNAPSHOT_ASIDE: Final = ".damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueFiles:
+    """The names of one catalogue's files, all beside the snapshot."""
+
+    snapshot: Path
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> CatalogueFiles:
+        # Through symbolic links, so that two names of one file share its journal and its lock.
+        return cls(Path(os.path.realpath(path)))
+
+    def _beside(self, suffix: str) -> Path:
+        return self.snapshot.with_name(self.snapshot.name + suffix)
+
+    @property
+    def backup(self) -> Path:
+        return self._beside(".bak")
+
+    @property
+    def journal(self) -> Path:
+        return self._beside(".journal")
+
+    @property
+    def notes(self) -> Path:
+        return self._beside(".notes")
+
+    @property
+    def next_snapshot(self) -> Path:
+        return self._beside(".next")
+
+    @property
+    def lock(self) -> Path:
+        return self._beside(".lock")
+
+    def aside(self, suffix: str) -> Path:
+        """A free name for a file to be kept. Raises MetadataError where there are too many."""
+        first = self._beside(suffix)
+        numbered = (self._beside(f"{suffix}.{n}") for n in range(1, KEPT_ASIDE_MAX))
+        for path in (first, *numbered):
+            if not path.exists():
+                return path
+        raise MetadataError(str(first), f"there are {KEPT_ASIDE_MAX} of them: move them away")
+
+
+class JournalState(Enum):
+    """How the journal stands to the snapshot that was read."""
+
+    ABSENT = "absent"
+    LIVE = "live"
+    """It follows this snapshot."""
+    CONTAINED = "contained"
+    """All of it is in this snapshot: the writer was stopped before it removed the journal."""
+    STALE = "stale"
+    """It belongs to another snapshot: RocketMQ has written since."""
+    DAMAGED = "damaged"
+    """Not even its first line is whole. It was written in one piece, so a crash cannot do that."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Catalogue:
+    """All that the files say: the snapshot's tables, and the journal's changes if they count."""
+
+    tables: Tables
+    snapshot: SnapshotName | None
+    used_backup: bool
+    journal: JournalContents
+    state: JournalState
+
+
+def load(files: CatalogueFiles, read_journal_bytes: Callable[[], bytes | None]) -> Catalogue:
+    """Read everything. Raises MetadataError where that gives no sound catalogue.
+
+    The notes are read before the journal: newer lines over older notes give what they must,
+    older lines over newer notes would not.
+    """
+    tables, snapshot, used_backup = _read_snapshot(files)
+    tables.notes = read_notes(files.notes)
+    data = read_journal_bytes()
+    journal = JournalContents() if data is None else read_journal(data, files.journal)
+    state = _state_of(files, journal, snapshot, used_backup=used_backup)
+    if state is JournalState.LIVE:
+        tables.apply(journal.changes)
+    return Catalogue(
+        tables=tables, snapshot=snapshot, used_backup=used_backup, journal=journal, state=state
+    )
+
+
+def _state_of(
+    files: CatalogueFiles,
+    journal: JournalContents,
+    snapshot: SnapshotName | None,
+    *,
+    used_backup: bool,
+) -> JournalState:
+    if not journal.has_header:
+        return JournalState.DAMAGED if journal.torn_bytes else JournalState.ABSENT
+    if journal.snapshot == snapshot:
+        return JournalState.LIVE
+    if snapshot is None:
+        raise MetadataError(str(files.journal), "the snapshot that this journal follows is gone")
+    if journal.next_snapshot == snapshot:
+        return JournalState.CONTAINED
+    if used_backup and journal.commits:
+        raise MetadataError(
+            str(files.snapshot),
+            "it is missing or unreadable, and its journal does not follow the backup: restore it, "
+            "or move the journal away to go on with the backup",
+        )
+    return JournalState.STALE
+
+
+def _read_snapshot(files: CatalogueFiles) -> tuple[Tables, SnapshotName | None, bool]:
+    """The tables, the name of the bytes they came from, and whether the backup had to serve."""
+    complaints = []
+    for path in (files.snapshot, files.backup):
+        data = read_bytes(path, bytes_max=rocketmq_json.SNAPSHOT_BYTES_MAX)
+        if data is None:
+            continue
+        try:
+            document = rocketmq_json.decode(data)
+        except ValueError as error:
+            complaints.append(f"{path.name}: {error}")
+            continue
+        try:
+            tables = Tables.from_document(document)
+        except ValueError as error:
+            # The text is whole, so it is newer than the backup: going back would lose rows.
+            raise MetadataError(str(path), str(error)) from error
+        return tables, SnapshotName.of(data), path == files.backup
+    if complaints:
+        raise MetadataError(str(files.snapshot), "; ".join(complaints))
+    return Tables(), None, False
+
+
+def read_notes(path: Path) -> dict[str, dict[str, bytes]]:
+    data = read_bytes(path)
+    if data is None:
+        return {}
+    body = unseal(data)
+    try:
+        if body is None:
+            raise ValueError("the file is damaged")
+        line = msgspec.json.decode(b"{" + body, type=dict[str, dict[str, dict[str, msgspec.Raw]]])
+        notes = line["notes"]
+    except (KeyError, ValueError, RecursionError) as error:
+        raise MetadataError(str(path), str(error)) from error
+    # bytes(): a Raw keeps the whole file alive.
+    return {
+        kind: {key: bytes(raw) for key, raw in of_kind.items()} for kind, of_kind in notes.items()
+    }
+
+
+def encode_notes(notes: dict[str, dict[str, bytes]]) -> bytes:
+    raw = {
+        kind: {key: msgspec.Raw(text) for key, text in of_kind.items()}
+        for kind, of_kind in notes.items()
+    }
+    return seal(b'"notes":' + msgspec.json.encode(raw) + b"}")
+
+
+def read_bytes(path: Path, *, bytes_max: int | None = None) -> bytes | None:
+    """The bytes of a file, or None where there is none. Raises MetadataError."""
+    try:
+        if bytes_max is not None and path.stat().st_size > bytes_max:
+            raise MetadataError(str(path), f"it has more than {bytes_max} bytes")
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise MetadataError(str(path), f"it cannot be read: {error}") from error
+
+
+JOURNAL_BYTES_MIN: Final = 4 * 1024 * 1024
+"""Below this a journal is never compacted by its size, unless the caller says so."""
+
+
+class CatalogueWriter:
+    """Holds the lock from open to close and makes changes durable.
+
+    * The snapshot and the journal that follows it are together the catalogue at every moment.
+    * Once a durable step has failed, nothing is known for sure: `commit` and `compact` raise
+      until the catalogue is opened again.
+    """
+
+    def __init__(
+        self,
+        files: CatalogueFiles,
+        lock: FileLock,
+        journal: JournalFile,
+        catalogue: Catalogue,
+        journal_bytes_max: int | None,
+    ) -> None:
+        self._files = files
+        self._lock = lock
+        self._journal = journal
+        self._snapshot = catalogue.snapshot
+        self._snapshot_is_sound = catalogue.snapshot is not None and not catalogue.used_backup
+        self._journal_bytes_max = journal_bytes_max
+        self._next_try_bytes = 0
+        self._failure: BaseException | None = None
+
+    @classmethod
+    def open(
+        cls, files: CatalogueFiles, *, journal_bytes_max: int | None
+    ) -> tuple[CatalogueWriter, Catalogue, Path | None]:
+        """The writer, what it found, and where it put a stale journal."""
+        make_directories(files.snapshot.parent)
+        lock = FileLock.acquire(files.lock)
+        if lock is None:
+            raise CatalogueLockedError(str(files.snapshot))
+        try:
+            catalogue = load(files, lambda: read_bytes(files.journal))
+            stale = _set_aside(files, catalogue)
+            if catalogue.state is JournalState.LIVE and catalogue.journal.commits:
+                journal = JournalFile.resume(files.journal, catalogue.journal)
+            else:
+                journal = JournalFile(files.journal)
+                if stale is None and files.journal.exists():
+                    journal.remove()
+        except BaseException:
+            lock.release()
+            raise
+        return cls(files, lock, journal, catalogue, journal_bytes_max), catalogue, stale
+
+    @property
+    def upkeep(self) -> CatalogueUpkeep:
+        """From the file itself: RocketMQ may have written it."""
+        try:
+            snapshot_ms: int | None = os.stat(self._files.snapshot).st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            snapshot_ms = None
+        return CatalogueUpkeep(journal_bytes=self._journal.bytes_count, snapshot_ms=snapshot_ms)
+
+    @property
+    def outgrown(self) -> bool:
+        """Is the journal so long that a new snapshot is due? Its cost is then O(1) a commit."""
+        length = 0 if self._snapshot is None else self._snapshot.length
+        limit = self._journal_bytes_max or max(JOURNAL_BYTES_MIN, length)
+        return self._journal.bytes_count > max(limit, self._next_try_bytes)
+
+    def commit(self, encoded_changes: Sequence[bytes]) -> None:
+        """Make one batch durable. Raises MetadataError; the batch may then be there or not."""
+        self._require_sound()
+        try:
+            self._journal.commit(encoded_changes, self._snapshot)
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def fail(self, error: BaseException) -> None:
+        """Take no more writes: what is in memory and what is in the files may differ."""
+        self._failure = self._failure or error
+
+    def compact(self, tables: Tables) -> None:
+        """Write the tables as the new snapshot and drop the journal.
+
+        The steps, each durable before the next: notes; the snapshot under a name of its own; a
+        line in the journal that names it; its real name; the journal goes. Up to the line the
+        old snapshot and the journal count and a failure leaves them as they were.
+        """
+        self._require_sound()
+        data = rocketmq_json.encode(tables.document())
+        name = SnapshotName.of(data)
+        if self._snapshot_is_sound and name == self._snapshot and not self._journal.exists:
+            return
+        try:
+            if len(data) > rocketmq_json.SNAPSHOT_BYTES_MAX:
+                raise MetadataError(str(self._files.snapshot), "it is too large for one file")
+            if tables.notes_changed:
+                write_atomically(self._files.notes, [encode_notes(tables.notes)])
+            write_atomically(self._files.next_snapshot, [data])
+        except (OSError, MetadataError):
+            self._next_try_bytes = 2 * self._journal.bytes_count
+            raise
+        try:
+            self._journal.name_next(name)
+            self._replace_snapshot()
+            self._journal.remove()
+        except BaseException as error:
+            self.fail(error)
+            raise
+        self._snapshot, self._snapshot_is_sound = name, True
+        self._next_try_bytes = 0
+        tables.notes_changed = False
+
+    def close(self, tables: Tables) -> None:
+        """Compact, if anything changed, and release the lock whatever happens."""
+        try:
+            if self._journal.exists and self._failure is None:
+                self.compact(tables)
+        except (OSError, MetadataError) as error:
+            # Nothing is lost: the journal holds it, and the next open reads it.
+            log.warning("%s: not compacted on close: %s", self._files.snapshot, error)
+        finally:
+            self._journal.close()
+            self._lock.release()
+
+    def _require_sound(self) -> None:
+        if self._failure is not None:
+            raise MetadataError(
+                str(self._files.snapshot),
+                f"an earlier write failed, open it again: {self._failure!r}",
+            ) from self._failure
+
+    def _replace_snapshot(self) -> None:
+        files = self._files
+        if self._snapshot_is_sound:
+            _keep_backup(files)
+        elif files.snapshot.exists():  # the backup is the only sound one: it stays
+            os.rename(files.snapshot, files.aside(SNAPSHOT_ASIDE))
+        # The name is made durable when the journal is removed: before it goes.
+        os.replace(files.next_snapshot, files.snapshot)
+
+
+def _keep_backup(files: CatalogueFiles) -> None:
+    """Copy the snapshot. A second name for the same file would not do: RocketMQ writes in place."""
+    data = read_bytes(files.snapshot)
+    if data is not None:
+        write_atomically(files.backup, [data])
+
+
+def _set_aside(files: CatalogueFiles, catalogue: Catalogue) -> Path | None:
+    """Rename a journal that no longer counts, unless it says nothing."""
+    said_something = catalogue.state is JournalState.STALE and catalogue.journal.commits
+    if not said_something and catalogue.state is not JournalState.DAMAGED:
+        return None
+    stale = files.aside(JOURNAL_ASIDE)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(files.journal, stale)
+    fsync_directory(stale.parent)
+    return stale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenReport:
+    """What the last whole reading of the files had to deal with."""
+
+    replayed_lines: int = 0
+    """Batches that the journal held on top of the snapshot."""
+    torn_bytes: int = 0
+    """What an interrupted write left behind: a writer has cut it, a reader passes over it."""
+    stale_journal: Path | None = None
+    """A journal that RocketMQ's own writing overtook, or without a whole line: not replayed."""
+    used_backup: bool = False
+    """Was the snapshot missing or unreadable, so that the backup had to serve?"""
+
+    @classmethod
+    def of(cls, files: CatalogueFiles, catalogue: Catalogue, stale: Path | None) -> OpenReport:
+        """The report of a reading; `stale` is where a writer put a stale journal."""
+        journal, state = catalogue.journal, catalogue.state
+        overtaken = state is JournalState.STALE and journal.commits
+        if (overtaken or state is JournalState.DAMAGED) and stale is None:
+            stale = files.journal  # a reader leaves it where it is
+        return cls(
+            replayed_lines=journal.commits if state is JournalState.LIVE else 0,
+            torn_bytes=journal.torn_bytes,
+            stale_journal=stale,
+            used_backup=catalogue.used_backup,
+        )
+
+    def warn(self, files: CatalogueFiles) -> None:
+        name = files.snapshot
+        if self.used_backup:
+            log.warning("%s: missing or unreadable, its backup is used", name)
+        if self.torn_bytes:
+            log.warning("%s: its journal ends in %d torn bytes", name, self.torn_bytes)
+        if self.stale_journal is not None:
+            log.warning(
+                "%s: RocketMQ has written it since its journal, or that is damaged; kept aside: %s",
+                name,
+                self.stale_journal,
+            )

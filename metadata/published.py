@@ -1,0 +1,551 @@
+"""A published catalogue: its format, publishing one generation after the other, and reading it
+elsewhere.
+
+The format of a published catalogue: one JSON object in one line, checksummed as the journal's.
+
+    {"crc":"1a2b3c4d",              CRC32C, in hex, over all bytes after the comma
+     "format":1,
+     "generation":…,                the number that is in the name too
+     "epoch":…,                     how many writers have published so far, this one included
+     "writer":"…","lineage":"…",    this process; the catalogue, wherever its file is moved
+     "written_ms":…,"cluster":"…","broker":"…",
+     "catalogue":{RocketMQ's own tables; integer keys in quotes},
+     "notes":{kind:{key:value}}}
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+
+from tieredstore.driver.metadata import (
+    LINEAGE,
+    CatalogueFacts,
+    Change,
+    DeleteSegment,
+    Json,
+    Publisher,
+    Put,
+    PutNote,
+    StaleCatalogueError,
+)
+from tieredstore.driver.shelf import Generations, ListedGeneration
+from tieredstore.metadata.journal import crc32c, seal, unseal
+from tieredstore.metadata.memory_store import MemoryReads
+from tieredstore.metadata.tables import Tables
+from tieredstore.model.errors import (
+    MetadataError,
+    OffsetOutOfRangeError,
+    SegmentNotFoundError,
+    TieredStoreError,
+)
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import SegmentRecord, TopicRecord
+
+log = log_of(__name__)
+
+FORMAT: Final = 1
+PUBLISHED_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Some million segments. More is neither published nor read."""
+
+_BODY: Final = b',"catalogue":'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedHeader:
+    """Who published what, and when."""
+
+    generation: int
+    epoch: int
+    writer: str
+    lineage: str
+    written_ms: int
+    cluster: str
+    broker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedCatalogue:
+    """A whole one. `body_crc` is that of `body_of` for the same tables."""
+
+    header: PublishedHeader
+    tables: Tables
+    body_crc: int
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+class _Line(msgspec.Struct):
+    generation: int
+    epoch: int
+    writer: str
+    lineage: str
+    written_ms: int
+    cluster: str
+    broker: str
+    catalogue: dict[str, msgspec.Raw]
+    notes: dict[str, dict[str, msgspec.Raw]]
+
+
+def body_of(tables: Tables) -> bytes:
+    """What the tables say: the same bytes for the same rows and notes."""
+    notes = {
+        kind: {key: msgspec.Raw(text) for key, text in of_kind.items()}
+        for kind, of_kind in tables.notes.items()
+        if kind != LINEAGE
+    }
+    catalogue = msgspec.json.encode(tables.document())
+    return b'"catalogue":%s,"notes":%s' % (catalogue, msgspec.json.encode(notes))
+
+
+def encode(header: PublishedHeader, body: bytes) -> bytes:
+    """The object. Raises ValueError where it would be larger than any reader takes."""
+    facts = {
+        "format": FORMAT,
+        "generation": header.generation,
+        "epoch": header.epoch,
+        "writer": header.writer,
+        "lineage": header.lineage,
+        "written_ms": header.written_ms,
+        "cluster": header.cluster,
+        "broker": header.broker,
+    }
+    data = seal(b"%s,%s}" % (msgspec.json.encode(facts)[1:-1], body))
+    if len(data) > PUBLISHED_BYTES_MAX:
+        raise ValueError(f"it has {len(data)} bytes, more than {PUBLISHED_BYTES_MAX}")
+    return data
+
+
+def decode(data: bytes, place: str) -> PublishedCatalogue:
+    """All that an object says. Raises MetadataError for what was not published so."""
+    line = _line_of(data, place)
+    try:
+        document = {name: _json(raw) for name, raw in line.catalogue.items()}
+        tables = Tables.from_document(document)
+    except (ValueError, RecursionError) as error:
+        raise MetadataError(place, f"it is no catalogue: {error}") from error
+    # bytes(): a Raw keeps the whole object alive.
+    tables.notes = {
+        kind: {key: bytes(raw) for key, raw in of_kind.items()}
+        for kind, of_kind in line.notes.items()
+    }
+    return PublishedCatalogue(header=_header(line), tables=tables, body_crc=crc32c(body_of(tables)))
+
+
+def decode_header(data: bytes, place: str) -> tuple[PublishedHeader, int]:
+    """Only who published it, and the checksum of its body; all of it is checked nevertheless."""
+    header = _header(_line_of(data, place))
+    # No string holds these bytes: quotes are escaped in strings.
+    begin = data.find(_BODY) + 1
+    return header, crc32c(data[begin : data.rindex(b"}")])
+
+
+def _line_of(data: bytes, place: str) -> _Line:
+    body = unseal(data)
+    if body is None:
+        raise MetadataError(place, "it is damaged: its checksum does not match")
+    text = b"{" + body
+    try:
+        found = msgspec.json.decode(text, type=_Format).format
+        if found != FORMAT:
+            raise MetadataError(place, f"format {found} is newer than this version")
+        return msgspec.json.decode(text, type=_Line)
+    except (ValueError, RecursionError) as error:
+        raise MetadataError(place, f"it is no published catalogue: {error}") from error
+
+
+def _header(line: _Line) -> PublishedHeader:
+    return PublishedHeader(
+        generation=line.generation,
+        epoch=line.epoch,
+        writer=line.writer,
+        lineage=line.lineage,
+        written_ms=line.written_ms,
+        cluster=line.cluster,
+        broker=line.broker,
+    )
+
+
+def _json(raw: msgspec.Raw) -> Json:
+    value: Json = msgspec.json.decode(raw)
+    return value
+
+
+LOADS_MAX: Final = 8
+"""How often a load starts over because newer generations took the place of the one listed."""
+
+
+class PublishedMetadataStore(MemoryReads):
+    """One broker's published catalogue, read only.
+
+    * What is shown is one generation, whole; `refresh` shows the newest, and costs one listing
+      where that is still the same.
+    * It may name segments that have expired since, and not those that came: who finds that out
+      amends it, until a newer generation is there.
+    """
+
+    def __init__(self, generations: Generations, found: PublishedCatalogue) -> None:
+        super().__init__(found.tables, name=generations.describe())
+        self._generations = generations
+        self._header = found.header
+        self._refreshing = threading.Lock()  # one at a time asks the backend
+
+    @classmethod
+    def open(cls, generations: Generations) -> PublishedMetadataStore | None:
+        """The newest generation; None where there is none.
+
+        MetadataError where that is damaged, too large or of a newer format; BackendError.
+        """
+        found = _newest(generations, known=None)
+        return None if found is None else cls(generations, found)
+
+    @property
+    def facts(self) -> CatalogueFacts:
+        header = self.header
+        return CatalogueFacts(
+            source="published",
+            place=self._name,
+            copy=True,
+            generation=header.generation,
+            epoch=header.epoch,
+            writer=header.writer,
+            written_ms=header.written_ms,
+        )
+
+    @property
+    def header(self) -> PublishedHeader:
+        return self._header
+
+    def refresh(self) -> None:
+        with self._refreshing:
+            self._require_open()
+            found = _newest(self._generations, known=self._header.generation)
+            if found is None:
+                return
+            with self._tables_lock:
+                self._tables, self._header = found.tables, found.header
+
+    def amend(self, *, gone: Sequence[SegmentRecord], come: Sequence[SegmentRecord]) -> None:
+        changes: list[Change] = [DeleteSegment(row.path, row.type, row.base_offset) for row in gone]
+        changes += map(Put, come)
+        with self._tables_lock:
+            self._open_tables().apply(changes)
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        raise self._refused()
+
+    def add_topic(self, topic: str, *, reserve_hours: int | None = None) -> TopicRecord:
+        raise self._refused()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _refused(self) -> MetadataError:
+        self._require_open()
+        return MetadataError(self._name, "what is published is read only: its writer replaces it")
+
+
+def _newest(generations: Generations, *, known: int | None) -> PublishedCatalogue | None:
+    """The newest generation; None if there is none, or none newer than the one that is known."""
+    for _ in range(LOADS_MAX):
+        listed = generations.listed()
+        if not listed or (known is not None and listed[-1].number <= known):
+            return None
+        try:
+            return _read(generations, listed[-1])
+        except SegmentNotFoundError:
+            continue  # newer ones have taken its place
+    raise MetadataError(generations.describe(), f"it changed under the reader {LOADS_MAX} times")
+
+
+def _read(generations: Generations, listed: ListedGeneration) -> PublishedCatalogue:
+    place = f"{generations.describe()} generation {listed.number}"
+    if listed.size > PUBLISHED_BYTES_MAX:
+        raise MetadataError(
+            place, f"it has {listed.size} bytes, more than {PUBLISHED_BYTES_MAX}: it is not read"
+        )
+    try:
+        data = generations.read(listed)
+    except OffsetOutOfRangeError as error:
+        raise MetadataError(place, "it is shorter than its listing says") from error
+    found = decode(data, place)
+    if found.header.generation != listed.number:
+        raise MetadataError(place, f"it says that it is generation {found.header.generation}")
+    return found
+
+
+TRIES_MAX: Final = 16  # of one generation, of which nobody knows whether they landed
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """What one process wanted to publish: which of several came to be a generation shows in it."""
+
+    writer: str
+    body_crc: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """Which published generations are of this catalogue: those of this `id` before `generation`,
+    and that one if it is one of the `tries`: the number alone may be another writer's.
+
+    Written before a generation is created, so that a crash cannot leave one that its own
+    catalogue does not know; then again with the checksum of what was published.
+    """
+
+    id: str
+    generation: int
+    body_crc: int | None = None
+    tries: tuple[Try, ...] = ()
+
+    @classmethod
+    def of(cls, tables: Tables, broker: str) -> Lineage | None:
+        """None where nothing was published yet, or the note is not ours."""
+        text = tables.notes.get(LINEAGE, {}).get(broker)
+        note: Json = None if text is None else msgspec.json.decode(text)
+        match note:
+            case {
+                "id": str(name),
+                "generation": int(generation),
+                "crc32c": int() | None as crc,
+                "tries": list(tries),
+            }:
+                return cls(id=name, generation=generation, body_crc=crc, tries=(*_tries_of(tries),))
+        return None
+
+    def note(self, broker: str) -> PutNote:
+        value: Json = {
+            "id": self.id,
+            "generation": self.generation,
+            "crc32c": self.body_crc,
+            "tries": [[each.writer, each.body_crc] for each in self.tries],
+        }
+        return PutNote(LINEAGE, broker, value)
+
+    def knows(self, header: PublishedHeader, body_crc: int) -> bool:
+        """Whether this was published of this very file, as it is now or as it was before."""
+        if header.lineage != self.id or header.generation > self.generation:
+            return False
+        is_older = header.generation < self.generation
+        return is_older or Try(header.writer, body_crc) in self.tries
+
+    def tried(self, generation: int) -> tuple[Try, ...]:
+        """What may still become this generation, but for the oldest of very many."""
+        return self.tries[1 - TRIES_MAX :] if generation == self.generation else ()
+
+
+def _tries_of(rows: list[Json]) -> Iterator[Try]:
+    for row in rows:
+        match row:
+            case [str(writer), int(crc)]:
+                yield Try(writer, crc)
+
+
+KEPT: Final = 3
+"""Generations that stay: a reader that has listed them is still reading one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedSource:
+    """The catalogue as its publisher sees it."""
+
+    tables: Callable[[], tuple[Tables, int]]  # as they are now, and which change was the last
+    last_change: Callable[[], int]
+    apply: Callable[[Iterable[Change]], None]
+    now_ms: Callable[[], int]
+    cluster: str
+    broker: str
+
+
+class CataloguePublisher(Publisher):
+    """Publishes what a writer's tables say.
+
+    The steps: list the generations; see that the newest is ours; note that the next one is going
+    to be ours; create it, which only one can; note that it is there; delete old ones. A crash
+    after any of them leaves a newest generation that is whole, and that the next process knows
+    for its own.
+    """
+
+    def __init__(self, source: PublishedSource, generations: Generations) -> None:
+        self._source = source
+        self._generations = generations
+        self._writer = uuid.uuid4().hex
+        self._guard = threading.Lock()  # one publishes at a time
+        self._opened_at = source.last_change()
+        self._clean_at: int | None = None  # all changes up to this one are published
+        self._known: Lineage | None = None  # of the file, before this process added to it
+        self._noted: Lineage | None = None  # in the file now
+        self._is_begun = False
+        self._published: PublishedHeader | None = None  # by this process
+        self._published_crc: int | None = None
+        self._stale: str | None = None
+
+    @property
+    def has_changes(self) -> bool:
+        clean = self._opened_at if self._clean_at is None else self._clean_at
+        return self._source.last_change() != clean
+
+    def publish(self) -> int | None:
+        with self._guard:
+            try:
+                self._refuse_stale()
+                found = self._publish()
+            except TieredStoreError as error:
+                self.failure_count += 1
+                self.problem = str(error)
+                raise
+            self.problem = None
+            return found
+
+    def check(self) -> None:
+        with self._guard:
+            self._refuse_stale()
+            self._begin(self._source.tables()[0])
+            self._checked(self._generations.listed())
+
+    def adopt(self) -> None:
+        with self._guard:
+            listed = self._generations.listed()
+            if not listed:
+                return
+            self._begin(self._source.tables()[0])
+            newest = listed[-1]
+            self._known = Lineage(id=self._lineage_id(), generation=newest.number)
+            found = self._header(newest)
+            if found is not None:
+                header, crc = found
+                tries = (Try(header.writer, crc),)
+                self._known = replace(self._known, id=header.lineage, tries=tries)
+            self._published_crc = self._stale = None
+            self._note(self._known)
+
+    def _refuse_stale(self) -> None:
+        if self._stale is not None:
+            raise StaleCatalogueError(self._generations.describe(), self._stale)
+
+    def _begin(self, tables: Tables) -> None:
+        if not self._is_begun:
+            self._known = self._noted = Lineage.of(tables, self._source.broker)
+            self._published_crc = None if self._known is None else self._known.body_crc
+            self._is_begun = True
+
+    def _publish(self) -> int | None:
+        if self._clean_at == self._source.last_change():
+            return self._newest_of_ours()
+        tables, change = self._source.tables()
+        self._begin(tables)
+        body = body_of(tables)
+        crc = crc32c(body)
+        is_nothing = self._newest_of_ours() is None and _is_empty(tables)
+        own = 0
+        if not is_nothing and crc != self._published_crc:
+            own = self._create(body, crc)
+        # Our own notes are changes too, and no reason to look at it all again.
+        self._clean_at = change + own if self._source.last_change() == change + own else change
+        return self._newest_of_ours()
+
+    def _newest_of_ours(self) -> int | None:
+        if self._published is not None:
+            return self._published.generation
+        return None if self._known is None else self._known.generation
+
+    def _create(self, body: bytes, crc: int) -> int:
+        """One more generation; how many changes the catalogue had of it."""
+        listed = self._generations.listed()
+        epoch = self._checked(listed)
+        mine = self._published.generation if self._published is not None else 0
+        number = max(mine, listed[-1].number if listed else 0) + 1
+        mine_now = Try(self._writer, crc)
+        tries = () if self._noted is None else self._noted.tried(number)
+        if mine_now not in tries:
+            tries = (*tries, mine_now)
+        lineage = Lineage(id=self._lineage_id(), generation=number, tries=tries)
+        header = PublishedHeader(
+            generation=number,
+            epoch=epoch,
+            writer=self._writer,
+            lineage=lineage.id,
+            written_ms=self._source.now_ms(),
+            cluster=self._source.cluster,
+            broker=self._source.broker,
+        )
+        try:
+            data = encode(header, body)
+        except ValueError as error:
+            raise MetadataError(self._generations.describe(), f"not published: {error}") from error
+        self._note(lineage)
+        self._generations.create(number, data)
+        self._published = header
+        self._note(replace(lineage, body_crc=crc, tries=(mine_now,)))
+        self._published_crc = crc
+        self.published_count += 1
+        self._delete_old(listed)
+        return 2
+
+    def _note(self, lineage: Lineage) -> None:
+        self._source.apply([lineage.note(self._source.broker)])
+        self._noted = lineage
+
+    def _lineage_id(self) -> str:
+        if self._published is not None:
+            return self._published.lineage
+        return uuid.uuid4().hex if self._known is None else self._known.id
+
+    def _checked(self, listed: Sequence[ListedGeneration]) -> int:
+        """Our epoch. StaleCatalogueError where what is newest is not ours to replace."""
+        mine = self._published
+        newest = listed[-1] if listed else None
+        # A listing may not know our newest one yet.
+        if mine is not None and (newest is None or newest.number <= mine.generation):
+            return mine.epoch
+        if newest is None:
+            return 1
+        found = self._header(newest)
+        if found is None:
+            return 1 if mine is None else mine.epoch
+        header, crc = found
+        if header.writer == self._writer:  # its reply was lost
+            self._published = header
+            return header.epoch
+        if mine is None and self._noted is not None and self._noted.knows(header, crc):
+            return header.epoch + 1
+        self._stale = (
+            f"generation {newest.number} is another writer's, or newer than this catalogue's file: "
+            "this one publishes no more; stop all writers but one, and rebuild"
+        )
+        raise StaleCatalogueError(self._generations.describe(), self._stale)
+
+    def _header(self, newest: ListedGeneration) -> tuple[PublishedHeader, int] | None:
+        """None for a damaged one that must be ours, by its number: no reader can use it."""
+        place = f"{self._generations.describe()} {newest.number}"
+        try:
+            if newest.size > PUBLISHED_BYTES_MAX:
+                raise MetadataError(place, f"it has {newest.size} bytes")
+            return decode_header(self._generations.read(newest), place)
+        except SegmentNotFoundError as error:
+            raise MetadataError(place, "a newer one is there by now") from error
+        except MetadataError as error:
+            if self._known is None or newest.number > self._known.generation:
+                raise
+            log.warning("%s is replaced: %s", place, error)
+            return None
+
+    def _delete_old(self, listed: Sequence[ListedGeneration]) -> None:
+        old = [each.number for each in listed][: -(KEPT - 1)]
+        try:
+            if old:
+                self._generations.delete(old)
+        except TieredStoreError as error:  # the next one that is published tries again
+            log.info("old catalogues are left behind: %s", error)
+
+
+def _is_empty(tables: Tables) -> bool:
+    return not (tables.topics or tables.queues or any(tables.segments.values()))

@@ -1,0 +1,278 @@
+"""Any file system of fsspec as an object store."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from tieredstore.driver.object_client import (
+    AbandonedUpload,
+    Attempt,
+    ListedKey,
+    ObjectCapabilities,
+    ObjectClient,
+    ObjectExistsError,
+    ObjectFacts,
+    beyond_end,
+    check_object_range,
+    once,
+)
+from tieredstore.driver.object_requests import settling
+from tieredstore.driver.segment import Buffer
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    InvalidConfigError,
+    SegmentNotFoundError,
+    TieredStoreError,
+)
+from tieredstore.providers.s3_settings import PerProcess, key_prefix, one_line
+
+# fsspec's memory filesystem is one for the whole process, and so is the lock that makes a look
+# and a write one step. It keeps local files apart between threads; between processes nothing does.
+_STEP: Final = threading.RLock()
+os.register_at_fork(
+    before=_STEP.acquire, after_in_parent=_STEP.release, after_in_child=_STEP.release
+)
+_EXACT: Final = ("memory",)
+_TEMPORARY: Final = re.compile(r"\.[0-9a-f]{32}\.tmp$")
+STREAM_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+class FsspecClient(ObjectClient):
+    """Objects as files below one root of one filesystem.
+
+    * memory: exact in all, within its one process.
+    * local: creates and replaces exactly only between threads of one process; a crash may leave
+      half a file; metadata is not kept. The posix provider is what directories are for.
+    * others: creates with the filesystem's own `mode="create"`, which is as good as it is there;
+      replaces after a look; metadata is not kept.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        protocol, separator, root = url.partition("://")
+        if not separator or not protocol:
+            raise InvalidConfigError(f"url: {url!r} is none such as memory://tier or gs://bucket")
+        self._protocol = protocol
+        absolute = "/" if root.startswith("/") or protocol in _EXACT else ""
+        self._root = absolute + key_prefix(root)
+        self._options = dict(options or {})
+        self._live: PerProcess[Any] = PerProcess(self._connect, lambda _: None, url)
+
+    @property
+    def capabilities(self) -> ObjectCapabilities:
+        exact = self._protocol in _EXACT
+        local = self._protocol in ("file", "local")
+        return ObjectCapabilities(
+            create_only=not local,
+            if_match=exact,
+            metadata=exact,
+            atomic_put=not local,
+            paged_uploads=False,
+        )
+
+    def describe(self) -> str:
+        return f"fsspec, {self._protocol}://{self._root.lstrip('/')}"
+
+    def head(self, key: str) -> ObjectFacts:
+        with self._step(key, "head") as fs:
+            return self._facts(fs, key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        check_object_range(key, start, length)
+        if not length:
+            self._live.check_open()
+            return b""
+        with self._step(key, "get") as fs:
+            data: bytes = fs.cat_file(self._root + key, start=start, end=start + length)
+            if len(data) == length:
+                return data
+            size = self._facts(fs, key).size
+        if size < start + length:
+            raise beyond_end(key, start, length, size)
+        raise BackendUnavailableError(key, "get", f"{len(data)} bytes came instead of {length}")
+
+    def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = True,
+        if_match: str | None = None,
+    ) -> ObjectFacts:
+        create = if_absent and if_match is None
+        with self._step(key, "put") as fs:
+            path = self._root + key
+            if self._looked_at and (create or if_match is not None):
+                self._refuse_conflict(fs, key, if_match)
+            if self._looked_at:
+                fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            mode = {} if self._looked_at or not create else {"mode": "create"}
+            fs.pipe_file(path, bytes(data), **mode)
+            self._remember(fs, path, metadata)
+            return self._facts(fs, key)
+
+    def put_stream(
+        self,
+        key: str,
+        blocks: Iterable[Buffer],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = True,
+        attempt: Attempt = once,
+    ) -> ObjectFacts | None:
+        """A stream of up to 64 MiB is one put; a larger one is refused where that is not safe."""
+        self._live.check_open()
+        whole = bytearray()
+        for block in blocks:
+            whole += block
+            if len(whole) > STREAM_BYTES_MAX and self._protocol not in _EXACT:
+                return self._streamed_file(key, whole, blocks, if_absent)
+        if not whole:
+            return None
+
+        def put() -> ObjectFacts:
+            return self.put(key, whole, metadata=metadata, if_absent=if_absent)
+
+        return attempt(settling(put, self.head, key, len(whole), metadata))
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
+        folder = prefix.rpartition("/")[0]
+        with self._step(prefix, "list") as fs:
+            root = fs._strip_protocol(self._root)
+            try:
+                found = fs.find(self._root + folder, detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                found = {}
+            listed = [
+                ListedKey(path[len(root) :].lstrip("/"), int(info["size"] or 0))
+                for path, info in found.items()
+            ]
+        for each in sorted(listed, key=lambda one: one.key):
+            if each.key.startswith(prefix) and each.key > after and not _TEMPORARY.search(each.key):
+                yield each
+
+    def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
+        self._live.check_open()
+        errors: dict[str, TieredStoreError] = {}
+        for key in keys:
+            try:
+                with self._step(key, "delete") as fs:
+                    fs.rm_file(self._root + key)
+            except SegmentNotFoundError:
+                continue
+            except TieredStoreError as error:
+                errors[key] = error
+        return errors
+
+    def abandoned_uploads(self, prefix: str = "") -> Sequence[AbandonedUpload]:
+        self._live.check_open()
+        return ()
+
+    def abort_upload(self, upload: AbandonedUpload) -> None:
+        self._live.check_open()
+
+    def close(self) -> None:
+        self._live.close()
+
+    @property
+    def _looked_at(self) -> bool:
+        """Whether a look under our lock is the condition; elsewhere the filesystem has its own."""
+        return self._protocol in ("memory", "file", "local")
+
+    def _streamed_file(
+        self, key: str, begun: bytearray, rest: Iterable[Buffer], if_absent: bool
+    ) -> ObjectFacts:
+        """More than memory should hold: into a temporary name, then moved where it belongs."""
+        if not self._looked_at:
+            raise BackendRefusedError(key, "put", f"more than {STREAM_BYTES_MAX} bytes in a stream")
+        temporary = f"{self._root}{key}.{uuid.uuid4().hex}.tmp"
+        with self._step(key, "put", locked=False) as fs:
+            fs.makedirs(temporary.rpartition("/")[0], exist_ok=True)
+            try:
+                with fs.open(temporary, "wb") as file:
+                    file.write(begun)
+                    begun.clear()
+                    for block in rest:
+                        file.write(block)
+                with _STEP:
+                    if if_absent:
+                        self._refuse_conflict(fs, key, None)
+                    fs.mv(temporary, self._root + key)
+            except BaseException:
+                if fs.exists(temporary):
+                    fs.rm_file(temporary)
+                raise
+            return self._facts(fs, key)
+
+    def _refuse_conflict(self, fs: Any, key: str, if_match: str | None) -> None:
+        there: str | None = None
+        try:
+            there = self._facts(fs, key).etag
+        except (FileNotFoundError, SegmentNotFoundError):
+            pass
+        if there != if_match:
+            raise ObjectExistsError(key)
+
+    def _facts(self, fs: Any, key: str) -> ObjectFacts:
+        path = self._root + key
+        info = fs.info(path)
+        if info.get("type") == "directory":
+            raise SegmentNotFoundError(key)
+        kept = _memory_file(fs, path) if self._protocol in _EXACT else None
+        etag = getattr(kept, "tieredstore_etag", None) or str(info.get("ETag") or fs.ukey(path))
+        metadata = getattr(kept, "tieredstore_metadata", {})
+        return ObjectFacts(key=key, size=int(info["size"]), etag=etag, metadata=metadata)
+
+    def _remember(self, fs: Any, path: str, metadata: Mapping[str, str] | None) -> None:
+        """Beside the bytes, in the file object that this put has made: it goes when they go."""
+        if self._protocol in _EXACT:
+            kept = _memory_file(fs, path)
+            kept.tieredstore_metadata = dict(metadata or {})
+            kept.tieredstore_etag = f'"{uuid.uuid4().hex}"'
+
+    @contextmanager
+    def _step(self, key: str, operation: str, *, locked: bool = True) -> Iterator[Any]:
+        """One step on the filesystem; the one place where its errors become ours."""
+        fs = self._live.get()
+        guarded = locked and self._looked_at
+        if guarded:
+            _STEP.acquire()
+        try:
+            yield fs
+        except TieredStoreError:
+            raise
+        except FileExistsError as error:
+            raise ObjectExistsError(key) from error
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            raise SegmentNotFoundError(key) from error
+        except (PermissionError, ValueError, NotImplementedError) as error:
+            raise BackendRefusedError(key, operation, one_line(repr(error))) from error
+        except OSError as error:
+            raise BackendUnavailableError(key, operation, one_line(repr(error))) from error
+        finally:
+            if guarded:
+                _STEP.release()
+
+    def _connect(self) -> Any:
+        import fsspec
+
+        try:
+            return fsspec.filesystem(
+                self._protocol,
+                use_listings_cache=False,
+                skip_instance_cache=True,
+                **self._options,
+            )
+        except (ImportError, ValueError) as error:
+            raise InvalidConfigError(f"url: {self._protocol}: {one_line(str(error))}") from error
+
+
+def _memory_file(fs: Any, path: str) -> Any:
+    return fs.store[fs._strip_protocol(path)]

@@ -1,0 +1,229 @@
+"""Small files beside a tier in a directory: published catalogues and staged files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from tieredstore.driver.durable import fsync_directory, make_directories, write_atomically
+from tieredstore.driver.segment import Buffer, check_range
+from tieredstore.driver.shelf import (
+    CATALOGUES,
+    STAGED,
+    Generations,
+    GenerationTakenError,
+    ListedGeneration,
+    Scratch,
+    StagedObject,
+    check_name,
+    generation_name,
+    generation_of,
+)
+from tieredstore.model.errors import (
+    BackendError,
+    BackendRefusedError,
+    BackendUnavailableError,
+    OffsetOutOfRangeError,
+    SegmentNotFoundError,
+)
+
+_TRANSIENT: Final = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EBUSY,
+        errno.EINTR,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
+
+
+def backend_error(path: str, operation: str, error: OSError) -> BackendError:
+    """Whether another try is worth it, is for the error number to say."""
+    kind = BackendUnavailableError if error.errno in _TRANSIENT else BackendRefusedError
+    return kind(path, operation, error.strerror or str(error))
+
+
+_UNFINISHED: Final = ".new"
+_BEING_WRITTEN: Final = ".tmp"  # what `write_atomically` adds
+
+
+class PosixGenerations(Generations):
+    """Below `.catalog/` of the tier's root.
+
+    A file is written under a name of its own and gets its real one by a hard link, which only one
+    can make: it is there as a whole or not at all.
+    """
+
+    def __init__(self, root: Path, directory: str, broker: str) -> None:
+        self._folder = root / CATALOGUES / directory / broker
+
+    def describe(self) -> str:
+        return str(self._folder)
+
+    def listed(self) -> Sequence[ListedGeneration]:
+        found = []
+        for name in self._names():
+            number = generation_of(name)
+            if number is None:
+                continue
+            try:
+                found.append(ListedGeneration(number, self._file(number).stat().st_size))
+            except FileNotFoundError:
+                continue  # gone since
+            except OSError as error:
+                raise backend_error(str(self._file(number)), "list", error) from error
+        return sorted(found, key=lambda each: each.number)
+
+    def read(self, listed: ListedGeneration) -> bytes:
+        path = self._file(listed.number)
+        with self._translated(path, "read"), path.open("rb") as file:
+            data = file.read(listed.size)
+        if len(data) < listed.size:
+            raise OffsetOutOfRangeError(str(path), offset=listed.size, minimum=0, maximum=len(data))
+        return data
+
+    def create(self, number: int, data: bytes) -> None:
+        path = self._file(number)
+        unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
+        with self._translated(path, "create"):
+            make_directories(self._folder)
+            try:
+                write_atomically(unfinished, [data])
+                os.link(unfinished, path)
+                fsync_directory(self._folder)
+            except FileExistsError as error:
+                raise GenerationTakenError(str(path)) from error
+            finally:
+                unfinished.unlink(missing_ok=True)
+
+    def delete(self, numbers: Sequence[int]) -> None:
+        """Also what others were writing under these numbers when they were stopped."""
+        wanted = {generation_name(number) for number in numbers}
+        with self._translated(self._folder, "delete"):
+            for name in self._names():
+                if _final(name) in wanted:
+                    (self._folder / name).unlink(missing_ok=True)
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self._folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise backend_error(str(self._folder), "list", error) from error
+
+    def _file(self, number: int) -> Path:
+        return self._folder / generation_name(number)
+
+    @contextmanager
+    def _translated(self, path: Path, operation: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise SegmentNotFoundError(str(path)) from error
+        except OSError as error:
+            raise backend_error(str(path), operation, error) from error
+
+
+def _final(name: str) -> str:
+    """The name that a file has, or was to get: it was being written, or was whole."""
+    unfinished = name.removesuffix(_BEING_WRITTEN)
+    if not unfinished.endswith(_UNFINISHED):
+        return name
+    return unfinished.removesuffix(_UNFINISHED).rpartition(".")[0]
+
+
+class PosixScratch(Scratch):
+    """Below `.staged/` of the tier's root. A file gets its name when it is whole."""
+
+    def __init__(self, root: Path, directory: str, broker: str) -> None:
+        self._top = root / STAGED
+        self._folder = self._top / directory / broker
+
+    def describe(self) -> str:
+        return str(self._folder)
+
+    def put(self, name: str, blocks: Iterable[Buffer]) -> int:
+        path = self._file(name)
+        # Two processes may put the same bytes: each has a file of its own until the last moment.
+        unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
+        with self._translated(path, "stage"):
+            make_directories(path.parent)
+            try:
+                write_atomically(unfinished, blocks)
+                size = unfinished.stat().st_size
+                os.replace(unfinished, path)
+            finally:
+                unfinished.unlink(missing_ok=True)
+        return size
+
+    def read(self, name: str, position: int, length: int) -> bytes:
+        path = self._file(name)
+        with self._translated(path, "read"):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                check_range(str(path), position, length, os.fstat(descriptor).st_size)
+                pieces: list[bytes] = []
+                while length:
+                    piece = os.pread(descriptor, length, position)
+                    if not piece:
+                        raise OSError(f"{path} became shorter")
+                    pieces.append(piece)
+                    position, length = position + len(piece), length - len(piece)
+            finally:
+                os.close(descriptor)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def listed(self, folder: str = "") -> Sequence[StagedObject]:
+        found = []
+        with self._translated(self._folder, "list"):
+            for directory, _, names in os.walk(self._folder / folder):
+                for name in names:
+                    path = Path(directory, name)
+                    with suppress(FileNotFoundError):  # gone since
+                        size = path.stat().st_size
+                        found.append(StagedObject(path.relative_to(self._folder).as_posix(), size))
+        return found
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Folders that become empty go too."""
+        paths = [self._file(name) for name in names]
+        with self._translated(self._folder, "delete"):
+            for path in paths:
+                path.unlink(missing_ok=True)
+            for folder in {path.parent for path in paths}:
+                self._remove_empty(folder)
+
+    def _remove_empty(self, folder: Path) -> None:
+        while folder.is_relative_to(self._top):
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError:
+                return  # there is something in it
+            folder = folder.parent
+
+    def _file(self, name: str) -> Path:
+        return self._folder / check_name(name)
+
+    @contextmanager
+    def _translated(self, path: Path, operation: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            if isinstance(error, SegmentNotFoundError):
+                raise
+            raise SegmentNotFoundError(str(path)) from error
+        except OSError as error:
+            raise backend_error(str(path), operation, error) from error

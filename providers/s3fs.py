@@ -1,0 +1,646 @@
+"""S3 through s3fs: its connection pool and event loop, S3's own operations."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import importlib
+import io
+import itertools
+import re
+import zlib
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final, TypeVar
+
+import google_crc32c
+
+from tieredstore.driver.object_client import (
+    KEYS_PER_REQUEST,
+    AbandonedUpload,
+    Attempt,
+    ListedKey,
+    ObjectCapabilities,
+    ObjectClient,
+    ObjectExistsError,
+    ObjectFacts,
+    Range,
+    beyond_end,
+    check_object_range,
+    once,
+)
+from tieredstore.driver.object_requests import Head, refuse_conflict, settling
+from tieredstore.driver.segment import Buffer
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    InvalidConfigError,
+    OffsetOutOfRangeError,
+    SegmentNotFoundError,
+    TieredStoreError,
+)
+from tieredstore.model.printable import log_of
+from tieredstore.providers.s3_settings import (
+    ObjectStoreSettings,
+    PerProcess,
+    certificate_refused,
+    error_of_reply,
+    keep_clients_quiet,
+    no_batch_delete,
+    one_line,
+)
+
+log = log_of(__name__)
+
+T = TypeVar("T")
+
+_CERTIFICATE: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED\W*")
+# Exceptions of botocore that are not about the network but about what was asked or who asks.
+_REFUSED: Final = (
+    "InvalidEndpointConfigurationError",
+    "InvalidRegionError",
+    "NoCredentialsError",
+    "NoRegionError",
+    "ParamValidationError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+    "SSOTokenLoadError",
+    "TokenRetrievalError",
+    "UnauthorizedSSOTokenError",
+)
+
+
+class S3fsConnection:
+    """Made by the first call, in the process that makes it; nothing is tried again."""
+
+    def __init__(self, settings: ObjectStoreSettings) -> None:
+        self._settings = settings
+        self._live: PerProcess[Any] = PerProcess(self._connect, _release, settings.place())
+
+    def client(self) -> Any:
+        """The S3 client under the filesystem, of aiobotocore."""
+        return self._live.get().s3
+
+    def check_open(self) -> None:
+        self._live.check_open()
+
+    def close(self) -> None:
+        self._live.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of ours, which translates for itself."""
+        return self.run_many([work])[0]
+
+    def run_many(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """Run them side by side, as many as there are connections; the first error of them."""
+        from fsspec.asyn import _run_coros_in_chunks, sync
+
+        try:
+            filesystem = self._live.get()
+        except BaseException:
+            for work in works:
+                work.close()
+            raise
+        if len(works) == 1:
+            return sync(filesystem.loop, _listed, works[0])  # type: ignore[no-any-return]
+        done: list[T] = sync(
+            filesystem.loop,
+            _run_coros_in_chunks,
+            works,
+            batch_size=self._settings.connections_max,
+            nofiles=True,
+        )
+        return done
+
+    def call(self, operation: str, key: str, **asked: Any) -> Mapping[str, Any]:
+        """One operation whose reply has no body to read."""
+        reply: Mapping[str, Any] = self.run(self.called(operation, key, **asked))
+        return reply
+
+    async def called(self, operation: str, key: str, **asked: Any) -> Mapping[str, Any]:
+        async with self.request(key, operation):
+            reply: Mapping[str, Any] = await getattr(self.client(), operation)(**asked)
+        return reply
+
+    @asynccontextmanager
+    async def request(self, key: str, operation: str) -> AsyncIterator[None]:
+        """One of them, with a limit of ours on the whole of it: one on silence never ends a reply
+        that drips, and has not begun while a body is being sent."""
+        with self.translated(key, operation):
+            async with asyncio.timeout(self._settings.whole_request_ms / 1000):
+                yield
+
+    @contextmanager
+    def translated(self, key: str, operation: str) -> Iterator[None]:
+        """The one place where s3fs's and botocore's errors become ours."""
+        keep_clients_quiet()
+        try:
+            yield
+        except TieredStoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a client of clients: anything may come
+            ours = self._ours(key, operation, error)
+            # The store may quote a key id in its reply: then the cause is not passed on.
+            raise ours from (None if self._settings.leaks_into(repr(error)) else error)
+
+    def delete_error(self, entry: Mapping[str, Any], prefix: str) -> TieredStoreError:
+        """One key's failure in a batch, which carries a code but no status."""
+        code = str(entry.get("Code", ""))
+        status = 500 if code in ("InternalError", "ServiceUnavailable", "SlowDown") else 403
+        return error_of_reply(
+            str(entry["Key"])[len(prefix) :],
+            "delete_objects",
+            status=status,
+            code=code,
+            message=self._told(str(entry.get("Message", ""))),
+        )
+
+    def _ours(self, key: str, operation: str, error: Exception) -> TieredStoreError:
+        from botocore.exceptions import ClientError
+
+        if isinstance(error, ClientError):
+            said = error.response.get("Error", {})
+            status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            code = str(said.get("Code", ""))
+            if status == 416 or code == "InvalidRange":
+                size = said.get("ActualObjectSize", "")
+                end = int(size) if str(size).isdigit() else 0
+                return OffsetOutOfRangeError(
+                    f"a range of {key}", offset=end + 1, minimum=0, maximum=end
+                )
+            message = self._told(str(said.get("Message", "")))
+            return error_of_reply(key, operation, status=status, code=code, message=message)
+        kind = type(error).__name__
+        if kind == "SSLError" and "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return certificate_refused(key, operation, _CERTIFICATE.split(str(error))[-1])
+        text = self._told(str(error))
+        if isinstance(error, TimeoutError) and not text:
+            text = f"no whole reply in {self._settings.whole_request_ms} ms"
+        reason = one_line(f"{kind}: {text}")
+        if kind in _REFUSED or isinstance(error, TypeError | AttributeError):
+            return BackendRefusedError(key, operation, reason)
+        return BackendUnavailableError(key, operation, reason)
+
+    def _told(self, message: str) -> str:
+        return "(the message quotes a secret)" if self._settings.leaks_into(message) else message
+
+    def _connect(self) -> Any:
+        try:
+            s3fs = importlib.import_module("s3fs")
+        except ImportError as error:
+            raise InvalidConfigError("S3 needs s3fs: pip install 'tieredstore[s3]'") from error
+        keep_clients_quiet()
+        settings = self._settings
+        filesystem = s3fs.S3FileSystem(
+            key=str(settings.access_key) or None,
+            secret=str(settings.secret_key) or None,
+            token=str(settings.session_token) or None,
+            endpoint_url=settings.endpoint or None,
+            client_kwargs={"region_name": settings.region} if settings.region else {},
+            config_kwargs=_config(settings),
+            use_listings_cache=False,
+            skip_instance_cache=True,
+        )
+        with self.translated(settings.bucket, "connect"):
+            filesystem.connect()
+        filesystem.s3.meta.events.register_last("before-call.s3", _send_at_once)
+        return filesystem
+
+
+def _send_at_once(params: Mapping[str, Any], **_: Any) -> None:
+    """A body waits for nobody's "100 Continue": that takes a round trip, and aiohttp waits for it
+    without a limit on silence."""
+    params["headers"].pop("Expect", None)
+
+
+async def _listed(work: Coroutine[Any, Any, T]) -> list[T]:
+    """In a list, since `sync` raises an error that is a result."""
+    return [await work]
+
+
+def _config(settings: ObjectStoreSettings) -> dict[str, Any]:
+    # AWS's own "auto" keeps names that are no host names in the path.
+    style = "path" if settings.path_addressing else settings.addressing
+    return {
+        "connect_timeout": settings.connect_timeout_ms / 1000,
+        "read_timeout": settings.request_timeout_ms / 1000,
+        "max_pool_connections": settings.connections_max,
+        # The only layer that tries again is ours.
+        "retries": {"total_max_attempts": 1},
+        "s3": {"addressing_style": style},
+        # Chunked bodies with trailing checksums, the default since 2025, break many other stores.
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
+    }
+
+
+def _release(filesystem: Any) -> None:
+    filesystem.close_session(filesystem.loop, filesystem.s3)
+
+
+PART_BYTES: Final = 8 * 1024 * 1024
+PARTS_MAX: Final = 10_000
+_AT_ONCE_BYTES: Final = 512 * 1024
+
+_DIGESTS: Final[Mapping[str, Callable[[Buffer], bytes]]] = {
+    "crc32": lambda data: zlib.crc32(data).to_bytes(4, "big"),
+    "crc32c": lambda data: int(google_crc32c.value(bytes(data))).to_bytes(4, "big"),
+    "sha256": lambda data: hashlib.sha256(data).digest(),
+}
+_DIGEST_FIELDS: Final = {
+    "crc32": "ChecksumCRC32",
+    "crc32c": "ChecksumCRC32C",
+    "sha256": "ChecksumSHA256",
+}
+# What a reply may tell of a part, and the end of the upload has to repeat.
+_PART_CHECKSUMS: Final = (*_DIGEST_FIELDS.values(), "ChecksumCRC64NVME")
+
+
+class S3Puts:
+    """The writing half of `S3fsClient`."""
+
+    def __init__(self, settings: ObjectStoreSettings, connection: S3fsConnection) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._object = _object_options(settings)
+
+    def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        metadata: Mapping[str, str],
+        if_absent: bool,
+        if_match: str | None,
+    ) -> ObjectFacts:
+        asked = {
+            **self._at(key),
+            **self._object,
+            **self._checksum(data),
+            "Body": _body(data),
+            "Metadata": dict(metadata),
+        }
+        if if_match is not None:
+            asked["IfMatch"] = if_match if self._settings.etag_quoting else if_match.strip('"')
+        elif if_absent:
+            asked["IfNoneMatch"] = "*"
+        try:
+            reply = self._connection.call("put_object", key, **asked)
+        except SegmentNotFoundError as error:
+            # A replacement found nothing to replace: the object is another by now, namely none.
+            raise ObjectExistsError(key) from error
+        return ObjectFacts(
+            key=key,
+            size=memoryview(data).nbytes,
+            etag=reply.get("ETag", ""),
+            metadata=dict(metadata),
+        )
+
+    def put_stream(
+        self,
+        key: str,
+        blocks: Iterable[Buffer],
+        *,
+        metadata: Mapping[str, str],
+        if_absent: bool,
+        attempt: Attempt,
+        head: Head,
+    ) -> ObjectFacts | None:
+        """Part after part: what is in memory is one part and one block."""
+        self._connection.check_open()
+        parts = gathered(blocks, PART_BYTES)
+        first = next(parts, None)
+        if first is None:
+            return None
+        if len(first) < PART_BYTES:  # there is no other
+            whole = first
+
+            def put() -> ObjectFacts:
+                return self.put(key, whole, metadata=metadata, if_absent=if_absent, if_match=None)
+
+            return attempt(settling(put, head, key, len(whole), metadata))
+        upload_id = attempt(lambda: self._start(key, metadata))
+        parts = itertools.chain([first], parts)
+        first = None  # one part at a time is in memory, and what is sent of it
+        try:
+            size, sent = self._send(key, upload_id, parts, attempt)
+
+            def finish() -> ObjectFacts:
+                return self._finish(key, upload_id, sent, size, metadata, if_absent)
+
+            return attempt(settling(finish, head, key, size, metadata))
+        except BaseException:
+            self._give_up(key, upload_id)
+            raise
+
+    def abort(self, key: str, upload_id: str) -> None:
+        try:
+            self._connection.call(
+                "abort_multipart_upload", key, **self._at(key), UploadId=upload_id
+            )
+        except (BackendRefusedError, SegmentNotFoundError) as error:
+            if "NoSuchUpload" not in str(error) and not isinstance(error, SegmentNotFoundError):
+                raise
+
+    def _start(self, key: str, metadata: Mapping[str, str]) -> str:
+        asked = {**self._at(key), **self._object, "Metadata": dict(metadata)}
+        if self._settings.checksum:
+            asked["ChecksumAlgorithm"] = self._settings.checksum.upper()
+        reply = self._connection.call("create_multipart_upload", key, **asked)
+        upload_id: str = reply["UploadId"]
+        return upload_id
+
+    def _send(
+        self,
+        key: str,
+        upload_id: str,
+        parts: Iterator[bytearray],
+        attempt: Attempt,
+    ) -> tuple[int, list[dict[str, Any]]]:
+        sent: list[dict[str, Any]] = []
+        size = 0
+        while (part := next(parts, None)) is not None:
+            if len(sent) == PARTS_MAX:
+                raise BackendRefusedError(key, "upload_part", f"more than {PARTS_MAX} parts")
+            sent.append(self._send_part(key, upload_id, len(sent) + 1, part, attempt))
+            size += len(part)
+            del part  # before the next one is gathered
+        return size, sent
+
+    def _send_part(
+        self, key: str, upload_id: str, number: int, part: bytearray, attempt: Attempt
+    ) -> dict[str, Any]:
+        checksum = self._checksum(part)
+        asked = {**self._at(key), **checksum, "UploadId": upload_id, "PartNumber": number}
+
+        def send() -> Mapping[str, Any]:
+            return self._connection.call("upload_part", key, **asked, Body=_body(part))
+
+        reply = attempt(send)
+        stored = {name: reply[name] for name in _PART_CHECKSUMS if name in reply}
+        checksum.pop("ChecksumAlgorithm", None)
+        return {"PartNumber": number, "ETag": reply["ETag"], **checksum, **stored}
+
+    def _finish(
+        self,
+        key: str,
+        upload_id: str,
+        sent: list[dict[str, Any]],
+        size: int,
+        metadata: Mapping[str, str],
+        if_absent: bool,
+    ) -> ObjectFacts:
+        asked = {**self._at(key), "UploadId": upload_id, "MultipartUpload": {"Parts": sent}}
+        if if_absent:
+            asked["IfNoneMatch"] = "*"
+        reply = self._connection.call("complete_multipart_upload", key, **asked)
+        return ObjectFacts(key=key, size=size, etag=reply.get("ETag", ""), metadata=dict(metadata))
+
+    def _give_up(self, key: str, upload_id: str) -> None:
+        try:
+            self.abort(key, upload_id)
+        except TieredStoreError as error:
+            log.warning("an upload of %s is left behind for the audit: %s", key, error)
+
+    def _at(self, key: str) -> dict[str, Any]:
+        return {"Bucket": self._settings.bucket, "Key": self._settings.prefix + key}
+
+    def _checksum(self, data: Buffer) -> dict[str, Any]:
+        """As a plain header where we can tell it; only the rest is left to botocore."""
+        name = self._settings.checksum
+        if not name:
+            return {}
+        digest = _DIGESTS.get(name)
+        if digest is None:
+            return {"ChecksumAlgorithm": name.upper()}
+        return {_DIGEST_FIELDS[name]: base64.b64encode(digest(data)).decode()}
+
+
+def gathered(blocks: Iterable[Buffer], size: int) -> Iterator[bytearray]:
+    """The stream cut into parts of exactly `size` bytes, the last one of what is left."""
+    part = bytearray()
+    for block in blocks:
+        view = memoryview(block).cast("B")
+        while len(view):
+            taken = view[: size - len(part)]
+            part += taken
+            view = view[len(taken) :]
+            if len(part) == size:
+                whole, part = part, bytearray()
+                yield whole
+                del whole
+    if part:
+        yield part
+
+
+def _object_options(settings: ObjectStoreSettings) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if settings.storage_class:
+        options["StorageClass"] = settings.storage_class
+    if settings.encryption:
+        options["ServerSideEncryption"] = settings.encryption
+    if settings.encryption_key:
+        options["SSEKMSKeyId"] = settings.encryption_key
+    return options
+
+
+def _body(data: Buffer) -> bytes | io.BytesIO:
+    """A new one for each request, since sending reads it."""
+    whole = data if isinstance(data, bytes) else bytes(data)
+    # aiohttp warns of a large body at once, which would keep the loop from others.
+    return io.BytesIO(whole) if len(whole) > _AT_ONCE_BYTES else whole
+
+
+class S3fsClient(ObjectClient):
+    """One bucket and prefix of an S3-like store.
+
+    Each call is one request, but for streams, long listings and more than 1 000 deletes. Nothing
+    is tried again here.
+    """
+
+    def __init__(self, settings: ObjectStoreSettings) -> None:
+        self._settings = settings
+        self._prefix = settings.prefix
+        self._at = {"Bucket": settings.bucket}
+        self._connection = S3fsConnection(settings)
+        self._puts = S3Puts(settings, self._connection)
+
+    @property
+    def capabilities(self) -> ObjectCapabilities:
+        exact = self._settings.conditional_put
+        return ObjectCapabilities(create_only=exact, if_match=exact)
+
+    def describe(self) -> str:
+        return f"s3fs, {self._settings.place()}"
+
+    def head(self, key: str) -> ObjectFacts:
+        reply = self._connection.call("head_object", key, **self._at, Key=self._prefix + key)
+        metadata = {name.lower(): value for name, value in reply.get("Metadata", {}).items()}
+        return ObjectFacts(
+            key=key, size=reply["ContentLength"], etag=reply.get("ETag", ""), metadata=metadata
+        )
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        check_object_range(key, start, length)
+        if not length:
+            self._connection.check_open()
+            return b""
+        return self._connection.run(self._got(key, start, length))
+
+    def get_ranges(self, ranges: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
+        return self._connection.run_many(
+            [self._got_or_error(each.key, each.start, each.length) for each in ranges]
+        )
+
+    def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = True,
+        if_match: str | None = None,
+    ) -> ObjectFacts:
+        exact = self._settings.conditional_put
+        if not exact and (if_absent or if_match is not None):
+            refuse_conflict(self.head, key, if_match)
+        return self._puts.put(
+            key,
+            data,
+            metadata=metadata or {},
+            if_absent=if_absent and exact,
+            if_match=if_match if exact else None,
+        )
+
+    def put_stream(
+        self,
+        key: str,
+        blocks: Iterable[Buffer],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = True,
+        attempt: Attempt = once,
+    ) -> ObjectFacts | None:
+        exact = self._settings.conditional_put
+        if if_absent and not exact:
+            attempt(lambda: refuse_conflict(self.head, key, None))
+        return self._puts.put_stream(
+            key,
+            blocks,
+            metadata=metadata or {},
+            if_absent=if_absent and exact,
+            attempt=attempt,
+            head=self.head,
+        )
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
+        asked = {**self._at, "Prefix": self._prefix + prefix, "MaxKeys": KEYS_PER_REQUEST}
+        if after:
+            asked["StartAfter"] = self._prefix + after
+        while True:
+            page = self._connection.call("list_objects_v2", prefix, **asked)
+            for entry in page.get("Contents", ()):
+                yield ListedKey(entry["Key"][len(self._prefix) :], entry["Size"])
+            if not page.get("IsTruncated"):
+                return
+            asked["ContinuationToken"] = page["NextContinuationToken"]
+
+    def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
+        self._connection.check_open()
+        errors: dict[str, TieredStoreError] = {}
+        keys = list(dict.fromkeys(keys))  # MinIO answers a key's second time without its name
+        for first in range(0, len(keys), KEYS_PER_REQUEST):
+            batch = keys[first : first + KEYS_PER_REQUEST]
+            try:
+                errors |= self._delete_batch(batch)
+            except BackendRefusedError as error:
+                if not no_batch_delete(error):
+                    errors |= dict.fromkeys(batch, error)
+                    continue
+                errors |= self._delete_singly(batch)
+            except TieredStoreError as error:
+                errors |= dict.fromkeys(batch, error)
+        return errors
+
+    def abandoned_uploads(self, prefix: str = "") -> Sequence[AbandonedUpload]:
+        found: list[AbandonedUpload] = []
+        asked: dict[str, Any] = {**self._at, "Prefix": self._prefix + prefix}
+        while True:
+            try:
+                page = self._connection.call("list_multipart_uploads", prefix, **asked)
+            except BackendRefusedError as error:
+                if "NoSuchUpload" not in str(error):
+                    raise
+                return found  # some stores say so where there is none
+            found += [
+                AbandonedUpload(entry["Key"][len(self._prefix) :], entry["UploadId"])
+                for entry in page.get("Uploads", ())
+                if entry["Key"].startswith(self._prefix + prefix)
+            ]
+            if not page.get("IsTruncated"):
+                return found
+            asked["KeyMarker"] = page["NextKeyMarker"]
+            asked["UploadIdMarker"] = page["NextUploadIdMarker"]
+
+    def abort_upload(self, upload: AbandonedUpload) -> None:
+        self._puts.abort(upload.key, upload.upload_id)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    async def _got(self, key: str, start: int, length: int) -> bytes:
+        async with self._connection.request(key, "get_object"):
+            reply = await self._connection.client().get_object(
+                **self._at, Key=self._prefix + key, Range=f"bytes={start}-{start + length - 1}"
+            )
+            async with reply["Body"] as body:
+                data: bytes = await body.read()
+        if len(data) != length:
+            refuse_short(key, start, length, reply.get("ContentRange", ""), len(data))
+        return data
+
+    async def _got_or_error(self, key: str, start: int, length: int) -> bytes | TieredStoreError:
+        try:
+            check_object_range(key, start, length)
+            return await self._got(key, start, length) if length else b""
+        except TieredStoreError as error:
+            return error
+
+    def _delete_batch(self, batch: Sequence[str]) -> dict[str, TieredStoreError]:
+        named = [{"Key": self._prefix + key} for key in batch]
+        reply = self._connection.call(
+            "delete_objects", batch[0], **self._at, Delete={"Objects": named, "Quiet": True}
+        )
+        return {
+            entry["Key"][len(self._prefix) :]: self._connection.delete_error(entry, self._prefix)
+            for entry in reply.get("Errors", ())
+            if entry.get("Code") != "NoSuchKey"
+        }
+
+    def _delete_singly(self, batch: Sequence[str]) -> dict[str, TieredStoreError]:
+        errors: dict[str, TieredStoreError] = {}
+        for key in batch:
+            try:
+                self._connection.call("delete_object", key, **self._at, Key=self._prefix + key)
+            except SegmentNotFoundError:
+                continue
+            except TieredStoreError as error:
+                errors[key] = error
+        return errors
+
+
+def refuse_short(key: str, start: int, length: int, content_range: str, got: int) -> None:
+    """A reply of another length: beyond the end if the reply says so, else the reply is bad."""
+    total = content_range.rpartition("/")[2]
+    if total.isdigit() and int(total) < start + length:
+        raise beyond_end(key, start, length, int(total))
+    raise BackendUnavailableError(key, "get_object", f"{got} bytes came instead of {length}")

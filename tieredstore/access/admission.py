@@ -1,0 +1,290 @@
+"""Which queues may upload, how much at a time, and how much waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Final
+
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.messages import DispatchRequest
+from tieredstore.model.values import QueueKey
+
+
+class _Count:
+    __slots__ = ("bytes", "is_hot", "messages")
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.bytes = 0
+        self.is_hot = False
+
+
+class PendingCounts:
+    """Counts messages for each queue, and keeps the queues that are to be looked at soon.
+
+    `note` runs where the broker dispatches its messages: it does no I/O and waits for nothing but
+    other counting. Any thread may call anything.
+    """
+
+    def __init__(self, *, full_count: int, full_bytes: int, rejects: Callable[[str], bool]) -> None:
+        self._full_count = full_count
+        self._full_bytes = full_bytes
+        self._rejects = rejects
+        self._counts: dict[QueueKey, _Count | None] = {}  # None: of a rejected topic
+        self._hot: dict[QueueKey, None] = {}  # in the order they became hot
+        self._guard = threading.Lock()
+
+    def note(self, requests: Sequence[DispatchRequest]) -> bool:
+        """Count messages; whether a batch became full with them."""
+        topic, queue_id = "", -1
+        messages = size = 0
+        found = False
+        with self._guard:
+            for request in requests:
+                if request.queue_id != queue_id or request.topic != topic:
+                    found |= messages > 0 and self._add(topic, queue_id, messages, size)
+                    topic, queue_id = request.topic, request.queue_id
+                    messages = size = 0
+                messages += 1
+                size += request.size
+            found |= messages > 0 and self._add(topic, queue_id, messages, size)
+        return found
+
+    def _add(self, topic: str, queue_id: int, messages: int, size: int) -> bool:
+        """Whether the queue became hot."""
+        key = QueueKey(topic, queue_id)
+        try:
+            count = self._counts[key]
+        except KeyError:
+            count = self._counts[key] = None if self._rejects(topic) else _Count()
+        if count is None:
+            return False
+        count.messages += messages
+        count.bytes += size
+        full = count.messages >= self._full_count or count.bytes >= self._full_bytes
+        if count.is_hot or not full:
+            return False
+        count.is_hot = True
+        self._hot[key] = None
+        return True
+
+    def is_full(self, key: QueueKey) -> bool:
+        """Whether a batch was told of that has not been uploaded since."""
+        count = self._counts.get(key)
+        return count is not None and (
+            count.messages >= self._full_count or count.bytes >= self._full_bytes
+        )
+
+    def took(self, key: QueueKey, count: int, size: int) -> None:
+        """Messages are on their way: they wait no more."""
+        with self._guard:
+            found = self._counts.get(key)
+            if found is not None:
+                found.messages = max(0, found.messages - count)
+                found.bytes = max(0, found.bytes - size)
+
+    def put_back(self, key: QueueKey, count: int, size: int) -> None:
+        """Messages that were on their way wait again."""
+        with self._guard:
+            found = self._counts.get(key)
+            if found is not None:
+                found.messages += count
+                found.bytes += size
+
+    def none_wait(self, key: QueueKey) -> None:
+        """The queue was looked at, and nothing waits."""
+        with self._guard:
+            found = self._counts.get(key)
+            if found is not None:
+                found.messages = found.bytes = 0
+
+    def heat(self, key: QueueKey) -> None:
+        """Have this queue looked at soon."""
+        with self._guard:
+            self._hot[key] = None
+            if (found := self._counts.get(key)) is not None:
+                found.is_hot = True
+
+    def take_hot(self) -> list[QueueKey]:
+        """The queues to be looked at now; from here on they can become hot again."""
+        with self._guard:
+            taken = list(self._hot)
+            self._hot.clear()
+            for key in taken:
+                if (found := self._counts.get(key)) is not None:
+                    found.is_hot = False
+        return taken
+
+    @property
+    def has_hot(self) -> bool:
+        return bool(self._hot)
+
+    def keep(self, keys: Collection[QueueKey]) -> None:
+        """Forget all other queues."""
+        with self._guard:
+            for key in [each for each in self._counts if each not in keys]:
+                del self._counts[key]
+
+
+SHORT_SECONDS: Final = 0.02
+
+
+class QueueClaims:
+    """The queues that somebody works on, and a way to wait until something has changed.
+
+    A claim may be given back by another thread than the one that took it.
+    """
+
+    def __init__(self) -> None:
+        self._busy: set[QueueKey] = set()
+        self._changed = threading.Condition()
+        self._changes = 0
+
+    @property
+    def changes(self) -> int:
+        """How often a claim was given back."""
+        return self._changes
+
+    @property
+    def busy_count(self) -> int:
+        return len(self._busy)
+
+    def take(self, key: QueueKey) -> bool:
+        with self._changed:
+            if key in self._busy:
+                return False
+            self._busy.add(key)
+            return True
+
+    def give(self, key: QueueKey) -> None:
+        with self._changed:
+            self._busy.discard(key)
+            self._changes += 1
+            self._changed.notify_all()
+
+    def wait_for_change(self, since: int, timeout: float | None, *, many: int = 1) -> bool:
+        """Wait until a claim is given back; False when the time is over.
+
+        Where `many` are waited for it lets some more of them come, but not for long.
+        """
+        some = max(1, many // 8)
+        with self._changed:
+            short = SHORT_SECONDS if timeout is None else min(SHORT_SECONDS, timeout)
+            if self._changed.wait_for(lambda: self._changes - since >= some, short):
+                return True
+            left = None if timeout is None else timeout - short
+            return self._changed.wait_for(lambda: self._changes != since, left)
+
+    def held_if_free(self, key: QueueKey) -> AbstractContextManager[bool]:
+        """Work on this queue alone; False, and no claim, where somebody does already."""
+        return self.held(key, timeout=0)
+
+    @contextmanager
+    def held(self, key: QueueKey, *, timeout: float | None = None) -> Iterator[bool]:
+        """Work on this queue alone; False, and no claim, when that took too long."""
+        with self._changed:
+            free = self._changed.wait_for(lambda: key not in self._busy, timeout)
+            if free:
+                self._busy.add(key)
+        try:
+            yield free
+        finally:
+            if free:
+                self.give(key)
+
+
+class UploadBudget:
+    """Bytes in memory and uploads under way: never more than allowed.
+
+    Nobody waits here: who is refused comes again when something was given back. One batch larger
+    than everything allowed is let through alone. Any thread may call anything.
+    """
+
+    def __init__(self, *, bytes_max: int, uploads_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.uploads_max = uploads_max
+        self._bytes = 0
+        self._uploads = 0
+        self._guard = threading.Lock()
+
+    @property
+    def used_bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def uploads(self) -> int:
+        return self._uploads
+
+    def take(self, count: int, *, instead_of: int = 0) -> bool:
+        """Take bytes, giving back `instead_of` of them; nothing happens where that is refused."""
+        with self._guard:
+            others = self._bytes - instead_of
+            if others and others + count > self.bytes_max:
+                return False
+            self._bytes = others + count
+            return True
+
+    def give(self, count: int) -> None:
+        with self._guard:
+            self._bytes -= count
+
+    def start_upload(self) -> bool:
+        with self._guard:
+            if self._uploads >= self.uploads_max:
+                return False
+            self._uploads += 1
+            return True
+
+    def end_upload(self) -> None:
+        with self._guard:
+            self._uploads -= 1
+
+
+SYSTEM_TOPICS: Final = frozenset(
+    {
+        "TBW102",
+        "SCHEDULE_TOPIC_XXXX",
+        "BenchmarkTest",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRACE_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "CHECKPOINT_TOPIC",
+    }
+)
+# "rmq_sys_" covers "rmq_sys_REVIVE_LOG_" too, which RocketMQ asks for by itself.
+REJECTED_PREFIXES: Final = ("rmq_sys_", "%LMQ%")
+
+
+def is_system_topic(topic: str) -> bool:
+    """Whether RocketMQ made the topic for itself."""
+    return topic in SYSTEM_TOPICS or topic.startswith("rmq_sys_")
+
+
+class TopicFilter:
+    """Says of a topic whether it stays out: system topics, the cluster's and the broker's own,
+    light queues, blank names, and what was rejected since the start.
+
+    Retry and dead letter topics are tiered. Any thread may ask and reject.
+    """
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._own = frozenset({config.cluster_name, config.broker_name})
+        self._rejected: frozenset[str] = frozenset()
+
+    def reject(self, topic: str) -> None:
+        """Keep this topic out from now on; what the tier has of it goes at the next look."""
+        self._rejected = self._rejected | {topic}
+
+    def rejects(self, topic: str) -> bool:
+        return (
+            not topic.strip()
+            or topic in SYSTEM_TOPICS
+            or topic in self._own
+            or topic.startswith(REJECTED_PREFIXES)
+            or topic in self._rejected
+        )

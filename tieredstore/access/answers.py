@@ -1,0 +1,765 @@
+"""Every question of the `MessageStore` protocol: which tier answers, and how two answers
+become one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from tieredstore.access.admission import TopicFilter
+from tieredstore.access.dispatcher import Dispatcher
+from tieredstore.access.fetcher import Fetcher
+from tieredstore.access.upkeep import Retention, SealChore, TierFlush
+from tieredstore.access.wiring import TierParts
+from tieredstore.codec.record import LOG_OFFSET_POSITION, SYS_FLAG_POSITION, peek_store_timestamp
+from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, MessageStore
+from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, MESSAGES_OUT, Metrics
+from tieredstore.driver.runtime import Clock, Runtime
+from tieredstore.model.errors import BackendUnavailableError, StoreClosedError
+from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import (
+    INT64_MAX,
+    Boundary,
+    GetStatus,
+    QueueKey,
+    StorageLevel,
+    require_place,
+    require_text,
+)
+
+log = log_of(__name__)
+
+
+class ReadDecision:
+    """Decides between a message store and the tier below it.
+
+    | level | the tier is read |
+    | --- | --- |
+    | DISABLE | never |
+    | NOT_IN_DISK | where it has the offset and the store has not |
+    | NOT_IN_MEM | where it has the offset and the store has it on disk at best |
+    | FORCE | always first |
+
+    What the tier has not got is the next store's, whatever the level. A topic that stays out of
+    the tier is never read there. The level may change at any time.
+    """
+
+    def __init__(
+        self, next_store: MessageStore, topic_filter: TopicFilter, level: StorageLevel
+    ) -> None:
+        self._next = next_store
+        self.topic_filter = topic_filter
+        self.level = level
+
+    @property
+    def is_forced(self) -> bool:
+        return self.level is StorageLevel.FORCE
+
+    def may_read_tier(self, topic: str) -> bool:
+        """Whether the tier has a say in this topic at all."""
+        return self.level is not StorageLevel.DISABLE and not self.topic_filter.rejects(topic)
+
+    def reads_tier(
+        self, fetcher: Fetcher, topic: str, queue_id: int, offset: int, *, count: int = 1
+    ) -> bool:
+        """Whether the tier is asked first for the messages from this offset on."""
+        level = self.level
+        if not self.may_read_tier(topic):
+            return False
+        if level is StorageLevel.FORCE:
+            return True
+        commit_offset = fetcher.commit_offset(topic, queue_id)
+        if commit_offset is None or offset >= commit_offset:
+            return False
+        if not fetcher.has_messages(topic, queue_id):  # started, or all of it has expired
+            return False
+        if self._next.min_log_offset() is None or not self._next.contains(topic, queue_id, offset):
+            return True
+        return level >= StorageLevel.NOT_IN_MEM and not self._next.in_memory(
+            topic, queue_id, offset, max(1, count)
+        )
+
+
+T = TypeVar("T")
+
+_TRIES: Final = 8  # of one search by time, while the next store's oldest messages expire
+
+
+class MergedReads:
+    """Merges what the next store and the tier say.
+
+    * What a store does not know never wins over what the other one knows.
+    * An answer that leaves out what the tier has is never given as the whole one: where the tier
+      cannot be reached and the next store alone does not know, the error comes through, and a
+      query by key says that it is not complete.
+    """
+
+    def __init__(
+        self,
+        next_store: MessageStore,
+        fetcher: Fetcher,
+        decision: ReadDecision,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._next = next_store
+        self._fetcher = fetcher
+        self._decision = decision
+        self._clock = clock
+        self._metrics = metrics
+
+    def min_offset(self, topic: str, queue_id: int) -> int | None:
+        """The smaller one; a tier without a message of the queue has no say beside the other."""
+        near = self._next.min_offset(topic, queue_id)
+        if not self._decision.may_read_tier(topic):
+            return near
+        far = self._fetcher.min_offset(topic, queue_id)
+        if near is None or far is None:
+            return far if near is None else near
+        end = self._fetcher.commit_offset(topic, queue_id)
+        return min(near, far) if end is not None and far < end else near
+
+    def max_offset(self, topic: str, queue_id: int) -> int | None:
+        """The next store's: the tier only follows it. The tier's where that has no such queue."""
+        near = self._next.max_offset(topic, queue_id)
+        if near is not None or not self._decision.may_read_tier(topic):
+            return near
+        return self._fetcher.commit_offset(topic, queue_id)
+
+    def contains(self, topic: str, queue_id: int, offset: int) -> bool:
+        if self._next.contains(topic, queue_id, offset):
+            return True
+        if not self._decision.may_read_tier(topic):
+            return False
+        return self._fetcher.contains(topic, queue_id, offset)
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """From the store that a read of this one message would go to."""
+        if not self._decision.reads_tier(self._fetcher, topic, queue_id, offset):
+            return self._next.store_time(topic, queue_id, offset)
+        try:
+            time = self._timed(
+                "get_time_by_offset",
+                topic,
+                lambda: self._fetcher.store_time(topic, queue_id, offset),
+            )
+        except BackendUnavailableError:
+            if not self._next.contains(topic, queue_id, offset):
+                raise
+            labels = {"operation": "get_time_by_offset", "topic": topic, "group": ""}
+            self._metrics.add(GET_MESSAGE_FALLBACK, 1, labels)
+            time = None
+        return self._next.store_time(topic, queue_id, offset) if time is None else time
+
+    def earliest_time(self, topic: str | None, queue_id: int) -> int | None:
+        """Of a queue the smaller one. Of the whole store the next store's, as RocketMQ has it."""
+        if topic is None:
+            return self._next.earliest_time()
+        near = self._next.earliest_time(topic, queue_id)
+        if not self._decision.may_read_tier(topic):
+            return near
+        return _smaller(near, self._fetcher.earliest_time(topic, queue_id))
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary
+    ) -> int | None:
+        """The tier's where something as old may lie there only.
+
+        What the next store has is all stored at `timestamp` or later then, so its oldest message
+        is the answer where the tier has none that comes before it.
+        """
+        near = self._near_by_time(topic, queue_id, timestamp, boundary)
+        if near is not None:
+            return near
+        if not self._decision.may_read_tier(topic):
+            return self._first_of_next(topic, queue_id, timestamp, boundary)
+        far = self._timed(
+            "get_offset_by_time",
+            topic,
+            lambda: self._fetcher.offset_by_time(topic, queue_id, timestamp, boundary),
+        )
+        if self._decision.is_forced:
+            return far
+        if far is None:
+            return self._first_of_next(topic, queue_id, timestamp, boundary)
+        return _smaller(far, self._next.min_offset(topic, queue_id))
+
+    def _near_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary
+    ) -> int | None:
+        """The next store's answer, where that is the answer of both; None where it may not be."""
+        if self._decision.is_forced or not self._decision.may_read_tier(topic):
+            return None
+        for _ in range(_TRIES):
+            earliest = self._next.earliest_time()
+            if earliest is None or timestamp < earliest:
+                return None
+            near = self._first_of_next(topic, queue_id, timestamp, boundary)
+            if near is None:
+                return None
+            if timestamp == earliest and not self._is_last_of(
+                topic, queue_id, near, timestamp, boundary
+            ):
+                return None
+            if self._next.earliest_time() == earliest:
+                return near  # else what came before it may have expired meanwhile
+        return None
+
+    def _first_of_next(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary
+    ) -> int | None:
+        """What the next store says, as the tier says it.
+
+        With UPPER and no message of this very time a local store gives the last one before it and
+        the tier the first one behind it. So does RocketMQ; its whole store gives the latter.
+        """
+        near = self._next.offset_by_time(topic, queue_id, timestamp, boundary)
+        if near is None or boundary is Boundary.LOWER:
+            return near
+        time = self._next.store_time(topic, queue_id, near)
+        return near if time is None or time >= timestamp else near + 1
+
+    def _is_last_of(
+        self, topic: str, queue_id: int, near: int, timestamp: int, boundary: Boundary
+    ) -> bool:
+        """Whether no message of the very millisecond at which the next store begins, and that only
+        the tier still has, can be meant instead."""
+        if near == 0:
+            return True
+        is_upper = boundary is Boundary.UPPER
+        return is_upper and self._next.store_time(topic, queue_id, near) == timestamp
+
+    def query_message(
+        self, topic: str, key: str, *, count_max: int, begin: int, end: int
+    ) -> QueryResult:
+        """Newest first, each message once: what the next store does not give from the tier."""
+        near = QueryResult()
+        if count_max <= 0:
+            return near
+        if not self._decision.may_read_tier(topic):
+            return self._next.query_message(topic, key, count_max=count_max, begin=begin, end=end)
+        forced = self._decision.is_forced
+        earliest = self._next.earliest_time()
+        if not forced and earliest is not None and end >= earliest:
+            near = self._all_near(topic, key, count_max, begin, end)
+            if len(near.messages) >= count_max or (begin > earliest and near.complete):
+                return near
+        # What was stored in that very millisecond may be in the one or in the other.
+        oldest_end = end if forced or earliest is None else min(end, earliest)
+        try:
+            far = self._timed(
+                "query_message",
+                topic,
+                lambda: self._fetcher.query_message(
+                    topic,
+                    key,
+                    count_max=count_max,
+                    begin=begin,
+                    end=oldest_end if near.complete else end,
+                ),
+            )
+        except BackendUnavailableError:
+            far = QueryResult(complete=False)
+        return QueryResult(
+            messages=_newest_first(near.messages, far.messages)[:count_max],
+            complete=near.complete and far.complete,
+            lags=near.complete and far.lags,
+        )
+
+    def _all_near(self, topic: str, key: str, count_max: int, begin: int, end: int) -> QueryResult:
+        """What the next store has; asked again for older ones where it gives only some."""
+        found: dict[int, SelectedMessage] = {}  # by place in the log: half messages share offsets
+        while True:
+            answer = self._next.query_message(topic, key, count_max=count_max, begin=begin, end=end)
+            before = len(found)
+            found.update((one.log_offset, one) for one in answer.messages)
+            is_full = len(found) >= count_max
+            if is_full or not answer.is_cut or len(found) == before:
+                return QueryResult(
+                    messages=list(found.values())[:count_max],
+                    complete=answer.complete or (is_full and answer.is_cut),
+                )
+            # Not below that millisecond: the cut may go through messages of the same time.
+            end = peek_store_timestamp(answer.messages[-1].record)
+
+    def _timed(self, operation: str, topic: str, call: Callable[[], T]) -> T:
+        started = self._clock.monotonic()
+        try:
+            return call()
+        finally:
+            spent_ms = (self._clock.monotonic() - started) * 1000
+            labels = {"operation": operation, "topic": topic, "group": ""}
+            self._metrics.record(API_LATENCY, spent_ms, labels)
+
+
+def _smaller(near: int | None, far: int | None) -> int | None:
+    known = [value for value in (near, far) if value is not None]
+    return min(known, default=None)
+
+
+def _newest_first(
+    near: Sequence[SelectedMessage], far: Sequence[SelectedMessage]
+) -> list[SelectedMessage]:
+    """Of a message that both have that of the next store; of equal times those come first.
+
+    Offsets do not tell messages apart: half messages of a transaction all have offset 0.
+    """
+    known = {_without_place(one.record) for one in near}
+    only_far = [one for one in far if _without_place(one.record) not in known]
+    return sorted([*near, *only_far], key=lambda one: -peek_store_timestamp(one.record))
+
+
+def _without_place(record: bytes) -> bytes:
+    """All of a record but its log offset, which is another one in the tier."""
+    return record[:LOG_OFFSET_POSITION] + record[SYS_FLAG_POSITION:]
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+_NO_QUEUE: Final = frozenset({GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE})
+# A store that answers so has not got the message: another one may have it.
+_LACKING: Final = _NO_QUEUE | {
+    GetStatus.OFFSET_FOUND_NULL,
+    GetStatus.OFFSET_TOO_SMALL,
+    GetStatus.MESSAGE_WAS_REMOVING,
+}
+# And so where it ends before the offset: another one may go on.
+_ENDS: Final = _LACKING | {GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFLOW_BADLY}
+_EXPECTED: Final = _ENDS | {GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE}
+
+
+class GetMessage(Protocol[T_co]):
+    """`get_message` of a store, or something that is called like it."""
+
+    def __call__(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int,
+        bytes_max: int,
+        message_filter: MessageFilter | None,
+        group: str,
+    ) -> T_co: ...
+
+
+class MessageRequest(NamedTuple):
+    """What one call of `get_message` asks for."""
+
+    topic: str
+    queue_id: int
+    offset: int
+    count_max: int
+    bytes_max: int
+    message_filter: MessageFilter | None
+    group: str
+
+    def ask(self, get_message: GetMessage[T]) -> T:
+        return get_message(
+            self.topic,
+            self.queue_id,
+            self.offset,
+            count_max=self.count_max,
+            bytes_max=self.bytes_max,
+            message_filter=self.message_filter,
+            group=self.group,
+        )
+
+
+class MessageReads:
+    """Reads messages from the next store or from the tier.
+
+    * A page's messages and its next offset never pass a message that one of the two stores has
+      and that the filter did not leave out. Where the store that was asked first has not got the
+      messages, the other one answers; where neither has them, the reader goes on at the first
+      message that either of them has.
+    * What waits for its upload is the next store's to give, at every level.
+    * A tier that cannot be reached is no error while the next store still has the offset. Damage
+      in the tier always is one.
+    * The maximum of a page from the tier is the tier's: what it has not got yet is the next
+      store's.
+    """
+
+    def __init__(
+        self,
+        next_store: MessageStore,
+        fetcher: Fetcher,
+        decision: ReadDecision,
+        *,
+        runtime: Runtime,
+        metrics: Metrics,
+        logs_outcomes: bool = False,
+    ) -> None:
+        self._next = next_store
+        self._fetcher = fetcher
+        self._decision = decision
+        self._runtime = runtime
+        self._metrics = metrics
+        self._logs_outcomes = logs_outcomes
+
+    def get(self, request: MessageRequest) -> GetResult:
+        for _ in range(_TRIES):
+            if not self._reads_tier(request):
+                result = request.ask(self._next.get_message)
+                if not self._tier_may_have(request, result):
+                    return result
+            started = self._runtime.clock.monotonic()
+            answer = self._answer(request, lambda: request.ask(self._fetcher.get_message), started)
+            if answer is not None:
+                return answer
+        return self._stay(request)
+
+    def get_future(self, request: MessageRequest) -> Future[GetResult]:
+        """The same; done at once where no backend and no disk has to be waited for."""
+        try:
+            if not self._reads_tier(request):
+                if self._is_on_disk_only(request):
+                    return self._runtime.fetch.submit(self.get, request)
+                return _done(lambda: self.get(request))
+        except Exception as error:  # noqa: BLE001 - whoever asks the future gets it
+            return _failed(error)
+        started = self._runtime.clock.monotonic()
+        try:
+            inner = request.ask(self._fetcher.get_message_future)
+        except Exception as error:  # noqa: BLE001 - it may be one that is fallen back from
+            inner = _failed(error)
+
+        def answer() -> GetResult:
+            return self._answer(request, inner.result, started) or self.get(request)
+
+        if inner.done():
+            return _done(answer)
+        outer: Future[GetResult] = Future()
+        outer.add_done_callback(lambda it: it.cancelled() and inner.cancel())
+        inner.add_done_callback(lambda _: _settle(outer, answer))
+        return outer
+
+    def get_hot(self, request: MessageRequest) -> GetResult | None:
+        """The same where no backend and no disk has to be waited for; None where one has."""
+        if not self._reads_tier(request):
+            return None if self._is_on_disk_only(request) else self._near_hot(request)
+        started = self._runtime.clock.monotonic()
+        result = request.ask(self._fetcher.get_message_hot)
+        if result is None or (result.status in _ENDS and self._is_on_disk_only(request)):
+            return None
+        return self._answer(request, lambda: result, started)
+
+    def _near_hot(self, request: MessageRequest) -> GetResult | None:
+        result = request.ask(self._next.get_message)
+        if self._tier_may_have(request, result):
+            return None  # the other one has to be asked too
+        return result
+
+    def _reads_tier(self, request: MessageRequest) -> bool:
+        return self._decision.reads_tier(
+            self._fetcher,
+            request.topic,
+            request.queue_id,
+            request.offset,
+            count=request.count_max,
+        )
+
+    def _tier_may_have(self, request: MessageRequest, result: GetResult) -> bool:
+        """Whether the next store had nothing and the tier is worth asking.
+
+        Its own retention may have run since the decision, or it lost the queue.
+        """
+        if result.status not in _LACKING or not self._decision.may_read_tier(request.topic):
+            return False
+        commit_offset = self._fetcher.commit_offset(request.topic, request.queue_id)
+        if commit_offset is None or not self._fetcher.has_messages(request.topic, request.queue_id):
+            return False
+        return request.offset < commit_offset or result.status in _NO_QUEUE
+
+    def _is_on_disk_only(self, request: MessageRequest) -> bool:
+        place = request.topic, request.queue_id, request.offset
+        return self._next.contains(*place) and not self._next.in_memory(
+            *place, max(1, request.count_max)
+        )
+
+    def _answer(
+        self, request: MessageRequest, tier: Callable[[], GetResult], started: float
+    ) -> GetResult | None:
+        """What the tier says, or the next store where the tier cannot serve it; None where both
+        changed meanwhile, so that they have to be asked again."""
+        try:
+            result = tier()
+        except BackendUnavailableError as error:
+            near = self._near_instead(request)
+            if near is None:
+                raise
+            log.warning("read from the next store, the tier cannot be reached: %s", error)
+            return near
+        finally:
+            spent_ms = (self._runtime.clock.monotonic() - started) * 1000
+            labels = {
+                "operation": "get_message",
+                "topic": request.topic,
+                "group": request.group,
+            }
+            self._metrics.record(API_LATENCY, spent_ms, labels)
+        if self._logs_outcomes:
+            log.info("%s: %s", request[:5], result.status.name)
+        if result.status in _ENDS and self._next_goes_on(request, result):
+            near = request.ask(self._next.get_message)
+            if near.status not in _LACKING:
+                self._count_fallback(request)
+                return near
+            if self._fetcher.contains(request.topic, request.queue_id, request.offset):
+                return None  # uploaded after the tier was asked, and expired before the other was
+            result = _nearer(request.offset, near, result)
+        self._take_note(request, result)
+        return self._with_next_minimum(request, result)
+
+    def _next_goes_on(self, request: MessageRequest, result: GetResult) -> bool:
+        """Whether the next store has messages behind this offset, or behind the tier's last."""
+        maximum = self._next.max_offset(request.topic, request.queue_id)
+        return maximum is not None and maximum > min(request.offset, result.max_offset)
+
+    def _near_instead(self, request: MessageRequest) -> GetResult | None:
+        """What the next store answers alone, if it has the very first message asked for."""
+        if not self._next.contains(request.topic, request.queue_id, request.offset):
+            return None
+        near = request.ask(self._next.get_message)
+        if near.status in _ENDS:  # it expired meanwhile: the tier may have it
+            return None
+        self._count_fallback(request)
+        return near
+
+    def _count_fallback(self, request: MessageRequest) -> None:
+        labels = {"operation": "get_message", "topic": request.topic, "group": request.group}
+        self._metrics.add(GET_MESSAGE_FALLBACK, 1, labels)
+
+    def _take_note(self, request: MessageRequest, result: GetResult) -> None:
+        if result.messages:
+            labels = {"topic": request.topic, "group": request.group}
+            self._metrics.add(MESSAGES_OUT, len(result.messages), labels)
+        if result.status not in _EXPECTED:
+            log.warning("%s: the tier answers %s", request[:5], result.status.name)
+
+    def _with_next_minimum(self, request: MessageRequest, result: GetResult) -> GetResult:
+        """The tier may begin later than the store before it."""
+        minimum = self._next.min_offset(request.topic, request.queue_id)
+        if minimum is None or not 0 <= minimum < result.min_offset:
+            return result
+        return replace(result, min_offset=minimum)
+
+    def _stay(self, request: MessageRequest) -> GetResult:
+        """Neither store kept still for long enough: ask again from the same offset."""
+        return GetResult(
+            status=GetStatus.MESSAGE_WAS_REMOVING,
+            next_offset=request.offset,
+            min_offset=self._next.min_offset(request.topic, request.queue_id) or 0,
+            max_offset=self._next.max_offset(request.topic, request.queue_id) or 0,
+        )
+
+
+def _nearer(offset: int, near: GetResult, far: GetResult) -> GetResult:
+    """Of two answers without messages the one that goes on at the first message behind `offset`."""
+    if near.status in _NO_QUEUE or near.next_offset <= offset:
+        return far
+    if far.next_offset <= offset or near.next_offset < far.next_offset:
+        return near
+    return far
+
+
+def _done(call: Callable[[], T]) -> Future[T]:
+    future: Future[T] = Future()
+    _settle(future, call)
+    return future
+
+
+def _failed(error: BaseException) -> Future[GetResult]:
+    future: Future[GetResult] = Future()
+    future.set_exception(error)
+    return future
+
+
+def _settle(future: Future[T], call: Callable[[], T]) -> None:
+    """Give a future its outcome, unless nobody waits for it any more."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(call())
+    except BaseException as error:
+        future.set_exception(error)  # whoever asks the future gets it, and never waits in vain
+        if not isinstance(error, Exception):
+            raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTier:
+    """What a loaded store has; all of it goes when the store is shut down."""
+
+    parts: TierParts
+    dispatcher: Dispatcher
+    retention: Retention
+    sealing: SealChore
+    flushing: TierFlush
+    messages: MessageReads
+    merged: MergedReads
+
+
+class TieredReads:
+    """Reads of a loaded store: from the next store, from the tier, or from both."""
+
+    def __init__(self, next_store: MessageStore) -> None:
+        self._next = next_store
+        self._tier: OpenTier | None = None
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> GetResult:
+        require_place(topic, queue_id, offset, count_max, bytes_max)
+        return self._loaded().messages.get(
+            MessageRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
+        )
+
+    def get_message_future(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> Future[GetResult]:
+        """Already done when the answer is hot; else a thread of the fetch pool gives it.
+
+        While that pool has no place the caller's own thread does the work, as everywhere.
+        A closed store raises here; every other error is in the future.
+        """
+        require_place(topic, queue_id, offset, count_max, bytes_max)
+        return self._loaded().messages.get_future(
+            MessageRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
+        )
+
+    def get_message_hot(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> GetResult | None:
+        """The answer where it is hot; None where a backend or a disk has to be waited for.
+
+        For callers that may not wait: `get_message_future` does the work itself while the fetch
+        pool has no place.
+        """
+        require_place(topic, queue_id, offset, count_max, bytes_max)
+        return self._loaded().messages.get_hot(
+            MessageRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
+        )
+
+    def min_offset(self, topic: str, queue_id: int) -> int | None:
+        require_place(topic, queue_id)
+        return self._loaded().merged.min_offset(topic, queue_id)
+
+    def max_offset(self, topic: str, queue_id: int) -> int | None:
+        require_place(topic, queue_id)
+        return self._loaded().merged.max_offset(topic, queue_id)
+
+    def committed_offset(self, topic: str, queue_id: int) -> int | None:
+        """One more than the newest queue offset that is in the tier; None for a queue that is not.
+
+        A broker's own retention may delete below it.
+        """
+        require_place(topic, queue_id)
+        return self._loaded().parts.fetcher.commit_offset(topic, queue_id)
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
+    ) -> int | None:
+        require_place(topic, queue_id, timestamp)
+        return self._loaded().merged.offset_by_time(topic, queue_id, timestamp, boundary)
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        require_place(topic, queue_id, offset)
+        return self._loaded().merged.store_time(topic, queue_id, offset)
+
+    def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
+        require_place("" if topic is None else topic, queue_id)
+        return self._loaded().merged.earliest_time(topic, queue_id)
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = COUNT_MAX,
+        begin: int = 0,
+        end: int = INT64_MAX,
+    ) -> QueryResult:
+        require_place(topic, count_max, begin, end)
+        require_text("key", key)
+        return self._loaded().merged.query_message(
+            topic, key, count_max=count_max, begin=begin, end=end
+        )
+
+    def contains(self, topic: str, queue_id: int, offset: int) -> bool:
+        require_place(topic, queue_id, offset)
+        return self._loaded().merged.contains(topic, queue_id, offset)
+
+    def queues(self) -> Iterable[QueueKey]:
+        """Those of the next store and those that only the tier still has."""
+        tier = self._loaded()
+        return {*self._next.queues(), *(file.key for file in tier.parts.files.files())}
+
+    # What is about the next store's own log is the next store's to say.
+
+    def confirmed_offset(self) -> int:
+        self._loaded()
+        return self._next.confirmed_offset()
+
+    def min_log_offset(self) -> int | None:
+        self._loaded()
+        return self._next.min_log_offset()
+
+    def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
+        self._loaded()
+        return self._next.message_at(log_offset, size)
+
+    def in_memory(self, topic: str, queue_id: int, offset: int, count: int = 1) -> bool:
+        self._loaded()
+        return self._next.in_memory(topic, queue_id, offset, count)
+
+    def read_range(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+    ) -> MessageRun:
+        self._loaded()
+        return self._next.read_range(
+            topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max
+        )
+
+    def _loaded(self) -> OpenTier:
+        tier = self._tier
+        if tier is None:
+            raise StoreClosedError("the store is not loaded")
+        tier.parts.process.require()
+        return tier
+
+    def _refuse_a_fork(self) -> None:
+        """Before a lock is asked for, which a thread of the parent may have held at the fork."""
+        if self._tier is not None:
+            self._tier.parts.process.require()

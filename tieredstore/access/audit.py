@@ -1,0 +1,752 @@
+"""Audit: the catalogue held against the bytes of the tier, and the repair of what can be
+repaired.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import groupby, pairwise
+from typing import Final, TypeAlias
+
+from tieredstore.access.queue_upload import STOPPED_QUEUE, is_asked_to_resume, is_history
+from tieredstore.codec.message import is_blank
+from tieredstore.codec.names import INDEX_TOPIC
+from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, decode_unit
+from tieredstore.codec.record import MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2, peek_magic
+from tieredstore.driver.metadata import LINEAGE, MetadataStore
+from tieredstore.driver.provider import Leftover, SegmentProvider
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import FileSegment
+from tieredstore.flat import append_file
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.recovery import recover
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import (
+    MetadataError,
+    OffsetOutOfRangeError,
+    SegmentError,
+    SegmentNotFoundError,
+    TieredStoreError,
+)
+from tieredstore.model.values import SegmentRecord, SegmentType
+
+SegmentKey: TypeAlias = tuple[str, SegmentType, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierFacts:
+    """The segments of one broker.
+
+    The catalogue is read before the backend and after it: what was committed before must be there,
+    and what came in between is nobody's orphan.
+    """
+
+    files: Mapping[tuple[str, SegmentType], list[SegmentRecord]]  # by base
+    sizes: Mapping[SegmentKey, int]
+    unnamed: tuple[SegmentKey, ...]  # there, in no row and not doomed
+    doomed: tuple[str, ...]
+
+    @classmethod
+    def gather(cls, metadata: MetadataStore, provider: SegmentProvider, broker: str) -> TierFacts:
+        below = f"{broker}/"
+        metadata.refresh()
+        before = _rows(metadata, below)
+        provider.refresh()
+        sizes = {(each.path, each.type, each.base): each.size for each in provider.list(broker)}
+        metadata.refresh()
+        after = _rows(metadata, below)
+        notes = tuple(key for key in metadata.notes(append_file.KIND) if key.startswith(below))
+        rows = [row for key, row in before.items() if key in after]
+        for row in rows:
+            key = _key(row)
+            if sizes.get(key, 0) < row.size:  # a listing may be older than its writer
+                sizes[key] = _size(provider, row)
+        # What somebody has committed meanwhile is not behind.
+        rows = [_grown(row, after[_key(row)], sizes.get(_key(row), 0)) for row in rows]
+        rows.sort(key=lambda row: (row.path, row.type, row.base_offset))
+        grouped = groupby(rows, key=lambda row: (row.path, row.type))
+        named = {*before, *after}
+        return cls(
+            files={file: list(of_file) for file, of_file in grouped},
+            sizes=sizes,
+            unnamed=tuple(
+                key
+                for key in sorted(sizes.keys() - named)
+                if f"{key[0]}/{key[1].name}/{key[2]}" not in notes
+            ),
+            doomed=tuple(sorted(notes)),
+        )
+
+    def size(self, row: SegmentRecord) -> int:
+        """In the backend."""
+        return self.sizes.get(_key(row), 0)
+
+
+def _rows(metadata: MetadataStore, below: str) -> dict[SegmentKey, SegmentRecord]:
+    return {_key(row): row for row in metadata.segments() if row.path.startswith(below)}
+
+
+def _key(row: SegmentRecord) -> SegmentKey:
+    return row.path, row.type, row.base_offset
+
+
+def _size(provider: SegmentProvider, row: SegmentRecord) -> int:
+    with provider.open(row.path, row.type, row.base_offset) as segment:
+        try:
+            return segment.size()
+        except SegmentNotFoundError:
+            return 0
+
+
+def _grown(row: SegmentRecord, later: SegmentRecord, size: int) -> SegmentRecord:
+    return replace(row, size=max(row.size, min(later.size, size)))
+
+
+class Severity(Enum):
+    """What a finding means for those who read messages."""
+
+    DAMAGE = "damage"
+    """Something is missing or wrong, or a queue takes nothing more."""
+    LEFTOVER = "leftover"
+    """It costs space, and nothing is missing."""
+    NOTE = "note"
+    """Worth knowing; a sound tier may have it."""
+
+
+class FindingKind(Enum):
+    """One word for each thing that can be wrong."""
+
+    MISSING = "missing"
+    SHORT = "short"
+    OVERLAPPING = "overlapping"
+    HOLE = "hole"
+    MISALIGNED = "misaligned"
+    UNITS_BEYOND = "units-beyond-log"
+    DISORDER = "units-in-disorder"
+    NO_MESSAGE = "no-message"
+    UNKNOWN_QUEUE = "unknown-queue"
+    UNKNOWN_TOPIC = "unknown-topic"
+    STOPPED = "stopped-queue"
+    UNREADABLE = "unreadable"
+    ORPHANED = "orphaned"
+    DOOMED = "doomed"
+    ABANDONED_UPLOAD = "abandoned-upload"
+    STRAY_PART = "stray-part"
+    STAGED = "staged"
+    PUBLISHED_DAMAGED = "published-damaged"
+    PUBLISHED_MISSING = "published-missing"
+    PUBLISHED_DIFFERS = "published-differs"
+    PUBLISHED_BEHIND = "published-behind"
+    ADOPTED = "adopted-history"
+    BEHIND = "catalogue-behind"
+    GAP = "gap"
+    TAIL = "tail"
+
+
+_LEFTOVERS: Final = frozenset(
+    {
+        FindingKind.ORPHANED,
+        FindingKind.DOOMED,
+        FindingKind.ABANDONED_UPLOAD,
+        FindingKind.STRAY_PART,
+        FindingKind.STAGED,
+    }
+)
+_NOTES: Final = frozenset(
+    {
+        FindingKind.BEHIND,
+        FindingKind.PUBLISHED_BEHIND,
+        FindingKind.ADOPTED,
+        FindingKind.GAP,
+        FindingKind.TAIL,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing, of one segment or of a whole queue (`type` and `base` None).
+
+    `repairable` means that a repair would do away with it, `repaired` that one has, and `failure`
+    why it could not.
+    """
+
+    kind: FindingKind
+    path: str
+    detail: str
+    type: SegmentType | None = None
+    base: int | None = None
+    repairable: bool = False
+    repaired: bool = False
+    failure: str = ""
+
+    @property
+    def severity(self) -> Severity:
+        if self.kind in _LEFTOVERS:
+            return Severity.LEFTOVER
+        return Severity.NOTE if self.kind in _NOTES else Severity.DAMAGE
+
+    @property
+    def place(self) -> str:
+        """The segment or the queue, in one word."""
+        if self.type is None:
+            return self.path
+        return f"{self.path}/{self.type.name}/{self.base}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """All that was found, by place, and how much was looked at: `size` bytes of the catalogue's
+    segments."""
+
+    broker: str
+    findings: tuple[Finding, ...]
+    queue_count: int
+    segment_count: int
+    size: int
+
+    @property
+    def left(self) -> tuple[Finding, ...]:
+        """What is so after the repair, if there was one."""
+        return tuple(each for each in self.findings if not each.repaired)
+
+    @property
+    def damage(self) -> tuple[Finding, ...]:
+        return tuple(each for each in self.left if each.severity is Severity.DAMAGE)
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing is wrong and nothing is left over."""
+        return all(each.severity is Severity.NOTE for each in self.left)
+
+
+_Files: TypeAlias = Mapping[tuple[str, SegmentType], Sequence[SegmentRecord]]
+
+
+def unusable_finding(error: MetadataError, broker: str) -> Finding:
+    detail = f"readers elsewhere cannot start from it: {error}"
+    return Finding(kind=FindingKind.PUBLISHED_DAMAGED, path=broker, detail=detail)
+
+
+def missing_findings(metadata: MetadataStore, broker: str) -> Iterator[Finding]:
+    """Where nothing is published: of a catalogue that was, this is a loss."""
+    if metadata.note(LINEAGE, broker) is not None:
+        detail = "it was published, and is gone: readers elsewhere have no catalogue"
+        yield Finding(kind=FindingKind.PUBLISHED_MISSING, path=broker, detail=detail)
+
+
+def published_findings(
+    metadata: MetadataStore, published: MetadataStore, broker: str
+) -> Iterator[Finding]:
+    """What the copy says otherwise; it must have been read before the catalogue was.
+
+    A copy is as of some time. It may lack what came since and name what has gone since: that is
+    one note. Whatever it says that the catalogue never said is damage.
+    """
+    place = published.facts.describe()
+    behind = 0
+    ours, theirs = _files(metadata, broker), _files(published, broker)
+    for file in sorted(ours.keys() | theirs.keys(), key=lambda file: (file[0], file[1].value)):
+        path, kind = file
+        wrong, lag = _compared(ours.get(file, ()), theirs.get(file, ()), kind)
+        behind += lag
+        if wrong:
+            detail = f"{kind.name}: {place} {wrong}"
+            yield Finding(kind=FindingKind.PUBLISHED_DIFFERS, path=path, detail=detail)
+    for wrong, lag, path in _names(metadata, published, broker):
+        behind += lag
+        if wrong:
+            yield Finding(kind=FindingKind.PUBLISHED_DIFFERS, path=path, detail=f"{place} {wrong}")
+    if behind:
+        detail = f"{place} is older than the catalogue: {behind} rows differ"
+        yield Finding(kind=FindingKind.PUBLISHED_BEHIND, path=broker, detail=detail)
+
+
+def _files(metadata: MetadataStore, broker: str) -> _Files:
+    below = f"{broker}/"
+    rows = [row for row in metadata.segments() if row.path.startswith(below)]
+    rows.sort(key=lambda row: (row.path, row.type.value, row.base_offset))
+    return {file: list(of) for file, of in groupby(rows, key=lambda row: (row.path, row.type))}
+
+
+def _compared(
+    ours: Sequence[SegmentRecord], theirs: Sequence[SegmentRecord], kind: SegmentType
+) -> tuple[str, int]:
+    """The first thing that age does not explain, and how many rows it explains."""
+    known = {row.base_offset: row for row in ours}
+    copied = {row.base_offset: row for row in theirs}
+    is_index = kind is SegmentType.INDEX  # a reindex puts other files in the place of all
+    behind = 0
+    for base, row in copied.items():
+        held = known.get(base)
+        is_gone = not ours or base < ours[0].base_offset or is_index
+        if held is None and not is_gone:
+            return f"names a segment at {base}, and the catalogue none", behind
+        if held is not None and held.size < row.size and not is_index:
+            return f"goes to byte {row.end_offset}, the catalogue's segment to {held.end_offset}", 0
+        behind += held is None or _told(held) != _told(row)
+    for base in known.keys() - copied.keys():
+        if theirs and base < theirs[-1].base_offset and not is_index:
+            return f"lacks the segment at {base}", behind
+        behind += 1
+    return "", behind
+
+
+def _told(row: SegmentRecord) -> tuple[int, int | None, int | None]:
+    return row.size, row.begin_timestamp, row.end_timestamp
+
+
+def _names(
+    metadata: MetadataStore, published: MetadataStore, broker: str
+) -> Iterator[tuple[str, int, str]]:
+    """Topics and queues: what is wrong, how much age explains, and where."""
+    copied = {record.topic: record for record in published.topics()}
+    known = {record.topic: record for record in metadata.topics()}
+    for topic in sorted(copied.keys() | known.keys()):
+        old, new = copied.get(topic), known.get(topic)
+        wrong = ""
+        # A topic that was deleted and made again has a higher number.
+        if old is not None and new is not None and old.topic_id > new.topic_id:
+            wrong = f"has the topic as number {old.topic_id}, the catalogue as {new.topic_id}"
+        is_same = (
+            old is not None
+            and new is not None
+            and (old.topic_id, old.reserve_hours) == (new.topic_id, new.reserve_hours)
+        )
+        yield wrong, 0 if wrong or is_same else 1, f"{broker}/{topic}"
+    queues = {each.key for each in published.queues()} ^ {each.key for each in metadata.queues()}
+    for key in sorted(queues):
+        yield "", 1, f"{broker}/{key.topic}/{key.queue_id}"
+
+
+def repaired(
+    findings: Sequence[Finding],
+    leftovers: Sequence[Leftover],
+    metadata: MetadataStore,
+    provider: SegmentProvider,
+    config: StoreConfig,
+    runtime: Runtime,
+) -> list[Finding]:
+    """The findings, those that could be repaired marked so, the others with what went wrong.
+
+    Of one queue or object the failure leaves the others their repair; a catalogue that cannot be
+    written ends it.
+    """
+    repair = _Repair(leftovers, metadata, provider, config, runtime)
+    if any(each.kind is FindingKind.DOOMED for each in findings):
+        append_file.finish(provider, metadata)
+    return [repair.done(each) if each.repairable else each for each in findings]
+
+
+class _Repair:
+    def __init__(
+        self,
+        leftovers: Sequence[Leftover],
+        metadata: MetadataStore,
+        provider: SegmentProvider,
+        config: StoreConfig,
+        runtime: Runtime,
+    ) -> None:
+        self._leftovers = leftovers
+        self._metadata = metadata
+        self._provider = provider
+        self._config = config
+        self._runtime = runtime
+        self._steps: dict[FindingKind, Callable[[Finding], str]] = {
+            FindingKind.DOOMED: self._finish,
+            FindingKind.ORPHANED: self._delete,
+            FindingKind.ABANDONED_UPLOAD: self._remove,
+            FindingKind.STRAY_PART: self._remove,
+            FindingKind.STAGED: self._remove,
+            FindingKind.BEHIND: self._catch_up,
+        }
+
+    def done(self, finding: Finding) -> Finding:
+        try:
+            failure = self._steps[finding.kind](finding)
+        except MetadataError:
+            raise
+        except TieredStoreError as error:
+            failure = str(error)
+        return replace(finding, repaired=not failure, failure=failure)
+
+    # Each step answers with why it could not, or with nothing.
+
+    def _finish(self, finding: Finding) -> str:
+        is_left = finding.path in self._metadata.notes(append_file.KIND)
+        return "the backend has not deleted it" if is_left else ""
+
+    def _delete(self, finding: Finding) -> str:
+        place = finding.path, *_segment(finding)
+        if self._metadata.segment(*place) is not None:
+            return "a row names it by now"
+        with self._provider.open(*place) as segment:
+            segment.delete()
+        return ""
+
+    def _remove(self, finding: Finding) -> str:
+        mine = [each for each in self._leftovers if _is_about(finding, each)]
+        self._provider.remove_leftovers(mine)
+        return ""
+
+    def _catch_up(self, finding: Finding) -> str:
+        """As at a start of the broker: what the units bear out counts."""
+        _, topic, number = finding.path.split("/", 2)
+        row = self._metadata.queue(topic, int(number))
+        record = self._metadata.topic(topic)
+        if row is None or record is None:
+            return "the queue or its topic is not in the catalogue"
+        file = FlatMessageFile(
+            row,
+            record,
+            self._config,
+            path=finding.path,
+            provider=self._provider,
+            metadata=self._metadata,
+            clock=self._runtime.clock,
+        )
+        try:
+            recover(file, self._metadata, self._runtime.clock)
+            known = self._metadata.segment(finding.path, *_segment(finding))
+            with self._provider.open(finding.path, *_segment(finding)) as segment:
+                more = segment.size() - (known.size if known is not None else 0)
+            unnamed = f"no unit names the last {more} bytes: they stay as they are" if more else ""
+            return file.problem or unnamed
+        finally:
+            file.close()
+
+
+def _segment(finding: Finding) -> tuple[SegmentType, int]:
+    if finding.type is None or finding.base is None:
+        raise ValueError(f"{finding.path} is no segment")
+    return finding.type, finding.base
+
+
+def _is_about(finding: Finding, leftover: Leftover) -> bool:
+    return (leftover.kind, leftover.name) == (finding.kind.value, finding.path)
+
+
+LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
+
+
+def segment_findings(facts: TierFacts) -> Iterator[Finding]:
+    """Each segment's own, and what is wrong between it and the next one."""
+    begins = set(facts.unnamed)
+    for rows in facts.files.values():
+        for row, following in zip(rows, [*rows[1:], None], strict=True):
+            yield from _of_row(row, following, facts.size(row))
+        for row, following in pairwise(rows):
+            lost = facts.size(row) < min(row.size, following.base_offset - row.base_offset)
+            end = row.base_offset + max(row.size, facts.size(row))
+            filled = any((row.path, row.type, at) in begins for at in (row.end_offset, end))
+            if end < following.base_offset and not lost and not filled:
+                yield from _apart(row, end, following.base_offset)
+
+
+def _of_row(row: SegmentRecord, following: SegmentRecord | None, there: int) -> Iterator[Finding]:
+    room = there if following is None else following.base_offset - row.base_offset
+    if row.type is QUEUE and row.base_offset % UNIT_BYTES:
+        yield _of(row, FindingKind.MISALIGNED, "it begins within a unit")
+    if following is not None and row.size > room:
+        yield _of(
+            row,
+            FindingKind.OVERLAPPING,
+            f"{row.size - room} bytes are the next segment's too, which begins at "
+            f"{following.base_offset}",
+        )
+    if row.size and not there:
+        yield _of(row, FindingKind.MISSING, f"{row.size} bytes that were committed are gone")
+    elif there < row.size:
+        gone = row.size - there
+        yield _of(row, FindingKind.SHORT, f"{gone} of {row.size} bytes are gone")
+    elif min(there, room) > row.size:
+        more = min(there, room) - row.size
+        yield _of(
+            row,
+            FindingKind.BEHIND,
+            f"the backend has {more} bytes more than the catalogue's {row.size}",
+            repairable=row.type is not INDEX,  # those settle themselves when they are opened
+        )
+    if there > max(room, row.size):
+        detail = f"{there - max(room, row.size)} bytes lie behind its end, and are nobody's"
+        yield _of(row, FindingKind.TAIL, detail)
+
+
+def _apart(row: SegmentRecord, end: int, begin: int) -> Iterator[Finding]:
+    if row.type is LOG:
+        detail = f"no segment has bytes {end} to {begin} of the log"
+        yield _of(row, FindingKind.HOLE, detail)
+    elif row.type is QUEUE:
+        first, behind = end // UNIT_BYTES, begin // UNIT_BYTES
+        if first == behind:
+            return  # a part of a unit
+        detail = f"the tier never had messages {first} to {behind - 1}"
+        yield _of(row, FindingKind.GAP, detail)
+
+
+def orphan_findings(facts: TierFacts) -> Iterator[Finding]:
+    """What no row names. What may be data that an older catalogue has forgotten is not deleted."""
+    for key in facts.unnamed:
+        path, kind, base = key
+        size = facts.sizes[key]
+        reason, is_spare = _spare(key, size, facts)
+        yield Finding(
+            kind=FindingKind.ORPHANED,
+            path=path,
+            type=kind,
+            base=base,
+            detail=f"{size} bytes that no row names: {reason}",
+            repairable=is_spare,
+        )
+
+
+def _spare(key: SegmentKey, size: int, facts: TierFacts) -> tuple[str, bool]:
+    """Where it lies, and whether nobody can miss it."""
+    path, kind, base = key
+    rows = facts.files.get((path, kind))
+    if not rows:
+        return "the catalogue knows nothing here; a rebuild would take it in", False
+    if base + size <= rows[0].base_offset:
+        return "older than what the queue keeps", True
+    covered = base
+    for row in rows:
+        if row.base_offset <= covered < row.base_offset + min(row.size, facts.size(row)):
+            covered = row.end_offset
+    if covered >= base + size and facts.size(rows[-1]) >= rows[-1].size:
+        return "other segments have all of these bytes", True
+    if base >= rows[-1].end_offset:
+        return "newer than what the catalogue knows; a rebuild would take it in", False
+    return "between what other segments have; a rebuild would take it in", False
+
+
+def catalogue_findings(facts: TierFacts, metadata: MetadataStore, broker: str) -> Iterator[Finding]:
+    """Segments of no queue, and queues of no topic."""
+    topics = {record.topic for record in metadata.topics()}
+    queues = {(record.topic, record.queue_id) for record in metadata.queues()}
+    lost = set()
+    for path in dict.fromkeys(path for path, _ in facts.files):
+        _, topic, number = path.split("/", 2)
+        if topic == INDEX_TOPIC:
+            continue
+        if not number.isdigit() or (topic, int(number)) not in queues:
+            detail = "its segments are in the catalogue, and the queue is not"
+            yield Finding(kind=FindingKind.UNKNOWN_QUEUE, path=path, detail=detail)
+    for topic, _ in sorted(queues):
+        if topic not in topics and topic not in lost:
+            lost.add(topic)
+            detail = "its queues are in the catalogue, and the topic is not"
+            path = f"{broker}/{topic}"
+            yield Finding(kind=FindingKind.UNKNOWN_TOPIC, path=path, detail=detail)
+
+
+def _of(row: SegmentRecord, kind: FindingKind, detail: str, *, repairable: bool = False) -> Finding:
+    return Finding(
+        kind=kind,
+        path=row.path,
+        type=row.type,
+        base=row.base_offset,
+        detail=detail,
+        repairable=repairable,
+    )
+
+
+LOG, QUEUE = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE
+_MAGIC_BYTES = 8
+
+
+def unit_findings(facts: TierFacts, provider: SegmentProvider, path: str) -> list[Finding]:
+    """Of one queue whose segments are all there."""
+    return list(_Queue(facts, provider, path).findings())
+
+
+class _Queue:
+    def __init__(self, facts: TierFacts, provider: SegmentProvider, path: str) -> None:
+        self._facts = facts
+        self._provider = provider
+        self._logs: Sequence[SegmentRecord] = facts.files.get((path, LOG), [])
+        self._queues: Sequence[SegmentRecord] = facts.files.get((path, QUEUE), [])
+
+    def findings(self) -> Iterator[Finding]:
+        last: tuple[SegmentRecord, int, QueueUnit] | None = None
+        before = 0
+        for row in self._queues:
+            count = max(row.size, self._held(row)) // UNIT_BYTES
+            if not count:
+                continue
+            with self._provider.open(row.path, row.type, row.base_offset) as segment:
+                try:
+                    first, final = _unit(segment, 0), _unit(segment, count - 1)
+                    named = self._named(segment, count, final)
+                    if 0 < named < count:
+                        final = _unit(segment, named - 1)
+                except (SegmentError, OffsetOutOfRangeError) as error:
+                    yield _of_unit_row(row, FindingKind.UNREADABLE, str(error))
+                    return
+            if first.log_offset < before and not first.is_prefill:
+                detail = "its first unit names bytes before those of the segment before it"
+                yield _of_unit_row(row, FindingKind.DISORDER, detail)
+            if named < count:
+                detail = f"{count - named} of {count} units name bytes that the log has not"
+                yield _of_unit_row(row, FindingKind.UNITS_BEYOND, detail)
+            if named and not final.is_prefill:
+                before = final.log_offset + final.message_bytes
+                last = row, named - 1, final
+        if last is not None:
+            yield from self._no_message(*last)
+
+    def _held(self, row: SegmentRecord) -> int:
+        """Units that may be taken in at the next start count here too."""
+        following = [each for each in self._queues if each.base_offset > row.base_offset]
+        there = self._facts.size(row)
+        return min(there, following[0].base_offset - row.base_offset) if following else there
+
+    @property
+    def _log_end(self) -> int:
+        if not self._logs:
+            return 0
+        last = self._logs[-1]
+        return last.base_offset + max(last.size, self._facts.size(last))
+
+    def _named(self, segment: FileSegment, count: int, final: QueueUnit) -> int:
+        """How many units of a segment the log bears out; their records lie in their order."""
+
+        def end(number: int) -> int:
+            unit = _unit(segment, number)
+            return 0 if unit.is_prefill else unit.log_offset + unit.message_bytes
+
+        if final.is_prefill or final.log_offset + final.message_bytes <= self._log_end:
+            return count
+        return bisect_right(range(count), self._log_end, key=end)
+
+    def _no_message(self, row: SegmentRecord, number: int, unit: QueueUnit) -> Iterator[Finding]:
+        """The last unit's record, as far as it can be told from its first bytes."""
+        bases = [each.base_offset for each in self._logs]
+        at = bisect_left(bases, unit.log_offset + 1) - 1
+        if at < 0:
+            return  # it has expired
+        held = self._logs[at]
+        with self._provider.open(held.path, held.type, held.base_offset) as segment:
+            try:
+                data = segment.read(unit.log_offset - held.base_offset, _MAGIC_BYTES)
+                is_message = peek_magic(data) in (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)
+            except (SegmentError, OffsetOutOfRangeError):
+                is_message, data = False, b""
+        if not is_message and not is_blank(data):
+            offset = row.base_offset // UNIT_BYTES + number
+            detail = f"message {offset} is not where its unit says, at byte {unit.log_offset}"
+            yield _of_unit_row(row, FindingKind.NO_MESSAGE, detail)
+
+
+def _unit(segment: FileSegment, number: int) -> QueueUnit:
+    return decode_unit(segment.read(number * UNIT_BYTES, UNIT_BYTES), path=segment.path)
+
+
+def _of_unit_row(row: SegmentRecord, kind: FindingKind, detail: str) -> Finding:
+    return Finding(kind=kind, path=row.path, type=row.type, base=row.base_offset, detail=detail)
+
+
+def audit(
+    metadata: MetadataStore,
+    provider: SegmentProvider,
+    config: StoreConfig,
+    runtime: Runtime,
+    *,
+    repair: bool = False,
+    published: Callable[[], MetadataStore | None] | None = None,
+) -> AuditReport:
+    """Look at all segments of the configured broker: one listing, and a few small reads a queue.
+
+    Beside a live writer it may be run without `repair`. A repair needs the catalogue open for
+    writing, whose lock keeps every writer out, and does only what loses nothing: it finishes
+    deletes, deletes segments that nobody can miss and what was left of uploads, and lets the
+    catalogue know of bytes that are sound. `published` opens the copy for readers elsewhere, to be
+    held against the catalogue. Raises MetadataError, and BackendError where the backend cannot be
+    listed.
+    """
+    if repair:
+        metadata.apply([])  # refused here, before anything is done, where it is read only
+    broker = config.broker_name
+    copied = _published(metadata, published, broker)
+    facts = TierFacts.gather(metadata, provider, broker)
+    findings = [*segment_findings(facts), *catalogue_findings(facts, metadata, broker)]
+    broken = {each.path for each in findings if each.severity is Severity.DAMAGE}
+    paths = [path for path in dict.fromkeys(path for path, _ in facts.files) if not _index(path)]
+    whole = [path for path in paths if path not in broken]
+    reads = [runtime.fetch.submit(unit_findings, facts, provider, path) for path in whole]
+    for read in reads:
+        findings += read.result()
+    findings += orphan_findings(facts)
+    findings += _noted(facts, metadata, broker)
+    findings += copied()
+    leftovers = provider.leftovers(broker)
+    findings += map(_left_over, leftovers)
+    if repair:
+        findings = repaired(findings, leftovers, metadata, provider, config, runtime)
+    return AuditReport(
+        broker=broker,
+        findings=tuple(sorted(findings, key=_order)),
+        queue_count=len(paths),
+        segment_count=sum(map(len, facts.files.values())),
+        size=sum(row.size for rows in facts.files.values() for row in rows),
+    )
+
+
+def _published(
+    metadata: MetadataStore,
+    published: Callable[[], MetadataStore | None] | None,
+    broker: str,
+) -> Callable[[], list[Finding]]:
+    """Reads the copy now; what is called later holds it against the catalogue as it is then."""
+    if published is None or metadata.facts.copy:
+        return list
+    try:
+        copy = published()
+    except MetadataError as error:
+        unusable = unusable_finding(error, broker)
+        return lambda: [unusable]
+
+    def findings() -> list[Finding]:
+        if copy is None:
+            return list(missing_findings(metadata, broker))
+        with copy:
+            return list(published_findings(metadata, copy, broker))
+
+    return findings
+
+
+def _noted(facts: TierFacts, metadata: MetadataStore, broker: str) -> Iterator[Finding]:
+    for path, note in metadata.notes(STOPPED_QUEUE).items():
+        if path.startswith(f"{broker}/"):
+            reason = str(note.get("reason", "")) if isinstance(note, dict) else ""
+            asked = "; is compared at the next start" if is_asked_to_resume(path, metadata) else ""
+            is_adopted = is_history(path, metadata)
+            detail = reason if is_adopted else f"takes no more: {reason}{asked}"
+            kind = FindingKind.ADOPTED if is_adopted else FindingKind.STOPPED
+            yield Finding(kind=kind, path=path, detail=detail)
+    for key in facts.doomed:
+        yield Finding(
+            kind=FindingKind.DOOMED,
+            path=key,
+            detail="no longer used and still to be deleted",
+            repairable=True,
+        )
+
+
+def _left_over(found: Leftover) -> Finding:
+    kind = FindingKind(found.kind)
+    detail = f"{found.size} bytes that never count" if found.size else "an upload without an end"
+    if kind is FindingKind.STAGED:
+        detail = f"{found.size} bytes that a job staged: it has not ended, or was cut short"
+    return Finding(kind=kind, path=found.name, detail=detail, repairable=True)
+
+
+def _index(path: str) -> bool:
+    return path.split("/")[1] == INDEX_TOPIC
+
+
+def _order(finding: Finding) -> tuple[str, int, int, str]:
+    kind = -1 if finding.type is None else finding.type.value
+    return finding.path, kind, finding.base or 0, finding.kind.value

@@ -1,1 +1,0 @@
-"""Care: what keeps a tier tidy and sound: retention, sealing, audit, rebuild."""

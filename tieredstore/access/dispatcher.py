@@ -1,0 +1,599 @@
+"""`Dispatcher`: decides which queue is due and carries messages of the broker's store to the
+tier.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Final
+
+from tieredstore.access.admission import PendingCounts, QueueClaims, TopicFilter, UploadBudget
+from tieredstore.access.health import DispatchGauges, DispatchHealth, upload_health
+from tieredstore.access.queue_upload import (
+    Action,
+    Decision,
+    IndexFeed,
+    QueueChores,
+    QueueRules,
+    QueueWork,
+)
+from tieredstore.access.rounds import Batches, Rounds, Taken
+from tieredstore.driver.message_store import MessageStore
+from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metrics import Metrics, NoMetrics
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.runtime import Deadline, InlinePool, Runtime, Service, in_time
+from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.index.contract import Index
+from tieredstore.model.config import MIB, StoreConfig
+from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
+from tieredstore.model.messages import DispatchRequest
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import QueueKey
+
+log = log_of(__name__)
+
+ROUND_BYTES: Final = 32 * MIB  # a round with more than that is sent before others are gathered
+
+
+@dataclass(slots=True)
+class Look:
+    """How to walk over some queues, and what came of it."""
+
+    force: bool = False
+    targets: dict[QueueKey, int] | None = None  # where to end; None: as far as there is something
+    only_sound: bool = False  # leave out queues whose last attempt failed
+    under_way: list[QueueKey] = field(default_factory=list)  # `ended` is told of them
+    put_off: list[QueueKey] = field(default_factory=list)  # for lack of room, or for another's work
+    unconfirmed: list[QueueKey] = field(default_factory=list)
+    given_back: int = 0  # claims, by the walk itself: no news for who waits for others
+
+
+class QueueWalk:
+    """Walks over queues in its caller's thread; any number of threads may.
+
+    A queue is claimed while something is done with it, here or in a pool. Each claim ends with
+    `ended`, whatever became of the work. A queue that fails never stops the others.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        rules: QueueRules,
+        chores: QueueChores,
+        batches: Batches,
+        rounds: Rounds,
+        claims: QueueClaims,
+        budget: UploadBudget,
+        runtime: Runtime,
+        *,
+        ended: Callable[[QueueWork], None],
+    ) -> None:
+        self._store = store
+        self._rules = rules
+        self._chores = chores
+        self._batches = batches
+        self._rounds = rounds
+        self._claims = claims
+        self._budget = budget
+        self._runtime = runtime
+        self._tell = ended
+        self.works: dict[QueueKey, QueueWork] = {}
+        self.is_stopped = False
+
+    def work_of(self, key: QueueKey) -> QueueWork:
+        return self.works.get(key) or self.works.setdefault(key, QueueWork(key))
+
+    def resume(self, key: QueueKey) -> str | None:
+        """Go on with a stopped queue, or say why not; for who has its claim."""
+        work = self.work_of(key)
+        self._chores.renew(work)
+        return self._chores.resume(work)
+
+    def walk(self, keys: Iterable[QueueKey], look: Look) -> None:
+        """Begin what each of them needs, and send what there is to send, in rounds."""
+        todo = deque(keys)
+        gathered: list[QueueWork] = []
+        gathered_bytes = 0
+        try:
+            while todo and not self.is_stopped:
+                key = todo.popleft()
+                work = self.work_of(key)
+                if look.only_sound and work.failure is not None:
+                    continue
+                if not self._claims.take(key):
+                    look.put_off.append(key)
+                    continue
+                taken = self._look_at(work, look)
+                if taken is Taken.NO_ROOM:
+                    look.put_off += [key, *todo]
+                    break
+                if taken is Taken.APPENDED:
+                    gathered.append(work)
+                    gathered_bytes += work.buffered_bytes
+                    if gathered_bytes >= ROUND_BYTES:
+                        self._rounds.send(gathered)
+                        gathered, gathered_bytes = [], 0
+        except StoreClosedError:
+            log.info("the store is closed: nothing more is uploaded")
+        if gathered:
+            self._rounds.send(gathered)
+
+    def forget_others(self, keys: Collection[QueueKey]) -> None:
+        """Nothing is kept of queues that are gone."""
+        for key in [each for each in list(self.works) if each not in keys]:
+            if not self._claims.take(key):
+                continue
+            work = self.works[key]
+            self._chores.renew(work)
+            if work.file is None:
+                del self.works[key]
+            self._claims.give(key)
+
+    def _look_at(self, work: QueueWork, look: Look) -> Taken | None:
+        """What became of the next batch, where it is time for one. The claim is given back unless
+        something of the queue is under way then."""
+        key = work.key
+        under_way = False
+        taken: Taken | None = None
+        try:
+            self._chores.renew(work)
+            target = None
+            if look.targets is not None:
+                target = look.targets.setdefault(key, self._store.max_offset(*key) or 0)
+            decision = self._rules.decide(work, force=look.force, target=target)
+            if decision.action in (Action.COMMIT, Action.UPLOAD):
+                taken = self._take(work, decision, look)
+                under_way = taken is Taken.APPENDED
+                if taken is Taken.UNCONFIRMED:
+                    look.unconfirmed.append(key)
+            elif decision.chore is not None:
+                under_way = True
+                self._start_chore(work, decision.chore)
+            elif decision.action is Action.NOTHING:
+                work.failure = None
+        except StoreClosedError:
+            under_way = False
+            raise
+        except Exception as error:  # noqa: BLE001 - one queue never stops the others
+            log.warning("%s/%s: %s", key.topic, key.queue_id, error)
+            work.failed(error)
+        finally:
+            if not under_way:
+                self._give_back(key, look)
+        if under_way:
+            look.under_way.append(key)
+        return taken
+
+    def _take(self, work: QueueWork, decision: Decision, look: Look) -> Taken:
+        """The permit of an upload, and what is to be uploaded."""
+        file = work.file
+        assert file is not None
+        if not self._budget.start_upload():
+            return Taken.NO_ROOM
+        taken = Taken.NO_ROOM
+        try:
+            if decision.action is Action.COMMIT:
+                taken = Taken.APPENDED
+            else:
+                taken = self._batches.take(work, file)
+                if taken is Taken.NO_ROOM and self._relieve(look):
+                    taken = self._batches.take(work, file)
+        finally:
+            if taken is not Taken.APPENDED:
+                self._budget.end_upload()
+        return taken
+
+    def _relieve(self, look: Look) -> bool:
+        """Give back the memory of batches whose upload failed; they are read again later."""
+        relieved = False
+        for work in list(self.works.values()):
+            if work.failure is None or not work.batches or not self._claims.take(work.key):
+                continue
+            if work.file is not None and work.file.waiting_bytes:
+                relieved |= self._batches.drop(work, work.file)
+            self._give_back(work.key, look)
+        return relieved
+
+    def _give_back(self, key: QueueKey, look: Look) -> None:
+        look.given_back += 1
+        self._claims.give(key)
+
+    def _start_chore(self, work: QueueWork, chore: Callable[[], None]) -> None:
+        future: Future[None] = self._runtime.dispatch.submit(self._do_chore, work, chore)
+        if future.done():
+            future.result()  # what no chore may hide: it is not ours
+
+    def _do_chore(self, work: QueueWork, chore: Callable[[], None]) -> None:
+        try:
+            chore()
+        except Exception as error:  # noqa: BLE001
+            log.warning("%s/%s: %s", work.key.topic, work.key.queue_id, error)
+            work.failed(error)
+        self._tell(work)
+
+
+class DispatchParts:
+    """What a dispatcher is made of; `ended` is told of each queue whose work has ended."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        files: FlatFileStore,
+        provider: SegmentProvider,
+        metadata: MetadataStore,
+        index: Index,
+        config: StoreConfig,
+        runtime: Runtime,
+        metrics: Metrics,
+        *,
+        topic_filter: TopicFilter | None = None,
+        ended: Callable[[QueueWork], None],
+    ) -> None:
+        clock = runtime.clock
+        self.filter = topic_filter or TopicFilter(config)
+        self.budget = UploadBudget(
+            bytes_max=config.dispatch_buffer_bytes, uploads_max=config.pending_count_max // 4
+        )
+        self.claims = QueueClaims()
+        self.pending = PendingCounts(
+            full_count=config.group_commit_count,
+            full_bytes=config.group_commit_bytes,
+            rejects=self.filter.rejects,
+        )
+        feed = IndexFeed(index, self.budget, config)
+        chores = QueueChores(store, files, metadata, feed, self.budget, config=config, clock=clock)
+        rules = QueueRules(store, chores, self.pending, self.filter, config=config, clock=clock)
+
+        def upload_ended(work: QueueWork) -> None:
+            self.budget.end_upload()
+            ended(work)
+
+        rounds = Rounds(
+            files,
+            provider,
+            metadata,
+            feed,
+            self.budget,
+            runtime=runtime,
+            metrics=metrics,
+            ended=upload_ended,
+        )
+        self.walk = QueueWalk(
+            store,
+            rules,
+            chores,
+            Batches(store, self.budget, self.pending, config),
+            rounds,
+            self.claims,
+            self.budget,
+            runtime,
+            ended=ended,
+        )
+
+
+class LocalNeeds:
+    """Finds the smallest local log offset that is still needed.
+
+    Queues that take no uploads need nothing: those of filtered topics, and stopped ones, which
+    would keep everything for ever. One that may still be recovered is none of these: it needs what
+    the catalogue does not know of. Nor does one whose next local message is
+    damaged: once that has expired, the upload goes on behind it.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        files: FlatFileStore,
+        topic_filter: TopicFilter,
+        work_of: Callable[[QueueKey], QueueWork],
+    ) -> None:
+        self._store = store
+        self._files = files
+        self._filter = topic_filter
+        self._work_of = work_of
+
+    def needed_from(self) -> int | None:
+        """None where everything is in the tier."""
+        return min(self.by_queue().values(), default=None)
+
+    def by_queue(self) -> dict[QueueKey, int]:
+        """The same of each queue that needs any."""
+        keys = [QueueKey(*key) for key in self._store.queues()]
+        return {
+            key: offset
+            for key in keys
+            if not self._filter.rejects(key.topic) and (offset := self._needed_of(key)) is not None
+        }
+
+    def _needed_of(self, key: QueueKey) -> int | None:
+        work, file = self._work_of(key), self._files.get(key)
+        has_problem = file is not None and file.problem is not None
+        if work.stopped is not None or (has_problem and not self._files.may_recover(key)):
+            return None
+        minimum, maximum = self._store.min_offset(*key), self._store.max_offset(*key)
+        if minimum is None or maximum is None:
+            return None
+        committed = file.sure_offset if file is not None and file.is_started else minimum
+        first = max(committed, minimum)
+        if first >= maximum:
+            return None
+        known = work.needed_from
+        if known is None or known[0] != first:
+            try:
+                run = self._store.read_range(*key, first, count_max=1, bytes_max=1)
+            except StoreClosedError:
+                raise
+            except SegmentCorruptError:
+                return None
+            if not len(run):
+                return None
+            known = work.needed_from = first, int(run.log_offsets[0])
+        return known[1]
+
+
+LOOK_AGAIN_MS: Final = 500  # at queues whose next messages were not confirmed
+
+
+class Dispatcher:
+    """Uploads what is due, queue by queue, within the bounds of the settings.
+
+    * One thread at a time works on a queue, and at most one upload of it is under way.
+    * Bytes in memory never exceed `dispatch_buffer_bytes`, but for one larger batch alone; uploads
+      under way never exceed a quarter of `pending_count_max`. No queue has a thread of its own.
+    * A queue that fails is logged, remembered with its reason and tried again at the next look at
+      all queues. It never stops the others.
+    * Nothing happens before `start`, but what `dispatch_once` does in its caller's thread.
+    * Who makes one has the store call `on_messages`, and ask `needed_from` before it deletes: a
+      store has no way to take either back.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        files: FlatFileStore,
+        provider: SegmentProvider,
+        metadata: MetadataStore,
+        index: Index,
+        config: StoreConfig,
+        runtime: Runtime,
+        metrics: Metrics | None = None,
+        topic_filter: TopicFilter | None = None,
+    ) -> None:
+        self._store = store
+        self._files = files
+        self._index = index
+        self._runtime = runtime
+        self._metrics = metrics or NoMetrics()
+        self._interval_ms = config.dispatch_interval_ms
+        self._is_inline = isinstance(runtime.dispatch, InlinePool)
+        parts = DispatchParts(
+            store,
+            files,
+            provider,
+            metadata,
+            index,
+            config,
+            runtime,
+            self._metrics,
+            topic_filter=topic_filter,
+            ended=self._ended,
+        )
+        self.topic_filter = parts.filter
+        self.budget = parts.budget
+        self._claims = parts.claims
+        self._pending = parts.pending
+        self._walk = parts.walk
+        self._needs = LocalNeeds(store, files, parts.filter, parts.walk.work_of)
+        self._service: Service | None = None
+        self._next_full_look = self._next_look_again = 0.0
+        self._unconfirmed: list[QueueKey] = []
+        self._recovering = threading.Lock()  # only ever tried
+        self._is_measured = False
+        self._is_running = False  # between start and shutdown
+
+    # Life
+
+    def start(self) -> None:
+        """Upload what there is, and new messages, from now on. Idempotent."""
+        self._walk.is_stopped = False
+        if self._is_running:
+            return
+        self._is_running = True
+        if not self._is_measured:
+            self._is_measured = True
+            DispatchGauges(
+                self._store, self._files, self.topic_filter, self._runtime.clock
+            ).register(self._metrics)
+        self._next_full_look = self._runtime.clock.monotonic()
+        self._service = self._runtime.service(
+            "dispatch", self._step, interval_ms=min(LOOK_AGAIN_MS, self._interval_ms)
+        )
+
+    def shutdown(self, *, drain: bool = False, timeout: float | None = 30.0) -> bool:
+        """Upload nothing more; with `drain`, what is there first. Idempotent.
+
+        Waits for what is under way, all in all `timeout` seconds at most; whether nothing is left
+        behind that a drain or an upload had begun. What the store raises comes when it has ended.
+        """
+        deadline = Deadline(self._runtime.clock, timeout)
+        self._is_running = False
+        service, self._service = self._service, None
+        ended = service is None or service.stop(deadline.left())
+        try:
+            if drain and not self._walk.is_stopped:
+                ended = self._drain(deadline) and ended
+        finally:  # the class of the store is not ours, and may raise anything
+            ended = self._end_uploads(deadline) and ended
+        return ended
+
+    def _end_uploads(self, deadline: Deadline) -> bool:
+        """No more begin; whether those that are under way have ended in time."""
+        self._walk.is_stopped = True
+        while self._claims.busy_count and not self._is_inline:
+            if not self._claims.wait_for_change(self._claims.changes, deadline.left()):
+                return not self._claims.busy_count
+        return True
+
+    def _drain(self, deadline: Deadline) -> bool:
+        """Upload all; in another thread, for with full pools an upload runs in the one that asks
+        for it, and a backend may never answer."""
+
+        def drain() -> bool:
+            return self.dispatch_once(force=True, timeout=deadline.left())
+
+        draining = in_time(self._runtime, "drain", drain, deadline.left())
+        return draining.done() and draining.result()
+
+    # What others ask
+
+    def committed_offset(self, topic: str, queue_id: int) -> int | None:
+        """One more than the newest queue offset that the tier has; None where it has no queue."""
+        file = self._files.get(QueueKey(topic, queue_id))
+        return None if file is None or not file.is_started else file.commit_offset
+
+    def needed_from(self) -> int | None:
+        """The local log offset from which on the tier still needs messages; None: nothing.
+
+        Before `start` and while it all ends too: what is not in the tier is needed.
+        """
+        return self._needs.needed_from()
+
+    def needed_by_queue(self) -> dict[QueueKey, int]:
+        """The same of each queue of which the tier needs any."""
+        return self._needs.by_queue()
+
+    def alone_with(
+        self, key: QueueKey, *, timeout: float | None = None
+    ) -> AbstractContextManager[bool]:
+        """Nothing is appended, committed or rolled meanwhile: for who expires or deletes.
+
+        Gives False, and no such promise, where the queue was busy for the whole time.
+        """
+        return self._claims.held(key, timeout=timeout)
+
+    def resume(self, key: QueueKey, *, timeout: float | None = None) -> str | None:
+        """Go on with a stopped queue, where the tier and the store hold the same; else why not."""
+        with self.alone_with(key, timeout=timeout) as is_alone:
+            reason = self._walk.resume(key) if is_alone else "something of it is under way"
+        if reason is None and self._is_running:
+            self._pending.heat(key)
+            self._wake_service()
+        return reason
+
+    def health(self) -> DispatchHealth:
+        return upload_health(
+            self._files,
+            list(self._walk.works.values()),
+            self._index,
+            buffered_bytes=self.budget.used_bytes,
+            uploads=self.budget.uploads,
+        )
+
+    # Looking at queues
+
+    def dispatch_once(self, *, force: bool = False, timeout: float | None = None) -> bool:
+        """Look at all queues in this thread until nothing is due of what is there now.
+
+        With `force` everything is due that the local store can no longer lose. A queue that fails
+        is left after its first failure. Whether all went well and in time.
+        """
+        deadline = Deadline(self._runtime.clock, timeout)
+        self._retry_recovery()
+        targets: dict[QueueKey, int] = {}
+        work_of = self._walk.work_of
+        todo = self._all_queues()
+        failures = {key: work_of(key).failure_count for key in todo}
+        while todo and not self._walk.is_stopped:
+            seen = self._claims.changes
+            look = Look(force=force, targets=targets)
+            self._walk.walk(todo, look)
+            todo = [*look.under_way, *look.put_off]
+            seen += look.given_back
+            is_still = not self._claims.busy_count and self._claims.changes == seen
+            if todo and not (self._is_inline and look.under_way):
+                if self._is_inline or is_still:
+                    return False  # nothing will change by itself
+                many = min(len(todo), self._claims.busy_count)
+                if not self._claims.wait_for_change(seen, deadline.left(), many=many):
+                    return False
+            todo = [key for key in todo if work_of(key).failure_count == failures[key]]
+        return not todo and all(work_of(key).failure_count == failures[key] for key in failures)
+
+    def _step(self) -> None:
+        """What the service does: look at hot queues, and from time to time at all."""
+        if self._is_inline:
+            self.dispatch_once()
+            return
+        now = self._runtime.clock.monotonic()
+        keys = self._pending.take_hot()
+        is_full = now >= self._next_full_look
+        if is_full:
+            self._next_full_look = now + self._interval_ms / 1000
+            self._retry_recovery()
+            keys = list(dict.fromkeys([*keys, *self._all_queues()]))
+        elif now >= self._next_look_again:
+            keys += self._unconfirmed
+        if now >= self._next_look_again:
+            self._unconfirmed = []
+            self._next_look_again = now + LOOK_AGAIN_MS / 1000
+        look = Look(only_sound=not is_full)
+        self._walk.walk(keys, look)
+        self._unconfirmed += look.unconfirmed
+        for key in look.put_off:
+            self._pending.heat(key)
+
+    def _all_queues(self) -> list[QueueKey]:
+        """Those of the store and those of the tier; what is kept of others goes."""
+        try:
+            keys = dict.fromkeys(QueueKey(*key) for key in self._store.queues())
+        except StoreClosedError:
+            return []
+        keys.update(dict.fromkeys(file.key for file in self._files.files()))
+        self._pending.keep(keys)
+        self._walk.forget_others(keys)
+        return list(keys)
+
+    def _retry_recovery(self) -> None:
+        """Queues that could not be opened: maybe they can be now."""
+        if not self._recovering.acquire(blocking=False):
+            return
+
+        def recover() -> None:
+            try:
+                self._files.retry_recovery(self._claims.held_if_free)
+            except Exception as error:  # noqa: BLE001 - it comes again
+                log.warning("queues could not be recovered: %s", error)
+            finally:
+                self._recovering.release()
+
+        try:
+            self._runtime.dispatch.submit(recover)
+        except StoreClosedError:
+            self._recovering.release()
+
+    # When something happens
+
+    def on_messages(self, requests: Sequence[DispatchRequest]) -> None:
+        """The store's callback. It counts, and does nothing else in this thread."""
+        if self._is_running and self._pending.note(requests):
+            self._wake_service()
+
+    def _ended(self, work: QueueWork) -> None:
+        """Something of the queue has ended; more may wait."""
+        self._claims.give(work.key)
+        if self._is_running and work.failure is None:
+            self._pending.heat(work.key)
+        if self._pending.has_hot:
+            self._wake_service()
+
+    def _wake_service(self) -> None:
+        """An inline service would run in the thread of whoever wakes it: that one drives it."""
+        service = self._service
+        if service is not None and not self._is_inline:
+            service.wake()

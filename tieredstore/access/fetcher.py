@@ -1,0 +1,322 @@
+"""Reads of the tier: messages by queue offset, by time and by key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Final
+
+from tieredstore.access.key_lookup import SCAN_BYTES_MAX, KeyLookup
+from tieredstore.access.pages import CachedSource, ColdError, ExactSource, HotSource, QueuePages
+from tieredstore.access.read_cache import ReadCache
+from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
+from tieredstore.driver.metrics import (
+    READ_CACHE_ACCESS,
+    READ_CACHE_BYTES,
+    READ_CACHE_COUNT,
+    READ_CACHE_HIT,
+    Labels,
+    Metric,
+    Metrics,
+)
+from tieredstore.driver.runtime import Runtime, Service
+from tieredstore.flat import times as time_search
+from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.reading import DIRECT, ByteSource, empty_run, read_run
+from tieredstore.flat.times import earliest_time, store_time
+from tieredstore.index.contract import Index
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
+from tieredstore.model.messages import GetResult, MessageRun, QueryResult
+from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
+
+
+def observe_cache(metrics: Metrics, cache: ReadCache) -> None:
+    """Have the metrics ask the cache whenever somebody looks."""
+
+    def gauge(metric: Metric, read: Callable[[], int]) -> None:
+        def measured() -> Iterable[tuple[float, Labels]]:
+            yield float(read()), {}
+
+        metrics.observe(metric, measured)
+
+    gauge(READ_CACHE_COUNT, lambda: cache.extent_count)
+    gauge(READ_CACHE_BYTES, lambda: cache.held_bytes)
+    gauge(READ_CACHE_ACCESS, lambda: cache.access_count)
+    gauge(READ_CACHE_HIT, lambda: cache.hit_count)
+
+
+SWEEP_MS_MIN: Final = 1_000
+
+
+class Fetcher:
+    """Answers reads from the queues of a tier.
+
+    * Absence is a status, None or an empty answer. Whatever keeps an answer from being given is
+      raised, and never looks like absence.
+    * What is read goes through one cache, bounded in bytes and in idle time: what many ask for
+      is fetched once. Exact reads use it, and put nothing into it.
+    * A queue that expires or is destroyed during a read is answered for as it is then.
+    * Any thread may call anything. After `close` everything raises StoreClosedError.
+    """
+
+    def __init__(
+        self,
+        files: FlatFileStore,
+        index: Index,
+        config: StoreConfig,
+        runtime: Runtime,
+        metrics: Metrics,
+        scan_bytes_max: int = SCAN_BYTES_MAX,
+    ) -> None:
+        self._files = files
+        self._config = config
+        self._runtime = runtime
+        self._cache: ReadCache | None = None
+        self._source: ByteSource = DIRECT
+        self._exact: ByteSource = DIRECT
+        if config.read_ahead_enabled:
+            self._cache = ReadCache(
+                bytes_max=config.read_cache_bytes,
+                idle_ms=config.read_ahead_ms,
+                clock=runtime.clock,
+            )
+            self._source = CachedSource(self._cache, config)
+            self._exact = ExactSource(self._cache)
+            observe_cache(metrics, self._cache)
+        self._keys = KeyLookup(
+            files,
+            index,
+            runtime,
+            source=self._source,
+            scan_bytes_max=scan_bytes_max,
+            checks_crc=config.checks_pages,
+        )
+        self._hot = HotSource(self._cache)
+        self._pages = QueuePages(files, config)
+        self._sweeper: Service | None = None
+        self._closed = False
+
+    @property
+    def cache(self) -> ReadCache | None:
+        """The read cache and its figures; None where reads are not cached."""
+        return self._cache
+
+    def start(self) -> None:
+        """Drop what nobody reads any more from now on, also while nobody reads; idempotent."""
+        if self._cache is not None and self._sweeper is None and not self._closed:
+            self._sweeper = self._runtime.service(
+                "read-cache",
+                self._cache.sweep,
+                interval_ms=max(SWEEP_MS_MIN, self._config.read_ahead_ms),
+            )
+
+    def close(self) -> None:
+        """Give back the memory; idempotent. Reads that are under way may end."""
+        self._closed = True
+        sweeper, self._sweeper = self._sweeper, None
+        if sweeper is not None:
+            sweeper.stop()
+        if self._cache is not None:
+            self._cache.clear()
+
+    def forget(self, key: QueueKey) -> None:
+        """Give back the memory of what has expired now: it would be given back in time anyway."""
+        file = self._files.get(key)
+        if self._cache is not None and file is not None:
+            for part in (file.log, file.queue):
+                self._cache.forget(part.cache_key, before=part.min_offset)
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> GetResult:
+        """Messages from `offset` on, as a broker's own store answers.
+
+        One message at least where there is one and any is wanted, however large it is;
+        `read_ahead_count` units are looked at and `read_ahead_bytes` answered at most. Raises
+        BackendError and SegmentCorruptError.
+        """
+        self._check_open()
+        return self._pages.get(
+            topic, queue_id, offset, count_max, bytes_max, message_filter, self._source
+        )
+
+    def get_message_future(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> Future[GetResult]:
+        """The same: already done where no backend is needed, else a thread of the fetch pool
+        gives it. A closed store raises here; every other error is in the future."""
+        self._check_open()
+        wanted = topic, queue_id, offset, count_max, bytes_max, message_filter
+        future: Future[GetResult] = Future()
+        try:
+            future.set_result(self._pages.get(*wanted, self._hot))
+        except ColdError:
+            return self._runtime.fetch.submit(self._pages.get, *wanted, self._source)
+        except Exception as error:  # noqa: BLE001 - whoever asks the future gets it
+            future.set_exception(error)
+        return future
+
+    def get_message_hot(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> GetResult | None:
+        """The same where no backend is needed; None where one is."""
+        self._check_open()
+        wanted = topic, queue_id, offset, count_max, bytes_max, message_filter
+        try:
+            return self._pages.get(*wanted, self._hot)
+        except ColdError:
+            return None
+
+    def read_range(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+    ) -> MessageRun:
+        """Consecutive messages as columns, through the cache: the quick way to read many.
+
+        Empty where there is none, else at least one. A gap ends it.
+        """
+        file = self._file(topic, queue_id)
+        if file is None:
+            return empty_run(offset)
+        return read_run(file, offset, count_max=count_max, bytes_max=bytes_max, source=self._source)
+
+    # -- keys ---------------------------------------------------------------------------------
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = COUNT_MAX,
+        begin: int = 0,
+        end: int = INT64_MAX,
+    ) -> QueryResult:
+        """Messages of a topic that have the key, stored within [begin, end], newest first.
+
+        A count of zero or less gives none; a huge one gives all. What cannot be read makes the
+        answer incomplete; only an index that cannot be asked raises.
+        """
+        self._check_open()
+        return self._keys.query(topic, key, count_max=count_max, begin=begin, end=end)
+
+    # -- times --------------------------------------------------------------------------------
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """When a message was stored, None if it is not there: two small reads."""
+
+        def ask(file: FlatMessageFile) -> int | None:
+            if not _contains(file, offset):
+                return None
+            return store_time(file, offset, source=self._exact)
+
+        return self._ask(topic, queue_id, ask)
+
+    def earliest_time(self, topic: str, queue_id: int) -> int | None:
+        """When the oldest message was stored; None if there is none. As the catalogue has it;
+        read only where that cannot be believed."""
+
+        def ask(file: FlatMessageFile) -> int | None:
+            if file.min_offset >= file.commit_offset:
+                return None
+            return earliest_time(file, source=self._exact)
+
+        return self._ask(topic, queue_id, ask)
+
+    def offset_by_time(
+        self,
+        topic: str,
+        queue_id: int,
+        timestamp: int,
+        boundary: Boundary = Boundary.LOWER,
+    ) -> int | None:
+        """The queue offset that belongs to a store time; None for a queue that is not there."""
+
+        def ask(file: FlatMessageFile) -> int | None:
+            return time_search.offset_by_time(file, timestamp, boundary, self._exact)
+
+        return self._ask(topic, queue_id, ask)
+
+    # -- offsets ------------------------------------------------------------------------------
+
+    def min_offset(self, topic: str, queue_id: int) -> int | None:
+        """The oldest queue offset there is, or that will be; None for a queue that is not there."""
+        return self._ask(topic, queue_id, _min_offset)
+
+    def commit_offset(self, topic: str, queue_id: int) -> int | None:
+        """One more than the newest queue offset; None for a queue that is not there."""
+        file = self._file(topic, queue_id)
+        return None if file is None or not file.is_started else file.commit_offset
+
+    def has_messages(self, topic: str, queue_id: int) -> bool:
+        """Whether the queue has any message now, without a look at the backend."""
+        file = self._file(topic, queue_id)
+        return file is not None and file.is_started and file.queue.min_unit < file.commit_offset
+
+    def contains(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether there is such a message: not in a gap, and not expired."""
+        file = self._file(topic, queue_id)
+        return file is not None and _contains(file, offset)
+
+    # -----------------------------------------------------------------------------------------
+
+    def _ask(
+        self, topic: str, queue_id: int, ask: Callable[[FlatMessageFile], int | None]
+    ) -> int | None:
+        """What a queue says; asked again where it changed under the question."""
+        while True:
+            file = self._file(topic, queue_id)
+            if file is None or not file.is_started:
+                return None
+            first = file.log.min_offset, file.queue.min_offset
+            try:
+                return ask(file)
+            except (SegmentCorruptError, StoreClosedError, ValueError, FileNotFoundError):
+                is_same = (file.log.min_offset, file.queue.min_offset) == first
+                if is_same and self._file(topic, queue_id) is file:
+                    raise
+
+    def _file(self, topic: str, queue_id: int) -> FlatMessageFile | None:
+        if self._closed:
+            raise StoreClosedError("the fetcher is closed")
+        return self._files.get(QueueKey(topic, queue_id))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("the fetcher is closed")
+
+
+def _contains(file: FlatMessageFile, offset: int) -> bool:
+    if not file.queue.min_unit <= offset < file.commit_offset:
+        return False
+    return file.queue.first_unit_from(offset) == offset and offset >= file.min_offset
+
+
+def _min_offset(file: FlatMessageFile) -> int | None:
+    return file.min_offset

@@ -1,0 +1,228 @@
+"""The gauges of an open tier."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from tieredstore.access.answers import OpenTier
+from tieredstore.access.health import (
+    CacheHealth,
+    DispatchHealth,
+    LocalDamage,
+    QueueHealth,
+    TierHealth,
+)
+from tieredstore.access.read_cache import ReadCache
+from tieredstore.driver.message_store import MessageStore
+from tieredstore.driver.metrics import (
+    BUFFERED_BYTES,
+    FOOTER_CACHE_BYTES,
+    HELD_LOG_BYTES,
+    INDEX_BEHIND,
+    INDEX_FILES,
+    INDEX_PROBLEM,
+    JOURNAL_BYTES,
+    LOST_MESSAGES,
+    PUBLISH_PROBLEM,
+    PUBLISHED,
+    QUEUE_HELD_LOG_BYTES,
+    QUEUE_PROBLEM,
+    QUEUES,
+    SNAPSHOT_AGE,
+    STORAGE_RESERVE_TIME,
+    STORAGE_SIZE,
+    UPLOADS,
+    GaugeRead,
+    Labels,
+    Metric,
+    Metrics,
+)
+from tieredstore.flat.times import catalogue_times
+from tieredstore.model.values import QueueKey, SegmentType, StorageLevel
+
+DAMAGES_SHOWN_MAX: Final = 100
+
+
+def health_of(tier: OpenTier, next_store: MessageStore, level: StorageLevel) -> TierHealth:
+    """As of now, from memory: no backend is asked."""
+    upload = tier.dispatcher.health()
+    expiry_errors = tier.retention.errors
+    files = {file.key: file for file in tier.parts.files.files()}
+    keys = {*files, *upload.stopped, *upload.failing, *upload.lost, *upload.not_indexed}
+    queues = [
+        QueueHealth(
+            topic=key.topic,
+            queue_id=key.queue_id,
+            commit_offset=tier.dispatcher.committed_offset(*key),
+            behind_count=_behind(tier, next_store, key),
+            problem=upload.stopped.get(key),
+            lost_count=upload.lost.get(key, 0),
+            last_error=upload.failing.get(key) or expiry_errors.get(key),
+            not_indexed_count=upload.not_indexed.get(key, 0),
+        )
+        for key in sorted(keys)
+    ]
+    return TierHealth(
+        level=level,
+        queues=tuple(queues),
+        cache=_cache(tier.parts.fetcher.cache),
+        buffered_bytes=upload.buffered_bytes,
+        uploads=upload.uploads,
+        index_error=tier.parts.index.problem,
+        catalogue=tier.parts.publishing.health(),
+        local_damages=_local_damages(next_store),
+    )
+
+
+def _local_damages(store: MessageStore) -> tuple[LocalDamage, ...]:
+    """A broker's store may have `damages`, as ours has; the first ones of many."""
+    found = getattr(store, "damages", ())
+    return tuple(
+        LocalDamage(
+            path=damage.path,
+            position=damage.position,
+            reason=damage.reason,
+            mended=damage.mended,
+        )
+        for damage in found[:DAMAGES_SHOWN_MAX]
+    )
+
+
+def _cache(cache: ReadCache | None) -> CacheHealth:
+    if cache is None:
+        return CacheHealth()
+    return CacheHealth(
+        held_bytes=cache.held_bytes,
+        extent_count=cache.extent_count,
+        access_count=cache.access_count,
+        hit_count=cache.hit_count,
+    )
+
+
+def _behind(tier: OpenTier, next_store: MessageStore, key: QueueKey) -> int:
+    """What the next store has and the tier has not."""
+    maximum = next_store.max_offset(*key)
+    if maximum is None or tier.dispatcher.topic_filter.rejects(key.topic):
+        return 0
+    committed = tier.dispatcher.committed_offset(*key)
+    return max(0, maximum - max(committed or 0, next_store.min_offset(*key) or 0))
+
+
+Shown = Iterator[tuple[float, Labels]]
+
+
+class TierGauges:
+    """Read at each export, from memory and from the local store: no backend is asked."""
+
+    def __init__(self, tier: OpenTier, next_store: MessageStore) -> None:
+        self._tier = tier
+        self._parts = tier.parts
+        self._next = next_store
+
+    def register(self, metrics: Metrics) -> None:
+        reads: dict[Metric, GaugeRead] = {
+            STORAGE_SIZE: self.storage_size,
+            STORAGE_RESERVE_TIME: self.reserve_time,
+            QUEUES: self.queues,
+            QUEUE_PROBLEM: self.queue_problems,
+            LOST_MESSAGES: self.lost_messages,
+            QUEUE_HELD_LOG_BYTES: self.queue_held_log_bytes,
+            INDEX_FILES: self.index_files,
+            SNAPSHOT_AGE: self.snapshot_age,
+            PUBLISHED: self.published,
+            BUFFERED_BYTES: _single(lambda: self._tier.dispatcher.budget.used_bytes),
+            UPLOADS: _single(lambda: self._tier.dispatcher.budget.uploads),
+            HELD_LOG_BYTES: _single(self._held_log_bytes),
+            INDEX_BEHIND: _single(lambda: sum(self._health().not_indexed.values())),
+            INDEX_PROBLEM: _single(lambda: self._parts.index.problem is not None),
+            FOOTER_CACHE_BYTES: _single(lambda: self._parts.index.figures.footer_cache_bytes),
+            JOURNAL_BYTES: _single(lambda: self._parts.metadata.upkeep.journal_bytes),
+            PUBLISH_PROBLEM: _single(lambda: self._parts.publishing.health().error is not None),
+        }
+        for metric, read in reads.items():
+            metrics.observe(metric, read)
+
+    # What is in the tier, by the catalogue
+
+    def storage_size(self) -> Shown:
+        sizes: Counter[tuple[str, SegmentType]] = Counter()
+        for row in self._parts.metadata.segments():
+            sizes[row.path, row.type] += row.size
+        for (path, kind), size in sizes.items():
+            yield size, {"topic": path, "file_type": kind.name.lower()}
+
+    def reserve_time(self) -> Shown:
+        """Not of a queue whose times cannot be believed: RocketMQ's rows have some that never
+        were."""
+        now = self._parts.runtime.clock.now_ms()
+        oldest: dict[str, int] = {}
+        for row in self._parts.metadata.segments(type=SegmentType.COMMIT_LOG):
+            times = catalogue_times(row, now)
+            if times is not None:
+                oldest[row.path] = min(times[0], oldest.get(row.path, times[0]))
+        for path, time in oldest.items():
+            topic, _, queue_id = path.partition("/")[2].rpartition("/")
+            yield max(0, now - time), {"topic": topic, "queue_id": queue_id}
+
+    # Queues
+
+    def queues(self) -> Shown:
+        problems = self._states()
+        states = Counter(problems.values())
+        states["ok"] = sum(file.key not in problems for file in self._parts.files.files())
+        for state in ("ok", "failing", "stopped"):
+            yield states[state], {"state": state}
+
+    def queue_problems(self) -> Shown:
+        for key, state in self._states().items():
+            yield 1, {**_labels(key), "state": state}
+
+    def lost_messages(self) -> Shown:
+        for key, count in self._health().lost.items():
+            yield count, _labels(key)
+
+    def queue_held_log_bytes(self) -> Shown:
+        end = self._next.confirmed_offset()
+        for key, needed in self._tier.dispatcher.needed_by_queue().items():
+            yield max(0, end - needed), _labels(key)
+
+    def _states(self) -> dict[QueueKey, str]:
+        health = self._health()
+        failing = dict.fromkeys([*health.failing, *self._tier.retention.errors], "failing")
+        return {**failing, **dict.fromkeys(health.stopped, "stopped")}
+
+    def _health(self) -> DispatchHealth:
+        return self._tier.dispatcher.health()
+
+    def _held_log_bytes(self) -> int:
+        needed = self._tier.dispatcher.needed_from()
+        return 0 if needed is None else max(0, self._next.confirmed_offset() - needed)
+
+    # Index and catalogue
+
+    def index_files(self) -> Shown:
+        figures = self._parts.index.figures
+        yield figures.unsealed_count, {"state": "unsealed"}
+        yield figures.sealed_count, {"state": "sealed"}
+        yield figures.uploaded_count, {"state": "uploaded"}
+
+    def snapshot_age(self) -> Shown:
+        written = self._parts.metadata.upkeep.snapshot_ms
+        if written is not None:
+            yield max(0, self._parts.runtime.clock.now_ms() - written) / 1000, {}
+
+    def published(self) -> Shown:
+        health = self._parts.publishing.health()
+        yield health.published_count, {"success": "true"}
+        yield health.failure_count, {"success": "false"}
+
+
+def _single(read: Callable[[], float]) -> GaugeRead:
+    """A gauge without labels."""
+    return lambda: [(float(read()), {})]
+
+
+def _labels(key: QueueKey) -> Labels:
+    return {"topic": key.topic, "queue_id": str(key.queue_id)}

@@ -1,0 +1,389 @@
+"""Messages by key: the index suggests them, and the messages themselves decide."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from tieredstore.access.pages import check_body
+from tieredstore.codec.java import index_key
+from tieredstore.codec.key_hashes import key_hash
+from tieredstore.codec.message import CODA_BYTES, decode_message, is_coda
+from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units
+from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.append_file import FlatSegment
+from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.flat.message_file import FlatMessageFile, is_believed
+from tieredstore.flat.reading import ByteSource, read_run, record_place
+from tieredstore.index.contract import CommittedRun, Index, IndexAnswer, IndexHit
+from tieredstore.index.keys import keys_of_run
+from tieredstore.model.errors import SegmentCorruptError, TieredStoreError
+from tieredstore.model.messages import QueryResult, SelectedMessage
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import INT64_MAX, QueueKey
+
+log = log_of(__name__)
+
+READERS_MAX: Final = 8  # requests under way for one query
+HITS_AT_ONCE: Final = 64  # hits that are read before it is seen whether they are enough
+HITS_MORE: Final = 32  # asked for beyond `count_max`: some hits are other keys' messages
+INDEX_STEP_MS: Final = 1000  # an index is this exact
+SCAN_QUEUES_MAX: Final = 16  # of one topic that are read where the index lags behind them
+SCAN_BYTES_MAX: Final = 4 << 20  # of their logs, all together: about what one round commits
+SCAN_STEP_BYTES: Final = 512 * 1024  # of one read
+SCAN_STEP_COUNT: Final = 4096
+
+
+class KeyLookup:
+    """Answers queries by key from one index and the queues it names.
+
+    * Every message given has the topic, the key (UNIQ_KEY, or one of KEYS) and a store time
+      within [begin, end]; each is there once, the newest first.
+    * No more hits are read than it takes: the index has them newest first, to the second.
+    * A message that cannot be read hides no other one: the answer is not complete then. One
+      whose queue or record has gone is no message any more.
+    * What is committed and not in the index yet is read, within bounds; where it is more, the
+      answer is not complete. So no answer is called complete that may lack a hit.
+    """
+
+    def __init__(
+        self,
+        files: FlatFileStore,
+        index: Index,
+        runtime: Runtime,
+        *,
+        source: ByteSource,
+        scan_bytes_max: int = SCAN_BYTES_MAX,
+        checks_crc: bool,
+    ) -> None:
+        self._files = files
+        self._index = index
+        self._runtime = runtime
+        self._source = source
+        self._scan_bytes_max = scan_bytes_max
+        self._checks_crc = checks_crc
+
+    def query(self, topic: str, key: str, *, count_max: int, begin: int, end: int) -> QueryResult:
+        """At most `count_max` messages; none for a count of zero or less, or an unknown topic."""
+        files = {file.key: file for file in self._files.files() if file.key.topic == topic}
+        if not files or count_max <= 0 or not key or begin > end:
+            return QueryResult()
+        topic_id = next(iter(files.values())).topic_id
+        wanted = _Wanted(topic, topic_id, key, begin, end)
+        search = _Search(wanted, files, self._files, self._runtime, self._checks_crc)
+        # Before the index is asked: what it takes meanwhile is then found twice, and not never.
+        reach = {file: self._reach(file) for file in files.values() if file.is_started}
+        scan = _Scan(
+            wanted,
+            self._files,
+            self._source,
+            bytes_max=self._scan_bytes_max,
+            now_ms=self._runtime.clock.now_ms(),
+        )
+        search.read(scan.hits(list(_tails(reach))), count_max)
+        was_read = True
+        asked = min(count_max + HITS_MORE, INT64_MAX)
+        while True:
+            answer = self._ask(wanted, asked)
+            was_read &= answer.complete
+            is_cut = asked < INT64_MAX and len(answer.hits) >= asked
+            if search.read(answer.hits, count_max) or not is_cut:
+                break
+            asked = min(4 * asked, INT64_MAX)
+        messages = [found.message for found in search.newest_first()[:count_max]]
+        was_read &= search.complete and scan.was_read
+        lags = scan.lags or any(self._reach(file) < held for file, held in reach.items())
+        return QueryResult(
+            messages=messages, complete=was_read and not lags, lags=was_read and lags
+        )
+
+    def _reach(self, file: FlatMessageFile) -> int:
+        """Below this queue offset the index has every message; where nobody knows it is believed
+        to have all."""
+        reach = self._index.indexed_offset(file.key.topic, file.topic_id, file.key.queue_id)
+        return INT64_MAX if reach is None else reach
+
+    def _ask(self, wanted: _Wanted, count_max: int) -> IndexAnswer:
+        return self._index.query(
+            wanted.topic,
+            wanted.topic_id,
+            wanted.key,
+            count_max=count_max,
+            begin=max(wanted.begin - INDEX_STEP_MS, -INT64_MAX),
+            end=min(wanted.end + INDEX_STEP_MS, INT64_MAX),
+        )
+
+
+class _Wanted(NamedTuple):
+    topic: str
+    topic_id: int
+    key: str
+    begin: int
+    end: int
+
+
+class _Found(NamedTuple):
+    store_timestamp: int
+    message: SelectedMessage
+
+
+class _Tail(NamedTuple):
+    """Messages of a queue that are committed and not in the index."""
+
+    file: FlatMessageFile
+    start: int
+    end: int
+
+
+def _tails(reach: Mapping[FlatMessageFile, int]) -> Iterator[_Tail]:
+    for file, known in reach.items():
+        end = file.commit_offset
+        start = max(known, file.queue.min_unit)
+        if start < end:
+            yield _Tail(file, start, end)
+
+
+class _Scan:
+    """One query: what the index lacks of its topic, read run by run, the whole of it or nothing."""
+
+    def __init__(
+        self,
+        wanted: _Wanted,
+        store: FlatFileStore,
+        source: ByteSource,
+        *,
+        bytes_max: int,
+        now_ms: int,
+    ) -> None:
+        self.lags = False  # more is left than may be read
+        self.was_read = True
+        self._wanted = wanted
+        self._hash = key_hash(index_key(wanted.topic, wanted.key))
+        self._store = store
+        self._source = source
+        self._bytes_left = bytes_max
+        self._now_ms = now_ms
+
+    def hits(self, tails: Sequence[_Tail]) -> list[IndexHit]:
+        """Where messages lie in these that may have the key."""
+        late = [tail for tail in tails if not self._is_newer(_queue_segments(tail))]
+        if len(late) > SCAN_QUEUES_MAX or (late and self._bytes_left <= 0):
+            self.lags = True
+            return []
+        found: list[IndexHit] = []
+        for tail in late:
+            found += self._hits_or_less(tail)
+        return found
+
+    def _hits_or_less(self, tail: _Tail) -> list[IndexHit]:
+        file = tail.file
+        while self._store.get(file.key) is file:  # else it was destroyed meanwhile
+            begins = file.queue.min_offset, file.log.min_offset
+            try:
+                return self._hits_of(tail)
+            except (TieredStoreError, OSError, ValueError) as error:
+                if begins == (file.queue.min_offset, file.log.min_offset):
+                    self.was_read = False
+                    log.warning("%s is not searched to its end: %s", file.path, error)
+                    break  # else something expired while it was being read
+        return []
+
+    def _hits_of(self, tail: _Tail) -> list[IndexHit]:
+        file, end = tail.file, tail.end
+        at = max(tail.start, file.min_offset)
+        found: list[IndexHit] = []
+        if at >= end or self._is_newer(self._log_segments(file, at)):
+            return found
+        while at < end and not self.lags:
+            run = read_run(
+                file,
+                at,
+                count_max=min(SCAN_STEP_COUNT, end - at),
+                bytes_max=SCAN_STEP_BYTES,
+                source=self._source,
+            )
+            if len(run):
+                found += self._hits_in(file, CommittedRun(run=run, log_offsets=run.log_offsets))
+                at = run.end_offset
+            else:  # a gap, or it has expired meanwhile
+                at = max(at + 1, file.queue.first_unit_from(at), file.min_offset)
+        return found
+
+    def _log_segments(self, file: FlatMessageFile, at: int) -> list[FlatSegment]:
+        """Those that hold the messages from here on. Too many bytes in them are not read."""
+        at = file.queue.first_unit_from(at)
+        if at >= file.commit_offset:
+            return []
+        unit = self._source.read(file.queue, at * UNIT_BYTES, UNIT_BYTES)
+        place = int(decode_units(unit, path=file.path).log_offsets[0])
+        segments = [each for each in file.log.segments if each.end > place]
+        if not self._is_newer(segments):
+            self._bytes_left -= file.log.commit_offset - place
+            self.lags |= self._bytes_left < 0
+        return segments
+
+    def _hits_in(self, file: FlatMessageFile, run: CommittedRun) -> list[IndexHit]:
+        topic_id, queue_id = self._wanted.topic_id, file.key.queue_id
+        columns = keys_of_run(self._wanted.topic, topic_id, queue_id, run).columns
+        times = columns.store_timestamps
+        is_hit = columns.key_hashes == np.uint64(self._hash)
+        is_hit &= (self._wanted.begin <= times) & (times <= self._wanted.end)
+        rows = np.flatnonzero(is_hit).tolist()
+        return [
+            IndexHit(
+                topic_id,
+                queue_id,
+                int(columns.log_offsets[row]),
+                int(columns.message_bytes[row]),
+                int(times[row]),
+            )
+            for row in rows
+        ]
+
+    def _is_newer(self, segments: Sequence[FlatSegment]) -> bool:
+        """Whether all in these was stored after the times that are asked for."""
+        begins = [each.record.begin_timestamp for each in segments if each.record.size]
+        return all(
+            begin is not None and begin > self._wanted.end and is_believed(begin, self._now_ms)
+            for begin in begins
+        )
+
+
+def _queue_segments(tail: _Tail) -> list[FlatSegment]:
+    return [each for each in tail.file.queue.segments if each.end > UNIT_BYTES * tail.start]
+
+
+class _Search:
+    """One query: which hits were read, and what was found. Hits are read side by side."""
+
+    def __init__(
+        self,
+        wanted: _Wanted,
+        files: Mapping[QueueKey, FlatMessageFile],
+        store: FlatFileStore,
+        runtime: Runtime,
+        checks_crc: bool,
+    ) -> None:
+        self.complete = True
+        self._wanted = wanted
+        self._files = files
+        self._store = store
+        self._runtime = runtime
+        self._checks_crc = checks_crc
+        self._seen: set[tuple[int, int]] = set()
+        self._found: dict[tuple[int, int], _Found] = {}
+
+    def read(self, hits: Sequence[IndexHit], count_max: int) -> bool:
+        """Read those of the hits that were not read yet; True if further ones cannot matter."""
+        new = [hit for hit in hits if self._is_new(hit)]
+        new.sort(key=lambda hit: -hit.store_timestamp)
+        for start in range(0, len(new), HITS_AT_ONCE):
+            if self._is_enough(count_max, new[start].store_timestamp):
+                return True
+            self._read_side_by_side(new[start : start + HITS_AT_ONCE])
+        oldest = min((hit.store_timestamp for hit in hits), default=0)
+        return self._is_enough(count_max, oldest)
+
+    def newest_first(self) -> list[_Found]:
+        """Of equal times the later one of a queue first."""
+        return sorted(
+            self._found.values(),
+            key=lambda found: (found.store_timestamp, found.message.queue_offset),
+            reverse=True,
+        )
+
+    def _is_new(self, hit: IndexHit) -> bool:
+        place = hit.queue_id, hit.log_offset
+        if hit.topic_id != self._wanted.topic_id or place in self._seen:
+            return False
+        self._seen.add(place)
+        return True
+
+    def _is_enough(self, count_max: int, below: int) -> bool:
+        """Whether nothing that the index has at or below this time can be among the newest."""
+        if len(self._found) < count_max:
+            return False
+        return self.newest_first()[count_max - 1].store_timestamp >= below + INDEX_STEP_MS
+
+    def _read_side_by_side(self, hits: Sequence[IndexHit]) -> None:
+        """The caller's thread reads too, and never waits for a place in the pool: the query may
+        itself run there."""
+        left = deque(hits)
+        others = [
+            self._runtime.fetch.submit(self._read_some, left)
+            for _ in range(min(READERS_MAX, len(hits)) - 1)
+        ]
+        self._read_some(left)
+        for other in others:
+            if not other.cancel():
+                other.result()
+
+    def _read_some(self, left: deque[IndexHit]) -> None:
+        """Read hits until none is left. No failure of one keeps the others from being read."""
+        while True:
+            try:
+                hit = left.popleft()
+            except IndexError:
+                return
+            file = self._files.get(QueueKey(self._wanted.topic, hit.queue_id))
+            if file is None:
+                continue
+            try:
+                found = self._message_of(file, hit)
+            except (TieredStoreError, OSError) as error:
+                is_damage = isinstance(error, SegmentCorruptError)
+                if not self._has_gone(file, hit) and not (is_damage and _is_stale(file, hit)):
+                    self.complete = False
+                    log.warning("%s may have the key %r: %s", hit, self._wanted.key, error)
+                continue
+            if found is not None:
+                self._found[hit.queue_id, found.message.queue_offset] = found
+
+    def _message_of(self, file: FlatMessageFile, hit: IndexHit) -> _Found | None:
+        """The message of a hit, if it is one that is asked for."""
+        wanted, place = self._wanted, record_place(file, hit.log_offset)
+        if not file.log.min_offset <= place < file.log.commit_offset:
+            return None
+        record = file.log.read(place, hit.message_bytes)
+        if is_coda(record):  # old stores may name the end marker before the record
+            place += CODA_BYTES
+            record = file.log.read(place, hit.message_bytes)
+        stored = decode_message(record, path=f"{file.path}/{file.log.type.name}", check_crc=False)
+        is_wanted = (
+            stored.topic == wanted.topic
+            and stored.queue_id == file.key.queue_id
+            and (stored.unique_key == wanted.key or wanted.key in stored.keys)
+            and wanted.begin <= stored.store_timestamp <= wanted.end
+            and file.min_offset <= stored.queue_offset < file.commit_offset
+        )
+        if not is_wanted:
+            return None
+        message = SelectedMessage(
+            queue_offset=stored.queue_offset,
+            log_offset=place,
+            tags_code=stored.tags_code,  # that of its tags: the queue is not asked
+            record=record,
+        )
+        if self._checks_crc:
+            check_body(file, message)
+        return _Found(stored.store_timestamp, message)
+
+    def _has_gone(self, file: FlatMessageFile, hit: IndexHit) -> bool:
+        """Whether it expired while it was being read, or its queue was destroyed."""
+        is_current = self._store.get(file.key) is file
+        return not is_current or record_place(file, hit.log_offset) < file.log.min_offset
+
+
+def _is_stale(file: FlatMessageFile, hit: IndexHit) -> bool:
+    """Whether it is of a queue that was destroyed since, so that no message need be there: the
+    index had it before there was a segment at its place, or it is older than all in there."""
+    segment = file.log.segment_at(record_place(file, hit.log_offset))
+    if segment is None:
+        return True
+    begin = segment.record.begin_timestamp
+    return hit.put_before < segment.record.create_timestamp or (
+        begin is not None and hit.store_timestamp + INDEX_STEP_MS <= begin
+    )

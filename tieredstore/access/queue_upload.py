@@ -1,0 +1,539 @@
+"""One queue on its way to the tier: its state, the rules in RocketMQ's order, and the steps
+they name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+from tieredstore.access.admission import PendingCounts, TopicFilter, UploadBudget
+from tieredstore.codec.record import LOG_OFFSET_POSITION
+from tieredstore.driver.message_store import MessageStore
+from tieredstore.driver.metadata import DeleteNote, MetadataStore, Put, PutNote
+from tieredstore.driver.runtime import Clock
+from tieredstore.flat import recovery
+from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.reading import read_run
+from tieredstore.index.contract import CommittedRun, Index
+from tieredstore.model.config import MIB, StoreConfig
+from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError, SegmentError
+from tieredstore.model.messages import MessageRun
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import Boundary, QueueKey, SegmentRecord
+
+log = log_of(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class QueueWork:
+    """One queue on its way to the tier.
+
+    * `batches` were appended to the file; they go when they are committed and the index has them.
+    * `buffered_bytes` is what they take of the budget.
+    * `index_from`: what is committed from this queue offset on the index still has to take.
+    * `rows` are true, but the catalogue does not say so yet.
+    """
+
+    key: QueueKey
+    file: FlatMessageFile | None = None
+    stopped: str | None = None  # why nothing more may be uploaded, also after a restart
+    is_to_resume: bool = False  # somebody asked: it is to be compared once more
+    is_checked: bool = False  # the tier's last message is the local store's
+    is_gone_locally: bool = False  # at the last look the local store had no such queue
+    is_index_known: bool = False  # what the index has of it
+    batches: list[CommittedRun] = field(default_factory=list)
+    buffered_bytes: int = 0
+    index_from: int | None = None
+    rows: list[SegmentRecord] = field(default_factory=list)
+    first_waiting: tuple[int, int] | None = None  # queue offset and store time
+    needed_from: tuple[int, int] | None = None  # queue offset and its place in the local log
+    wanted_bytes: int = 0  # of the budget, for a batch that did not fit
+    lost_count: int = 0  # messages skipped since the start
+    failure: str | None = None
+    failure_count: int = 0
+
+    def failed(self, error: BaseException) -> None:
+        self.failure = str(error) or type(error).__name__
+        self.failure_count += 1
+
+    @property
+    def batch_count(self) -> int:
+        return sum(map(len, self.batches))
+
+
+STOPPED_QUEUE: Final = "stopped-queue"
+_HISTORY: Final = "history of broker "
+_BEHIND_LOG_OFFSET: Final = LOG_OFFSET_POSITION + 8
+_COMPARED_COUNT: Final = 1024
+_COMPARED_BYTES: Final = 4 * MIB
+
+
+def disagreement(store: MessageStore, file: FlatMessageFile) -> str | None:
+    """Why the local queue is not the one that was tiered; None where nothing speaks against it.
+
+    Reads one message on either side. Says nothing where one of them no longer has it.
+    """
+    topic, queue_id = file.key
+    last = file.commit_offset - 1
+    if last < (store.min_offset(topic, queue_id) or 0) or not file.queue.units_in_a_row(last):
+        return None
+    local = store.read_range(topic, queue_id, last, count_max=1, bytes_max=1)
+    tiered = read_run(file, last, count_max=1, bytes_max=1)
+    if not len(local) or not len(tiered):
+        return None
+    if _without_log_offset(local.record(0)) == _without_log_offset(tiered.record(0)):
+        return None
+    return f"message {last} is another one in the local store than in the tier"
+
+
+def contradiction(store: MessageStore, file: FlatMessageFile) -> str | None:
+    """Why messages that the catalogue did not name are not those of the local store.
+
+    None where they are, as far as the local store still has them. What it does not have yet is not
+    ours: it would be uploaded, or found to be there, when it comes.
+    """
+    topic, queue_id = file.key
+    at = file.unconfirmed_from or 0
+    maximum = store.max_offset(topic, queue_id) or 0
+    if file.commit_offset > maximum:
+        return f"the local store ends at {maximum}"
+    while True:
+        at = file.queue.first_unit_from(max(at, store.min_offset(topic, queue_id) or 0))
+        if at >= file.commit_offset:
+            return None
+        local = store.read_range(
+            topic, queue_id, at, count_max=_COMPARED_COUNT, bytes_max=_COMPARED_BYTES
+        )
+        if not len(local):
+            if (store.min_offset(topic, queue_id) or 0) > at:
+                continue  # deleted just now
+            return f"the local store has no message {at}"
+        try:
+            tiered = read_run(file, at, count_max=len(local), bytes_max=_COMPARED_BYTES)
+        except (SegmentError, OffsetOutOfRangeError) as error:
+            return f"message {at} cannot be read: {error}"
+        for row in range(min(len(local), len(tiered))):
+            if _without_log_offset(local.record(row)) != _without_log_offset(tiered.record(row)):
+                return f"message {at + row} is another one in the local store"
+        at += max(1, min(len(local), len(tiered)))
+
+
+def is_ahead(file: FlatMessageFile, local_max: int) -> str:
+    return f"the tier has messages up to {file.append_offset}, the local store up to {local_max}"
+
+
+def stop_queue(file: FlatMessageFile, reason: str, metadata: MetadataStore) -> None:
+    """Upload nothing more to this queue, also after a restart."""
+    file.problem = file.problem or reason
+    metadata.apply([PutNote(STOPPED_QUEUE, file.path, {"reason": reason})])
+
+
+def ask_to_resume(path: str, metadata: MetadataStore) -> bool:
+    """Have a stopped queue compared at the next start of the broker; False for one that is not."""
+    note = metadata.note(STOPPED_QUEUE, path)
+    if note is None:
+        return False
+    reason = note.get("reason") if isinstance(note, dict) else None
+    metadata.apply([PutNote(STOPPED_QUEUE, path, {"reason": reason or "stopped", "resume": True})])
+    return True
+
+
+def is_asked_to_resume(path: str, metadata: MetadataStore) -> bool:
+    note = metadata.note(STOPPED_QUEUE, path)
+    return isinstance(note, dict) and note.get("resume") is True
+
+
+def difference(store: MessageStore, file: FlatMessageFile) -> str | None:
+    """Why a queue that was stopped must stay so; None where the tier can go on."""
+    maximum = store.max_offset(*file.key)
+    if maximum is None:
+        return "the local store has no such queue"
+    if file.append_offset > maximum:
+        return is_ahead(file, maximum)
+    return disagreement(store, file)
+
+
+def stopped_before(file: FlatMessageFile, metadata: MetadataStore) -> str | None:
+    """Why the queue was stopped, in this life or in an earlier one."""
+    note = metadata.note(STOPPED_QUEUE, file.path)
+    if isinstance(note, dict):
+        return str(note.get("reason", "stopped"))
+    return None
+
+
+def history_note(path: str, broker: str) -> PutNote:
+    """A queue that was taken over from another broker's tier: it is read, and takes nothing."""
+    reason = f"{_HISTORY}{broker}: it can be read, nothing is added"
+    return PutNote(STOPPED_QUEUE, path, {"reason": reason})
+
+
+def is_history(path: str, metadata: MetadataStore) -> bool:
+    """Whether it was adopted, and no broker has found anything wrong with it since."""
+    note = metadata.note(STOPPED_QUEUE, path)
+    return isinstance(note, dict) and str(note.get("reason", "")).startswith(_HISTORY)
+
+
+def forget_stop(file: FlatMessageFile, metadata: MetadataStore) -> None:
+    forget_stops([file.path], metadata)
+
+
+def forget_stops(paths: Iterable[str], metadata: MetadataStore) -> None:
+    notes = [path for path in paths if metadata.note(STOPPED_QUEUE, path) is not None]
+    if notes:
+        metadata.apply([DeleteNote(STOPPED_QUEUE, path) for path in notes])
+
+
+def _without_log_offset(record: memoryview) -> tuple[bytes, bytes]:
+    return bytes(record[:LOG_OFFSET_POSITION]), bytes(record[_BEHIND_LOG_OFFSET:])
+
+
+CATCH_UP_BYTES: Final = 512 * 1024  # of one read: they are outside of the budget
+
+
+class IndexFeed:
+    """Gives each committed message to the index at least once, in queue order for each queue."""
+
+    def __init__(self, index: Index, budget: UploadBudget, config: StoreConfig) -> None:
+        self._index = index
+        self._budget = budget
+        self._count_max = config.group_commit_count
+
+    def opened(self, work: QueueWork, file: FlatMessageFile) -> None:
+        """Find out what the index lacks of a queue that was there before."""
+        topic, queue_id = file.key
+        known = self._index.indexed_offset(topic, file.topic_id, queue_id)
+        if known is not None and known < file.commit_offset:
+            work.index_from = known
+
+    def put_batches(self, work: QueueWork) -> None:
+        """What was committed, from memory. Raises what the index raises; the work is kept."""
+        batches, work.batches = work.batches, []
+        try:
+            if work.index_from is None and work.file is not None:
+                for at, batch in enumerate(batches):
+                    try:
+                        self._put(work.file, batch)
+                    except BaseException:
+                        work.index_from = batches[at].run.first_offset
+                        raise
+        finally:
+            self._budget.give(work.buffered_bytes)
+            work.buffered_bytes = 0
+
+    def catch_up(self, work: QueueWork, file: FlatMessageFile) -> None:
+        """What the index did not take, from the tier."""
+        if work.batches:
+            self.put_batches(work)
+        while work.index_from is not None:
+            at = max(work.index_from, file.min_offset)
+            run = self._read(file, at)
+            if run is None:
+                work.index_from = at + 1
+            elif len(run):
+                self._put(file, CommittedRun(run=run, log_offsets=run.log_offsets))
+                work.index_from = run.end_offset
+            elif at < (behind := file.queue.first_unit_from(at)):
+                work.index_from = behind  # behind a gap
+            else:
+                work.index_from = None
+
+    def _read(self, file: FlatMessageFile, at: int) -> MessageRun | None:
+        """None where the message is damaged: nothing could find it, so it needs no index."""
+        try:
+            return read_run(file, at, count_max=self._count_max, bytes_max=CATCH_UP_BYTES)
+        except SegmentCorruptError as error:
+            log.error("message %d of %s is not indexed: %s", at, file.path, error)
+            return None
+
+    def _put(self, file: FlatMessageFile, run: CommittedRun) -> None:
+        self._index.put(file.key.topic, file.topic_id, file.key.queue_id, run)
+
+
+RECENT_MS = 120_000
+
+
+class QueueChores:
+    """Begins, checks, stops, skips, rolls and destroys queues of the tier."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        files: FlatFileStore,
+        metadata: MetadataStore,
+        feed: IndexFeed,
+        budget: UploadBudget,
+        *,
+        config: StoreConfig,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._files = files
+        self._metadata = metadata
+        self._feed = feed
+        self._budget = budget
+        self._clock = clock
+        self._begins_recent = config.initial_offset == "recent"
+
+    def renew(self, work: QueueWork) -> None:
+        """Take note of a file that came, went or is another one since the last look. No I/O."""
+        file = self._files.get(work.key)
+        if file is work.file:
+            return
+        self._budget.give(work.buffered_bytes)
+        work.file, work.batches, work.rows, work.buffered_bytes = file, [], [], 0
+        work.is_checked, work.is_index_known = False, False
+        work.index_from = work.failure = work.first_waiting = work.needed_from = None
+        work.stopped = None if file is None else stopped_before(file, self._metadata)
+        work.is_to_resume = file is not None and is_asked_to_resume(file.path, self._metadata)
+
+    def open_index(self, work: QueueWork, file: FlatMessageFile) -> None:
+        """Find out what the index lacks."""
+        self._feed.opened(work, file)
+        work.is_index_known = True
+
+    def begin(self, work: QueueWork, minimum: int, maximum: int) -> None:
+        """The first message of the tier: the oldest local one, or one of two minutes ago.
+
+        A queue whose name the tier can never hold is stopped: its messages wait for nothing.
+        """
+        file = work.file
+        work.stopped = self._files.why_refused(work.key)
+        if work.stopped is not None:
+            log.error("%s is not uploaded: %s", work.key, work.stopped)
+            return
+        if file is None:
+            file = self._files.create(*work.key)
+            forget_stop(file, self._metadata)  # what stopped an earlier queue of this name
+            self.renew(work)
+            if file.problem is not None:
+                return
+        first = minimum
+        if self._begins_recent:
+            since = self._clock.now_ms() - RECENT_MS
+            found = self._store.offset_by_time(*work.key, since, Boundary.LOWER)
+            first = minimum if found is None else min(max(found, minimum), maximum)
+        file.start_at(first)
+        work.is_checked = work.is_index_known = True  # there is nothing yet
+
+    def destroy(self, work: QueueWork) -> None:
+        """A topic that is kept out: what the tier has of it goes."""
+        file = work.file
+        self._files.destroy(work.key)
+        if file is not None:
+            forget_stop(file, self._metadata)
+        self.renew(work)
+
+    def save_rows(self, work: QueueWork) -> None:
+        """Late: some of the segments may be gone, and the others longer."""
+        if work.file is not None:
+            self._metadata.apply([Put(row) for row in work.file.current_rows(work.rows)])
+        work.rows = []
+
+    def index(self, work: QueueWork, file: FlatMessageFile) -> None:
+        self._feed.catch_up(work, file)
+
+    def skip(self, work: QueueWork, file: FlatMessageFile, minimum: int) -> None:
+        """The local store lost messages before they were uploaded: a gap, and not the end."""
+        lost = minimum - file.append_offset
+        log.error("%s: %d messages from %d were lost", file.path, lost, file.append_offset)
+        file.skip_to(minimum)
+        work.lost_count += lost
+        work.is_checked = True  # the last tiered message is older than all local ones
+
+    def stop_ahead(self, work: QueueWork, file: FlatMessageFile, maximum: int) -> None:
+        self._stop(work, file, is_ahead(file, maximum))
+
+    def check(self, work: QueueWork, file: FlatMessageFile) -> None:
+        reason = disagreement(self._store, file)
+        if reason is not None:
+            self._stop(work, file, reason)
+        work.is_checked = True
+
+    def confirm(self, file: FlatMessageFile) -> None:
+        """Are messages ours that the catalogue did not name? If not, the queue is without them."""
+        reason = contradiction(self._store, file)
+        if reason is None:
+            recovery.confirm(file, self._metadata)
+            return
+        first = file.unconfirmed_from
+        log.warning("%s: what lies there from %s on does not count: %s", file.path, first, reason)
+        recovery.take_back(file, self._metadata)
+
+    def resume(self, work: QueueWork) -> str | None:
+        """Go on with a stopped queue, where both sides hold the same; else why it stays stopped."""
+        file = work.file
+        if file is None:
+            return work.stopped or "the tier has no such queue"
+        if reason := self._files.why_refused(work.key):
+            return reason
+        if work.stopped is None and file.problem is None:
+            return work.failure and f"it is tried again and again, and fails: {work.failure}"
+        if file.waiting_bytes:
+            return "messages of it wait for their upload"
+        work.is_index_known = False
+        self._files.look_again(file)  # what was amiss may have been put right
+        work.is_to_resume = False
+        if file.problem is not None:
+            return file.problem
+        if reason := difference(self._store, file):
+            self._stop(work, file, reason)
+            return reason
+        forget_stop(file, self._metadata)
+        work.stopped = work.failure = work.needed_from = None
+        work.is_gone_locally = work.is_index_known = False
+        work.is_checked = True
+        log.info("%s: it is uploaded again", file.path)
+        return None
+
+    def try_to_resume(self, work: QueueWork, file: FlatMessageFile) -> None:
+        reason = self.resume(work)
+        if reason is not None:
+            log.error("%s: it stays stopped: %s", file.path, reason)
+
+    def settle(self, work: QueueWork, file: FlatMessageFile) -> None:
+        """Take in what a failed upload has landed: nothing that is in memory knows of it."""
+        work.is_index_known = False
+        self._files.look_again(file)
+
+    def roll(self, file: FlatMessageFile) -> None:
+        file.roll_if_due()
+
+    def _stop(self, work: QueueWork, file: FlatMessageFile, reason: str) -> None:
+        log.error("%s: nothing more is uploaded: %s", file.path, reason)
+        work.stopped = reason
+        stop_queue(file, reason, self._metadata)
+
+
+class Action(Enum):
+    """What a queue needs."""
+
+    NOTHING = auto()
+    HOLD = auto()  # something waits, but no batch is due
+    CHORE = auto()
+    COMMIT = auto()  # what was appended before
+    UPLOAD = auto()  # the next batch
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    action: Action
+    chore: Callable[[], None] | None = None
+
+
+_NOTHING: Final = Decision(Action.NOTHING)
+_HOLD: Final = Decision(Action.HOLD)
+_COMMIT: Final = Decision(Action.COMMIT)
+_UPLOAD: Final = Decision(Action.UPLOAD)
+
+
+class QueueRules:
+    """The rules in their order; the first that holds decides. The caller has the queue's claim."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        chores: QueueChores,
+        pending: PendingCounts,
+        topic_filter: TopicFilter,
+        *,
+        config: StoreConfig,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._chores = chores
+        self._pending = pending
+        self._filter = topic_filter
+        self._clock = clock
+        self._timeout_ms = config.group_commit_timeout_ms
+        self._count = config.group_commit_count
+        self._always_due = not config.group_commit_enabled
+
+    def decide(self, work: QueueWork, *, force: bool, target: int | None = None) -> Decision:
+        """What to do now; messages from queue offset `target` on are for later."""
+        file = work.file
+        if self._filter.rejects(work.key.topic):
+            return _NOTHING if file is None else _chore(lambda: self._chores.destroy(work))
+        if file is not None and work.is_to_resume:
+            return _chore(lambda: self._chores.try_to_resume(work, file))
+        if file is not None and (work.stopped or file.problem) is not None:
+            return _NOTHING
+        if file is None or not file.is_started:
+            return self._beginning(work)
+        if self._can_be_compared(file):
+            return _chore(lambda: self._chores.confirm(file))
+        if not work.is_index_known:
+            return _chore(lambda: self._chores.open_index(work, file))
+        if work.rows:
+            return _chore(lambda: self._chores.save_rows(work))
+        if file.waiting_bytes:
+            return _COMMIT
+        if file.is_in_doubt:  # its memory was given back
+            return _chore(lambda: self._chores.settle(work, file))
+        if work.batches or work.index_from is not None:
+            return _chore(lambda: self._chores.index(work, file))
+        return self._next_batch(work, file, force=force, target=target)
+
+    def _can_be_compared(self, file: FlatMessageFile) -> bool:
+        """Not where the local store ends even before what the catalogue named: it lost more."""
+        first = file.unconfirmed_from
+        if first is None:
+            return False
+        maximum = self._store.max_offset(*file.key)
+        return maximum is not None and maximum >= first
+
+    def _beginning(self, work: QueueWork) -> Decision:
+        """A queue begins when there is something to upload, and the tier can hold its name."""
+        if work.stopped is not None:
+            return _NOTHING
+        minimum = self._store.min_offset(*work.key)
+        maximum = self._store.max_offset(*work.key)
+        if minimum is None or maximum is None or minimum >= maximum:
+            return _NOTHING
+        low, high = minimum, maximum
+        return _chore(lambda: self._chores.begin(work, low, high))
+
+    def _next_batch(
+        self, work: QueueWork, file: FlatMessageFile, *, force: bool, target: int | None
+    ) -> Decision:
+        maximum = self._store.max_offset(*work.key)
+        was_gone, work.is_gone_locally = work.is_gone_locally, maximum is None
+        if maximum is None:
+            return _NOTHING
+        current = file.append_offset
+        minimum = self._store.min_offset(*work.key) or 0
+        if current < minimum:
+            return _chore(lambda: self._chores.skip(work, file, minimum))
+        # What came back with numbers that the tier has given already is another queue.
+        if current > maximum or (was_gone and minimum < current):
+            return _chore(lambda: self._chores.stop_ahead(work, file, maximum))
+        if not work.is_checked:  # also where nothing waits: retention deletes what the tier has
+            return _chore(lambda: self._chores.check(work, file))
+        if file.log.is_due_to_roll():
+            return _chore(lambda: self._chores.roll(file))
+        if current == maximum:
+            self._pending.none_wait(work.key)
+            return _NOTHING
+        if target is not None and current >= target:
+            return _NOTHING
+        if force or self._always_due or self._is_due(work, current, maximum):
+            return _UPLOAD
+        return _HOLD
+
+    def _is_due(self, work: QueueWork, current: int, maximum: int) -> bool:
+        if maximum - current >= self._count or self._pending.is_full(work.key):
+            return True
+        known = work.first_waiting
+        if known is None or known[0] != current:
+            time = self._store.store_time(*work.key, current)
+            if time is None:
+                return True  # reading it will say what is wrong
+            known = work.first_waiting = current, time
+        return known[1] + self._timeout_ms < self._clock.now_ms()
+
+
+def _chore(call: Callable[[], None]) -> Decision:
+    return Decision(Action.CHORE, call)

@@ -1,0 +1,556 @@
+"""A whole tier described: its picture, its cost, and the whereabouts of one message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Final, NamedTuple
+
+from tieredstore.access.admission import TopicFilter
+from tieredstore.access.reader import TieredReader
+from tieredstore.codec.message import StoredMessage, decode_message
+from tieredstore.codec.names import index_queue_path, queue_path
+from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.object_requests import PriceTable
+from tieredstore.flat.message_file import HOUR_MS, is_believed
+from tieredstore.flat.times import catalogue_times
+from tieredstore.index.watermarks import QueueId, indexed_offset
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import InvalidConfigError, OffsetOutOfRangeError, SegmentError
+from tieredstore.model.messages import SelectedMessage
+from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
+
+MONTH_SECONDS: Final = 30 * 24 * 3600
+GB: Final = 1_000_000_000
+STORAGE_DOLLARS: Final = 0.023  # a GB-month, S3's list price
+
+NUMBER_MAX: Final = 1e15  # more of anything is no load; nor is inf, or nan
+_READ_BYTES: Final = 8 * 1024 * 1024  # of one range read
+_UPLOAD_PART_BYTES: Final = 16 * 1024 * 1024
+_PARTS_MAX: Final = 1_000  # writes of one open segment, then it is sealed
+_INDEX_ITEM_BYTES: Final = 28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What goes through a tier, on average, over all of its queues."""
+
+    queue_count: int
+    messages_per_second: float
+    message_bytes: float
+    keys_per_message: float = 2.0
+    read_bytes_per_second: float = 0.0
+    """Of reads that neither the local store nor a cache serves."""
+    reserve_hours: float | None = None
+    """None: what the settings say."""
+    stored_bytes: float | None = None
+    """None: what the rates and the reserve hours come to."""
+    seconds_covered: float | None = None
+    """The rates are those of so long a time; None: they were given."""
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if value is not None and not 0 <= value <= NUMBER_MAX:
+                raise InvalidConfigError(f"{spec.name}: want 0 to {NUMBER_MAX:.0e}, not {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostLine:
+    """One kind of request, or the bytes: `amount` is a count, or GB-months."""
+
+    what: str
+    operation: str
+    amount: float
+    dollars: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonthlyCost:
+    lines: tuple[CostLine, ...]
+
+    @property
+    def dollars(self) -> float:
+        return sum(line.dollars for line in self.lines)
+
+
+def monthly_cost(
+    load: Load, config: StoreConfig, *, storage_dollars: float = STORAGE_DOLLARS
+) -> MonthlyCost:
+    """Thirty days of this load with these settings. InvalidConfigError for no price."""
+    if not 0 <= storage_dollars <= NUMBER_MAX:
+        raise InvalidConfigError(f"storage_dollars: {storage_dollars} is no price")
+    prices = PriceTable.parse(config.request_prices)
+    lines = [
+        CostLine(
+            what=what,
+            operation=operation,
+            amount=per_second * MONTH_SECONDS,
+            dollars=per_second * MONTH_SECONDS * prices.of(operation) / 1000,
+        )
+        for what, operation, per_second in _requests_per_second(load, config)
+    ]
+    stored = _stored_bytes(load, config) / GB
+    lines.append(
+        CostLine(
+            what="bytes kept", operation="store", amount=stored, dollars=stored * storage_dollars
+        )
+    )
+    return MonthlyCost(lines=tuple(lines))
+
+
+def _requests_per_second(load: Load, config: StoreConfig) -> Iterator[tuple[str, str, float]]:
+    commits = commits_per_second(load, config)
+    index_bytes = load.messages_per_second * load.keys_per_message * _INDEX_ITEM_BYTES
+    yield "commits, a log and a queue part each", "put", 2 * commits
+    rounds = min(commits, 1000 / config.dispatch_interval_ms)  # one look at all queues each
+    yield "looks at the writer's epoch", "head", min(2 * commits, 4 * rounds)
+    sealed = list(_sealed_per_second(load, config, commits))
+    segments = sum(each.segments for each in sealed)
+    yield "segments read back to be sealed", "get", sum(each.gets for each in sealed)
+    yield "sealed segments written", "put", sum(each.puts for each in sealed)
+    files = 0.0
+    if config.index_enabled and load.messages_per_second:
+        files = max(index_bytes / (_INDEX_ITEM_BYTES * config.index_item_count), 1 / 86_400)
+        yield "index files written", "put", index_bytes / _UPLOAD_PART_BYTES + 2 * files
+    # As many are deleted in the end as are made: a note of it, a look, and two requests.
+    yield "expired segments noted", "put", segments + files
+    yield "looks at what is sealed, written or deleted", "head", 3 * segments + 2 * files
+    if load.read_bytes_per_second:
+        yield "range reads", "get", load.read_bytes_per_second / _READ_BYTES
+    if config.publish_interval_ms:
+        published = min(commits, 1000 / config.publish_interval_ms)
+        for operation in ("list", "put", "head"):
+            yield "catalogue published", operation, published
+        yield "old catalogues deleted", "delete", published
+    yield "parts and expired segments deleted", "delete", 4 * segments + 2 * files
+
+
+def commits_per_second(load: Load, config: StoreConfig) -> float:
+    """Of all queues. A queue commits when a batch is old or full, and has none without messages.
+
+    Whether a batch is old is looked at every `dispatch_interval_ms`, first right after the last
+    commit: so one that waits 30 seconds, with looks every 20, is committed after 40.
+    """
+    if not load.queue_count:
+        return 0.0
+    rate = load.messages_per_second / load.queue_count
+    if not config.group_commit_enabled:
+        due = 1000 / config.dispatch_interval_ms
+    else:
+        due = max(
+            1000 / _age_when_due_ms(config),
+            rate / config.group_commit_count,
+            rate * load.message_bytes / config.group_commit_bytes,
+        )
+    return load.queue_count * min(rate, due)
+
+
+def _age_when_due_ms(config: StoreConfig) -> int:
+    looks = config.group_commit_timeout_ms // config.dispatch_interval_ms + 1
+    return looks * config.dispatch_interval_ms
+
+
+class _Sealed(NamedTuple):
+    """What sealing takes in a second."""
+
+    segments: float
+    gets: float
+    puts: float
+
+
+def _sealed_per_second(load: Load, config: StoreConfig, commits: float) -> Iterator[_Sealed]:
+    """Of the segments of logs, and of queues."""
+    if not commits:
+        return
+    rate = load.messages_per_second
+    for bytes_per_second, segment_bytes, hours in (
+        (rate * load.message_bytes, config.commit_log_segment_bytes, True),
+        (rate * UNIT_BYTES, config.consume_queue_segment_bytes, False),
+    ):
+        by_size = bytes_per_second / segment_bytes
+        by_parts = commits / _PARTS_MAX
+        old = load.queue_count / (config.commit_log_rolling_hours * 3600) if hours else 0.0
+        # A young segment that is small is not rolled by age.
+        is_large = bytes_per_second >= old * config.commit_log_rolling_min_bytes
+        segments = max(by_size, by_parts, old if is_large else 0.0)
+        if segments:
+            puts = bytes_per_second / _UPLOAD_PART_BYTES + 2 * segments
+            # Each part is read by itself unless one range has several: none do.
+            yield _Sealed(segments, max(commits, bytes_per_second / _READ_BYTES), puts)
+
+
+def _stored_bytes(load: Load, config: StoreConfig) -> float:
+    if load.stored_bytes is not None:
+        return load.stored_bytes
+    hours = config.reserve_hours if load.reserve_hours is None else load.reserve_hours
+    each = load.message_bytes + UNIT_BYTES
+    if config.index_enabled:
+        each += load.keys_per_message * _INDEX_ITEM_BYTES
+    return load.messages_per_second * each * hours * 3600
+
+
+def load_of(reader: TieredReader, now_ms: int) -> Load:
+    """The load that made a tier what it is, by its catalogue: averages over the time it covers.
+
+    Index files are not among its stored bytes. What is read is not known here.
+    """
+    rows = reader.segments()
+    logs = [row for row in rows if row.type is SegmentType.COMMIT_LOG and row.size]
+    message_count = sum(row.size for row in rows if row.type is SegmentType.CONSUME_QUEUE)
+    message_count //= UNIT_BYTES
+    log_bytes = sum(row.size for row in logs)
+    seconds = _seconds_covered(logs, now_ms)
+    return Load(
+        queue_count=len({row.path for row in logs}),
+        messages_per_second=message_count / seconds,
+        message_bytes=log_bytes / message_count if message_count else 0.0,
+        stored_bytes=float(sum(row.size for row in rows)),
+        seconds_covered=None if math.isinf(seconds) else seconds,
+    )
+
+
+def _seconds_covered(logs: list[SegmentRecord], now_ms: int) -> float:
+    times = [known for row in logs if (known := catalogue_times(row, now_ms)) is not None]
+    if not times:
+        return math.inf  # nobody knows how fast it came: only its bytes count
+    milliseconds = max(end for _, end in times) - min(begin for begin, _ in times)
+    return max(milliseconds / 1000, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnSegment:
+    """One segment; None for a time that nobody knows.
+
+    Of a commit log the times are those of its messages. Of an index file they are when it was
+    begun and when its last message was stored; the first may be later where it was filled late.
+    """
+
+    base_offset: int
+    size: int
+    begin_timestamp: int | None
+    end_timestamp: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePicture:
+    """How far a queue is, in queue offsets; all ends are exclusive, None where nobody knows."""
+
+    key: QueueKey
+    min_offset: int | None
+    max_offset: int
+    indexed_offset: int | None
+    local_offset: int | None
+    queue_bytes: int
+    segments: tuple[DrawnSegment, ...]
+    problem: str | None = None
+
+    @property
+    def log_bytes(self) -> int:
+        return sum(each.size for each in self.segments)
+
+    @property
+    def begin_timestamp(self) -> int | None:
+        times = [each.begin_timestamp for each in self.segments if each.begin_timestamp is not None]
+        return min(times, default=None)
+
+    @property
+    def end_timestamp(self) -> int | None:
+        times = [each.end_timestamp for each in self.segments if each.end_timestamp is not None]
+        return max(times, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierPicture:
+    """A tier at one moment, by its catalogue."""
+
+    broker_name: str
+    cluster_name: str
+    place: str
+    taken_at: int
+    queues: tuple[QueuePicture, ...]
+    index_files: tuple[DrawnSegment, ...]
+    reserve_hours: Mapping[str, int]
+    load: Load
+    cost: MonthlyCost
+    only_local: Mapping[QueueKey, int] = field(default_factory=dict)
+    """Messages of queues that the tier has nothing of, though their topic belongs there."""
+
+    @property
+    def topics(self) -> dict[str, list[QueuePicture]]:
+        found: dict[str, list[QueuePicture]] = {}
+        for queue in self.queues:
+            found.setdefault(queue.key.topic, []).append(queue)
+        return found
+
+    @property
+    def total_bytes(self) -> int:
+        index = sum(each.size for each in self.index_files)
+        return index + sum(queue.log_bytes + queue.queue_bytes for queue in self.queues)
+
+
+def picture_of(
+    reader: TieredReader,
+    metadata: MetadataStore,
+    *,
+    now_ms: int,
+    local_offsets: Mapping[QueueKey, int] | None = None,
+) -> TierPicture:
+    """Everything from the catalogue, but for a small read of each queue's first message.
+
+    `local_offsets` are the ends of the queues in a local store, where one was looked at.
+    """
+    config = reader.config
+    by_path: dict[str, list[SegmentRecord]] = {}
+    for row in reader.segments():
+        by_path.setdefault(row.path, []).append(row)
+    topics = {row.topic: row for row in reader.topics()}
+    queues = []
+    for key in reader.queues():
+        topic = topics.get(key.topic)
+        indexed = None
+        if topic is not None:
+            queue = QueueId(topic.topic_id, key.queue_id)
+            indexed = indexed_offset(metadata, config.broker_name, key.topic, queue)
+        rows = by_path.get(queue_path(config.broker_name, *key), [])
+        local = None if local_offsets is None else local_offsets.get(key)
+        queues.append(_queue(reader, key, rows, indexed, local, now_ms))
+    index_rows = metadata.segments(index_queue_path(config.broker_name), SegmentType.INDEX)
+    load = load_of(reader, now_ms)
+    return TierPicture(
+        broker_name=config.broker_name,
+        cluster_name=config.cluster_name,
+        place=_place(config),
+        taken_at=now_ms,
+        queues=tuple(queues),
+        index_files=tuple(_drawn_index(row, now_ms) for row in index_rows if row.size),
+        only_local=_only_local(config, {queue.key for queue in queues}, local_offsets or {}),
+        reserve_hours={
+            topic: row.reserve_hours or config.reserve_hours for topic, row in topics.items()
+        },
+        load=load,
+        cost=monthly_cost(load, config),
+    )
+
+
+def _place(config: StoreConfig) -> str:
+    where = config.path or config.url or "/".join(filter(None, (config.bucket, config.prefix)))
+    return ", ".join(filter(None, (config.provider, where, config.endpoint)))
+
+
+def _only_local(
+    config: StoreConfig, known: Container[QueueKey], local_offsets: Mapping[QueueKey, int]
+) -> dict[QueueKey, int]:
+    topics = TopicFilter(config)
+    return {
+        key: end
+        for key, end in sorted(local_offsets.items())
+        if end and key not in known and not topics.rejects(key.topic)
+    }
+
+
+def _queue(
+    reader: TieredReader,
+    key: QueueKey,
+    rows: list[SegmentRecord],
+    indexed_offset: int | None,
+    local_offset: int | None,
+    now_ms: int,
+) -> QueuePicture:
+    problem = minimum = None
+    try:
+        summary = reader.summary(*key)
+    except (SegmentError, OffsetOutOfRangeError) as error:
+        problem = str(error)
+    else:
+        if summary is not None:
+            minimum, problem = summary.min_offset, summary.problem
+    return QueuePicture(
+        key=key,
+        min_offset=minimum,
+        max_offset=reader.max_offset(*key) or 0,
+        indexed_offset=indexed_offset,
+        local_offset=local_offset,
+        queue_bytes=sum(row.size for row in rows if row.type is SegmentType.CONSUME_QUEUE),
+        segments=tuple(
+            _drawn(row, now_ms) for row in rows if row.type is SegmentType.COMMIT_LOG and row.size
+        ),
+        problem=problem,
+    )
+
+
+def _drawn(row: SegmentRecord, now_ms: int) -> DrawnSegment:
+    begin, end = catalogue_times(row, now_ms) or (None, None)
+    return DrawnSegment(
+        base_offset=row.base_offset, size=row.size, begin_timestamp=begin, end_timestamp=end
+    )
+
+
+def _drawn_index(row: SegmentRecord, now_ms: int) -> DrawnSegment:
+    begin, end = row.begin_timestamp, row.end_timestamp
+    return DrawnSegment(
+        base_offset=row.base_offset,
+        size=row.size,
+        begin_timestamp=begin if is_believed(begin, now_ms) else None,
+        end_timestamp=end if is_believed(end, now_ms) else None,
+    )
+
+
+KEYS_ASKED_MAX: Final = 16  # of one message; each costs a look-up
+HITS_MAX: Final = 1_024  # stored in one millisecond: where there are more, nothing is said
+
+
+class Place(Enum):
+    """What can be said of a queue offset."""
+
+    IN_TIER = "in the tier"
+    BELOW = "below the tier"
+    """Its segment has expired, or the upload of the queue began behind it."""
+    ABOVE = "not in the tier yet"
+    GAP = "in a gap"
+    """The queue goes on behind it, and nothing was stored at this offset or it has expired."""
+    DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """What is known of one offset of a queue. What does not apply to its place is None."""
+
+    key: QueueKey
+    queue_offset: int
+    place: Place
+    min_offset: int
+    max_offset: int
+    earliest_timestamp: int | None = None
+    reserve_hours: int | None = None
+    """How long the topic is kept; None: nothing expires."""
+    message: StoredMessage | None = None
+    log_offset: int | None = None
+    queue_segment: SegmentRecord | None = None
+    log_segment: SegmentRecord | None = None
+    expires_from: int | None = None
+    """The earliest time at which its segment may go; later while the segment grows."""
+    is_growing: bool = False
+    found_by: tuple[str, ...] = ()
+    not_found_by: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+def whereabouts(
+    reader: TieredReader, key: QueueKey, queue_offset: int, *, now_ms: int
+) -> Whereabouts:
+    """Everything that explains whether a read of this offset finds a message.
+
+    For a queue that the reader has. Costs a read of the message and one look-up for each of its
+    keys.
+    """
+    minimum, maximum = reader.min_offset(*key) or 0, reader.max_offset(*key) or 0
+    hours = _reserve_hours(reader, key.topic)
+
+    def at(place: Place, problem: str | None = None) -> Whereabouts:
+        return Whereabouts(
+            key=key,
+            queue_offset=queue_offset,
+            place=place,
+            min_offset=minimum,
+            max_offset=maximum,
+            earliest_timestamp=reader.earliest_time(*key),
+            reserve_hours=hours,
+            problem=problem,
+        )
+
+    if queue_offset >= maximum:
+        problem = _problem(reader, key)  # a queue that lost its end ends too early
+        return at(Place.ABOVE if problem is None else Place.DAMAGED, problem)
+    if queue_offset < minimum:
+        return at(Place.BELOW)
+    try:
+        found = reader.get_message(*key, queue_offset, count_max=1).messages
+        if not found or found[0].queue_offset != queue_offset:
+            return at(Place.GAP)
+        message = decode_message(found[0].record, path=f"{key.topic}/{key.queue_id}")
+    except SegmentError as error:
+        return at(Place.DAMAGED, str(error))
+    return _in_tier(reader, found[0], message, at(Place.IN_TIER), now_ms)
+
+
+def _problem(reader: TieredReader, key: QueueKey) -> str | None:
+    summary = reader.summary(*key)
+    return None if summary is None else summary.problem
+
+
+def _in_tier(
+    reader: TieredReader,
+    selected: SelectedMessage,
+    message: StoredMessage,
+    known: Whereabouts,
+    now_ms: int,
+) -> Whereabouts:
+    rows = reader.segments(*known.key)
+    logs = [row for row in rows if row.type is SegmentType.COMMIT_LOG]
+    units = [row for row in rows if row.type is SegmentType.CONSUME_QUEUE]
+    log = _holding(logs, selected.log_offset)
+    found_by, not_found_by = _look_up(reader, selected, message)
+    return replace(
+        known,
+        message=message,
+        log_offset=selected.log_offset,
+        log_segment=log,
+        queue_segment=_holding(units, known.queue_offset * UNIT_BYTES),
+        expires_from=_expires_from(log, message, known.reserve_hours, now_ms),
+        is_growing=log is not None and log.base_offset == max(row.base_offset for row in logs),
+        found_by=found_by,
+        not_found_by=not_found_by,
+    )
+
+
+def _holding(rows: Iterable[SegmentRecord], offset: int) -> SegmentRecord | None:
+    return next((row for row in rows if row.base_offset <= offset < row.end_offset), None)
+
+
+def _expires_from(
+    log: SegmentRecord | None, message: StoredMessage, hours: int | None, now_ms: int
+) -> int | None:
+    """A segment goes as a whole, when its newest message is old enough."""
+    if hours is None:
+        return None
+    times = None if log is None else catalogue_times(log, now_ms)
+    newest = message.store_timestamp if times is None else times[1]
+    return max(newest, message.store_timestamp) + hours * HOUR_MS
+
+
+def _look_up(
+    reader: TieredReader, selected: SelectedMessage, message: StoredMessage
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Its keys, by whether the key index leads to this message."""
+    words = dict.fromkeys([message.unique_key or "", *message.keys])
+    keys = [word for word in words if word][:KEYS_ASKED_MAX]
+    found: dict[str, bool] = {}
+    for word in keys:
+        answer = reader.query_message(
+            message.topic,
+            word,
+            count_max=HITS_MAX,
+            begin=message.store_timestamp,
+            end=message.store_timestamp,
+        )
+        is_found = any(
+            each.log_offset == selected.log_offset and each.record == selected.record
+            for each in answer.messages  # of all queues: each has a log of its own
+        )
+        if is_found or len(answer.messages) < HITS_MAX:
+            found[word] = is_found
+    return (
+        tuple(word for word in found if found[word]),
+        tuple(word for word in found if not found[word]),
+    )
+
+
+def _reserve_hours(reader: TieredReader, topic: str) -> int | None:
+    if not reader.config.expiry_enabled:
+        return None
+    own = next((row.reserve_hours for row in reader.topics() if row.topic == topic), None)
+    return own if own is not None and own > 0 else reader.config.reserve_hours

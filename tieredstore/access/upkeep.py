@@ -1,0 +1,347 @@
+"""The chores of a running tier: flush, retention, sealing and publishing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tieredstore.access.dispatcher import Dispatcher
+from tieredstore.access.health import CatalogueHealth
+from tieredstore.driver.message_store import MessageStore
+from tieredstore.driver.metadata import MetadataStore, Publisher, StaleCatalogueError
+from tieredstore.driver.runtime import Clock, Deadline, Runtime, in_time
+from tieredstore.flat.append_file import FlatAppendFile
+from tieredstore.flat.expiry import Expired, expire, kept_from, would_expire
+from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.index.contract import Index
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    SegmentNotFoundError,
+    StoreClosedError,
+    TieredStoreError,
+)
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import QueueKey
+
+log = log_of(__name__)
+
+
+class PublishChore:
+    """Publishes what has changed, when it is told to; idle where nothing has.
+
+    A failure is logged and counted, and the next step tries again. Once another writer has
+    published, no step does anything more.
+    """
+
+    def __init__(self, publisher: Publisher | None) -> None:
+        self._publisher = publisher
+        self._is_stale = False
+
+    @property
+    def is_enabled(self) -> bool:
+        return self._publisher is not None
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether a last step is due."""
+        publisher = self._publisher
+        return publisher is not None and not self._is_stale and publisher.has_changes
+
+    def step(self) -> None:
+        publisher = self._publisher
+        if publisher is None or self._is_stale:
+            return
+        try:
+            publisher.publish()
+        except StaleCatalogueError as error:
+            self._is_stale = True
+            log.error("the catalogue is published no more: %s", error)
+        except TieredStoreError as error:
+            log.warning("the catalogue could not be published: %s", error)
+
+    def health(self) -> CatalogueHealth:
+        publisher = self._publisher
+        if publisher is None:
+            return CatalogueHealth()
+        return CatalogueHealth(
+            published_count=publisher.published_count,
+            failure_count=publisher.failure_count,
+            error=publisher.problem,
+        )
+
+
+def seal_full(file: FlatMessageFile) -> dict[str, TieredStoreError]:
+    """Seal the segments behind which the queue has gone on; those that could not be, and why.
+
+    Any thread, beside everything else that goes on with the queue.
+    """
+    failures: dict[str, TieredStoreError] = {}
+    for each in (file.log, file.queue):
+        for full in each.segments[:-1]:
+            if not full.segment.wants_seal:
+                continue
+            try:
+                full.segment.seal()
+            except (StoreClosedError, SegmentNotFoundError):
+                continue  # dropped meanwhile
+            except TieredStoreError as error:
+                log.warning("%s could not be sealed: %s", full.segment.path, error)
+                failures[full.segment.path] = error
+    return failures
+
+
+def roll_unsealed(file: FlatMessageFile) -> bool:
+    """Begin new segments where those that are written would have to be sealed; for who claims the
+    queue. False where something waits or is in doubt: it must be committed first. And where
+    messages are to be compared: they may be taken back, and what follows them not."""
+    if file.waiting_bytes or file.is_in_doubt or file.problem is not None:
+        return False
+    if file.unconfirmed_from is not None:
+        return False
+    for each in (file.log, file.queue):
+        if each.is_started and _is_unsealed(each):
+            each.roll()
+    return True
+
+
+def _is_unsealed(file: FlatAppendFile) -> bool:
+    last = file.segments[-1]
+    return bool(last.record.size) and last.segment.wants_seal
+
+
+class SealChore:
+    """Seals, round by round, what the queues have left behind.
+
+    A segment that fails is tried again in the next round, in which the queues that failed come
+    last; a backend that cannot be reached ends the round. `errors` says what failed, by path.
+    """
+
+    def __init__(self, files: FlatFileStore, dispatcher: Dispatcher, clock: Clock) -> None:
+        self._files = files
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._is_stopped = False
+        self._failed: Collection[QueueKey] = ()
+        self.errors: dict[str, str] = {}  # replaced, never changed
+
+    def step(self) -> None:
+        """One round."""
+        errors: dict[str, str] = {}
+        failed: list[QueueKey] = []
+        last = set(self._failed)
+        for file in sorted(self._files.files(), key=lambda file: file.key in last):
+            if self._is_stopped:
+                break
+            failures = seal_full(file)
+            if failures:
+                failed.append(file.key)
+                errors.update((path, str(error)) for path, error in failures.items())
+            if any(isinstance(each, BackendUnavailableError) for each in failures.values()):
+                break
+        self._failed, self.errors = failed, errors
+
+    def seal_all(self, timeout: float | None = None) -> bool:
+        """Roll what is written, and seal everything; whether all of it is sealed now."""
+        clock = self._clock
+        deadline = None if timeout is None else clock.monotonic() + timeout
+        rolled = True
+        for file in self._files.files():
+            left = None if deadline is None else max(0.0, deadline - clock.monotonic())
+            with self._dispatcher.alone_with(file.key, timeout=left) as alone:
+                try:
+                    rolled = bool(alone) and roll_unsealed(file) and rolled
+                except TieredStoreError as error:
+                    log.warning("%s: could not roll: %s", file.path, error)
+                    rolled = False
+        self.step()
+        return rolled and not self.errors
+
+    def stop(self) -> None:
+        """Look after no further queue."""
+        self._is_stopped = True
+
+
+class TierFlush:
+    """Uploads everything, and seals and publishes it where that is asked for.
+
+    * Nobody waits longer than they said. What is still under way then is left behind, one flush
+      at most: who comes next waits for that one first.
+    * Nothing is held while bytes travel but the place of the one flush.
+    """
+
+    def __init__(
+        self,
+        next_store: MessageStore,
+        dispatcher: Dispatcher,
+        index: Index,
+        sealing: SealChore,
+        publishing: PublishChore,
+        runtime: Runtime,
+    ) -> None:
+        self._next = next_store
+        self._dispatcher = dispatcher
+        self._index = index
+        self._sealing = sealing
+        self._publishing = publishing
+        self._runtime = runtime
+        self._alone = threading.Lock()  # given back by the thread that does the work
+
+    def flush(self, timeout: float | None, *, seal: bool) -> bool:
+        """Whether all that the store had is in the tier, and sealed; False too when it is late."""
+        deadline = Deadline(self._runtime.clock, timeout)
+        if not self._alone.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            return False
+
+        def flush() -> bool:
+            try:
+                done = self._flush(deadline, seal=seal)
+                if seal:
+                    self._publishing.step()
+                return done
+            finally:
+                self._alone.release()
+
+        flushing = in_time(self._runtime, "tier-flush", flush, deadline.left())
+        if not flushing.done():
+            log.warning("a flush is late: the backend or the broker's store does not answer")
+            return False
+        return flushing.result()
+
+    def make_durable(self, timeout: float | None) -> bool:
+        """Only have the broker's store confirm what it took; whether it did, in time."""
+        flushing = in_time(
+            self._runtime, "local-flush", lambda: ask_to_confirm(self._next), timeout
+        )
+        return flushing.done() and flushing.result()
+
+    def _flush(self, deadline: Deadline, *, seal: bool) -> bool:
+        is_durable = ask_to_confirm(self._next)
+        confirmed = self._next.confirmed_offset()
+        if not self._dispatcher.dispatch_once(force=True, timeout=deadline.left()):
+            return False
+        if seal:
+            self._index.seal()
+        sealed = not seal or self._sealing.seal_all(deadline.left())
+        needed = self._dispatcher.needed_from()
+        done = needed is None or needed >= confirmed
+        health = self._dispatcher.health()
+        has_stopped = not health.stopped.keys() <= set(health.refused)
+        return is_durable and sealed and done and not has_stopped
+
+
+def ask_to_confirm(store: MessageStore) -> bool:
+    """Have a store that can do so make durable what it took; False where that failed.
+
+    One without `flush` confirms by itself, when it likes: nothing is asked of it.
+    """
+    flush = getattr(store, "flush", None)
+    if flush is None:
+        return True
+    try:
+        flush()
+    except Exception as error:  # noqa: BLE001 - its class, and so what it raises, is not ours
+        log.warning("the broker's store could not make durable what it took: %s", error)
+        return False
+    return True
+
+
+BUSY_SECONDS_MAX: Final = 5.0  # a queue that is being uploaded is waited for that long
+
+
+class Retention:
+    """Lets every queue drop what is older than its topic keeps it.
+
+    A queue that fails is logged, remembered in `errors` and tried again in the next round, and so
+    is one that is being uploaded all the time; neither keeps another from being looked after.
+    """
+
+    def __init__(
+        self,
+        files: FlatFileStore,
+        dispatcher: Dispatcher,
+        *,
+        forget: Callable[[QueueKey], None],
+        metadata: MetadataStore,
+        config: StoreConfig,
+        clock: Clock,
+    ) -> None:
+        self._files = files
+        self._dispatcher = dispatcher
+        self._forget = forget  # what is cached of messages that are no longer there
+        self._metadata = metadata
+        self._config = config
+        self._clock = clock
+        self._is_stopped = False
+        self.errors: dict[QueueKey, str] = {}  # replaced, never changed
+
+    def step(self) -> None:
+        """One round; nothing where `expiry_enabled` is off."""
+        if not self._config.expiry_enabled:
+            return
+        self._files.delete_leftovers(is_stopped=lambda: self._is_stopped)
+        errors = {}
+        for file in self._files.files():
+            if self._is_stopped:
+                break
+            try:
+                self._expire(file)
+            except TieredStoreError as error:
+                log.warning("%s: could not drop what is too old: %s", file.path, error)
+                errors[file.key] = str(error)
+        self.errors = errors
+
+    def stop(self) -> None:
+        """Look after no further queue."""
+        self._is_stopped = True
+
+    def _expire(self, file: FlatMessageFile) -> None:
+        topic = self._metadata.topic(file.key.topic)
+        before_ms = None if topic is None else kept_from(self._config, topic, self._clock.now_ms())
+        if before_ms is None:
+            return
+        with self._dispatcher.alone_with(file.key, timeout=BUSY_SECONDS_MAX) as alone:
+            if not alone:
+                log.info("%s: is being uploaded, expired in the next round", file.path)
+            elif self._files.get(file.key) is file:
+                expire(file, before_ms)
+                self._forget(file.key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiredQueue:
+    """What went of one queue, or would go; or why that is not known."""
+
+    key: QueueKey
+    expired: Expired | None
+    failure: str | None = None
+
+
+def expire_tier(
+    files: FlatFileStore,
+    metadata: MetadataStore,
+    config: StoreConfig,
+    *,
+    now_ms: int,
+    dry_run: bool = False,
+) -> Iterator[ExpiredQueue]:
+    """Queue by queue, those of which something is too old. A failure touches its queue only.
+
+    For who holds the catalogue's lock, or with `dry_run` for anybody. The key index is left as it
+    is: what it says of messages that are gone finds nothing, and a broker drops its files.
+    """
+    for file in sorted(files.files(), key=lambda file: file.key):
+        topic = metadata.topic(file.key.topic)
+        before_ms = None if topic is None else kept_from(config, topic, now_ms)
+        if before_ms is None:
+            continue
+        try:
+            expired = would_expire(file, before_ms) if dry_run else expire(file, before_ms)
+        except TieredStoreError as error:
+            yield ExpiredQueue(key=file.key, expired=None, failure=str(error))
+            continue
+        if expired.segment_count:
+            yield ExpiredQueue(key=file.key, expired=expired)

@@ -1,1 +1,0 @@
-"""Uploading: what moves the messages of a broker's store into the tier."""

@@ -1,0 +1,453 @@
+"""A run of messages of one queue: its units, then the one range of the log that they name."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import repeat
+from operator import add
+from struct import Struct
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.checks import bodies_match
+from tieredstore.codec.columns import WordsWithin
+from tieredstore.codec.message import BLANK_MAGIC, CODA_BYTES, is_coda
+from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units
+from tieredstore.codec.record import (
+    BODY_CRC_POSITION,
+    BORN_HOST_IPV6,
+    MESSAGE_MAGIC_V1,
+    MESSAGE_MAGIC_V2,
+    QUEUE_OFFSET_POSITION,
+    STORE_HOST_IPV6,
+    SYS_FLAG_POSITION,
+    peek_message_bytes,
+)
+from tieredstore.flat.append_file import FlatAppendFile
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.model.errors import (
+    OffsetOutOfRangeError,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+    StoreClosedError,
+)
+from tieredstore.model.messages import MessageRun, SelectedMessage
+
+RECORD_BYTES_MIN: Final = 91  # no body, no topic, no properties
+HOLE_BYTES_MAX: Final = 64 * 1024  # unreferenced bytes that one run reads through, all together
+FEW_ROWS_MAX: Final = 48
+
+_HEAD: Final = Struct(">iI12xq")  # size, magic, queue offset
+_MAGICS: Final = frozenset({MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2})
+_CODA_HEAD: Final = np.uint64(CODA_BYTES << 32 | BLANK_MAGIC)
+_NONE: Final = np.empty(0, np.int64)
+_SETTERS: Final[Mapping[str, Any]] = vars(SelectedMessage)
+_SET_QUEUE_OFFSET: Final = _SETTERS["queue_offset"].__set__
+_SET_LOG_OFFSET: Final = _SETTERS["log_offset"].__set__
+_SET_TAGS_CODE: Final = _SETTERS["tags_code"].__set__
+_SET_RECORD: Final = _SETTERS["record"].__set__
+
+
+class NamedRows:
+    """The records that consecutive units name, in the log from `start` on.
+
+    A unit that names the place of a coda, the end marker of old segments, means the record behind
+    it: that is known only when the bytes are there.
+    """
+
+    __slots__ = ("_few", "_log_offsets", "_message_bytes", "_start", "_tags_codes", "first_offset")
+
+    def __init__(self, units: bytes, first_offset: int) -> None:
+        self.first_offset = first_offset
+        self._few = len(units) <= FEW_ROWS_MAX * UNIT_BYTES
+        self._log_offsets: Any
+        self._message_bytes: Any
+        self._tags_codes: Any
+        if self._few:
+            fields = _few_units(len(units) // UNIT_BYTES).unpack(units)
+            self._log_offsets, self._message_bytes = fields[0::3], fields[1::3]
+            self._tags_codes = fields[2::3]
+        else:
+            many = decode_units(units)
+            self._log_offsets = many.log_offsets
+            self._message_bytes = many.message_bytes
+            self._tags_codes = many.tags_codes
+        self._start = int(self._log_offsets[0])
+
+    @property
+    def start(self) -> int:
+        """Where the log has the first of them."""
+        return self._start
+
+    def begin_at(self, log_offset: int) -> None:
+        """The first record lies here, whatever its unit says."""
+        if log_offset != self._start:
+            self._start = log_offset
+            if self._few:
+                self._log_offsets = (log_offset, *self._log_offsets[1:])
+            else:
+                self._log_offsets[0] = log_offset
+
+    def place(self, row: int) -> int:
+        """Where the log has the record of a row, or the coda before it."""
+        return int(self._log_offsets[row])
+
+    def end(self, count: int) -> int:
+        """Where the record of the last of these rows ends."""
+        return int(self._log_offsets[count - 1]) + int(self._message_bytes[count - 1])
+
+    def reach(self, log_end: int, bytes_max: int) -> int:
+        """How many rows can be read in one go: in order, close together, below `log_end`.
+
+        None where the first one names no record; else at least one, however large it is.
+        """
+        if not self._few:
+            return self._reach_of_many(log_end, bytes_max)
+        ends = list(map(add, self._log_offsets, self._message_bytes))
+        if (
+            ends[:-1] == [*self._log_offsets[1:]]  # as a batch leaves them: no hole between any two
+            and min(self._message_bytes) >= RECORD_BYTES_MIN
+            and ends[-1] <= min(log_end, self._start + bytes_max)
+        ):
+            return len(ends)
+        rows = total = 0
+        end = start = self._start
+        for place, size in zip(self._log_offsets, self._message_bytes, strict=True):
+            total += size
+            hole_bytes = place + size - start - total
+            if size < RECORD_BYTES_MIN or place < end or place + size > log_end:
+                break
+            if rows and (total > bytes_max or hole_bytes > HOLE_BYTES_MAX):
+                break
+            end = place + size
+            rows += 1
+        return rows
+
+    def check(self, data: bytes, count: int) -> FoundRows:
+        """The first rows in the log's bytes from `start` on, up to the first of them that is not
+        the message it must be."""
+        check = self._check_few if self._few else self._check_many
+        return FoundRows(self, check(data, count), data)
+
+    def columns(self, count: int) -> tuple[Any, Any]:
+        """Sizes and tags codes of the first rows, as tuples or as columns."""
+        return self._message_bytes[:count], self._tags_codes[:count]
+
+    def _check_few(self, data: bytes, count: int) -> Sequence[int]:
+        start, sizes = self._start, self._message_bytes[:count]
+        starts = [place - start for place in self._log_offsets[:count]]
+        if starts[-1] + sizes[-1] <= len(data):
+            # One look at all heads: hardly ever is there one that is not as it should be.
+            heads = list(map(_HEAD.unpack_from, repeat(data), starts))
+            magic, first = heads[0][1], self.first_offset
+            wanted = zip(sizes, repeat(magic), range(first, first + count), strict=False)
+            if magic in _MAGICS and heads == list(wanted):
+                return starts
+        return self._check_singly(data, starts, sizes)
+
+    def _check_singly(
+        self, data: bytes, places: Sequence[int], sizes: Sequence[int]
+    ) -> Sequence[int]:
+        starts: list[int] = []
+        queue_offset = self.first_offset
+        for place, size in zip(places, sizes, strict=True):
+            at = place
+            if at + size > len(data):
+                break
+            head = _HEAD.unpack_from(data, at)
+            if head[0] == CODA_BYTES and head[1] == BLANK_MAGIC:
+                at += CODA_BYTES
+                if at + size > len(data):
+                    break
+                head = _HEAD.unpack_from(data, at)
+            if head[0] != size or head[1] not in _MAGICS or head[2] != queue_offset:
+                break
+            starts.append(at)
+            queue_offset += 1
+        return starts
+
+    def _reach_of_many(self, log_end: int, bytes_max: int) -> int:
+        places, sizes = self._log_offsets, self._message_bytes.astype(np.int64)
+        totals = np.cumsum(sizes)
+        holes = (places - self._start) - (totals - sizes)
+        # Places are compared with the end less the size: nothing wraps around, whatever they are,
+        # but for an end far below 0. That is the place itself where the log does not have it.
+        good = (sizes >= RECORD_BYTES_MIN) & (places >= 0) & (places <= log_end - sizes)
+        near = (totals <= bytes_max) & (holes <= HOLE_BYTES_MAX)
+        near[0] = True
+        good &= near
+        good[1:] &= places[1:] >= (places + sizes)[:-1]
+        return len(good) if good.all() else int(good.argmin())
+
+    def _check_many(self, data: bytes, count: int) -> NDArray[np.int64]:
+        starts = self._log_offsets[:count] - self._start
+        sizes = self._message_bytes[:count].astype(np.int64)
+        words: NDArray[Any] = np.ndarray((max(0, len(data) - 7),), ">u8", data, strides=(1,))
+        heads = words[starts]
+        behind_coda = heads == _CODA_HEAD
+        if behind_coda.any():
+            behind_coda &= starts + CODA_BYTES + sizes <= len(data)
+            starts = np.where(behind_coda, starts + CODA_BYTES, starts)
+            heads = words[starts]
+        wanted = sizes.astype(np.uint64) << np.uint64(32)
+        good = heads == (wanted | np.uint64(MESSAGE_MAGIC_V2))
+        good |= heads == (wanted | np.uint64(MESSAGE_MAGIC_V1))
+        offsets = np.arange(self.first_offset, self.first_offset + count, dtype=np.uint64)
+        good &= words[starts + QUEUE_OFFSET_POSITION] == offsets
+        checked: NDArray[np.int64] = starts if good.all() else starts[: int(good.argmin())]
+        return checked
+
+
+class FoundRows:
+    """The first of the named rows, each the message it must be, and the bytes that hold them."""
+
+    __slots__ = ("_data", "_rows", "_starts")
+
+    def __init__(
+        self, rows: NamedRows, starts: Sequence[int] | NDArray[np.int64], data: bytes
+    ) -> None:
+        self._rows = rows
+        self._starts = starts
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def run(self) -> MessageRun:
+        sizes, tags_codes = self._rows.columns(len(self))
+        starts = np.array(self._starts, np.int64)
+        return MessageRun(
+            first_offset=self._rows.first_offset,
+            log_offsets=starts + self._rows.start,
+            message_bytes=np.array(sizes, np.int32),
+            tags_codes=np.array(tags_codes, np.int64),
+            starts=starts,
+            records=self._data,
+        )
+
+    def messages(self) -> list[SelectedMessage]:
+        """The loops run in C, field by field: a call of the constructor for each message takes
+        longer than everything else in a read of many."""
+        count, first, start = len(self), self._rows.first_offset, self._rows.start
+        starts = _listed(self._starts)
+        sizes, tags_codes = map(_listed, self._rows.columns(count))
+        data = bytes(self._data)  # no copy where it is bytes; a view would keep the whole page
+        messages: list[SelectedMessage] = list(map(object.__new__, repeat(SelectedMessage, count)))
+        fields = (
+            (_SET_QUEUE_OFFSET, range(first, first + count)),
+            (_SET_LOG_OFFSET, [at + start for at in starts]),
+            (_SET_TAGS_CODE, tags_codes),
+            (_SET_RECORD, [data[at : at + size] for at, size in zip(starts, sizes, strict=True)]),
+        )
+        for set_field, values in fields:
+            deque(map(set_field, messages, values), maxlen=0)
+        return messages
+
+
+def sound_bodies(run: MessageRun) -> NDArray[np.bool_]:
+    """Of each row whether its body lies within its record and has the checksum that this names."""
+    words = WordsWithin(run.records)
+    starts = run.starts.astype(np.int64, copy=False)
+    flags = words.int32(starts + SYS_FLAG_POSITION)
+    ipv6 = ((flags & BORN_HOST_IPV6) != 0).astype(np.int64) + ((flags & STORE_HOST_IPV6) != 0)
+    bodies = starts + 88 + 12 * ipv6
+    sizes = words.int32(bodies - 4)
+    inside = (sizes >= 0) & (bodies + sizes <= starts + run.message_bytes)
+    sizes, crcs = np.where(inside, sizes, 0), words.int32(starts + BODY_CRC_POSITION)
+    sound: NDArray[np.bool_] = inside & bodies_match(run.records, bodies, sizes, crcs)
+    return sound
+
+
+def empty_run(offset: int) -> MessageRun:
+    return MessageRun(
+        first_offset=offset,
+        log_offsets=_NONE,
+        message_bytes=np.empty(0, np.int32),
+        tags_codes=_NONE,
+        starts=_NONE,
+        records=b"",
+    )
+
+
+@cache
+def _few_units(count: int) -> Struct:
+    """That of so many units: there are at most FEW_ROWS_MAX of them."""
+    return Struct(">" + count * "qiq")
+
+
+def _listed(column: Any) -> Sequence[int]:
+    listed: Sequence[int] = column.tolist() if isinstance(column, np.ndarray) else column
+    return listed
+
+
+_SIZE_BYTES: Final = 4
+# What was committed is asked for, so these say that the backend has lost bytes.
+_GONE: Final = (OffsetOutOfRangeError, SegmentNotFoundError)
+
+
+class ByteSource(Protocol):
+    """Where the bytes of a file come from: its segments, or a cache before them."""
+
+    def read(self, file: FlatAppendFile, offset: int, length: int) -> bytes:
+        """Exactly `length` committed bytes, or an error."""
+
+
+class _Direct:
+    """No cache: every read goes to the backend."""
+
+    def read(self, file: FlatAppendFile, offset: int, length: int) -> bytes:
+        return file.read(offset, length)
+
+
+DIRECT: Final[ByteSource] = _Direct()
+
+
+def read_run(
+    file: FlatMessageFile,
+    offset: int,
+    *,
+    count_max: int,
+    bytes_max: int,
+    source: ByteSource = DIRECT,
+    checks_bodies: bool = False,
+) -> MessageRun:
+    """Consecutive messages from this queue offset on; empty where there is none.
+
+    * At most `count_max` messages, whose records have at most `bytes_max` bytes together; the
+      first one is given however large it is. A gap in the queue ends the run, and so does a large
+      hole in the log: who goes on at `end_offset` misses nothing.
+    * Every row is the message with that queue offset, whole, or it is not in the run. A damaged
+      row ends the run before it; as the first one it raises SegmentCorruptError. With
+      `checks_bodies` a body with another checksum than its record names is damage too.
+    """
+    found = _read(file, offset, count_max, bytes_max, source)
+    if found is None:
+        return empty_run(offset)
+    run = found.run()
+    if not checks_bodies:
+        return run
+    sound = sound_bodies(run)
+    if not sound[0]:
+        raise damaged_body(file, offset, int(run.log_offsets[0]))
+    return run if sound.all() else run.head(int(sound.argmin()))
+
+
+def damaged_body(file: FlatMessageFile, offset: int, log_offset: int) -> SegmentCorruptError:
+    """What is said of a message whose body is not the one that was put."""
+    reason = f"the body of message {offset} has another checksum than it should"
+    return _damage(file.log, log_offset, reason)
+
+
+def read_messages(
+    file: FlatMessageFile,
+    offset: int,
+    *,
+    count_max: int,
+    bytes_max: int,
+    source: ByteSource = DIRECT,
+) -> list[SelectedMessage]:
+    """The same messages, each an object with bytes of its own."""
+    found = _read(file, offset, count_max, bytes_max, source)
+    return [] if found is None else found.messages()
+
+
+def record_place(file: FlatMessageFile, log_offset: int) -> int:
+    """Where to read what a unit names: right there, unless that was a coda that has expired with
+    its segment. The record is the first thing of the next one."""
+    minimum = file.log.min_offset
+    return minimum if log_offset == minimum - CODA_BYTES else log_offset
+
+
+def _read(
+    file: FlatMessageFile, offset: int, count_max: int, bytes_max: int, source: ByteSource
+) -> FoundRows | None:
+    rows = min(
+        count_max, file.queue.units_in_a_row(offset), max(0, bytes_max) // RECORD_BYTES_MIN + 1
+    )
+    if rows <= 0 or offset < file.min_offset:
+        return None
+    try:
+        units = _read_units(file, offset, rows, source)
+        return _read_named(file, NamedRows(units, offset), bytes_max, source)
+    except (SegmentCorruptError, StoreClosedError):
+        if offset < file.min_offset:  # it expired while it was being read
+            return None
+        raise
+
+
+def _read_units(file: FlatMessageFile, offset: int, rows: int, source: ByteSource) -> bytes:
+    while True:
+        try:
+            return source.read(file.queue, offset * UNIT_BYTES, rows * UNIT_BYTES)
+        except _GONE as error:
+            if rows == 1:
+                reason = f"the unit of message {offset} is not there"
+                raise _damage(file.queue, offset * UNIT_BYTES, reason) from error
+            rows //= 2  # what is there is served
+
+
+def _read_named(
+    file: FlatMessageFile, rows: NamedRows, bytes_max: int, source: ByteSource
+) -> FoundRows:
+    first = rows.first_offset
+    rows.begin_at(record_place(file, rows.start))
+    log_end = _contiguous_end(file.log, rows.start)
+    count = rows.reach(log_end, bytes_max)
+    if not count:
+        reason = f"the unit of message {first} names no record of the log"
+        raise _damage(file.queue, first * UNIT_BYTES, reason)
+    while True:
+        try:
+            found = _read_records(file, rows, count, log_end, bytes_max, source)
+        except _GONE as error:
+            if count == 1:
+                reason = f"the record of message {first} is not there"
+                raise _damage(file.log, rows.start, reason) from error
+            count //= 2
+            continue
+        if not len(found):
+            raise _damage(file.log, rows.start, f"this is not message {first}")
+        return found
+
+
+def _read_records(
+    file: FlatMessageFile,
+    rows: NamedRows,
+    count: int,
+    log_end: int,
+    bytes_max: int,
+    source: ByteSource,
+) -> FoundRows:
+    start, end = rows.start, rows.end(count)
+    if end - start > bytes_max and count == 1:
+        # A size beyond all limits is read only if the record claims it too.
+        claimed = peek_message_bytes(source.read(file.log, start, _SIZE_BYTES))
+        if claimed not in (end - start, CODA_BYTES):
+            return FoundRows(rows, (), b"")
+    data = source.read(file.log, start, end - start)
+    found = rows.check(data, count)
+    if len(found) == count - 1 and is_coda(data, rows.place(count - 1) - start):
+        data += source.read(file.log, end, min(CODA_BYTES, log_end - end))
+        found = rows.check(data, count)
+    return found
+
+
+def _contiguous_end(log: FlatAppendFile, start: int) -> int:
+    """How far the log goes from here on without a gap."""
+    end = start
+    found = log.segment_at(start)
+    while found is not None and found.base <= end < found.end:
+        end = found.end
+        found = log.segment_at(end)
+    return end
+
+
+def _damage(file: FlatAppendFile, offset: int, reason: str) -> SegmentCorruptError:
+    found = file.segment_at(offset)
+    if found is None:
+        return SegmentCorruptError(f"{file.path}/{file.type.name}", reason, position=offset)
+    return SegmentCorruptError(found.segment.path, reason, position=offset - found.base)

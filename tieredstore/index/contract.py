@@ -1,0 +1,147 @@
+"""What the store asks of a key index: hits, answers, and the index that holds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tieredstore.model.messages import MessageRun
+from tieredstore.model.values import INT64_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedRun:
+    """Messages that are durable in the tier: row i of `run` lies at `log_offsets[i]` there.
+
+    The records are as the tier has them. Whose log the run's own `log_offsets` mean is left open:
+    go by `log_offsets` here.
+    """
+
+    run: MessageRun
+    log_offsets: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.log_offsets)
+
+
+class IndexHit(NamedTuple):
+    """Where a message lies whose key may be the one asked for: keys are stored as hashes."""
+
+    topic_id: int
+    queue_id: int
+    log_offset: int  # in the tier's commit log of that queue
+    message_bytes: int
+    store_timestamp: int  # as exact as the index keeps it: whole seconds
+    put_before: int = INT64_MAX  # the index had it by then, where that is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexFigures:
+    """How many files there are: being filled, full but not uploaded, uploaded."""
+
+    unsealed_count: int = 0
+    sealed_count: int = 0
+    uploaded_count: int = 0
+    footer_cache_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexAnswer:
+    """Hits, newest first; not `complete` where something that may hold more could not be read.
+
+    Of messages that the index has not taken it says nothing: see `indexed_offset`.
+    """
+
+    hits: Sequence[IndexHit] = ()
+    complete: bool = True
+
+
+NOTHING: Final = IndexAnswer()
+
+
+class Index(Protocol):
+    """Finds messages of the tier by their keys.
+
+    * Lifecycle: `load`, `start`, `shutdown`, each idempotent; `destroy` deletes the data.
+    * `put` comes after the commit of the messages, in queue order for each queue and never twice
+      at a time for one queue. One that raises is tried again later, so a message may come twice.
+      The run is the caller's: what is to be kept is copied.
+    * Any thread may query at any time. `seal` uploads what it has only on the broker's own disk;
+      it raises what the backend raises.
+    """
+
+    @property
+    def problem(self) -> str | None:
+        """What went wrong in the background last, as long as it does."""
+
+    @property
+    def figures(self) -> IndexFigures:
+        """What there is, from memory."""
+
+    def load(self) -> None: ...
+
+    def start(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+    def destroy(self) -> None: ...
+
+    def seal(self) -> None: ...
+
+    def put(self, topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> None:
+        """Take messages that were committed."""
+
+    def indexed_offset(self, topic: str, topic_id: int, queue_id: int) -> int | None:
+        """Below this queue offset `query` finds every message, and a crash loses none of them.
+
+        What was committed at or above it is put again after a start, and read by who looks for a
+        key meanwhile. None: nothing is, and what `query` says counts as it is. A topic
+        that was deleted and made anew has another id, and 0 until something of it was put.
+        """
+
+    def query(
+        self, topic: str, topic_id: int, key: str, *, count_max: int, begin: int, end: int
+    ) -> IndexAnswer:
+        """Messages of the topic that may have the key, stored about within [begin, end]."""
+
+
+class NoIndex:
+    """Keeps nothing and finds nothing, and says so: what it is asked for may be in the tier."""
+
+    @property
+    def problem(self) -> str | None:
+        return None
+
+    @property
+    def figures(self) -> IndexFigures:
+        return IndexFigures()
+
+    def load(self) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+    def destroy(self) -> None:
+        pass
+
+    def seal(self) -> None:
+        pass
+
+    def put(self, topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> None:
+        pass
+
+    def indexed_offset(self, topic: str, topic_id: int, queue_id: int) -> int | None:
+        return None
+
+    def query(
+        self, topic: str, topic_id: int, key: str, *, count_max: int, begin: int, end: int
+    ) -> IndexAnswer:
+        return IndexAnswer(complete=False)

@@ -1,0 +1,264 @@
+"""The keys of a run of messages as columns, and the hashes noted beside an index file.
+
+The hashes of all keys of an index file, noted beside it while it fills: its filter-to-be.
+
+    | offset | width | field                                                  |
+    | ------ | ----- | ------------------------------------------------------ |
+    |      0 |     8 | magic `TSKEYS01`                                       |
+    |      8 | i64   | begin timestamp of the index file                      |
+    |     16 | i64   | smallest store timestamp                               |
+    |     24 | i64   | largest store timestamp                                |
+    |     32 | u64   | hash of item 1, and so on; little-endian               |
+
+An entry proves itself: its lower half is what the item was hashed to. So what a crash left out, and
+what another program put meanwhile, is noticed when the entries are used, and then there is no
+filter. Without this file nothing is lost but the filter.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.columns import keys_of_texts
+from tieredstore.codec.record import (
+    BORN_HOST_IPV6,
+    JAVA_STORE_TIMESTAMP_POSITION,
+    MAGIC_POSITION,
+    MESSAGE_MAGIC_V1,
+    MESSAGE_MAGIC_V2,
+    STORE_HOST_IPV6,
+    SYS_FLAG_POSITION,
+)
+from tieredstore.driver.durable import NO_LINK, write_all
+from tieredstore.index.contract import CommittedRun
+from tieredstore.index.rows import IndexColumns, TimeRange
+from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.printable import log_of
+
+log = log_of(__name__)
+
+MAGIC: Final = b"TSKEYS01"
+SUFFIX: Final = ".keys"
+_HEADER: Final = Struct("<8sqqq")
+_ENTRY_BYTES: Final = 8
+_READ_ENTRIES: Final = 1 << 19
+_NO_TIMES: Final = (0, -1)
+
+
+class KeyNotes:
+    """One entry for each item, written before the item is; `close` is idempotent."""
+
+    def __init__(self, path: Path, descriptor: int, times: tuple[int, int]) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._times = times
+        self._closing = threading.Lock()
+        self._failure: OSError | None = None
+
+    @classmethod
+    def create(cls, path: Path, *, begin_timestamp: int) -> KeyNotes:
+        """A new file in place of any old one."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | NO_LINK
+        descriptor = os.open(path, flags, 0o666)
+        notes = cls(path, descriptor, _NO_TIMES)
+        try:
+            write_all(descriptor, _HEADER.pack(MAGIC, begin_timestamp, *_NO_TIMES), 0)
+        except BaseException:
+            notes.close()
+            raise
+        return notes
+
+    @classmethod
+    def open(cls, path: Path, *, begin_timestamp: int, read_only: bool = False) -> KeyNotes | None:
+        """The file beside an index file; None where there is none or it is another's."""
+        flags = os.O_RDONLY if read_only else os.O_RDWR
+        try:
+            descriptor = os.open(path, flags | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            head = os.pread(descriptor, _HEADER.size, 0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if len(head) == _HEADER.size:
+            magic, begin, first, last = _HEADER.unpack(head)
+            if magic == MAGIC and begin == begin_timestamp:
+                return cls(path, descriptor, (first, last))
+        os.close(descriptor)
+        return None
+
+    @property
+    def times(self) -> TimeRange | None:
+        """Of all puts that were begun; None before the first."""
+        first, last = self._times
+        return TimeRange(first=first, last=last) if first <= last else None
+
+    def put(self, hashes: NDArray[np.uint64], times: TimeRange, *, first_item: int) -> None:
+        """Note the hashes of items that are about to be written, and widen the times."""
+        held = self.times
+        first = times.first if held is None else min(held.first, times.first)
+        last = times.last if held is None else max(held.last, times.last)
+        position = _HEADER.size + _ENTRY_BYTES * (first_item - 1)
+        entries = np.ascontiguousarray(hashes, "<u8")
+        write_all(self._descriptor, entries.data, position)
+        if (first, last) != self._times:
+            write_all(self._descriptor, _HEADER.pack(MAGIC, 0, first, last)[16:], 16)
+            self._times = (first, last)
+
+    def forget_times(self) -> None:
+        """Begin anew: the times are of puts that were cut off."""
+        write_all(self._descriptor, _HEADER.pack(MAGIC, 0, *_NO_TIMES)[16:], 16)
+        self._times = _NO_TIMES
+
+    def blocks(self, item_count: int, *, after: int = 0) -> Iterator[NDArray[np.uint64]]:
+        """The hashes of the items behind `after` up to `item_count`, in order; fewer where the file
+        is too short."""
+        position = _HEADER.size + _ENTRY_BYTES * after
+        end = _HEADER.size + _ENTRY_BYTES * item_count
+        descriptor = self._duplicate()
+        try:
+            while position < end:
+                wanted = min(_ENTRY_BYTES * _READ_ENTRIES, end - position)
+                data = os.pread(descriptor, wanted, position)
+                whole = len(data) // _ENTRY_BYTES
+                if not whole:
+                    return
+                yield np.frombuffer(data, "<u8", whole).astype(np.uint64, copy=False)
+                position += _ENTRY_BYTES * whole
+        finally:
+            os.close(descriptor)
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
+    def sync(self) -> None:
+        """One that failed fails for ever: the kernel drops the pages that it could not write."""
+        if self._failure is not None:
+            raise OSError(*self._failure.args) from self._failure
+        descriptor = self._duplicate()
+        try:
+            os.fdatasync(descriptor)
+        except OSError as error:
+            self._failure = error
+            raise
+        finally:
+            os.close(descriptor)
+
+    def _duplicate(self) -> int:
+        """For one who may not be done when the file is closed."""
+        with self._closing:
+            if self._descriptor < 0:
+                raise StoreClosedError(f"{self.path}: the file of key hashes is closed")
+            return os.dup(self._descriptor)
+
+    def close(self) -> None:
+        with self._closing:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def delete(self) -> None:
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+
+def notes_path(path: Path) -> Path:
+    """Where the notes of the index file at `path` are."""
+    return path.with_name(path.name + SUFFIX)
+
+
+_FIXED_BYTES: Final = 88
+_IPV6_BYTES: Final = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunKeys:
+    """The keys of some messages, and how many each of them has; those without any do not count."""
+
+    columns: IndexColumns
+    key_counts: NDArray[np.int64]
+
+
+def keys_of_run(topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> RunKeys:
+    """Each key once for each message, in the order of the messages.
+
+    A record that is none is passed over: nothing could find it.
+    """
+    spans = _spans(run)
+    keys = keys_of_texts(_texts(run.run.records, spans), prefix=f"{topic}#")
+    log_offsets = np.asarray(run.log_offsets, np.int64)
+    sizes = run.run.message_bytes.astype(np.int64)
+    return RunKeys(
+        columns=IndexColumns(
+            key_hashes=keys.hashes,
+            topic_ids=topic_id,
+            queue_ids=queue_id,
+            log_offsets=np.repeat(log_offsets, keys.counts),
+            message_bytes=np.repeat(sizes, keys.counts),
+            store_timestamps=np.repeat(spans.store_timestamps, keys.counts),
+        ),
+        key_counts=keys.counts[keys.counts > 0],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spans:
+    properties: tuple[list[int], list[int]]
+    store_timestamps: NDArray[np.int64]
+
+
+def _texts(records: bytes | bytearray | memoryview, spans: _Spans) -> list[bytes | bytearray]:
+    """Copies: thousands of views would each be looked at by the garbage collector."""
+    places = zip(*spans.properties, strict=True)
+    if isinstance(records, memoryview):
+        return [records[start:end].tobytes() for start, end in places]
+    return [records[start:end] for start, end in places]
+
+
+def _spans(run: CommittedRun) -> _Spans:
+    """Where the property text of each record begins and ends, and when it was stored."""
+    data = run.run.records
+    starts = run.run.starts.astype(np.int64)
+    ends = starts + run.run.message_bytes
+    sound = (starts >= 0) & (ends <= len(data)) & (ends - starts > _FIXED_BYTES)
+    at = np.where(sound, starts, 0)
+    flags = _words(data, at + SYS_FLAG_POSITION, ">i4")
+    born = np.where(flags & BORN_HOST_IPV6, _IPV6_BYTES, 0)
+    fixed = _FIXED_BYTES + born + np.where(flags & STORE_HOST_IPV6, _IPV6_BYTES, 0)
+    body_bytes = _words(data, at + fixed - 4, ">i4")
+    magic = _words(data, at + MAGIC_POSITION, ">u4")
+    topic_at = at + fixed + body_bytes
+    is_wide = magic == MESSAGE_MAGIC_V2
+    sound &= (is_wide | (magic == MESSAGE_MAGIC_V1)) & (body_bytes >= 0) & (topic_at + 4 <= ends)
+    wide, narrow = _words(data, topic_at, ">i2"), _words(data, topic_at, ">i1")
+    topic_end = topic_at + np.where(is_wide, 2 + wide, 1 + narrow)
+    sound &= (topic_end > topic_at) & (topic_end + 2 <= ends)
+    first = topic_end + 2
+    last = first + _words(data, topic_end, ">i2")
+    sound &= (last >= first) & (last <= ends)
+    if not sound.all():
+        log.error("%d messages without a sound record are not indexed", int((~sound).sum()))
+    first, last = np.where(sound, first, 0), np.where(sound, last, 0)
+    times = _words(data, at + JAVA_STORE_TIMESTAMP_POSITION + born, ">i8")
+    return _Spans(properties=(first.tolist(), last.tolist()), store_timestamps=times)
+
+
+def _words(data: Any, positions: NDArray[np.int64], kind: str) -> NDArray[np.int64]:
+    """Big-endian numbers at any positions; any number where one does not lie within the data."""
+    width = np.dtype(kind).itemsize
+    count = len(data) - width + 1
+    if count <= 0:
+        return np.zeros(len(positions), np.int64)
+    words: NDArray[Any] = np.ndarray((count,), kind, data, strides=(1,))
+    return words[np.clip(positions, 0, count - 1)].astype(np.int64)

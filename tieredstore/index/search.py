@@ -1,0 +1,503 @@
+"""A search for one key in many index files side by side, newest first."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from heapq import heappush, heapreplace, merge
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from tieredstore.codec.java import index_key, local_key_hash, local_slot, tiered_probes, wrap_int32
+from tieredstore.codec.key_hashes import key_hash
+from tieredstore.codec.tiered_index import (
+    HEADER_BYTES,
+    SLOT_BYTES,
+    compacted_file_bytes,
+    decode_compacted_slot,
+    decode_header,
+    is_legacy_compacted,
+    slot_position,
+    view_compacted_items,
+)
+from tieredstore.driver.runtime import Runtime
+from tieredstore.index.contract import IndexAnswer, IndexHit
+from tieredstore.index.footer import (
+    BLOCK_BYTES,
+    GROUP_BYTES,
+    TAIL_BYTES,
+    Footer,
+    Group,
+    block_of,
+    decode_tail,
+    find_group,
+    has_footer,
+    may_hold,
+)
+from tieredstore.index.local_file import IndexStoreFile, ItemsChecksum
+from tieredstore.index.rows import (
+    FoundItem,
+    foreign_times,
+    seconds_window,
+    undated,
+    with_true_times,
+)
+from tieredstore.index.watermarks import Durable, QueueId, Watermarks
+from tieredstore.index.writer import LocalFolder
+from tieredstore.model.errors import (
+    InvalidConfigError,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+    StoreClosedError,
+    TieredStoreError,
+)
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import INT64_MAX
+
+log = log_of(__name__)
+
+Read = Callable[[int, int], bytes]
+"""Position and length to exactly so many bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearFooter:
+    """A footer whose bytes are at hand: `read` counts from its first byte."""
+
+    footer: Footer
+    read: Read
+
+    @classmethod
+    def open(cls, read: Read, footer_bytes: int, *, file_bytes: int, path: str) -> NearFooter:
+        """A copy of the footer; `file_bytes` is the file with it, even if it has none itself."""
+        size = min(footer_bytes, TAIL_BYTES)
+        tail = read(footer_bytes - size, size)
+        footer = decode_tail(tail, file_bytes=file_bytes, path=path)
+        if footer.footer_bytes != footer_bytes:
+            raise SegmentCorruptError(path, "the copy of a footer is cut off", position=0)
+        return cls(footer=footer, read=read)
+
+
+class UploadedFile:
+    """One file, which never changes; any thread may ask.
+
+    A lookup reads one range of at most 16 KiB where the footer is near, two ranges where only its
+    tail is known, and two where there is none. A slot with more items is read in pages, newest
+    first, until the caller has enough.
+    """
+
+    def __init__(
+        self,
+        read: Read,
+        items_end: int,
+        *,
+        path: str,
+        slot_count: int,
+        begin_timestamp: int,
+        is_legacy: bool = False,
+        footer: Footer | None = None,
+        near: NearFooter | None = None,
+    ) -> None:
+        self.path = path
+        self.slot_count = slot_count
+        self.begin_timestamp = begin_timestamp
+        self.is_legacy = is_legacy
+        self.footer = footer
+        self._read_bytes = read
+        self._near = near
+        self._items_start = slot_position(slot_count)
+        self._items_end = items_end
+
+    @classmethod
+    def open(
+        cls,
+        read: Read,
+        size: int,
+        *,
+        slot_count: int,
+        path: str = "",
+        trust_footer: bool = True,
+    ) -> UploadedFile:
+        """Look at the end of the file, and at its header where it has no footer of ours.
+
+        `slot_count` is what files without a footer were made with. A footer that is damaged can be
+        passed over: what lies before it is a file as Java writes it.
+        """
+        if not size:  # Java uploads nothing where there is no item
+            return cls(read, 0, path=path, slot_count=slot_count, begin_timestamp=0)
+        tail_bytes = min(size, TAIL_BYTES)
+        tail = _exactly(read, size - tail_bytes, tail_bytes, path)
+        if trust_footer and has_footer(tail):
+            footer = decode_tail(tail, file_bytes=size, path=path)
+            return cls._with(read, path, footer, None)
+        head = tail if size <= TAIL_BYTES else _exactly(read, 0, HEADER_BYTES, path)
+        header = decode_header(head, path=path)
+        is_legacy = is_legacy_compacted(header, file_bytes=size, slot_count=slot_count)
+        wanted = compacted_file_bytes(slot_count=slot_count, item_count=header.item_count)
+        has_more = has_footer(tail) and size > wanted  # the footer is passed over
+        if size != (wanted + 4 if is_legacy else wanted) and not has_more:
+            raise SegmentCorruptError(
+                path,
+                f"{size} bytes, but {slot_count} slots and {header.item_count} items take {wanted}",
+                position=HEADER_BYTES,
+            )
+        return cls(
+            read,
+            wanted,
+            path=path,
+            slot_count=slot_count,
+            begin_timestamp=header.begin_timestamp,
+            is_legacy=is_legacy,
+        )
+
+    @classmethod
+    def with_footer(cls, read: Read, near: NearFooter, *, path: str = "") -> UploadedFile:
+        """Without a read: the footer is near."""
+        return cls._with(read, path, near.footer, near)
+
+    @classmethod
+    def _with(cls, read: Read, path: str, footer: Footer, near: NearFooter | None) -> UploadedFile:
+        return cls(
+            read,
+            footer.position,
+            path=path,
+            slot_count=footer.slot_count,
+            begin_timestamp=footer.begin_timestamp,
+            footer=footer,
+            near=near,
+        )
+
+    def may_hold(self, text: str) -> bool:
+        """False only if no message has this `topic#key`: known without a read, or not at all."""
+        near = self._near
+        if near is None or not near.footer.filter_blocks:
+            return True
+        value = key_hash(text)
+        position = BLOCK_BYTES * block_of(value, near.footer.filter_blocks)
+        block = near.read(position, BLOCK_BYTES)
+        return may_hold(block, value, path=self.path, position=near.footer.position + position)
+
+    def find(self, text: str, *, begin: int, end: int, count_max: int) -> list[FoundItem]:
+        """Items that may be of this `topic#key`, newest first, about within begin to end."""
+        if count_max <= 0 or begin > end or not self.may_hold(text):
+            return []
+        return list(islice(self.matches(text, begin=begin, end=end), count_max))
+
+    def matches(self, text: str, *, begin: int, end: int) -> Iterator[FoundItem]:
+        """The same without a limit and without the filter; pages are read as they are needed.
+
+        Where two hashes are probed, the items of both are merged by time.
+        """
+        if self._items_end <= self._items_start:
+            return
+        rows = [self._of_hash(*probe, begin, end) for probe in self._probes(text)]
+        if len(rows) == 1:
+            yield from rows[0]
+        else:
+            yield from merge(*rows, key=lambda item: -item.store_timestamp)
+
+    def _of_hash(self, hash_: int, slot: int, begin: int, end: int) -> Iterator[FoundItem]:
+        group = self._group(slot)
+        for start in range(group.start, group.end, GROUP_BYTES):
+            size = min(GROUP_BYTES, group.end - start)
+            yield from self._items(start, size, hash_, begin, end)
+
+    def _probes(self, text: str) -> tuple[tuple[int, int], ...]:
+        if self.is_legacy:
+            hash_ = local_key_hash(text)  # 5.1 took 0 for the hash that has no absolute value
+            return ((hash_, local_slot(hash_, self.slot_count)),)
+        probes = tiered_probes(text, self.slot_count)
+        all_ours = self.footer is not None and self.footer.filter_blocks > 0
+        return probes[:1] if all_ours else probes
+
+    def _group(self, slot: int) -> Group:
+        footer = self.footer
+        if footer is not None:
+            at = footer.fence_block_position(slot)
+            if self._near is not None:
+                block = self._near.read(at, BLOCK_BYTES)
+            else:
+                block = _exactly(self._read_bytes, footer.position + at, BLOCK_BYTES, self.path)
+            return find_group(
+                block,
+                slot,
+                first=self._items_start,
+                end=self._items_end,
+                path=self.path,
+                position=footer.position + at,
+            )
+        at = slot_position(slot)
+        data = _exactly(self._read_bytes, at, SLOT_BYTES, self.path)
+        place = decode_compacted_slot(data, path=self.path)
+        end = place.position + place.items_bytes
+        if place.items_bytes and not self._items_start <= place.position < end <= self._items_end:
+            reason = f"a slot with items from {place.position} to {end}"
+            raise SegmentCorruptError(self.path, reason, position=at)
+        return Group(place.position, end)
+
+    def _items(
+        self, start: int, size: int, hash_: int, begin: int, end: int
+    ) -> Iterator[FoundItem]:
+        data = _exactly(self._read_bytes, start, size, self.path)
+        items = view_compacted_items(data, path=self.path)
+        origin = self.begin_timestamp
+        if self.is_legacy:
+            unit, first, last = 1, begin - origin, end - origin
+        else:
+            first, last = seconds_window(begin, end, begin_timestamp=origin)
+            unit = 1000
+        for at in np.flatnonzero(items["key_hash"] == hash_).tolist():
+            _, topic_id, queue_id, log_offset, message_bytes, time = items[at].item()
+            if first <= time <= last:
+                time = origin + unit * time
+                yield FoundItem(topic_id, queue_id, log_offset, message_bytes, time)
+
+
+def _exactly(read: Read, position: int, length: int, path: str) -> bytes:
+    data = read(position, length)
+    if len(data) != length:
+        reason = f"{len(data)} bytes were read of {length}"
+        raise SegmentCorruptError(path, reason, position=position)
+    return data
+
+
+FILES_AT_ONCE: Final = 8
+
+Source = Callable[["Asked"], list[IndexHit]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One query: messages of a topic with a key, stored about within begin to end."""
+
+    topic: str
+    topic_id: int
+    key: str
+    count_max: int
+    begin: int
+    end: int
+
+    @classmethod
+    def of(
+        cls, topic: str, topic_id: int, key: str, *, count_max: int, begin: int, end: int
+    ) -> Asked:
+        """With numbers that any file can be asked with."""
+        return cls(
+            topic=topic,
+            topic_id=topic_id,
+            key=key,
+            count_max=min(count_max, INT64_MAX),
+            begin=max(begin, -INT64_MAX - 1),
+            end=min(end, INT64_MAX),
+        )
+
+    @property
+    def can_have_answers(self) -> bool:
+        return bool(
+            self.count_max > 0 and self.begin <= self.end and self.key and self.topic.strip()
+        )
+
+    @property
+    def text(self) -> str:
+        return index_key(self.topic, self.key)
+
+    def newest(
+        self, items: Iterable[FoundItem], lateness: Callable[[], int | None] | None = None
+    ) -> list[IndexHit]:
+        """Of the items of one file, those put last first, the newest: each message once.
+
+        All are looked at, unless it is known by how many seconds one may be older than one put
+        before it.
+        """
+        wanted = wrap_int32(self.topic_id)
+        late_ms: int | None = None
+        kept: list[tuple[int, int, IndexHit]] = []  # a heap, the oldest first
+        places: set[tuple[int, int]] = set()
+        for number, item in enumerate(items):
+            if item.topic_id != wanted:  # another topic's key with the same hash
+                continue
+            hit = IndexHit(self.topic_id, *item[1:])
+            place = hit.queue_id, hit.log_offset
+            if place in places:
+                continue
+            entry = hit.store_timestamp, -number, hit
+            if len(kept) < self.count_max:
+                heappush(kept, entry)
+            elif kept[0] < entry:
+                gone = heapreplace(kept, entry)[2]
+                places.discard((gone.queue_id, gone.log_offset))
+            else:
+                if late_ms is None and lateness is not None:
+                    late_ms = _milliseconds(lateness())
+                if late_ms is not None and kept[0][0] >= hit.store_timestamp + late_ms:
+                    break
+                continue
+            places.add(place)
+        return joined([[hit for _, _, hit in sorted(kept, reverse=True)]], self.count_max)
+
+
+def ask(
+    asked: Asked, near: Sequence[Source], far: Sequence[Source], runtime: Runtime
+) -> IndexAnswer:
+    """What all sources have: near ones by the caller, far ones side by side.
+
+    A source that fails hides no other one; the answer is not complete then. StoreClosedError
+    comes through: a file that was uploaded meanwhile is to be asked where it is now.
+    """
+    answers: deque[list[IndexHit] | None] = deque()
+    left = deque(far)
+    helpers = min(FILES_AT_ONCE, len(far)) - 1
+    others = [runtime.fetch.submit(_work, asked, left, answers) for _ in range(max(0, helpers))]
+    # The caller's thread works too and waits for no place in the pool: it may itself be of it.
+    _work(asked, deque(near), answers)
+    _work(asked, left, answers)
+    for other in others:
+        if not other.cancel():
+            other.result()
+    hits = [answer for answer in answers if answer is not None]
+    return IndexAnswer(
+        hits=joined(hits, asked.count_max), complete=len(hits) == len(near) + len(far)
+    )
+
+
+def _milliseconds(seconds: int | None) -> int | None:
+    return None if seconds is None else 1000 * seconds
+
+
+def joined(answers: Sequence[Sequence[IndexHit]], count_max: int) -> list[IndexHit]:
+    """The newest of all, newest first, each message once."""
+    found: dict[tuple[int, int], IndexHit] = {}
+    for hit in _all(answers):
+        place = hit.queue_id, hit.log_offset
+        held = found.get(place, hit)
+        newer = hit if held.store_timestamp < hit.store_timestamp else held
+        put_before = max(held.put_before, hit.put_before)
+        found[place] = (
+            newer if newer.put_before == put_before else newer._replace(put_before=put_before)
+        )
+    hits = sorted(found.values(), key=lambda hit: hit.store_timestamp, reverse=True)
+    return hits[:count_max]
+
+
+def _all(answers: Sequence[Sequence[IndexHit]]) -> Iterator[IndexHit]:
+    for answer in answers:
+        yield from answer
+
+
+def _work(asked: Asked, left: deque[Source], answers: deque[list[IndexHit] | None]) -> None:
+    while True:
+        try:
+            source = left.popleft()
+        except IndexError:
+            return
+        try:
+            answers.append(source(asked))
+        except StoreClosedError:
+            raise
+        except (TieredStoreError, OSError) as error:
+            log.warning("the key %r is not looked for everywhere: %s", asked.key, error)
+            answers.append(None)
+
+
+FILES_MAX: Final = 64  # that are not uploaded: a broker has one or two
+
+
+def ask_local(file: IndexStoreFile, asked: Asked) -> list[IndexHit]:
+    """A file that RocketMQ began is asked for all times: see `foreign_times`."""
+    if file.notes is None:
+        begin = file.begin_timestamp
+        items = file.matches(asked.text, begin=-INT64_MAX, end=INT64_MAX)
+        times = foreign_times(begin=begin, end=max(begin, file.end_timestamp))
+        return asked.newest(with_true_times(items, times, begin=asked.begin, end=asked.end))
+    held = file.times
+    if held is not None:
+        slack = 0 if held.exact else 999
+        if not held.overlaps(asked.begin - slack, asked.end + slack):
+            return []
+        if held.outruns_seconds(file.begin_timestamp):
+            items = file.matches(asked.text, begin=-INT64_MAX, end=INT64_MAX)
+            return asked.newest(undated(items, last=held.last))
+    items = file.matches(asked.text, begin=asked.begin, end=asked.end)
+    return asked.newest(items, file.lateness)
+
+
+class LocalFiles:
+    """Files that another process may be filling, or that nobody is: read, and never changed.
+
+    What the catalogue calls durable is compared with its checksum once; what came later is asked
+    too. Any thread may call anything.
+    """
+
+    def __init__(self, folder: LocalFolder, watermarks: Watermarks) -> None:
+        self._folder = folder
+        self._watermarks = watermarks
+        self._checked: dict[int, ItemsChecksum] = {}
+
+    def missing(self) -> set[int]:
+        """Files that the catalogue knows as local ones, and that are not here."""
+        noted = self._watermarks.begins()
+        return set(noted).difference(self._folder.begins()) if noted else set()
+
+    def indexed_offset(self, topic: str, queue: QueueId) -> int:
+        """Below this queue offset the uploaded files and these have every message."""
+        gone, starts = self.missing(), self._watermarks.starts()
+        lost = [at for (begin, held), at in starts.items() if held == queue and begin in gone]
+        return min([self._watermarks.of_queue(topic, queue), *lost])
+
+    @contextmanager
+    def opened(self) -> Iterator[Sequence[IndexStoreFile]]:
+        """All that can be asked, as long as the context lasts: one that the broker deletes too.
+
+        Raises what a file raises that is here and cannot be believed.
+        """
+        with ExitStack() as held:
+            files = []
+            begins = self._folder.begins()
+            if len(begins) > FILES_MAX:
+                raise InvalidConfigError(f"{self._folder.path}: {len(begins)} index files")
+            for begin in begins:
+                file = self._open(begin)
+                if file is not None:
+                    held.callback(file.close)
+                    files.append(file)
+            yield files
+
+    def _open(self, begin: int) -> IndexStoreFile | None:
+        """None where it is gone, or just being made: nothing in it counts yet."""
+        durable = self._watermarks.durable(begin)
+        try:
+            file = self._folder.open_to_read(begin)
+        except SegmentNotFoundError:
+            return None
+        except SegmentCorruptError:
+            if durable is None and self._watermarks.slot_count() is not None:
+                return None
+            raise
+        try:
+            if durable is not None:
+                self._check(file, durable)
+        except BaseException:
+            file.close()
+            raise
+        times = None if file.notes is None else file.notes.times
+        if times is not None and times.outruns_seconds(begin):
+            file.state = replace(file.state, times=times)
+        return file
+
+    def _check(self, file: IndexStoreFile, durable: Durable) -> None:
+        path, count = str(file.path), durable.item_count
+        if file.item_count < count:
+            reason = f"{file.item_count} items, but {count} were durable"
+            raise SegmentCorruptError(path, reason, position=0)
+        if durable.items is None:
+            return
+        known = self._checked.get(file.begin_timestamp, ItemsChecksum())
+        known = known if known.item_count <= count else ItemsChecksum()
+        found = known.with_more(file, count)
+        if found.items != durable.items:
+            raise SegmentCorruptError(path, "items with another checksum", position=0)
+        self._checked[file.begin_timestamp] = found

@@ -1,0 +1,596 @@
+"""`IndexStore`: the key index of a tier, which takes keys of committed messages and finds
+messages by them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.checks import Buffer
+from tieredstore.codec.tiered_index import HEADER_BYTES, compacted_file_bytes, decode_header
+from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.one_process import OneProcess
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.runtime import Runtime, Service
+from tieredstore.flat import append_file
+from tieredstore.flat.message_file import HOUR_MS
+from tieredstore.index import footer_cache
+from tieredstore.index.compaction import Compaction, footer_blocks
+from tieredstore.index.contract import NOTHING, CommittedRun, IndexAnswer, IndexFigures, IndexHit
+from tieredstore.index.footer import TAIL_BYTES, decode_tail, has_footer
+from tieredstore.index.footer_cache import FooterCache, FooterCopy
+from tieredstore.index.keys import keys_of_run
+from tieredstore.index.local_file import IndexStoreFile
+from tieredstore.index.search import Asked, ask, ask_local
+from tieredstore.index.uploaded import UploadedSegment, UploadedTable
+from tieredstore.index.watermarks import QueueId, QueueLag, Watermarks
+from tieredstore.index.writer import Filling, LocalFolder
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import (
+    BackendError,
+    InvalidConfigError,
+    OffsetOutOfRangeError,
+    SegmentCorruptError,
+    SegmentError,
+    StoreClosedError,
+    TieredStoreError,
+)
+from tieredstore.model.printable import log_of
+
+log = log_of(__name__)
+
+
+class CompactUpload:
+    """Uploads one file at a time, from one thread at a time."""
+
+    def __init__(
+        self,
+        filling: Filling,
+        uploaded: UploadedTable,
+        watermarks: Watermarks,
+        metadata: MetadataStore,
+        cache: FooterCache,
+        *,
+        is_stopped: Callable[[], bool],
+    ) -> None:
+        self._filling = filling
+        self._uploaded = uploaded
+        self._watermarks = watermarks
+        self._metadata = metadata
+        self._cache = cache
+        self._is_stopped = is_stopped
+
+    def upload(self, file: IndexStoreFile) -> None:
+        """The full file is in the backend, and gone from the disk; what was begun is finished.
+
+        Raises what the backend, the disk and the catalogue raise: then it is still a local file,
+        or found to be in the backend the next time.
+        """
+        if self._uploaded.has_leftovers:
+            self._uploaded.settle()
+        begin = file.begin_timestamp
+        forgotten = self._watermarks.forgotten(begin)
+        if not file.item_count or self._uploaded.holds(begin, file.item_count):
+            self._metadata.apply(forgotten)
+        else:
+            self._stream(file)
+        self._filling.remove(file)
+
+    def _stream(self, file: IndexStoreFile) -> None:
+        compaction = Compaction(file.header(), file.items(), slot_count=file.slot_count)
+        begin = file.begin_timestamp
+        with self._cache.keeping() as copy:
+            segment = self._uploaded.upload(
+                self._until_stopped(_blocks(compaction, file, copy)),
+                *self._watermarks.forgotten(begin),
+                begin=begin,
+                end=file.end_timestamp,
+                from_offset=self._watermarks.end(),
+            )
+            copy.keep(segment.origin)
+        self._uploaded.show()
+
+    def _until_stopped(self, blocks: Iterator[Buffer]) -> Iterator[Buffer]:
+        """Who shuts the store down does not wait for hundreds of MiB: they are sent again."""
+        for block in blocks:
+            if self._is_stopped():
+                raise StoreClosedError("the index is being closed")
+            yield block
+
+
+def _blocks(compaction: Compaction, file: IndexStoreFile, copy: FooterCopy) -> Iterator[Buffer]:
+    """The whole file; its footer goes into the cache too."""
+    yield from compaction.blocks()
+    times = file.times
+    if times is None:
+        raise SegmentCorruptError(str(file.path), "items without times", position=0)
+    for block in footer_blocks(compaction, file.items(), times, file.notes):
+        copy.write(block)
+        yield block
+
+
+TAKEN_OVER_BYTES_MAX: Final = 2 << 30  # of files that are read at an open
+
+
+def open_local_files(
+    config: StoreConfig,
+    folder: LocalFolder,
+    uploaded: UploadedTable,
+    watermarks: Watermarks,
+    metadata: MetadataStore,
+    *,
+    now_ms: int,
+) -> list[IndexStoreFile]:
+    """The files to go on with, oldest first; the catalogue knows of all that changed.
+
+    InvalidConfigError where the store has other sizes: then nothing was changed.
+    """
+    _check_sizes(config, folder, uploaded, watermarks, metadata, now_ms)
+    begins = folder.begins()
+    begun = {each.begin_timestamp for each in uploaded.segments}
+    opened: list[IndexStoreFile] = []
+    try:
+        for begin in begins:
+            if begin in begun and _has_all(uploaded, begin, watermarks.item_count(begin)):
+                metadata.apply(watermarks.forgotten(begin))
+                folder.remove(begin)
+                continue
+            file = folder.open(begin, watermarks.durable(begin))
+            if file is None:
+                _give_up(begin, folder, watermarks, metadata)
+            else:
+                opened.append(file)
+                # What is in the backend gets no more keys: one whose upload was begun neither.
+                if file.item_count and (begin in begun or uploaded.has_leftovers):
+                    file.seal()
+        for begin in set(watermarks.begins()) - set(begins):
+            # RocketMQ fills our files further, uploads them at its end, and deletes them here.
+            if begin in begun and _has_all(uploaded, begin, watermarks.item_count(begin)):
+                log.info("the index file %d was uploaded by somebody else", begin)
+                metadata.apply(watermarks.forgotten(begin))
+                continue
+            log.warning("the index file %d is gone, it is made again", begin)
+            _give_up(begin, folder, watermarks, metadata)
+    except BaseException:
+        for file in opened:
+            file.close()
+        raise
+    folder.remove_stray_notes()
+    metadata.apply(watermarks.unknown())
+    _take_over_puts(uploaded, watermarks, metadata, now_ms)
+    return _without_empty(opened)
+
+
+def _take_over_puts(
+    uploaded: UploadedTable, watermarks: Watermarks, metadata: MetadataStore, now_ms: int
+) -> None:
+    """Move the watermarks over what RocketMQ has committed and put since, as its uploaded files
+    show message by message. All else is put again, also where the backend does not tell."""
+    lags = watermarks.behind()
+    since = min((lag.put_at for lag in lags), default=0)
+    recent = [each for each in uploaded.segments if lags and _is_since(each, since)]
+    if not recent or sum(each.record.size for each in recent) > TAKEN_OVER_BYTES_MAX:
+        return
+    try:
+        files = [each for each in recent if _is_of_rocketmq(each)]
+        places = _places(files, [lag.queue for lag in lags]) if files else {}
+        ends = {
+            lag.queue: _put_to(uploaded, lag, np.unique(np.concatenate(places[lag.queue])))
+            for lag in lags
+            if lag.queue in places
+        }
+    except (BackendError, SegmentError, OffsetOutOfRangeError) as error:
+        log.warning("what RocketMQ has put into the index is put again: %s", error)
+        return
+    metadata.apply(watermarks.moved(ends, dict.fromkeys(ends, now_ms)))
+
+
+def _is_since(segment: UploadedSegment, since: int) -> bool:
+    return segment.record.create_timestamp >= since
+
+
+def _is_of_rocketmq(segment: UploadedSegment) -> bool:
+    file = segment.file()
+    return file.footer is None and not file.is_legacy
+
+
+def _places(
+    files: Iterable[UploadedSegment], queues: Collection[QueueId]
+) -> dict[QueueId, list[NDArray[np.int64]]]:
+    """Where the messages of these queues lie that the files have keys of."""
+    known = {(queue.topic_id << 32) + queue.queue_id: queue for queue in queues}
+    found: dict[QueueId, list[NDArray[np.int64]]] = {}
+    for file in files:
+        for items in file.item_blocks():
+            numbers = items["topic_id"].astype(np.int64) << 32
+            numbers += items["queue_id"].astype(np.int64)
+            for number in known.keys() & set(np.unique(numbers).tolist()):
+                places = items["log_offset"][numbers == number].astype(np.int64)
+                found.setdefault(known[number], []).append(np.unique(places))
+    return found
+
+
+def _put_to(uploaded: UploadedTable, lag: QueueLag, places: NDArray[np.int64]) -> int:
+    """The first queue offset whose message is at none of these places."""
+    at = lag.mark
+    for units in uploaded.queue_units(lag.path, lag.mark, lag.end):
+        missing = np.flatnonzero(~np.isin(units.log_offsets, places))
+        if len(missing):
+            return at + int(missing[0])
+        at += len(units.log_offsets)
+    return at
+
+
+def _has_all(uploaded: UploadedTable, begin: int, item_count: int | None) -> bool:
+    """Whether a local file is of no use any more; no where the backend does not tell."""
+    if not item_count:  # its upload was noted to its end, or nothing in it was durable
+        return True
+    try:
+        return uploaded.holds(begin, item_count)
+    except (BackendError, SegmentError) as error:
+        log.warning("the index file %d was uploaded and is kept: %s", begin, error)
+        return False
+
+
+def _give_up(
+    begin: int, folder: LocalFolder, watermarks: Watermarks, metadata: MetadataStore
+) -> None:
+    """The watermarks go back before the file does."""
+    metadata.apply(watermarks.lost(begin, is_ours=folder.is_ours(begin)))
+    folder.remove(begin)
+
+
+def _without_empty(files: list[IndexStoreFile]) -> list[IndexStoreFile]:
+    """An empty file is of use only as the one to be filled next."""
+    kept = [file for file in files[:-1] if file.item_count]
+    for file in files[:-1]:
+        if not file.item_count:
+            file.delete()
+    return [*kept, *files[-1:]]
+
+
+def _check_sizes(
+    config: StoreConfig,
+    folder: LocalFolder,
+    uploaded: UploadedTable,
+    watermarks: Watermarks,
+    metadata: MetadataStore,
+    now_ms: int,
+) -> None:
+    """The sizes are those of the store, or become so. Somebody else's index is taken over.
+
+    One of ours whose notes are lost is not: nobody knows what it has. Then all is put again.
+    """
+    slots, items = config.index_slot_count, config.index_item_count
+    is_noted = watermarks.check_sizes(slot_count=slots, item_capacity=items)
+    begins = folder.begins()
+    for begin in begins:
+        if not (is_noted and folder.is_ours(begin)):  # else another length is damage
+            folder.check_size(begin)
+    if is_noted:
+        return
+    has_foreign = bool(begins)
+    has_ours = any(folder.is_ours(begin) for begin in begins)
+    for each in uploaded.segments:
+        is_ours = _check_uploaded(each, slots)
+        has_ours |= is_ours is True
+        has_foreign |= is_ours is False
+    changes = [watermarks.sizes(slot_count=slots, item_capacity=items)]
+    if has_foreign and not has_ours:
+        changes += watermarks.adopted(now_ms=now_ms)
+    metadata.apply(changes)
+
+
+def _check_uploaded(segment: UploadedSegment, slot_count: int) -> bool | None:
+    """Whether it is one of ours; None if it is damaged. Raises what the backend raises.
+
+    Java's files do not say how many slots they have; but their length does.
+    """
+    size, handle = segment.record.size, segment.flat.segment
+    try:
+        tail = handle.read(max(0, size - TAIL_BYTES), min(size, TAIL_BYTES))
+        if has_footer(tail):
+            footer = decode_tail(tail, file_bytes=size, path=handle.path)
+            _check(footer.slot_count == slot_count, slot_count, handle.path)
+            return True
+        header = decode_header(handle.read(0, HEADER_BYTES), path=handle.path)
+    except SegmentError as error:
+        log.warning("the sizes of an index file could not be checked: %s", error)
+        return None
+    wanted = compacted_file_bytes(slot_count=slot_count, item_count=header.item_count)
+    # Those of RocketMQ 5.1 are four bytes longer.
+    _check(size in (wanted, wanted + 4), slot_count, handle.path)
+    return False
+
+
+def _check(is_right: bool, slot_count: int, path: str) -> None:
+    if not is_right:
+        raise InvalidConfigError(
+            f"index_slot_count: {slot_count}, but {path} was made with another number; "
+            "it must never change"
+        )
+
+
+STEP_MS: Final = 5_000
+UPLOAD_AGAIN_MS: Final = 60_000
+_ASKED_AGAIN_MAX: Final = 16
+
+
+class IndexStore:
+    """Finds messages of the tier by their keys, in files on the broker's disk and in the backend.
+
+    * A message whose `put` returned is found at once, and after a crash as soon as it was put
+      again: `indexed_offset` tells from where on. It may be found twice and is shown once.
+    * Files are full, or old enough, before they are uploaded; small ones stay over restarts.
+    * What fails in the background is tried again at the next step; `failure` tells the last one.
+    * Any thread may call anything.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        provider: SegmentProvider,
+        metadata: MetadataStore,
+        runtime: Runtime,
+    ) -> None:
+        self._config = config
+        self._provider = provider
+        self._metadata = metadata
+        self._runtime = runtime
+        self._folder = LocalFolder(config)
+        self._watermarks = Watermarks(metadata, config.broker_name)
+        self._cache = FooterCache(
+            Path(self._folder.path) / footer_cache.FOLDER,
+            bytes_max=config.index_footer_cache_bytes,
+        )
+        self._uploaded = UploadedTable(
+            config, provider=provider, metadata=metadata, runtime=runtime, cache=self._cache
+        )
+        self._filling = self._new_filling()
+        self._uploading = threading.RLock()  # of the table of uploaded files, and who changes it
+        self._life_guard = threading.RLock()
+        self._service: Service | None = None
+        self._is_open = self._is_closing = False
+        self._next_upload = 0
+        self.failure: TieredStoreError | None = None
+        self._process = self._this_process()
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Open what there is; damaged files are dropped, and their messages put again.
+
+        Raises InvalidConfigError for a store with files of other sizes. The backend is asked only
+        about files whose upload was cut short, and need not answer; but it must before an index
+        is taken over that is not noted in the catalogue: BackendError where it does not.
+        """
+        if self._is_open:
+            self._process.require()
+        with self._life_guard, self._uploading:
+            if self._is_open:
+                return
+            self._folder.prepare()
+            self._uploaded.load()
+            self._settle()
+            self._cache.load()
+            self._cache.keep_only(each.origin for each in self._uploaded.segments)
+            self._filling = self._new_filling()
+            begins = [row.begin_timestamp or 0 for row in self._uploaded.rows()]
+            begins += self._watermarks.begins()
+            now = self._runtime.clock.now_ms()
+            known = self._uploaded, self._watermarks, self._metadata
+            files = open_local_files(self._config, self._folder, *known, now_ms=now)
+            self._filling.open(files, begins=begins)
+            self._is_open, self._is_closing = True, False
+            self._process = self._this_process()
+
+    def start(self) -> None:
+        """Upload and expire in the background from now on."""
+        with self._life_guard:
+            if self._service is None:
+                self._check_open()
+                self._service = self._runtime.service("tier-index", self.step, interval_ms=STEP_MS)
+
+    def shutdown(self) -> None:
+        """Make what was taken durable and let go of it. What is local stays so."""
+        if self._is_open:
+            self._process.require()
+        with self._life_guard:
+            service, self._service = self._service, None
+            self._is_closing = True
+            if service is not None:
+                service.stop()
+            if not self._is_open:
+                return
+            self._is_open = False
+            try:
+                self._filling.sync()
+            except TieredStoreError as error:
+                log.warning("what the index took last is put again after a restart: %s", error)
+            finally:
+                with self._uploading:
+                    self._filling.close()
+                    self._uploaded.close()
+
+    def destroy(self) -> None:
+        """Delete everything: files, copies of footers, uploaded files and notes."""
+        if self._is_open:
+            self._process.require()
+        with self._life_guard, self._uploading:
+            self._is_open = False
+            self._filling.close()
+            self._uploaded.drop_all()
+            self._metadata.apply(self._watermarks.everything())
+            for begin in self._folder.begins():
+                self._folder.remove(begin)
+            self._cache.load()
+            self._cache.clear()
+
+    @property
+    def problem(self) -> str | None:
+        return self._filling.problem if self.failure is None else str(self.failure)
+
+    # -- keys ---------------------------------------------------------------------------------
+
+    def put(self, topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> None:
+        """Take messages that were committed. After an error none of them was taken."""
+        self._check_open()
+        if not len(run):
+            return
+        queue, first = QueueId(topic_id, queue_id), run.run.first_offset
+        keys = keys_of_run(topic, topic_id, queue_id, run)
+        if first < self._watermarks.held(queue):  # the queue was made anew: see `of_queue`
+            self._metadata.apply(self._watermarks.moved({queue: first}))
+        filling = self._filling
+        full_before = len(filling.full)
+        filling.put(queue, first, first + len(run), keys)
+        if filling.is_due:
+            self._try(lambda _: filling.sync(), 0)
+        if self._service is not None and len(filling.full) > full_before:
+            self._service.wake()
+
+    def indexed_offset(self, topic: str, topic_id: int, queue_id: int) -> int | None:
+        """Below this it has taken every message of the queue, and a crash loses none of them."""
+        queue = QueueId(topic_id, queue_id)
+        taken = self._filling.taken(queue)
+        return self._watermarks.of_queue(topic, queue) if taken is None else taken
+
+    def query(
+        self, topic: str, topic_id: int, key: str, *, count_max: int, begin: int, end: int
+    ) -> IndexAnswer:
+        """Where messages may lie that have the key: at most `count_max`, the newest first.
+
+        Of equal seconds any come first. As many as were asked for: there may be more. Of
+        messages at or above `indexed_offset` nothing is promised, also where it is complete.
+        """
+        asked = Asked.of(topic, topic_id, key, count_max=count_max, begin=begin, end=end)
+        if not asked.can_have_answers:
+            return NOTHING
+        for _ in range(_ASKED_AGAIN_MAX):
+            self._check_open()
+            is_drained = self._filling.has_drained()
+            files = self._filling.files  # before those that are uploaded: one may become one
+            uploaded = self._uploaded.segments
+            near = [partial(ask_local, file) for file in files if file.item_count]
+            far: list[Callable[[Asked], list[IndexHit]]] = [each.ask for each in reversed(uploaded)]
+            try:
+                answer = ask(asked, near, far, self._runtime)
+            except StoreClosedError:  # one was uploaded, or expired, just now
+                continue
+            if not answer.complete and self._uploaded.segments is not uploaded:
+                continue
+            return IndexAnswer(hits=answer.hits, complete=answer.complete and is_drained)
+        raise StoreClosedError("the index is being closed")
+
+    def seal(self) -> None:
+        """Upload what is only on the broker's disk, now. Raises what the backend raises."""
+        self._check_open()
+        with self._uploading:
+            self._filling.roll()
+            self._upload_full()
+
+    # -- in the background --------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One look at what is to be done. What fails is logged and done the next time."""
+        if not self._is_open:
+            return
+        now = self._runtime.clock.now_ms()
+        failures = []
+        for work in (self._keep_up, self._upload_in_time, self._expire, self._copy_footers):
+            with self._uploading:
+                failures.append(self._try(work, now))
+        self.failure = next((each for each in failures if each is not None), None)
+
+    def _try(self, work: Callable[[int], None], now: int) -> TieredStoreError | None:
+        try:
+            work(now)
+        except TieredStoreError as error:
+            log.warning("the key index: %s", error)
+            self.failure = error
+            return error
+        return None
+
+    def expire(self, before_ms: int) -> int:
+        """Drop the oldest uploaded files whose messages were all stored before; how many."""
+        self._check_open()
+        with self._uploading:
+            return self._uploaded.drop_before(before_ms)
+
+    def _keep_up(self, now: int) -> None:
+        self._filling.roll_if_older(now - self._config.index_rolling_hours * HOUR_MS)
+        self._filling.drain()
+        if self._filling.is_due:
+            self._filling.sync()
+
+    def _upload_full(self) -> None:
+        """Oldest first; a failure ends it, so that they stay in order."""
+        with self._uploading:
+            if self._uploaded.has_leftovers:
+                self._uploaded.settle()
+            full = self._filling.full
+            if full:
+                self._filling.sync()
+            for file in full:
+                self._compact_upload().upload(file)
+
+    def _upload_in_time(self, now: int) -> None:
+        """One that failed waits a while: it may be hundreds of MiB."""
+        if now < self._next_upload:
+            return
+        self._next_upload = now + UPLOAD_AGAIN_MS
+        self._upload_full()
+        self._next_upload = 0
+
+    def _expire(self, now: int) -> None:
+        if not self._config.expiry_enabled or not self._uploaded.segments:
+            return
+        hours = [row.reserve_hours or 0 for row in self._metadata.topics()]
+        self.expire(now - max([self._config.reserve_hours, *hours]) * HOUR_MS)
+
+    def _copy_footers(self, now: int) -> None:
+        for each in self._uploaded.segments:
+            if each.wants_copy:
+                each.make_copy()
+
+    def _compact_upload(self) -> CompactUpload:
+        return CompactUpload(
+            self._filling,
+            self._uploaded,
+            self._watermarks,
+            self._metadata,
+            self._cache,
+            is_stopped=lambda: self._is_closing,
+        )
+
+    def _new_filling(self) -> Filling:
+        return Filling(self._folder, self._watermarks, self._metadata, self._runtime.clock)
+
+    def _settle(self) -> None:
+        """Where the backend does not answer, this is done before the next upload."""
+        try:
+            append_file.finish(self._provider, self._metadata, self._uploaded.path)
+            if self._uploaded.has_leftovers:
+                self._uploaded.settle()
+        except TieredStoreError as error:
+            log.warning("an index upload was cut short and is looked at later: %s", error)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise StoreClosedError("the key index is not open")
+        self._process.require()
+
+    def _this_process(self) -> OneProcess:
+        return OneProcess(f"the key index in {self._folder.path}")
+
+    @property
+    def figures(self) -> IndexFigures:
+        return self._uploaded.figures(*self._filling.file_counts)

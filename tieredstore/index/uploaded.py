@@ -1,0 +1,686 @@
+"""The uploaded index files: the table of them, one file, and the index of a reader that has
+nothing local.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from numpy.typing import NDArray
+
+from tieredstore.codec.checks import Buffer
+from tieredstore.codec.names import index_queue_path
+from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units
+from tieredstore.codec.tiered_index import (
+    COMPACTED_ITEM_BYTES,
+    HEADER_BYTES,
+    compacted_file_bytes,
+    decode_header,
+    slot_position,
+    view_compacted_items,
+)
+from tieredstore.driver.metadata import Change, MetadataStore, Put
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
+from tieredstore.index.compaction import fences_of_table
+from tieredstore.index.contract import NOTHING, CommittedRun, IndexAnswer, IndexFigures, IndexHit
+from tieredstore.index.footer import TAIL_BYTES, decode_tail, has_footer
+from tieredstore.index.footer_cache import FooterCache, Origin
+from tieredstore.index.local_file import IndexStoreFile
+from tieredstore.index.rows import (
+    DAY_MS,
+    FoundItem,
+    TimeRange,
+    foreign_times,
+    undated,
+    with_true_times,
+)
+from tieredstore.index.search import Asked, LocalFiles, UploadedFile, ask, ask_local
+from tieredstore.index.watermarks import QueueId, Watermarks, indexed_offset
+from tieredstore.index.writer import LocalFolder
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import (
+    BackendError,
+    BackendRefusedError,
+    SegmentCorruptError,
+    SegmentError,
+    SegmentNotFoundError,
+    StoreClosedError,
+    TieredStoreError,
+)
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import INT32_MAX, INT64_MAX, SegmentRecord, SegmentType
+
+log = log_of(__name__)
+
+COPY_BYTES: Final = 4 << 20
+FENCES_PART: Final = 1024  # the fences of a file without a footer are smaller than that part of it
+FENCES_BYTES_MIN: Final = 4200
+FAILED_COPIES_MAX: Final = 30
+ASKED_OFTEN: Final = 8  # so many lookups, and a file without a footer gets fences of its own
+
+
+class UploadedSegment:
+    """A file that never changes; any thread may ask.
+
+    The footer's copy is used where there is one. A copy that turns out to be damaged is forgotten,
+    and a footer that is damaged passed over: what lies before it is a file as RocketMQ writes it.
+    """
+
+    def __init__(self, segment: FlatSegment, cache: FooterCache | None, *, slot_count: int) -> None:
+        self.flat = segment
+        self.record: SegmentRecord = segment.record
+        self.origin = Origin.of(segment.record)
+        self._cache = cache
+        self._slot_count = slot_count
+        self._file: UploadedFile | None = None
+        self._is_near = False
+        self._trusts_footer = True
+        self._asked = self._failed_copies = 0
+
+    @property
+    def begin_timestamp(self) -> int:
+        return self.record.begin_timestamp or 0
+
+    @property
+    def latest(self) -> int:
+        """No message in it was stored later, as far as its row tells; RocketMQ's end is too early
+        where the file was open over a restart."""
+        record = self.record
+        if record.end_timestamp is None:  # the last time there is stands for none in the catalogue
+            return INT64_MAX
+        return max(record.end_timestamp, record.create_timestamp)
+
+    @property
+    def wants_copy(self) -> bool:
+        """Whether a copy of its footer is worth making."""
+        file = self._file
+        if self._is_near or self._cache is None or file is None or file.is_legacy:
+            return False
+        footer = file.footer
+        size = FENCES_BYTES_MIN + self.record.size // FENCES_PART
+        if not self._cache.has_room(size if footer is None else footer.footer_bytes):
+            return False  # those that were made later stay
+        if footer is not None and not self._failed_copies:
+            return True
+        return self._asked >= ASKED_OFTEN << self._failed_copies
+
+    def item_count(self) -> int:
+        """How many keys it has; may take a read or two."""
+        footer = self.file().footer
+        if footer is not None:
+            return footer.item_count
+        return decode_header(self._read(0, HEADER_BYTES), path=self._path).item_count
+
+    def item_blocks(self) -> Iterator[NDArray[Any]]:
+        """All items of a file without a footer of ours, block by block."""
+        first = slot_position(self._slot_count)
+        end = first + COMPACTED_ITEM_BYTES * self.item_count()
+        step = COPY_BYTES // COMPACTED_ITEM_BYTES * COMPACTED_ITEM_BYTES
+        for start in range(first, end, step):
+            data = self._read(start, min(step, end - start))
+            yield view_compacted_items(data, path=self._path)
+
+    def may_overlap(self, begin: int, end: int) -> bool:
+        """Whether it may have messages stored within [begin, end]; may take one read, once."""
+        if begin > self.latest + DAY_MS:
+            return False
+        return _overlaps(self.times(), begin, end)
+
+    def times(self) -> TimeRange:
+        """Exact where we filled the file."""
+        footer = self.file().footer
+        if footer is not None and footer.filter_blocks:
+            return footer.times
+        return foreign_times(begin=self.file().begin_timestamp, end=self.latest)
+
+    def file(self) -> UploadedFile:
+        """Opened when it is needed: from the copy of its footer, or with a read or two."""
+        file = self._file
+        if file is None:
+            near = None if self._cache is None else self._cache.near(self.origin)
+            # The first row may say that it begins earlier: see `first_row_below`.
+            if near is not None and near.footer.begin_timestamp >= self.begin_timestamp:
+                file = UploadedFile.with_footer(self._read, near, path=self._path)
+                self._is_near = True
+            else:
+                file = self._opened()
+            self._file = file
+        return file
+
+    def ask(self, asked: Asked) -> list[IndexHit]:
+        while True:
+            file = self._file
+            try:
+                if not self.may_overlap(asked.begin, asked.end):
+                    return []
+                file = self.file()
+                hits = asked.newest(self._items(file, asked), partial(_lateness, file))
+                # Its row was made when it was uploaded: nothing was put into it later.
+                put_before = self.record.create_timestamp or INT64_MAX
+                return [hit._replace(put_before=put_before) for hit in hits]
+            except (SegmentCorruptError, SegmentNotFoundError, OSError) as error:
+                if not isinstance(error, SegmentError) and not self._is_near_failure(error):
+                    raise
+                is_gone = isinstance(error, SegmentNotFoundError) and error.path == self._path
+                if is_gone or not self._trusts_less(file):
+                    raise
+                # A copy may have made room for others; all else is damage.
+                level = logging.INFO if isinstance(error, FileNotFoundError) else logging.WARNING
+                log.log(level, "%s is asked without its footer: %s", self._path, error)
+
+    def make_copy(self) -> bool:
+        """Put the footer into the cache; whether it is there now. The object is not changed."""
+        file, cache = self.file(), self._cache
+        if self._is_near or cache is None or file.is_legacy:
+            return False
+        try:
+            is_kept = cache.keep(self.origin, self._footer_bytes(file))
+        except (BackendError, SegmentError) as error:  # it may be the same the next time
+            self._failed_copies = min(self._failed_copies + 2, FAILED_COPIES_MAX)
+            log.warning("%s is asked without a copy of its footer: %s", self._path, error)
+            return False
+        if not is_kept:
+            return False
+        self._file = None  # opened anew, from the copy
+        return True
+
+    def _items(self, file: UploadedFile, asked: Asked) -> Iterator[FoundItem]:
+        self._asked += 1
+        text = asked.text
+        if not file.may_hold(text):
+            return iter(())
+        footer, times = file.footer, self.times()
+        if footer is not None and footer.filter_blocks:
+            if not times.outruns_seconds(file.begin_timestamp):
+                return file.matches(text, begin=asked.begin, end=asked.end)
+            is_dated = False
+        else:  # one of 5.1 has 32 bits for milliseconds: they last for 24 days
+            is_dated = not file.is_legacy or self.latest - file.begin_timestamp <= INT32_MAX
+        items = file.matches(text, begin=-INT64_MAX, end=INT64_MAX)
+        if not is_dated:
+            return undated(items, last=times.last)
+        return with_true_times(items, times, begin=asked.begin, end=asked.end)
+
+    def _footer_bytes(self, file: UploadedFile) -> Iterator[Buffer]:
+        footer = file.footer
+        if footer is None:
+            header = decode_header(self._read(0, HEADER_BYTES), path=self._path)
+            yield fences_of_table(
+                self._read, header, self.times(), slot_count=self._slot_count, path=self._path
+            )
+            return
+        for start in range(footer.position, self.record.size, COPY_BYTES):
+            yield self._read(start, min(COPY_BYTES, self.record.size - start))
+
+    def _opened(self) -> UploadedFile:
+        return UploadedFile.open(
+            self._read,
+            self.record.size,
+            slot_count=self._slot_count,
+            path=self._path,
+            trust_footer=self._trusts_footer,
+        )
+
+    def _is_near_failure(self, error: OSError) -> bool:
+        """Whether it is the broker's own disk that failed, which has only a copy."""
+        return self._is_near and not isinstance(error, TieredStoreError)
+
+    def _trusts_less(self, failed: UploadedFile | None) -> bool:
+        """Try again without what may be damaged; False if there is nothing left to do without."""
+        if self._file is not failed:
+            return True  # another thread has seen to it
+        if self._is_near:
+            if self._cache is not None:
+                self._cache.forget(self.origin)
+            self._is_near = False
+        elif self._trusts_footer and (self._file is None or self._file.footer is not None):
+            self._trusts_footer = False
+        else:
+            return False
+        self._file = None
+        return True
+
+    def _read(self, position: int, length: int) -> bytes:
+        return self.flat.segment.read(position, length)
+
+    @property
+    def _path(self) -> str:
+        return self.flat.segment.path
+
+
+def _lateness(file: UploadedFile) -> int | None:
+    """Nothing is known of a file that somebody else filled, or whose times are not believed."""
+    footer = file.footer
+    if footer is None or not footer.filter_blocks:
+        return None
+    return None if footer.times.outruns_seconds(file.begin_timestamp) else footer.lateness
+
+
+def _overlaps(times: TimeRange, begin: int, end: int) -> bool:
+    slack = 0 if times.exact else 999
+    return times.first - slack <= end and begin <= times.last + slack
+
+
+UNITS_AT_ONCE: Final = 1 << 16
+
+
+class UploadedTable:
+    """The uploaded files of one broker, oldest first.
+
+    `segments` is replaced, never changed: any thread may look. The rest comes from one thread at a
+    time.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        provider: SegmentProvider,
+        metadata: MetadataStore,
+        runtime: Runtime,
+        cache: FooterCache | None,
+    ) -> None:
+        self.segments: tuple[UploadedSegment, ...] = ()
+        self._provider = provider
+        self._metadata = metadata
+        self._cache = cache
+        self._slot_count = config.index_slot_count
+        self.path = index_queue_path(config.broker_name)
+        self._runtime = runtime
+        self._file = self._unopened()
+
+    def load(self) -> None:
+        """What the catalogue names; the backend is not asked."""
+        self._file.load()
+        self._renew()
+
+    def rows(self) -> list[SegmentRecord]:
+        return list(self._metadata.segments(self.path, SegmentType.INDEX))
+
+    def refresh(self) -> None:
+        """Look whether a writer has changed the catalogue; for who only reads."""
+        if [each.record for each in self._file.segments] != self.rows():
+            self.load()
+
+    def figures(self, unsealed_count: int, sealed_count: int) -> IndexFigures:
+        """With those of the files that are not uploaded yet."""
+        return IndexFigures(
+            unsealed_count=unsealed_count,
+            sealed_count=sealed_count,
+            uploaded_count=len(self.segments),
+            footer_cache_bytes=0 if self._cache is None else self._cache.kept_bytes,
+        )
+
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether there are rows whose segment was not finished."""
+        return any(_is_unfinished(each.record) for each in self._file.segments)
+
+    def queue_units(self, path: str, first: int, end: int) -> Iterator[QueueUnits]:
+        """Committed units of a queue, in order, from `first` to `end` or to where a gap is."""
+        for row in self._metadata.segments(path, SegmentType.CONSUME_QUEUE):
+            start, stop = max(first * UNIT_BYTES, row.base_offset), row.end_offset
+            if start != first * UNIT_BYTES or stop <= start:
+                continue
+            with self._provider.open(path, SegmentType.CONSUME_QUEUE, row.base_offset) as segment:
+                while first < min(end, stop // UNIT_BYTES):
+                    count = min(UNITS_AT_ONCE, end - first, stop // UNIT_BYTES - first)
+                    place = first * UNIT_BYTES - row.base_offset
+                    yield decode_units(segment.read(place, count * UNIT_BYTES), path=path)
+                    first += count
+
+    def holds(self, begin: int, item_count: int) -> bool:
+        """Whether a file in the backend has so many keys of a local one; may ask the backend.
+
+        One with fewer was uploaded before the local one was filled further: then both are needed.
+        """
+        same = [each for each in self.segments if each.begin_timestamp == begin]
+        return any(each.item_count() >= item_count for each in same)
+
+    def settle(self) -> None:
+        """Finish or drop what a crash or a failed upload left behind.
+
+        A file that is there as a whole counts; of another, row and bytes go: what it was made from
+        is still on the broker's disk. Raises what the backend raises.
+        """
+        for each in [one for one in self._file.segments if _is_unfinished(one.record)]:
+            found = self._whole(each)
+            if found is None:
+                self._file.drop([each])
+            else:
+                begin, end, size = found
+                log.warning("%s was uploaded, but not noted", each.segment.path)
+                each.widen(begin, end, size=size)
+                self._metadata.put(each.record)
+        self._renew()
+
+    def upload(
+        self,
+        blocks: Iterable[Buffer],
+        *also: Change,
+        begin: int,
+        end: int,
+        from_offset: int,
+    ) -> UploadedSegment:
+        """A new file from a stream of blocks, at `from_offset` or behind the last one.
+
+        Its row is in the catalogue before its bytes are in the backend, and says so when they are,
+        together with the changes `also`. Nothing may be unfinished.
+        """
+        record = self._file.record_of_new(max(from_offset, self._file.commit_offset))
+        self._metadata.put(record)
+        self._file.adopt(record)
+        flat = self._file.segments[-1]
+        flat.segment.delete()  # what a segment of this name left behind
+        sent = _Counted(blocks)
+        size = self._provider.create(flat.segment, sent)
+        if size != sent.count:
+            reason = f"{size} bytes were uploaded, not {sent.count}"
+            raise SegmentCorruptError(flat.segment.path, reason, position=0)
+        unfinished = flat.record
+        flat.widen(begin, end, size=size)
+        first = self._file.segments[0]
+        lowered = first_row_below([each.record for each in self._file.segments])
+        changes = [Put(flat.record), *([] if lowered is None else [Put(lowered)]), *also]
+        try:
+            self._metadata.apply(changes)
+        except BaseException:
+            flat.record = unfinished
+            raise
+        if lowered is not None:
+            first.record = lowered
+        return UploadedSegment(flat, self._cache, slot_count=self._slot_count)
+
+    def show(self) -> None:
+        """Let what was uploaded be seen."""
+        self._renew()
+
+    def drop_before(self, before_ms: int) -> int:
+        """Drop the oldest files, those all of whose messages were stored before a time."""
+        old: list[UploadedSegment] = []
+        for each in self.segments:
+            if not self._is_older(each, before_ms):
+                break
+            old.append(each)
+        if old:
+            self._drop([each.flat for each in old], Watermarks.dropped(max(0, before_ms)))
+        return len(old)
+
+    def drop_all(self) -> None:
+        self._file.load()
+        self._drop(self._file.segments)
+
+    def close(self) -> None:
+        """Release handles; it may be loaded again."""
+        self.segments = ()
+        self._file.close()
+        self._file = self._unopened()
+
+    def _unopened(self) -> FlatAppendFile:
+        return FlatAppendFile(
+            self.path,
+            SegmentType.INDEX,
+            provider=self._provider,
+            metadata=self._metadata,
+            clock=self._runtime.clock,
+            segment_bytes_max=INT32_MAX,
+        )
+
+    def _drop(self, flats: Iterable[FlatSegment], *also: Change) -> None:
+        dropped = list(flats)
+        kept = [each for each in self._file.segments if each not in dropped]
+        lowered = first_row_below([each.record for each in kept])
+        if lowered is not None:
+            kept[0].record = lowered
+            also = (*also, Put(lowered))
+        self.segments = tuple(each for each in self.segments if each.flat not in dropped)
+        try:
+            self._file.drop(dropped, Watermarks.end_at(self._file.commit_offset), *also)
+        finally:
+            self._renew()
+        if self._cache is not None:
+            for each in dropped:
+                self._cache.forget(Origin.of(each.record))
+
+    def _is_older(self, segment: UploadedSegment, before_ms: int) -> bool:
+        """Whether its newest message is: by its row if the file is gone, damaged or not ours.
+
+        RocketMQ may have taken a part of an address for the end: no message is newer than the day
+        after the file was uploaded.
+        """
+        record = segment.record
+        last = record.create_timestamp + DAY_MS if record.create_timestamp else INT64_MAX
+        if record.end_timestamp is not None and before_ms <= record.end_timestamp <= last:
+            return False  # without a look into the file
+        try:
+            footer = segment.file().footer
+        except SegmentError as error:
+            log.warning("an index file that is to expire cannot be read: %s", error)
+            footer = None
+        if footer is not None and footer.filter_blocks:
+            return footer.times.last < before_ms
+        return min(segment.latest, last) < before_ms
+
+    def _renew(self) -> None:
+        held = {each.origin: each for each in self.segments}
+        table = []
+        for flat in self._file.segments:
+            if not _is_unfinished(flat.record):
+                known = held.get(Origin.of(flat.record))
+                table.append(
+                    known or UploadedSegment(flat, self._cache, slot_count=self._slot_count)
+                )
+        self.segments = tuple(table)
+
+    def _whole(self, flat: FlatSegment) -> tuple[int, int, int] | None:
+        """Begin, end and size of a file that is in the backend as a whole."""
+        size = flat.backend_bytes()
+        if size <= HEADER_BYTES:
+            return None
+        path = flat.segment.path
+        try:
+            tail_bytes = min(size, TAIL_BYTES)
+            tail = flat.segment.read(size - tail_bytes, tail_bytes)
+            if has_footer(tail):
+                footer = decode_tail(tail, file_bytes=size, path=path)
+                return footer.begin_timestamp, footer.end_timestamp, size
+            header = decode_header(flat.segment.read(0, HEADER_BYTES), path=path)
+        except SegmentCorruptError as error:
+            log.warning("%s", error)
+            return None
+        items, slots = header.item_count, self._slot_count
+        if items < 1 or size != compacted_file_bytes(slot_count=slots, item_count=items):
+            return None
+        return header.begin_timestamp, header.end_timestamp, size
+
+
+def first_row_below(rows: Sequence[SegmentRecord]) -> SegmentRecord | None:
+    """What the first row is to say, where a later one begins before it; else None.
+
+    RocketMQ forgets files that begin before the first one: it takes them for expired. The file
+    itself says when it begins.
+    """
+    begins = [row.begin_timestamp for row in rows if row.begin_timestamp is not None]
+    if not rows or rows[0].begin_timestamp is None or min(begins) >= rows[0].begin_timestamp:
+        return None
+    return replace(rows[0], begin_timestamp=max(0, min(begins) - 1))
+
+
+class _Counted:
+    """A stream of blocks whose bytes are counted."""
+
+    def __init__(self, blocks: Iterable[Buffer]) -> None:
+        self.count = 0
+        self._blocks = blocks
+
+    def __iter__(self) -> Iterator[Buffer]:
+        for block in self._blocks:
+            self.count += memoryview(block).nbytes
+            yield block
+
+
+def _is_unfinished(record: SegmentRecord) -> bool:
+    return not record.size or record.begin_timestamp is None
+
+
+_ASKED_AGAIN_MAX: Final = 16
+
+
+class UploadedIndex:
+    """Finds messages in the uploaded files, and in those of `local_folder` if one is given; changes
+    nothing and keeps nothing on a disk.
+
+    A file that is asked for the first time takes three reads of at most 36 KiB together, then two.
+    What the catalogue shows is what is asked: `MetadataStore.refresh` shows new files. A file that
+    cannot be read may have expired: then the catalogue is refreshed, and what it names now is
+    asked. Any thread may call anything.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        provider: SegmentProvider,
+        metadata: MetadataStore,
+        runtime: Runtime,
+        local_folder: Path | None = None,
+    ) -> None:
+        self._config = config
+        self._provider = provider
+        self._metadata = metadata
+        self._runtime = runtime
+        self._watermarks = Watermarks(metadata, config.broker_name)
+        self._local_folder = local_folder
+        self._local: LocalFiles | None = None
+        self._missing: set[int] = set()  # local files that the newest catalogue names all the same
+        self._uploaded = self._table(config)
+        self._refreshing = threading.Lock()
+        self._is_open = False
+
+    def _table(self, config: StoreConfig) -> UploadedTable:
+        return UploadedTable(
+            config,
+            provider=self._provider,
+            metadata=self._metadata,
+            runtime=self._runtime,
+            cache=None,
+        )
+
+    @property
+    def problem(self) -> str | None:
+        return None
+
+    @property
+    def figures(self) -> IndexFigures:
+        return self._uploaded.figures(0, 0)
+
+    def load(self) -> None:
+        """Open what the catalogue names; it may know better than the settings how many slots."""
+        marks, config = self._watermarks, self._config
+        slots = marks.slot_count()
+        if slots is not None:
+            items = marks.item_capacity() or config.index_item_count
+            config = replace(config, index_slot_count=slots, index_item_count=items)
+            self._uploaded = self._table(config)
+        if self._local_folder is not None:
+            self._local = LocalFiles(LocalFolder(config, self._local_folder), marks)
+        self._uploaded.load()
+        self._is_open = True
+
+    def start(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._uploaded.close()
+
+    def destroy(self) -> None:
+        raise BackendRefusedError("the key index", "destroy", "it was opened for reading")
+
+    def seal(self) -> None:
+        pass
+
+    def put(self, topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> None:
+        raise BackendRefusedError("the key index", "put", "it was opened for reading")
+
+    def indexed_offset(self, topic: str, topic_id: int, queue_id: int) -> int | None:
+        """Below this queue offset it finds every message, as the catalogue notes it.
+
+        None where nobody has noted anything: the index is not ours.
+        """
+        queue = QueueId(topic_id, queue_id)
+        if self._local is None or self._watermarks.slot_count() is None:
+            return indexed_offset(self._metadata, self._config.broker_name, topic, queue)
+        self._see_what_was_uploaded(self._local)
+        return self._local.indexed_offset(topic, queue)
+
+    def _see_what_was_uploaded(self, local: LocalFiles) -> None:
+        """A local file that is gone is an uploaded one, as the catalogue knows by now."""
+        missing = local.missing()
+        if missing != self._missing:
+            with suppress(TieredStoreError):  # else `indexed_offset` tells
+                self._metadata.refresh()
+            self._missing = local.missing()
+
+    def query(
+        self, topic: str, topic_id: int, key: str, *, count_max: int, begin: int, end: int
+    ) -> IndexAnswer:
+        """Where messages may lie that have the key: at most `count_max`, the newest first."""
+        if not self._is_open:
+            raise StoreClosedError("the key index is not open")
+        asked = Asked.of(topic, topic_id, key, count_max=count_max, begin=begin, end=end)
+        if not asked.can_have_answers:
+            return NOTHING
+        with ExitStack() as opened:
+            local, is_whole = self._opened_local(opened)
+            answer = self._asked_all(asked, local)
+        return answer if is_whole else IndexAnswer(hits=answer.hits, complete=False)
+
+    def _opened_local(self, opened: ExitStack) -> tuple[Sequence[IndexStoreFile], bool]:
+        """Before the uploaded files are looked up: what is uploaded meanwhile is asked twice."""
+        if self._local is None:
+            return (), True
+        try:
+            files = opened.enter_context(self._local.opened())
+        except (TieredStoreError, OSError) as error:
+            log.warning("a key index file of the broker's disk is not asked: %s", error)
+            return (), False
+        self._see_what_was_uploaded(self._local)
+        return files, True
+
+    def _asked_all(self, asked: Asked, local: Sequence[IndexStoreFile]) -> IndexAnswer:
+        known = self._segments()
+        answer = self._asked(asked, local, known)
+        for _ in range(_ASKED_AGAIN_MAX):
+            if answer.complete:
+                break
+            with suppress(TieredStoreError):  # that the answer is not complete says enough
+                self._metadata.refresh()
+                self._provider.refresh()
+            before, known = known, self._segments()
+            if known == before:  # nothing has expired meanwhile: it is damage
+                break
+            answer = self._asked(asked, local, known)
+        return answer
+
+    def _asked(
+        self, asked: Asked, local: Sequence[IndexStoreFile], segments: Sequence[UploadedSegment]
+    ) -> IndexAnswer:
+        near = [partial(ask_local, file) for file in local if file.item_count]
+        return ask(asked, near, [each.ask for each in reversed(segments)], self._runtime)
+
+    def _segments(self) -> tuple[UploadedSegment, ...]:
+        """Those that the catalogue names now."""
+        with self._refreshing:
+            self._uploaded.refresh()
+            return self._uploaded.segments

@@ -1,0 +1,561 @@
+"""From pending keys in memory to local index files that are filled one after the other.
+
+The directory of the index files that are not uploaded yet.
+
+    <store_path>/tiered_index_file/<begin ms>        an index file; RocketMQ opens such names
+                                   <begin ms>.keys   the hashes beside it
+                                   footers/          copies of footers: see `footer_cache`
+                                   compacting/       of RocketMQ, removed
+                                   0000, 1111, 2222  of RocketMQ 5.1, renamed
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.tiered_index import file_bytes, is_legacy_written
+from tieredstore.driver.durable import fsync_directory, make_directories
+from tieredstore.driver.metadata import Change, MetadataStore
+from tieredstore.driver.runtime import Clock
+from tieredstore.index.keys import RunKeys, notes_path
+from tieredstore.index.local_file import IndexStoreFile, ItemsChecksum
+from tieredstore.index.rows import IndexColumns
+from tieredstore.index.watermarks import Durable, QueueId, Watermarks
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    InvalidConfigError,
+    SegmentCorruptError,
+    StoreClosedError,
+    TieredStoreError,
+)
+from tieredstore.model.printable import log_of
+
+log = log_of(__name__)
+
+FOLDER: Final = "tiered_index_file"
+COMPACTING: Final = "compacting"
+OLD_NAMES: Final = ("0000", "1111", "2222")
+_BEGIN_POSITION: Final = 4
+
+
+class LocalFolder:
+    """Names and files; nothing is known here of what is uploaded."""
+
+    def __init__(self, config: StoreConfig, path: Path | None = None) -> None:
+        self.path = Path(config.store_path) / FOLDER if path is None else path
+        self.slot_count = config.index_slot_count
+        self.item_capacity = config.index_item_count
+        self.checksums: dict[int, ItemsChecksum] = {}  # of the files as they were opened
+
+    def prepare(self) -> None:
+        """Make the directory, and clear away what Java and older versions left in it."""
+        try:
+            make_directories(self.path)
+            compacting = self.path / COMPACTING
+            if compacting.is_dir():
+                shutil.rmtree(compacting)
+            for name in OLD_NAMES:
+                self._rename(self.path / name)
+        except OSError as error:
+            raise BackendRefusedError(str(self.path), "open", str(error)) from error
+
+    def begins(self) -> list[int]:
+        """The begin timestamps of all index files, in order."""
+        try:
+            entries = list(self.path.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise BackendRefusedError(str(self.path), "list", str(error)) from error
+        return sorted(
+            int(each.name)
+            for each in entries
+            if _is_begin(each.name) and each.is_file() and not each.is_symlink()
+        )
+
+    def open(self, begin: int, durable: Durable | None) -> IndexStoreFile | None:
+        """The file, mended; None where it is damaged, or has not the length of all of them.
+
+        Of a file of ours only the items that are known to be durable are kept: the rest is put
+        again. Of somebody else's nobody knows, so all are kept.
+        """
+        path = self.path / str(begin)
+        if path.is_file() and self._is_of_old_version(path):
+            log.warning("%s: an index file of RocketMQ 5.1; it is made again", path)
+            return None
+        if durable is None and self.is_ours(begin):
+            durable = Durable(0)
+        try:
+            file = IndexStoreFile.open(
+                path,
+                slot_count=self.slot_count,
+                item_capacity=self.item_capacity,
+                item_count=None if durable is None else durable.item_count,
+            )
+            self._check_items(file, durable)
+            return file
+        except (SegmentCorruptError, InvalidConfigError) as error:
+            log.warning("an index file is damaged, it is made again: %s", error)
+            return None
+
+    def open_to_read(self, begin: int) -> IndexStoreFile:
+        """The file as it is; another process may fill it."""
+        return IndexStoreFile.open(
+            self.path / str(begin),
+            slot_count=self.slot_count,
+            item_capacity=self.item_capacity,
+            read_only=True,
+        )
+
+    def _check_items(self, file: IndexStoreFile, durable: Durable | None) -> None:
+        """SegmentCorruptError where they are not what was made durable; the file is closed then."""
+        if durable is None or durable.items is None:
+            return
+        try:
+            found = ItemsChecksum().with_more(file, durable.item_count)
+            has_hashes = file.notes is not None and durable.hashes is not None
+            if found.items != durable.items or (has_hashes and found.hashes != durable.hashes):
+                reason = "items with another checksum"
+                raise SegmentCorruptError(str(file.path), reason, position=0)
+        except BaseException:
+            file.close()
+            raise
+        self.checksums[file.begin_timestamp] = found
+
+    def check_size(self, begin: int) -> None:
+        """InvalidConfigError for a file with the size of other settings."""
+        path = self.path / str(begin)
+        size = file_bytes(slot_count=self.slot_count, item_capacity=self.item_capacity)
+        try:
+            held = path.stat().st_size
+        except OSError as error:
+            raise BackendRefusedError(str(path), "open", str(error)) from error
+        if held not in (0, size) and not self._is_of_old_version(path):
+            raise InvalidConfigError(
+                f"{path} has {held} bytes, but index_slot_count {self.slot_count} and "
+                f"index_item_count {self.item_capacity} make {size}: they must never change"
+            )
+
+    def is_ours(self, begin: int) -> bool:
+        """Whether we began the file: nothing in it counts before the catalogue has a note of it."""
+        return notes_path(self.path / str(begin)).exists()
+
+    def last_put(self, file: IndexStoreFile) -> tuple[int, int]:
+        """The greater the later keys were put into a file of ours."""
+        try:
+            written = notes_path(file.path).stat().st_mtime_ns
+        except OSError:
+            written = 0
+        return written, file.begin_timestamp
+
+    def create(self, begin: int) -> IndexStoreFile:
+        return IndexStoreFile.create(
+            self.path, begin, slot_count=self.slot_count, item_capacity=self.item_capacity
+        )
+
+    def remove(self, begin: int) -> None:
+        """The file, with what lies beside it. Idempotent."""
+        path = self.path / str(begin)
+        try:
+            path.unlink(missing_ok=True)
+            notes_path(path).unlink(missing_ok=True)
+        except OSError as error:
+            raise BackendRefusedError(str(path), "delete", str(error)) from error
+
+    def remove_stray_notes(self) -> None:
+        """Hashes whose file is gone."""
+        for path in self.path.glob("*.keys"):
+            if not path.with_suffix("").exists():
+                path.unlink(missing_ok=True)
+
+    def _rename(self, path: Path) -> None:
+        """Give a file of 5.1 the name that it has since: its begin timestamp."""
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            file.seek(_BEGIN_POSITION)
+            begin = int.from_bytes(file.read(8), signed=True)
+        target = self.path / str(begin)
+        if begin <= 0 or target.exists():
+            path.unlink()
+        else:
+            path.rename(target)
+        fsync_directory(self.path)
+
+    def _is_of_old_version(self, path: Path) -> bool:
+        return is_legacy_written(
+            file_bytes=path.stat().st_size,
+            slot_count=self.slot_count,
+            item_capacity=self.item_capacity,
+        )
+
+
+def _is_begin(name: str) -> bool:
+    return name.isascii() and name.isdigit() and str(int(name[:20])) == name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    queue: QueueId
+    first_offset: int
+    keys: RunKeys
+
+
+def joined(parts: Sequence[IndexColumns]) -> IndexColumns:
+    if len(parts) == 1:
+        return parts[0]
+    return IndexColumns(
+        key_hashes=np.concatenate([each.key_hashes for each in parts]),
+        topic_ids=np.concatenate([_column(each.topic_ids, len(each)) for each in parts]),
+        queue_ids=np.concatenate([_column(each.queue_ids, len(each)) for each in parts]),
+        log_offsets=np.concatenate([each.log_offsets for each in parts]),
+        message_bytes=np.concatenate([each.message_bytes for each in parts]),
+        store_timestamps=np.concatenate([each.store_timestamps for each in parts]),
+    )
+
+
+def _column(values: NDArray[np.int64] | int, count: int) -> NDArray[np.int64]:
+    return np.full(count, values, np.int64) if isinstance(values, int) else values
+
+
+def left_behind(waiting: Sequence[Waiting], done: int) -> list[Waiting]:
+    """What is left of the runs behind so many keys."""
+    left = []
+    for each in waiting:
+        count = len(each.keys.columns)
+        if done < count:
+            left.append(each if done <= 0 else _cut(each, done))
+        done = max(0, done - count)
+    return left
+
+
+def _cut(waiting: Waiting, done: int) -> Waiting:
+    counts = waiting.keys.key_counts
+    ends = np.cumsum(counts)
+    first = int(np.searchsorted(ends, done, side="right"))
+    rest = counts[first:].copy()
+    rest[0] = ends[first] - done
+    keys = RunKeys(columns=waiting.keys.columns.part(done), key_counts=rest)
+    return Waiting(queue=waiting.queue, first_offset=waiting.first_offset, keys=keys)
+
+
+WAITING_KEYS_MAX: Final = 16_384  # of 44 bytes each
+WAITING_MS_MAX: Final = 1_000
+SYNC_MS: Final = 30_000
+EARLIER_MS_MAX: Final = 3_600_000  # that a file begins before the first of its messages
+
+
+class Filling:
+    """The local files, and the runs that are not in one yet.
+
+    * A key is lost by no failure: what could not be put stays in memory, and the watermarks move
+      only when the files that hold it are synced.
+    * A file that a disk could not sync is given up: it is asked as long as it is open, the
+      watermarks go back, and its messages are put again after a restart.
+    * A file never begins later than any of its messages was stored: RocketMQ asks only files that
+      begin before the end of its question. A message that is older begins another file.
+    * `files` are the full ones, oldest first, and the one being filled; it is replaced, never
+      changed. Nothing is in it that is not to be asked.
+    * Any thread may call anything. A file is synced without keeping anyone from putting.
+    """
+
+    def __init__(
+        self, folder: LocalFolder, watermarks: Watermarks, metadata: MetadataStore, clock: Clock
+    ) -> None:
+        self.files: tuple[IndexStoreFile, ...] = ()
+        self._folder = folder
+        self._watermarks = watermarks
+        self._metadata = metadata
+        self._clock = clock
+        self._guard = threading.RLock()  # of everything below
+        self._syncing = threading.Lock()
+        self._current: IndexStoreFile | None = None
+        self._begins: set[int] = set()  # of all files there are: their names
+        self._begun = 0
+        self._newest = 0  # store time in the file being filled
+        self._late_ms = 0  # so much older a message was than one put into that file before it
+        self._waiting: list[Waiting] = []
+        self._waiting_keys = 0
+        self._waiting_since = 0
+        self._taken: dict[QueueId, int] = {}
+        self._moved: dict[QueueId, int] = {}
+        self._put_at: dict[QueueId, int] = {}
+        self._moved_since = 0
+        self._unsynced: dict[int, IndexStoreFile] = {}
+        self._checksums: dict[int, ItemsChecksum] = {}  # by begin; of who syncs
+        self._starts: dict[tuple[int, QueueId], int] = {}
+        self._known_starts: dict[tuple[int, QueueId], int] = {}
+        self._given_up: dict[int, IndexStoreFile] = {}
+        self._gaps: dict[QueueId, int] = {}  # from here on a given up file held messages
+        self.problem: str | None = None
+        self._closed = False
+
+    def open(self, files: Sequence[IndexStoreFile], *, begins: Iterable[int]) -> None:
+        """Go on with these; the one that was put into last is filled further if it can be.
+
+        `begins` are those of files that are not here any more.
+        """
+        with self._guard:
+            self._known_starts = self._watermarks.starts()
+            self._checksums = dict(self._folder.checksums)
+            # One that was begun by somebody else would never get a filter.
+            open_ones = [file for file in files if file.notes is not None and file.room]
+            last = max(open_ones, key=self._folder.last_put, default=None)
+            for file in files:
+                if file is not last:
+                    file.seal()
+            self._current = last
+            self._begins = {*begins, *(file.begin_timestamp for file in files)}
+            self._begun = 0 if last is None else last.begin_timestamp
+            self._newest = self._late_ms = 0
+            self.files = tuple(files)
+
+    @property
+    def full(self) -> list[IndexStoreFile]:
+        """The files that take no more keys, oldest first."""
+        kept = [file for file in self.files if file is not self._current]
+        return [file for file in kept if file.begin_timestamp not in self._given_up]
+
+    @property
+    def file_counts(self) -> tuple[int, int]:
+        """How many files are being filled, and how many wait for their upload."""
+        files, current = self.files, self._current
+        unsealed = sum(file is current for file in files)
+        return unsealed, len(files) - unsealed
+
+    @property
+    def is_due(self) -> bool:
+        """Whether so much time has passed that the watermarks should move."""
+        return bool(self._moved) and self._clock.now_ms() - self._moved_since >= SYNC_MS
+
+    def taken(self, queue: QueueId) -> int | None:
+        """Below this everything of the queue was put; None if nothing was since the open.
+
+        Not what a given up file has: nobody knows how long it can be asked.
+        """
+        return self._gaps.get(queue, self._taken.get(queue))
+
+    def put(self, queue: QueueId, first_offset: int, end_offset: int, keys: RunKeys) -> None:
+        """Take the keys of one queue's next messages. After an error nothing of them was taken."""
+        with self._guard:
+            if self._closed:
+                raise StoreClosedError("the index is closed")
+            if self._waiting_keys + len(keys.columns) > WAITING_KEYS_MAX or self._is_old():
+                self.drain()
+            now = self._clock.now_ms()
+            if len(keys.columns):
+                if not self._waiting:
+                    self._waiting_since = now
+                self._waiting.append(Waiting(queue=queue, first_offset=first_offset, keys=keys))
+                self._waiting_keys += len(keys.columns)
+            if not self._moved:
+                self._moved_since = now
+            self._taken[queue] = self._moved[queue] = end_offset
+            self._put_at[queue] = now
+            if first_offset <= self._gaps.get(queue, -1):  # all of it is put again
+                del self._gaps[queue]
+
+    def drain(self) -> None:
+        """Put what waits into files. Raises what a disk raises: then the rest goes on waiting."""
+        with self._guard:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
+                columns = joined([each.keys.columns for each in waiting])
+                counts = np.concatenate([each.keys.key_counts for each in waiting])
+                done = 0
+                try:
+                    while done < len(columns):
+                        done += self._put_some(columns, counts, done, waiting)
+                finally:
+                    if done < len(columns):
+                        self._waiting = left_behind(waiting, done)
+                    self._waiting_keys = sum(len(each.keys.columns) for each in self._waiting)
+
+    def has_drained(self) -> bool:
+        """Put what waits into files; False where some of it still waits."""
+        try:
+            self.drain()
+        except (TieredStoreError, OSError) as error:
+            log.warning("keys wait in memory and are not found: %s", error)
+            return False
+        return True
+
+    def roll(self) -> None:
+        """Begin a new file with the next key, if there is one in this."""
+        with self._guard:
+            self.drain()
+            current = self._current
+            if current is not None and current.item_count:
+                current.seal()
+                self._current = None
+
+    def roll_if_older(self, before_ms: int) -> None:
+        with self._guard:
+            current = self._current
+            self._begun = min(self._begun, self._clock.now_ms())  # it may have been set back
+            if current is not None and self._begun <= before_ms:
+                self.roll()
+
+    def sync(self) -> None:
+        """Make everything that was put durable, then say so in the catalogue."""
+        with self._syncing:
+            with self._guard:
+                self.drain()
+                moved, self._moved = self._moved, {}
+                files, self._unsynced = self._unsynced, {}
+                starts, self._starts = self._starts, {}
+                counts = {begin: file.item_count for begin, file in files.items()}
+                durable: dict[int, Durable] = {}
+                put_at = dict(self._put_at)
+            if not moved:
+                return
+            lost: list[Change] = []
+            try:
+                for begin, file in list(files.items()):
+                    if self._flushed(file):
+                        durable[begin] = self._durable(file, counts[begin])
+                    else:
+                        lost += self._watermarks.lost(begin)
+                        starts = {place: at for place, at in starts.items() if place[0] != begin}
+                sure = {queue: end for queue, end in moved.items() if queue not in self._gaps}
+                filled = self._watermarks.filled(durable, starts)
+                self._metadata.apply([*filled, *self._watermarks.moved(sure, put_at), *lost])
+            except BaseException:
+                with self._guard:
+                    self._moved = {**moved, **self._moved}
+                    self._unsynced = {**files, **self._unsynced}
+                    self._starts = {**self._starts, **starts}
+                raise
+
+    def _durable(self, file: IndexStoreFile, item_count: int) -> Durable:
+        begin = file.begin_timestamp
+        known = self._checksums.get(begin, ItemsChecksum())
+        self._checksums[begin] = checksum = known.with_more(file, item_count)
+        return Durable(item_count, checksum.items, checksum.hashes)
+
+    def _flushed(self, file: IndexStoreFile) -> bool:
+        """False if it never will be: then it is given up."""
+        try:
+            file.flush()
+            return True
+        except BackendRefusedError as error:
+            if not file.has_failed:
+                raise
+            log.error("an index file is made again after a restart: %s", error)
+            self.problem = f"made again after a restart: {error}"
+        begin = file.begin_timestamp
+        with self._guard:
+            file.seal()
+            self._given_up[begin] = file
+            if self._current is file:
+                self._current = None
+            for (held, queue), at in self._known_starts.items():
+                if held == begin:
+                    self._gaps[queue] = min(at, self._gaps.get(queue, at))
+        return False
+
+    def remove(self, file: IndexStoreFile) -> None:
+        """A full file that is uploaded: it is asked no more, and goes."""
+        with self._guard:
+            self.files = tuple(each for each in self.files if each is not file)
+            begin = file.begin_timestamp
+            starts = self._known_starts
+            self._known_starts = {place: at for place, at in starts.items() if place[0] != begin}
+            self._checksums.pop(begin, None)
+        file.delete()
+
+    def close(self) -> None:
+        """Let go of the files; what waits is lost unless `sync` came before. Idempotent."""
+        with self._guard:
+            self._closed = True
+            for file in self.files:
+                file.close()
+
+    def _is_old(self) -> bool:
+        return bool(self._waiting) and self._clock.now_ms() - self._waiting_since >= WAITING_MS_MAX
+
+    def _put_some(
+        self,
+        columns: IndexColumns,
+        counts: NDArray[np.int64],
+        done: int,
+        waiting: Sequence[Waiting],
+    ) -> int:
+        """How many of the keys from `done` on were put into the file being filled.
+
+        A message stays in one file, unless it has more keys than any file has room for.
+        """
+        file = self._file_for(columns.store_timestamps[done:])
+        ends = np.cumsum(counts)
+        next_message = int(np.searchsorted(ends, done, side="right"))
+        fit = int(np.searchsorted(ends, done + file.room, side="right")) - 1
+        count = int(ends[fit]) - done if fit >= next_message else 0
+        if not count and not file.item_count:
+            count = min(file.room, len(columns) - done)
+        if count:
+            file.put(columns.part(done, done + count))
+            self._note_starts(file.begin_timestamp, waiting, done, done + count)
+            self._unsynced[file.begin_timestamp] = file
+        if done + count < len(columns) or not file.room:
+            file.seal()
+            self._current = None
+        return count
+
+    def _note_starts(self, begin: int, waiting: Sequence[Waiting], first: int, end: int) -> None:
+        at = 0
+        for each in waiting:
+            after = at + len(each.keys.columns)
+            place = begin, each.queue
+            if at < end and after > first:
+                known = self._known_starts.get(place)
+                if known is None or each.first_offset < known:
+                    self._starts[place] = self._known_starts[place] = each.first_offset
+            at = after
+
+    def _file_for(self, times: NDArray[np.int64]) -> IndexStoreFile:
+        """The one to put messages of these store times into; begun where there is none."""
+        oldest = int(times.min())
+        self._late_ms = max(self._late_ms, self._newest - oldest if self._newest else 0)
+        file = self._current
+        if file is None or oldest < file.begin_timestamp:
+            begin = self._free_begin(min(oldest, self._clock.now_ms()))
+            if file is None:
+                file = self._begin_file(begin or next(filter(self._is_free, itertools.count(1))))
+            elif begin is not None:
+                file.seal()
+                file = self._begin_file(begin)
+        self._newest = max(self._newest, int(times.max()))
+        return file
+
+    def _free_begin(self, latest: int) -> int | None:
+        """A begin that is no other file's, and not after `latest`; None where there is none.
+
+        Where messages came out of order, others will: so much earlier it is.
+        """
+        late_ms = min(self._late_ms, EARLIER_MS_MAX)
+        # In whole seconds: then an item's time is as exact as in a file that begins at `latest`.
+        earlier = range(latest - -(-late_ms // 1000) * 1000, 0, -1000)
+        free = filter(self._is_free, itertools.chain(earlier, range(latest, 0, -1)))
+        return next(free, None)
+
+    def _is_free(self, begin: int) -> bool:
+        return begin not in self._begins
+
+    def _begin_file(self, begin: int) -> IndexStoreFile:
+        file = self._folder.create(begin)
+        self._begins.add(begin)
+        self._begun = self._clock.now_ms()
+        self._newest = self._late_ms = 0
+        self._current = file
+        self.files = (*self.files, file)
+        return file

@@ -1,0 +1,498 @@
+"""Runs of messages as Arrow batches.
+
+Messages as Arrow batches: the columns, and runs of a queue made into them.
+
+    | column       | type                | what                                                   |
+    | ------------ | ------------------- | ------------------------------------------------------ |
+    | topic        | string              | of the queue                                           |
+    | queue_id     | int32               |                                                        |
+    | queue_offset | int64               | number of the message in its queue                     |
+    | log_offset   | int64               | byte in the queue's commit log in the tier             |
+    | store_time   | timestamp[us, UTC]  | null outside of the years 1 to 9999                    |
+    | born_time    | timestamp[us, UTC]  | likewise                                               |
+    | born_host    | string              | 10.0.0.1:4711 or [2001:db8::1]:4711                    |
+    | store_host   | string              | likewise                                               |
+    | flag         | int32               | the sender's own                                       |
+    | sys_flag     | int32               |                                                        |
+    | tags         | string              | null without                                           |
+    | keys         | list of string      | of the property KEYS, split at blanks; empty without   |
+    | unique_key   | string              | null without                                           |
+    | properties   | map string → string |                                                        |
+    | body         | binary              | as stored: compressed where sys_flag says so           |
+    | body_crc_ok  | bool                | computed for each message, and only when asked for     |
+    | size         | int32               | bytes of the whole record                              |
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from struct import Struct
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tieredstore.codec.columns import IPV6_BYTES, RecordFields
+from tieredstore.codec.java import decode_utf8
+from tieredstore.codec.record import KEYS, TAGS, UNIQUE_KEY
+from tieredstore.jobs.slices import Selection
+from tieredstore.model.values import INT32_MAX, QueueKey
+
+
+def cut_spans(
+    data: Any, starts: NDArray[np.int64], sizes: NDArray[np.int64], kind: pa.DataType
+) -> pa.Array:
+    """`data[start : start + size]` of each row as an array of `kind`: binary or string.
+
+    The spans lie within the data, all of which is shorter than 2 GiB. That texts are UTF-8 is for
+    the caller to know.
+    """
+    count = len(starts)
+    if not count:
+        return pa.array([], kind)
+    ends = starts + sizes
+    if (starts[1:] < ends[:-1]).any():  # never, but for damage: then each is copied for itself
+        return _cut_one_by_one(data, starts, ends, kind)
+    if int(ends[-1]) > INT32_MAX:
+        raise ValueError(f"data: {len(data)} bytes are too many for one array")
+    offsets = np.empty(2 * count, np.int32)
+    offsets[0::2] = starts
+    offsets[1::2] = ends
+    every = pa.Array.from_buffers(
+        kind, 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+    return every.take(_every_second(count))
+
+
+def span_bytes(array: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The bytes of all values of a binary array one behind the other, and where each ends.
+
+    The second has one entry more than there are values, the first of them 0.
+    """
+    offsets = np.frombuffer(array.buffers()[1], np.int32)[
+        array.offset : array.offset + len(array) + 1
+    ].astype(np.int64)
+    held = array.buffers()[2]
+    data = np.frombuffer(held, np.uint8) if held is not None else np.empty(0, np.uint8)
+    first = int(offsets[0]) if len(offsets) else 0
+    return data[first : int(offsets[-1])], offsets - first
+
+
+def _cut_one_by_one(
+    data: Any, starts: NDArray[np.int64], ends: NDArray[np.int64], kind: pa.DataType
+) -> pa.Array:
+    view = memoryview(data)
+    pieces = [
+        bytes(view[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    ]
+    return pa.array(pieces, pa.binary()).cast(kind)
+
+
+@lru_cache(maxsize=8)
+def _counted(count: int) -> pa.Array:
+    return pa.array(np.arange(0, 2 * count, 2, dtype=np.int32))
+
+
+def _every_second(count: int) -> pa.Array:
+    """0, 2, 4 and so on; from one long array, since runs are of any length."""
+    return _counted(1 << (count - 1).bit_length()).slice(0, count)
+
+
+_PORT: Final = Struct(">i")
+
+
+def host_column(
+    fields: RecordFields, starts: NDArray[np.int64], ipv6: NDArray[np.bool_]
+) -> pa.Array:
+    """`10.0.0.1:4711` or `[2001:db8::1]:4711` for each address that begins there."""
+    if not ipv6.any():
+        return _texts(fields, starts)
+    short, long = np.flatnonzero(~ipv6), np.flatnonzero(ipv6)
+    texts = pa.concat_arrays(
+        [_texts(fields, starts[short]), pa.array(_long_texts(fields, starts[long]), pa.string())]
+    )
+    places = np.empty(len(starts), np.int64)
+    places[np.concatenate((short, long))] = np.arange(len(starts))
+    return texts.take(pa.array(places))
+
+
+def _texts(fields: RecordFields, starts: NDArray[np.int64]) -> pa.Array:
+    packed = pa.array(fields.int64(starts)).dictionary_encode()
+    made = [
+        host_text(value.to_bytes(8, "big", signed=True)) for value in packed.dictionary.to_pylist()
+    ]
+    return pa.array(made, pa.string()).take(packed.indices)
+
+
+def _long_texts(fields: RecordFields, starts: NDArray[np.int64]) -> list[str]:
+    data = memoryview(fields.records)
+    size = 8 + IPV6_BYTES
+    return [host_text(bytes(data[start : start + size])) for start in starts.tolist()]
+
+
+def host_text(packed: bytes) -> str:
+    """From the bytes of a record: 4 or 16 of an address, then a port."""
+    address, port = packed[:-4], _PORT.unpack(packed[-4:])[0]
+    if len(address) == 4:
+        return f"{socket.inet_ntop(socket.AF_INET, address)}:{port}"
+    return f"[{socket.inet_ntop(socket.AF_INET6, address)}]:{port}"
+
+
+_NAME_END: Final = 1
+_VALUE_END: Final = 2
+_SPACE: Final = 32
+_NAMES_IN_A_WORD: Final = 48  # a message has fewer than 2^13 entries: their bits add up in a word
+MAP_TYPE: Final = pa.map_(pa.string(), pa.string())
+KEYS_TYPE: Final = pa.list_(pa.field("element", pa.string()))  # named as Spark names it
+
+
+class PropertyColumns:
+    """The property texts of some messages, taken apart together.
+
+    `texts` is a binary array with one value for each message; columns have as many rows.
+    """
+
+    def __init__(self, texts: pa.Array) -> None:
+        self._count = len(texts)
+        data, ends = span_bytes(texts)
+        if not _is_utf8(data, ends):
+            data, ends = span_bytes(_replaced_like_java(texts))
+        self._data: NDArray[np.uint8] = data
+        self._row_ends = ends
+        self._find_entries()
+
+    def _find_entries(self) -> None:
+        """Row, name and value of each entry that counts, in the order of the texts."""
+        data, row_ends = self._data, self._row_ends
+        ends = row_ends[1:][row_ends[1:] > row_ends[:-1]]
+        # A text may lack its last separator: then it ends where the row does.
+        starts, stops = _pieces(
+            np.flatnonzero(data == _VALUE_END),
+            ends[data[ends - 1] != _VALUE_END] if len(ends) else ends,
+        )
+        marks = np.flatnonzero(data == _NAME_END)
+        if len(marks) == len(stops) and bool(((marks > starts) & (marks < stops - 1)).all()):
+            self._starts, self._marks, self._stops = starts, marks, stops
+        else:
+            padded = np.append(marks, len(data) + 1)
+            first = padded[np.searchsorted(marks, starts)]
+            counts = (first > starts) & (first < stops - 1)
+            self._starts, self._stops = starts[counts], stops[counts]
+            self._marks = first[counts]
+        self._rows: NDArray[np.int64] = (
+            np.searchsorted(row_ends, self._starts, side="right").astype(np.int64) - 1
+        )
+
+    # Columns
+
+    def tags(self) -> pa.Array:
+        return self._values_of(TAGS)
+
+    def unique_keys(self) -> pa.Array:
+        return self._values_of(UNIQUE_KEY)
+
+    def keys(self) -> pa.Array:
+        """The single keys: only U+0020 separates, empty pieces are dropped, doubles stay."""
+        rows, starts, stops = self._found(KEYS)
+        values = cut_spans(self._data, starts, stops - starts, pa.binary())
+        data, ends = span_bytes(values)
+        behind = ends[1:]
+        starts, stops = _pieces(np.flatnonzero(data == _SPACE), behind)
+        whole = stops > starts
+        starts, stops = starts[whole], stops[whole]
+        pieces = cut_spans(data, starts, stops - starts, pa.string())
+        owners = rows[np.searchsorted(behind, starts, side="right")]
+        return _lists(owners, self._count, pieces)
+
+    def maps(self) -> pa.Array:
+        """All properties, each name once."""
+        names = self._names
+        values = cut_spans(self._data, self._marks + 1, self._stops - self._marks - 1, pa.string())
+        kept = self._last_of_each()
+        rows = self._rows
+        if kept is not None:
+            taken = pa.array(kept)
+            names, values, rows = names.take(taken), values.take(taken), rows[kept]
+        offsets = _list_offsets(rows, self._count)
+        return pa.MapArray.from_arrays(pa.array(offsets), names, values)
+
+    @cached_property
+    def _names(self) -> pa.Array:
+        return cut_spans(self._data, self._starts, self._marks - self._starts, pa.string())
+
+    def _values_of(self, name: str) -> pa.Array:
+        rows, starts, stops = self._found(name)
+        values = cut_spans(self._data, starts, stops - starts, pa.string())
+        if len(rows) == self._count:
+            return values
+        places = np.full(self._count, -1, np.int64)
+        places[rows] = np.arange(len(rows))
+        return values.take(pa.array(places, mask=places < 0))
+
+    def _found(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """The messages that have this property, by row, and where its value begins and ends."""
+        wanted = name.encode()
+        entries = np.flatnonzero(self._marks - self._starts == len(wanted))
+        for place, byte in enumerate(wanted):
+            if not len(entries):
+                break
+            entries = entries[self._data[self._starts[entries] + place] == byte]
+        rows = self._rows[entries]
+        if len(rows) > 1 and bool((rows[1:] == rows[:-1]).any()):
+            last = np.append(rows[1:] != rows[:-1], True)
+            entries, rows = entries[last], rows[last]
+        return rows, self._marks[entries] + 1, self._stops[entries]
+
+    def _last_of_each(self) -> NDArray[np.int64] | None:
+        """The entries that count where a message has a name twice; None where none has."""
+        encoded = self._names.dictionary_encode()
+        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        distinct = len(encoded.dictionary)
+        if not len(codes):
+            return None
+        if distinct <= _NAMES_IN_A_WORD:
+            bits = np.left_shift(1, codes)
+            first = np.flatnonzero(np.append(True, self._rows[1:] != self._rows[:-1]))
+            if bool((np.add.reduceat(bits, first) == np.bitwise_or.reduceat(bits, first)).all()):
+                return None
+        pairs = self._rows * distinct + codes
+        _, backwards = np.unique(pairs[::-1], return_index=True)
+        if len(backwards) == len(pairs):
+            return None
+        kept: NDArray[np.int64] = np.sort(len(pairs) - 1 - backwards)
+        return kept
+
+
+def _pieces(
+    separators: NDArray[np.int64], borders: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where pieces begin and end that separators end, one byte each, or borders of no byte."""
+    if not len(borders):
+        stops = separators
+        widths: Any = 1
+    else:
+        both = np.concatenate((borders, separators))
+        order = np.argsort(both, kind="stable")  # a border comes before what lies behind it
+        stops = both[order]
+        widths = (order >= len(borders))[:-1]
+    starts = np.zeros_like(stops)
+    starts[1:] = stops[:-1] + widths
+    return starts, stops
+
+
+def _lists(rows: NDArray[np.int64], count: int, values: pa.Array) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(_list_offsets(rows, count)), values, type=KEYS_TYPE)
+
+
+def _list_offsets(rows: NDArray[np.int64], count: int) -> NDArray[np.int32]:
+    """Where the values of each row begin and end, from the ascending rows that values belong to."""
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(np.bincount(rows, minlength=count), out=offsets[1:])
+    return offsets
+
+
+def _is_utf8(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
+    """Whether each of the texts is UTF-8."""
+    if not len(data) or int(data.max()) < 0x80:
+        return True
+    heads = ends[:-1][ends[:-1] < len(data)]
+    if bool(((data[heads] & 0xC0) == 0x80).any()):  # a text does not begin in a character's middle
+        return False
+    raw: Any = data.tobytes()
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _replaced_like_java(texts: pa.Array) -> pa.Array:
+    return pa.array([decode_utf8(text).encode() for text in texts.to_pylist()], pa.binary())
+
+
+TIME_TYPE: Final = pa.timestamp("us", tz="UTC")
+MESSAGE_COLUMNS: Final[Mapping[str, pa.DataType]] = MappingProxyType(
+    {
+        "topic": pa.string(),
+        "queue_id": pa.int32(),
+        "queue_offset": pa.int64(),
+        "log_offset": pa.int64(),
+        "store_time": TIME_TYPE,
+        "born_time": TIME_TYPE,
+        "born_host": pa.string(),
+        "store_host": pa.string(),
+        "flag": pa.int32(),
+        "sys_flag": pa.int32(),
+        "tags": pa.string(),
+        "keys": KEYS_TYPE,
+        "unique_key": pa.string(),
+        "properties": MAP_TYPE,
+        "body": pa.binary(),
+        "body_crc_ok": pa.bool_(),
+        "size": pa.int32(),
+    }
+)
+
+_TIME_MIN_MS: Final = -62_135_596_800_000  # year 1
+_TIME_MAX_MS: Final = 253_402_300_799_999  # year 9999
+
+
+class MessageTable:
+    """The columns that are asked for, and how a run of messages becomes a batch of them."""
+
+    def __init__(self, columns: Sequence[str] = tuple(MESSAGE_COLUMNS)) -> None:
+        unknown = [name for name in columns if name not in MESSAGE_COLUMNS]
+        if unknown:
+            raise ValueError(f"columns: {unknown[0]!r} is none of {', '.join(MESSAGE_COLUMNS)}")
+        self.columns = tuple(columns)
+        self.schema = pa.schema([pa.field(name, MESSAGE_COLUMNS[name]) for name in self.columns])
+
+    def batch(
+        self, key: QueueKey, fields: RecordFields, rows: NDArray[np.int64] | None = None
+    ) -> pa.RecordBatch:
+        """These rows of a run of the queue, ascending; without `rows` all that are sound."""
+        chosen = np.flatnonzero(fields.sound) if rows is None else rows
+        made = _Columns(key, fields, chosen)
+        return pa.RecordBatch.from_arrays(
+            [_MAKERS[name](made) for name in self.columns], schema=self.schema
+        )
+
+
+class _Columns:
+    """One batch being made: what several columns share is found once."""
+
+    def __init__(self, key: QueueKey, fields: RecordFields, rows: NDArray[np.int64]) -> None:
+        self.key = key
+        self.fields = fields
+        self.count = len(rows)
+        self.rows = rows
+        self._properties: PropertyColumns | None = None
+
+    def numbers(self, values: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
+        chosen = values if len(values) == self.count else values[self.rows]
+        return pa.array(chosen.astype(kind.to_pandas_dtype(), copy=False), kind)
+
+    def times(self, values: NDArray[np.int64]) -> pa.Array:
+        chosen = values if len(values) == self.count else values[self.rows]
+        wrong = (chosen < _TIME_MIN_MS) | (chosen > _TIME_MAX_MS)
+        if not wrong.any():
+            return pa.array(chosen * 1000, pa.int64()).view(TIME_TYPE)
+        micros = np.where(wrong, 0, chosen) * 1000
+        return pa.array(micros, pa.int64(), mask=wrong).cast(TIME_TYPE)
+
+    def hosts(self, found: tuple[NDArray[np.int64], NDArray[np.bool_]]) -> pa.Array:
+        starts, ipv6 = found
+        return host_column(self.fields, starts[self.rows], ipv6[self.rows])
+
+    def bodies(self) -> pa.Array:
+        fields, rows = self.fields, self.rows
+        return cut_spans(
+            fields.records, fields.body_starts[rows], fields.body_bytes[rows], pa.binary()
+        )
+
+    @property
+    def properties(self) -> PropertyColumns:
+        found = self._properties
+        if found is None:
+            fields, rows = self.fields, self.rows
+            texts = cut_spans(
+                *(fields.records, fields.property_starts[rows], fields.property_bytes[rows]),
+                pa.binary(),
+            )
+            found = self._properties = PropertyColumns(texts)
+        return found
+
+
+_MAKERS: Final[Mapping[str, Callable[[_Columns], pa.Array]]] = {
+    "topic": lambda made: pa.repeat(pa.scalar(made.key.topic, pa.string()), made.count),
+    "queue_id": lambda made: pa.repeat(pa.scalar(made.key.queue_id, pa.int32()), made.count),
+    "queue_offset": lambda made: made.numbers(made.fields.queue_offsets, pa.int64()),
+    "log_offset": lambda made: made.numbers(made.fields.run.log_offsets, pa.int64()),
+    "store_time": lambda made: made.times(made.fields.store_times()),
+    "born_time": lambda made: made.times(made.fields.born_times()),
+    "born_host": lambda made: made.hosts(made.fields.born_hosts()),
+    "store_host": lambda made: made.hosts(made.fields.store_hosts()),
+    "flag": lambda made: made.numbers(made.fields.flags(), pa.int32()),
+    "sys_flag": lambda made: made.numbers(made.fields.sys_flags, pa.int32()),
+    "tags": lambda made: made.properties.tags(),
+    "keys": lambda made: made.properties.keys(),
+    "unique_key": lambda made: made.properties.unique_keys(),
+    "properties": lambda made: made.properties.maps(),
+    "body": lambda made: made.bodies(),
+    "body_crc_ok": lambda made: pa.array(made.fields.body_crc_ok(made.rows)),
+    "size": lambda made: made.numbers(made.fields.sizes(), pa.int32()),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyPairs:
+    """Pair i: the message in row `rows[i]` has the key `keys[i]`, null where it has none at all.
+
+    Rows ascend; a message has each of its keys once.
+    """
+
+    rows: NDArray[np.int64]
+    keys: pa.Array
+
+    def of(self, rows: NDArray[np.int64]) -> KeyPairs:
+        """The pairs of these rows, which are neighbours in the run and ascend."""
+        first = int(np.searchsorted(self.rows, rows[0]))
+        end = int(np.searchsorted(self.rows, rows[-1], side="right"))
+        return KeyPairs(self.rows[first:end], self.keys.slice(first, end - first))
+
+    def distinct_rows(self) -> NDArray[np.int64]:
+        return np.unique(self.rows)
+
+
+def key_pairs(fields: RecordFields, rows: NDArray[np.int64], selection: Selection) -> KeyPairs:
+    """UNIQ_KEY and each of KEYS of these rows, as far as they are wanted.
+
+    With keys to choose by, only pairs with one of them; else also one pair without a key for each
+    message that has none.
+    """
+    texts = cut_spans(
+        fields.records, fields.property_starts[rows], fields.property_bytes[rows], pa.binary()
+    )
+    properties = PropertyColumns(texts)
+    uniques, lists = properties.unique_keys(), properties.keys()
+    if selection.unique_keys is not None:
+        kept = _are_in(uniques, selection.unique_keys)
+        rows, uniques, lists = rows[kept], uniques.filter(kept), lists.filter(kept)
+    numbers = np.arange(len(rows))
+    counts = np.diff(lists.offsets.to_numpy()) if len(lists) else np.empty(0, np.int64)
+    owners = np.concatenate((numbers, np.repeat(numbers, counts)))
+    keys = pa.concat_arrays([uniques, lists.flatten()])
+    if selection.keys is not None:
+        found = _are_in(keys, selection.keys)
+        owners, keys = owners[found], keys.filter(found)
+    else:
+        idle = ~(keys.is_null().to_numpy(zero_copy_only=False)) | (counts == 0)[owners]
+        owners, keys = owners[idle], keys.filter(idle)
+    order = np.argsort(owners, kind="stable")
+    owners, keys = owners[order], keys.take(pa.array(order))
+    if len(owners) > 1:
+        owners, keys = _each_once(owners, keys)
+    return KeyPairs(rows[owners], keys)
+
+
+def _are_in(values: pa.Array, wanted: frozenset[str]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = pc.is_in(
+        values, value_set=pa.array(sorted(wanted), pa.string()), skip_nulls=True
+    ).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _each_once(owners: NDArray[np.int64], keys: pa.Array) -> tuple[NDArray[np.int64], pa.Array]:
+    codes = keys.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    pairs = owners * (len(keys) + 1) + codes
+    _, first = np.unique(pairs, return_index=True)
+    if len(first) == len(owners):
+        return owners, keys
+    first.sort()
+    return owners[first], keys.take(pa.array(first))

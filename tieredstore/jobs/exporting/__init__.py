@@ -1,1 +1,0 @@
-"""Parts of `export`: files, their ledger, and where they go."""

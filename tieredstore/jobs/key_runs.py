@@ -1,0 +1,483 @@
+"""Sorted runs of index entries: staged, merged in bounded memory, and cut into files.
+
+Sorted runs of key entries, staged on their way into an index: writing and finding them again.
+
+    | part    | bytes   | little-endian                                                  |
+    | ------- | ------- | -------------------------------------------------------------- |
+    | entries | 28 each | store time i64, hash u64, log offset i64, size of message i32  |
+    | samples | 8 each  | store time of entries 0, 1024, 2048 and so on                  |
+    | trailer | 56      | magic, six numbers of 64 bits: see `_TRAILER`                  |
+
+Where one index file ends and the next begins, in runs that nobody has merged.
+
+The order of all entries is by store time; of equal times by topic number, queue id and queue
+offset; the keys of one message as they stand in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.shelf import Scratch, StagedObject
+from tieredstore.index.rows import IndexColumns
+from tieredstore.model.errors import SegmentCorruptError
+
+ENTRY_DTYPE: Final = np.dtype(
+    [("time", "<i8"), ("key_hash", "<u8"), ("log_offset", "<i8"), ("message_bytes", "<i4")]
+)
+ENTRY_BYTES: Final = ENTRY_DTYPE.itemsize
+SAMPLE_ENTRIES: Final = 1_024
+RUN_ENTRIES_MAX: Final = 1 << 20  # in memory of whoever makes runs
+MAGIC: Final = b"TSKRUN01"
+_TRAILER: Final = Struct("<8s6q")  # entries, topic id, queue id, first offset, number, damaged
+_LAST: Final = 1 << 40  # added to the number of the last run of its origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KeyRun:
+    """One staged run. Runs are ordered by `place`: of equal times the lesser place comes first."""
+
+    name: str
+    topic_id: int
+    queue_id: int
+    first_offset: int
+    number: int
+    is_last: bool
+    count: int
+    damaged_count: int = 0
+    samples: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        return self.topic_id, self.queue_id, self.first_offset, self.number
+
+    def read(self, scratch: Scratch, start: int, end: int) -> NDArray[Any]:
+        """The entries from number `start` to before `end`."""
+        data = scratch.read(self.name, start * ENTRY_BYTES, (end - start) * ENTRY_BYTES)
+        return np.frombuffer(data, ENTRY_DTYPE)
+
+
+class RunWriter:
+    """Makes the runs of one origin, a slice or a segment: as many as memory asks for."""
+
+    def __init__(
+        self,
+        scratch: Scratch,
+        stem: str,
+        *,
+        topic_id: int,
+        queue_id: int,
+        first_offset: int,
+        entries_max: int = RUN_ENTRIES_MAX,
+    ) -> None:
+        self.runs: list[KeyRun] = []
+        self.damaged_count = 0
+        self._scratch = scratch
+        self._stem = stem
+        self._topic_id = topic_id
+        self._queue_id = queue_id
+        self._first_offset = first_offset
+        self._entries_max = entries_max
+        self._waiting: list[NDArray[Any]] = []
+        self._waiting_count = 0
+
+    def add(self, columns: IndexColumns) -> None:
+        """Keys of the queue's next messages; those of one message stay in one run."""
+        if not len(columns):
+            return
+        if self._waiting_count + len(columns) > self._entries_max and self._waiting_count:
+            self._flush(is_last=False)
+        entries = np.empty(len(columns), ENTRY_DTYPE)
+        entries["time"] = columns.store_timestamps
+        entries["key_hash"] = columns.key_hashes
+        entries["log_offset"] = columns.log_offsets
+        entries["message_bytes"] = columns.message_bytes
+        self._waiting.append(entries)
+        self._waiting_count += len(entries)
+
+    def finish(self) -> list[KeyRun]:
+        """All runs; the last one, maybe without entries, says that there are no more."""
+        self._flush(is_last=True)
+        return self.runs
+
+    def _flush(self, *, is_last: bool) -> None:
+        entries = np.concatenate(self._waiting) if self._waiting else np.empty(0, ENTRY_DTYPE)
+        self._waiting, self._waiting_count = [], 0
+        times = entries["time"].astype(np.int64)
+        if (times[1:] < times[:-1]).any():
+            order = np.argsort(times, kind="stable")
+            entries, times = entries[order], times[order]
+        run = KeyRun(
+            name=f"{self._stem}.{len(self.runs)}",
+            topic_id=self._topic_id,
+            queue_id=self._queue_id,
+            first_offset=self._first_offset,
+            number=len(self.runs),
+            is_last=is_last,
+            count=len(entries),
+            damaged_count=self.damaged_count,
+            samples=times[::SAMPLE_ENTRIES].copy(),
+        )
+        self._scratch.put(run.name, [entries.tobytes(), run.samples.tobytes(), _trailer(run)])
+        self.runs.append(run)
+
+
+def _trailer(run: KeyRun) -> bytes:
+    number = run.number + (_LAST if run.is_last else 0)
+    return _TRAILER.pack(
+        *(MAGIC, run.count, run.topic_id, run.queue_id, run.first_offset, number),
+        run.damaged_count,
+    )
+
+
+def staged_runs(scratch: Scratch, folder: str) -> dict[str, list[KeyRun]]:
+    """By stem, the runs of all origins that were finished."""
+    by_stem: dict[str, list[StagedObject]] = {}
+    for each in scratch.listed(folder):
+        stem, _, number = each.name.rpartition(".")
+        if number.isdigit():
+            by_stem.setdefault(stem, []).append(each)
+    found = {}
+    for stem, objects in by_stem.items():
+        runs = sorted((_read_run(scratch, each) for each in objects), key=lambda run: run.number)
+        whole = runs[-1].is_last and [run.number for run in runs] == list(range(len(runs)))
+        if whole:
+            found[stem] = runs
+    return found
+
+
+def _read_run(scratch: Scratch, staged: StagedObject) -> KeyRun:
+    at = staged.size - _TRAILER.size
+    if at < 0:
+        raise SegmentCorruptError(staged.name, "this is no run of keys", position=0)
+    data = scratch.read(staged.name, at, _TRAILER.size)
+    magic, count, topic_id, queue_id, first, number, damaged = _TRAILER.unpack(data)
+    samples = -(-count // SAMPLE_ENTRIES)
+    if magic != MAGIC or count < 0 or count * ENTRY_BYTES + samples * 8 != at:
+        raise SegmentCorruptError(staged.name, "this is no run of keys", position=at)
+    times = scratch.read(staged.name, count * ENTRY_BYTES, samples * 8) if samples else b""
+    return KeyRun(
+        name=staged.name,
+        topic_id=topic_id,
+        queue_id=queue_id,
+        first_offset=first,
+        number=number % _LAST,
+        is_last=number >= _LAST,
+        count=count,
+        damaged_count=damaged,
+        samples=np.frombuffer(times, "<i8").astype(np.int64),
+    )
+
+
+def in_order(runs: Sequence[KeyRun]) -> list[KeyRun]:
+    """Those that have entries, by place."""
+    return sorted((run for run in runs if run.count), key=lambda run: run.place)
+
+
+_BACK_ENTRIES: Final = 64  # looked at first for the beginning of a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPart:
+    """Entries `start` to before `end` of a run; none of them is older than `time_from`."""
+
+    run_name: str
+    topic_id: int
+    queue_id: int
+    start: int
+    end: int
+    time_from: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePlan:
+    """What goes into one index file: parts of runs, by place."""
+
+    number: int
+    first_time: int
+    count: int
+    parts: tuple[RunPart, ...]
+
+
+def file_plans(scratch: Scratch, runs: Sequence[KeyRun], *, items_max: int) -> Iterator[FilePlan]:
+    """Files of at most `items_max` entries each, in order; `runs` are in order too, none empty.
+
+    A message stays in one file, unless it has more keys than any file has room for.
+    """
+    if not runs:
+        return
+    ranks = _Ranks(scratch, runs)
+    total = sum(run.count for run in runs)
+    starts = np.zeros(len(runs), np.int64)
+    first_time = min(int(run.samples[0]) for run in runs)
+    number = 0
+    while (done := int(starts.sum())) < total:
+        ends, next_time = np.array([run.count for run in runs], np.int64), 0
+        if total - done > items_max:
+            ends, next_time = ranks.boundary(starts, done + items_max)
+        yield FilePlan(
+            number=number,
+            first_time=first_time,
+            count=int((ends - starts).sum()),
+            parts=_parts(runs, starts, ends),
+        )
+        starts, first_time, number = ends, next_time, number + 1
+
+
+def _parts(
+    runs: Sequence[KeyRun], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> tuple[RunPart, ...]:
+    return tuple(
+        RunPart(
+            run_name=run.name,
+            topic_id=run.topic_id,
+            queue_id=run.queue_id,
+            start=start,
+            end=end,
+            time_from=int(run.samples[start // SAMPLE_ENTRIES]),
+        )
+        for run, start, end in zip(runs, starts.tolist(), ends.tolist(), strict=True)
+        if start < end
+    )
+
+
+class _Ranks:
+    """Finds entries by their rank among those of all runs."""
+
+    def __init__(self, scratch: Scratch, runs: Sequence[KeyRun]) -> None:
+        self._scratch = scratch
+        self._runs = runs
+        times = np.concatenate([run.samples for run in runs])
+        least = np.concatenate([_steps(run)[0] for run in runs])
+        most = np.concatenate([_steps(run)[1] for run in runs])
+        order = np.argsort(times, kind="stable")
+        # How many entries are not newer than a sample: at least, and at most.
+        self._times = times[order]
+        self._least = np.cumsum(least[order])
+        self._most = np.cumsum(most[order])
+
+    def boundary(self, starts: NDArray[np.int64], rank: int) -> tuple[NDArray[np.int64], int]:
+        """How much of each run lies before the entry of this rank, counted from 0, without what
+        there is of its message; and the time of the first entry behind."""
+        low, high = self._bracket(rank)
+        before, between = self._read(low, high)
+        ordered = np.sort(np.concatenate(between))
+        left = rank - int(before.sum())
+        time = int(ordered[left]) if left < len(ordered) else high
+        ends = before + np.array([np.searchsorted(each, time) for each in between], np.int64)
+        left = rank - int(ends.sum())
+        for place, run in enumerate(self._runs):
+            if not left:
+                break
+            if int(run.samples[0]) > time:
+                continue
+            same = self._not_newer(run, time) - int(ends[place])
+            taken = min(left, same)
+            left -= taken
+            ends[place] += taken
+            if taken < same:
+                at = int(ends[place])
+                is_alone = int((ends - starts).sum()) == at - int(starts[place])
+                ends[place] = self._whole(run, int(starts[place]), at, is_alone=is_alone)
+        return ends, time
+
+    def _bracket(self, rank: int) -> tuple[int, int]:
+        """Two times: all that is not newer than the first lies before the rank, and the entry of
+        the rank is newer, but not newer than the second."""
+        # Of equal times the last sample counts all of them.
+        lasts = np.append(self._times[1:] != self._times[:-1], True)
+        times, least, most = self._times[lasts], self._least[lasts], self._most[lasts]
+        below = int(np.searchsorted(most, rank, side="right")) - 1
+        above = int(np.searchsorted(least, rank, side="right"))
+        low = int(times[below]) if below >= 0 else int(times[0]) - 1
+        return low, int(times[above]) if above < len(times) else self._newest()
+
+    def _newest(self) -> int:
+        return max(
+            int(run.read(self._scratch, run.count - 1, run.count)["time"][0]) for run in self._runs
+        )
+
+    def _read(self, low: int, high: int) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
+        """Of each run how many entries are not newer than `low`, and the times of those that are,
+        up to before `high`."""
+        before = np.zeros(len(self._runs), np.int64)
+        between: list[NDArray[np.int64]] = []
+        for place, run in enumerate(self._runs):
+            first = int(np.searchsorted(run.samples, low, side="right")) - 1
+            last = int(np.searchsorted(run.samples, high, side="left"))
+            start, end = max(0, first * SAMPLE_ENTRIES), min(run.count, last * SAMPLE_ENTRIES)
+            times = np.empty(0, np.int64)
+            if start < end:
+                times = run.read(self._scratch, start, end)["time"].astype(np.int64)
+            at = int(np.searchsorted(times, low, side="right"))
+            before[place] = start + at
+            between.append(times[at : int(np.searchsorted(times, high))])
+        return before, between
+
+    def _not_newer(self, run: KeyRun, time: int) -> int:
+        """How many entries of a run are not newer than this."""
+        known = int(np.searchsorted(run.samples, time, side="right"))
+        start, end = (known - 1) * SAMPLE_ENTRIES, min(run.count, known * SAMPLE_ENTRIES)
+        times = run.read(self._scratch, start, end)["time"]
+        return start + int(np.searchsorted(times, time, side="right"))
+
+    def _whole(self, run: KeyRun, floor: int, at: int, *, is_alone: bool) -> int:
+        """The same place, or where the message begins that it would part. A message that a whole
+        file has no room for is parted: all there is of the file is `is_alone` in this run."""
+        count = _BACK_ENTRIES
+        while True:
+            start = max(floor, at - count)
+            offsets = run.read(self._scratch, start, at + 1)["log_offset"]
+            others = np.flatnonzero(offsets[:-1] != offsets[-1])
+            if len(others):
+                return start + int(others[-1]) + 1
+            if start == floor:
+                return at if is_alone else floor
+            count *= 4
+
+
+def _steps(run: KeyRun) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What each sample adds to how many entries are not newer: for sure, and at most."""
+    count = len(run.samples)
+    least = np.full(count, SAMPLE_ENTRIES, np.int64)
+    least[0] = 1
+    most = np.full(count, SAMPLE_ENTRIES, np.int64)
+    most[-1] = run.count - (count - 1) * SAMPLE_ENTRIES
+    return least, most
+
+
+MERGE_ENTRIES: Final = 1 << 21  # in memory, over all runs that are open; twice with what is fetched
+_BLOCK_MIN: Final = 1_024
+_BLOCK_MAX: Final = 1 << 17
+_GIVEN_ENTRIES: Final = 1 << 16
+
+
+def merged(
+    scratch: Scratch,
+    parts: Sequence[RunPart],
+    runtime: Runtime,
+    *,
+    entries_max: int = MERGE_ENTRIES,
+) -> Iterator[IndexColumns]:
+    """All entries in order; a run is opened when its turn comes. `parts` are by place."""
+    waiting: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
+    count = 0
+    for piece in _rounds(scratch, parts, runtime, entries_max):
+        waiting.append(piece)
+        count += len(piece[1])
+        if count >= _GIVEN_ENTRIES:
+            yield _columns(waiting, parts)
+            waiting, count = [], 0
+    if waiting:
+        yield _columns(waiting, parts)
+
+
+class _Open:
+    """A part that is being read: a block in hand, the next one under way."""
+
+    def __init__(
+        self, place: int, scratch: Scratch, part: RunPart, runtime: Runtime, block: int
+    ) -> None:
+        self.place = place
+        self._scratch = scratch
+        self._part = part
+        self._runtime = runtime
+        self._block = block
+        self._at = part.start
+        self._next: Future[bytes] | None = self._ask()
+        self.entries: NDArray[Any] = np.empty(0, ENTRY_DTYPE)
+        self.fill()
+
+    @property
+    def has_more(self) -> bool:
+        return self._next is not None
+
+    @property
+    def bound(self) -> tuple[int, int]:
+        """All of this part up to here is in hand."""
+        return int(self.entries["time"][-1]), self.place
+
+    def fill(self) -> None:
+        if self._next is not None:
+            self.entries = np.frombuffer(self._next.result(), ENTRY_DTYPE)
+            self._next = self._ask()
+
+    def take(self, bound: tuple[int, int] | None) -> NDArray[Any]:
+        """What is in hand and comes not behind the bound."""
+        entries = self.entries
+        if bound is not None:
+            time, place = bound
+            side: Any = "right" if self.place <= place else "left"
+            entries = entries[: int(np.searchsorted(entries["time"], time, side=side))]
+        self.entries = self.entries[len(entries) :]
+        return entries
+
+    def _ask(self) -> Future[bytes] | None:
+        start, end = self._at, min(self._at + self._block, self._part.end)
+        if start >= end:
+            return None
+        self._at = end
+        return self._runtime.fetch.submit(
+            self._scratch.read,
+            self._part.run_name,
+            start * ENTRY_BYTES,
+            (end - start) * ENTRY_BYTES,
+        )
+
+
+def _rounds(
+    scratch: Scratch, parts: Sequence[RunPart], runtime: Runtime, entries_max: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+    """Pieces in order: which part each entry is of, and the entries."""
+    closed = sorted(range(len(parts)), key=lambda place: parts[place].time_from, reverse=True)
+    block = max(_BLOCK_MIN, min(_BLOCK_MAX, entries_max // (1 + _overlapping(parts))))
+    opened: list[_Open] = []
+    while closed or opened:
+        bound = min((each.bound for each in opened if each.has_more), default=None)
+        if closed:
+            # What is older than all of the next part need not wait for it.
+            begin = parts[closed[-1]].time_from, -1
+            if bound is None or begin < bound:
+                if not any(int(each.entries["time"][0]) < begin[0] for each in opened):
+                    place = closed.pop()
+                    opened.append(_Open(place, scratch, parts[place], runtime, block))
+                    continue
+                bound = begin
+        opened.sort(key=lambda each: each.place)
+        taken = [(each.place, each.take(bound)) for each in opened]
+        entries = np.concatenate([each for _, each in taken])
+        places = np.repeat([place for place, _ in taken], [len(each) for _, each in taken])
+        order = np.argsort(entries["time"], kind="stable")
+        yield places[order], entries[order]
+        for each in opened:
+            if not len(each.entries):
+                each.fill()
+        opened = [each for each in opened if len(each.entries)]
+
+
+def _overlapping(parts: Sequence[RunPart]) -> int:
+    """About how many parts are open at a time: those of one queue follow each other, mostly."""
+    return len({(part.topic_id, part.queue_id) for part in parts})
+
+
+def _columns(
+    pieces: Sequence[tuple[NDArray[np.int64], NDArray[Any]]], parts: Sequence[RunPart]
+) -> IndexColumns:
+    places = np.concatenate([place for place, _ in pieces])
+    entries = np.concatenate([each for _, each in pieces])
+    return IndexColumns(
+        key_hashes=entries["key_hash"].astype(np.uint64),
+        topic_ids=np.array([part.topic_id for part in parts], np.int64)[places],
+        queue_ids=np.array([part.queue_id for part in parts], np.int64)[places],
+        log_offsets=entries["log_offset"].astype(np.int64),
+        message_bytes=entries["message_bytes"].astype(np.int64),
+        store_timestamps=entries["time"].astype(np.int64),
+    )

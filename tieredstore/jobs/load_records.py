@@ -1,0 +1,735 @@
+"""Rows of Arrow batches encoded as records, many at once, and staged.
+
+What a bulk load takes: the columns, their types and what stands in for those that are missing.
+
+    | column     | type                      | without it                                     |
+    | ---------- | ------------------------- | ---------------------------------------------- |
+    | topic      | string                    | the option of that name                        |
+    | queue_id   | integer                   | the option of that name                        |
+    | body       | binary or string          | empty                                          |
+    | tags       | string                    | what the properties say                        |
+    | keys       | array of string or string | likewise                                       |
+    | unique_key | string                    | likewise                                       |
+    | properties | map of string to string   | none but those three                           |
+    | store_time | timestamp, or integer: ms | when the load began                            |
+    | born_time  | timestamp, or integer: ms | the store time                                 |
+    | born_host  | string                    | 127.0.0.1:0                                    |
+    | store_host | string                    | 127.0.0.1:0                                    |
+    | flag       | integer                   | 0                                              |
+    | sys_flag   | integer                   | 0; bits for addresses follow from the hosts    |
+
+A null is as good as no column. What a read of a tier gives beside these is passed over: offsets,
+sizes and checksums are made anew. But where `body_crc_ok` is false the load is refused: a new
+checksum would make a damaged body look sound.
+
+What one task of a bulk load does: its rows become records, staged under the attempt's own name.
+
+A staged object has one portion for each of its queues:
+
+    | part    | bytes   |                                                            |
+    | ------- | ------- | ---------------------------------------------------------- |
+    | units   | 20 each | as in a consume queue; log offsets count from the records  |
+    | times   | 8 each  | store times, big-endian                                    |
+    | records |         | one behind the other; both offsets are 0                   |
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
+from numpy.typing import NDArray
+
+from tieredstore.codec.checks import PROPERTY_CRC_NAME, crc32
+from tieredstore.codec.key_hashes import key_hashes
+from tieredstore.codec.message import PROPERTY_BYTES_MAX, TOPIC_BYTES_MAX, TOPIC_BYTES_MAX_V1
+from tieredstore.codec.names import INDEX_TOPIC
+from tieredstore.codec.queue_unit import UNIT_BYTES, encode_units
+from tieredstore.codec.record import (
+    BORN_HOST_IPV6,
+    HOSTS_IPV6,
+    INT8,
+    INT16,
+    KEYS,
+    MESSAGE_MAGIC_V1,
+    MESSAGE_MAGIC_V2,
+    NAME_END,
+    STORE_HOST_IPV6,
+    TAGS,
+    TRANSACTION_PREPARED,
+    UNIQUE_KEY,
+    VALUE_END,
+)
+from tieredstore.driver.segment import Buffer
+from tieredstore.driver.shelf import Scratch
+from tieredstore.jobs.arrow import span_bytes
+from tieredstore.model.errors import TieredStoreError
+from tieredstore.model.messages import LOOPBACK
+from tieredstore.model.topics import why_no_topic
+from tieredstore.model.values import INT32_MAX, Host, QueueKey
+
+BODY_CRC_OK: Final = "body_crc_ok"
+IGNORED: Final = frozenset({"queue_offset", "log_offset", "size", BODY_CRC_OK})
+_STRING: Final = pa.string()
+_MAP: Final = pa.map_(pa.string(), pa.string())
+
+
+class LoadRefusedError(TieredStoreError, ValueError):
+    """What is to be loaded cannot be messages; nothing was loaded."""
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
+
+
+def _is_integer(kind: pa.DataType) -> bool:
+    return bool(kinds.is_integer(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind) or _is_text(kind))
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(kinds.is_timestamp(kind) or kinds.is_integer(kind))
+
+
+def _is_keys(kind: pa.DataType) -> bool:
+    is_list = kinds.is_list(kind) or kinds.is_large_list(kind)
+    return _is_text(kind) or bool(is_list and _is_text(kind.value_type))
+
+
+def _is_map(kind: pa.DataType) -> bool:
+    return bool(kinds.is_map(kind) and _is_text(kind.key_type) and _is_text(kind.item_type))
+
+
+_Rule = tuple[str, Callable[[pa.DataType], bool]]
+_TEXT: Final[_Rule] = ("a string", _is_text)
+_INTEGER: Final[_Rule] = ("an integer", _is_integer)
+_TIME: Final[_Rule] = ("a timestamp, or an integer of milliseconds", _is_time)
+_RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
+    {
+        "topic": _TEXT,
+        "queue_id": _INTEGER,
+        "body": ("binary or a string", _is_bytes),
+        "tags": _TEXT,
+        "keys": ("an array of strings, or a string", _is_keys),
+        "unique_key": _TEXT,
+        "properties": ("a map of string to string", _is_map),
+        "store_time": _TIME,
+        "born_time": _TIME,
+        "born_host": _TEXT,
+        "store_host": _TEXT,
+        "flag": _INTEGER,
+        "sys_flag": _INTEGER,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadDefaults:
+    """What stands in for columns that are missing."""
+
+    topic: str | None = None
+    queue_id: int | None = None
+    store_time_ms: int = 0
+
+
+class LoadColumns:
+    """The columns of one load, checked; it pickles."""
+
+    def __init__(self, schema: pa.Schema, defaults: LoadDefaults) -> None:
+        self.defaults = defaults
+        self.names = frozenset(each.name for each in schema if not _is_nothing(each))
+        _check(schema, defaults)
+
+    def topics(self, batch: pa.RecordBatch) -> pa.DictionaryArray:
+        given = self._column(batch, "topic", _STRING)
+        if given is None:
+            given = pa.repeat(pa.scalar(self.defaults.topic, _STRING), len(batch))
+        elif self.defaults.topic is not None:
+            given = given.fill_null(self.defaults.topic)
+        if given.null_count:
+            raise LoadRefusedError("column topic: a message has none")
+        found = given.dictionary_encode()
+        for topic in found.dictionary.to_pylist():
+            check_topic(topic)
+        return found
+
+    def queue_ids(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        default = self.defaults.queue_id
+        return self._numbers(batch, "queue_id", least=0, default=default)
+
+    def bodies(self, batch: pa.RecordBatch) -> pa.Array:
+        given = self._column(batch, "body", pa.binary())
+        return pa.repeat(pa.scalar(b""), len(batch)) if given is None else given.fill_null(b"")
+
+    def refuse_damaged(self, batch: pa.RecordBatch) -> None:
+        """A read of a tier has marked these bodies: their new records would not."""
+        place = batch.schema.get_field_index(BODY_CRC_OK)
+        if place < 0 or not kinds.is_boolean(batch.schema.field(place).type):
+            return
+        damaged = pc.index(batch.column(place), pa.scalar(False)).as_py()
+        if damaged < 0:
+            return
+        where = ", ".join(
+            f"{name} {batch.column(name)[damaged].as_py()}"
+            for name in ("topic", "queue_id", "queue_offset")
+            if name in batch.schema.names
+        )
+        raise LoadRefusedError(
+            f"column {BODY_CRC_OK}: the body of a message is damaged ({where or 'of no name'}); "
+            "leave out the row, or the column to load it as it is"
+        )
+
+    def text(self, batch: pa.RecordBatch, name: str) -> pa.Array | None:
+        """None where there is no such column, or nothing in it; null where a message has none."""
+        given = self._column(batch, name, _STRING)
+        return None if given is None or given.null_count == len(given) else given
+
+    def keys(self, batch: pa.RecordBatch) -> pa.Array | None:
+        """As one text for each message: the keys with a blank between them."""
+        if "keys" not in self.names or _is_text(batch.schema.field("keys").type):
+            return self.text(batch, "keys")
+        lists = batch.column("keys").cast(pa.list_(_STRING))
+        each = lists.flatten()
+        if each.null_count or pc.any(pc.match_substring(each, " ")).as_py():
+            raise LoadRefusedError("column keys: a key is null, or holds a blank, which parts keys")
+        return pc.binary_join(lists, " ")
+
+    def properties(self, batch: pa.RecordBatch) -> pa.MapArray | None:
+        return self._column(batch, "properties", _MAP)
+
+    def store_times(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        return self._times(batch, "store_time", self.defaults.store_time_ms)
+
+    def born_times(
+        self, batch: pa.RecordBatch, store_times: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        return self._times(batch, "born_time", store_times)
+
+    def flags(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        return self._numbers(batch, "flag", least=-INT32_MAX - 1, default=0)
+
+    def sys_flags(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        flags = self._numbers(batch, "sys_flag", least=-INT32_MAX - 1, default=0)
+        # A rolled back message has this bit too.
+        if (flags & TRANSACTION_PREPARED).any():
+            raise LoadRefusedError("column sys_flag: a prepared message is in no queue")
+        return flags & ~HOSTS_IPV6
+
+    def _column(self, batch: pa.RecordBatch, name: str, kind: pa.DataType) -> Any:
+        if name not in self.names:
+            return None
+        given = batch.column(name)
+        return given if given.type.equals(kind) else given.cast(kind)
+
+    def _numbers(
+        self, batch: pa.RecordBatch, name: str, *, least: int, default: int | None
+    ) -> NDArray[np.int64]:
+        given = self._column(batch, name, pa.int64())
+        if given is None:
+            return np.full(len(batch), default, np.int64)
+        if given.null_count:
+            if default is None:
+                raise LoadRefusedError(f"column {name}: a message has none")
+            given = given.fill_null(default)
+        numbers: NDArray[np.int64] = given.to_numpy(zero_copy_only=False)
+        wrong = np.flatnonzero((numbers < least) | (numbers > INT32_MAX))
+        if len(wrong):
+            first = int(numbers[wrong[0]])
+            raise LoadRefusedError(f"column {name}: {first} is not within {least} to {INT32_MAX}")
+        return numbers
+
+    def _times(
+        self, batch: pa.RecordBatch, name: str, default: NDArray[np.int64] | int
+    ) -> NDArray[np.int64]:
+        """In milliseconds."""
+        if name not in self.names:
+            return np.broadcast_to(np.asarray(default, np.int64), len(batch)).copy()
+        given = batch.column(name)
+        if kinds.is_timestamp(given.type):
+            given = given.cast(pa.timestamp("ms", given.type.tz), safe=False)
+        times: NDArray[np.int64] = (
+            given.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+        )
+        if given.null_count:
+            return np.where(given.is_null().to_numpy(zero_copy_only=False), default, times)
+        return times
+
+
+def _is_nothing(field: pa.Field) -> bool:
+    return field.name in IGNORED or bool(kinds.is_null(field.type))
+
+
+def check_topic(topic: str) -> None:
+    """LoadRefusedError for what can be no topic of a tier."""
+    if reason := why_no_topic(topic):
+        raise LoadRefusedError(f"column topic: {topic!r:.80} is none: {reason}")
+    if topic == INDEX_TOPIC:
+        raise LoadRefusedError(f"column topic: {topic} is where the key index lies")
+
+
+def _check(schema: pa.Schema, defaults: LoadDefaults) -> None:
+    """One line for the first thing that is wrong."""
+    for field in schema:
+        if _is_nothing(field):
+            continue
+        if field.name not in _RULES:
+            near = get_close_matches(field.name, _RULES, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_RULES)}"
+            raise LoadRefusedError(f"column {field.name}: a message has no such field; {hint}")
+        wanted, is_right = _RULES[field.name]
+        if not is_right(field.type):
+            raise LoadRefusedError(f"column {field.name}: it is {field.type}, not {wanted}")
+    for name in ("topic", "queue_id"):
+        is_given = name in schema.names and not _is_nothing(schema.field(name))
+        if not is_given and getattr(defaults, name) is None:
+            raise LoadRefusedError(f"there is no column {name}: add it, or give it as an option")
+    if defaults.topic is not None:
+        check_topic(defaults.topic)
+    if defaults.queue_id is not None and not 0 <= defaults.queue_id <= INT32_MAX:
+        raise LoadRefusedError(f"queue_id: {defaults.queue_id} is not within 0 to {INT32_MAX}")
+
+
+_COLUMNS: Final[Mapping[str, str]] = {TAGS: "tags", KEYS: "keys", UNIQUE_KEY: "unique_key"}
+_NO_TEXTS: Final = ""
+
+
+class PropertyTexts:
+    """The texts of one batch, and the codes of the tags in them.
+
+    A column of its own counts more than the entry of the map, and takes its place; an entry that
+    the map has not comes behind the others. The checksum of a whole record is dropped: its offsets
+    change.
+    """
+
+    def __init__(self, columns: LoadColumns, batch: pa.RecordBatch) -> None:
+        self._count = len(batch)
+        own = {
+            TAGS: columns.text(batch, "tags"),
+            KEYS: columns.keys(batch),
+            UNIQUE_KEY: columns.text(batch, "unique_key"),
+        }
+        self._own = {name: values for name, values in own.items() if values is not None}
+        for name, values in self._own.items():
+            _refuse(values, VALUE_END, f"column {_COLUMNS[name]}")
+        self._tags = self._own.get(TAGS)
+        given = columns.properties(batch)
+        pieces = [] if given is None else [self._of_maps(given)]
+        pieces += [
+            pc.binary_join_element_wise(name, NAME_END, values, VALUE_END, _NO_TEXTS).fill_null("")
+            for name, values in self._own.items()
+        ]
+        self.texts = self._joined(pieces)
+
+    def tags_codes(self) -> NDArray[np.int64]:
+        """What a consume queue stores for the tags."""
+        codes = np.zeros(self._count, np.int64)
+        if self._tags is None:
+            return codes
+        found = self._tags.dictionary_encode()
+        hashes = key_hashes(found.dictionary.to_pylist())
+        of_text = hashes.astype(np.uint32).view(np.int32).astype(np.int64)
+        rows = np.flatnonzero(found.indices.is_valid().to_numpy(zero_copy_only=False))
+        codes[rows] = of_text[found.indices.drop_null().to_numpy()]
+        return codes
+
+    def _of_maps(self, maps: pa.MapArray) -> pa.Array:
+        offsets = maps.offsets.to_numpy().astype(np.int64)
+        first, end = int(offsets[0]), int(offsets[-1])
+        names, values = maps.keys[first:end], maps.items[first:end]
+        rows = np.repeat(np.arange(self._count), np.diff(offsets))
+        kept = values.is_valid().to_numpy(zero_copy_only=False)
+        kept = kept & maps.is_valid().to_numpy(zero_copy_only=False)[rows]
+        kept &= pc.not_equal(names, PROPERTY_CRC_NAME).to_numpy(zero_copy_only=False)
+        if not kept.all():
+            names, values, rows = names.filter(kept), values.filter(kept), rows[kept]
+        _refuse(names, NAME_END, "column properties, a name")
+        _refuse(names, VALUE_END, "column properties, a name")
+        _refuse(values, VALUE_END, "column properties, a value")
+        if pc.any(pc.equal(names, "")).as_py():
+            raise LoadRefusedError("column properties: a name is empty")
+        for name in _COLUMNS:
+            values = self._merged(name, names, values, rows)
+        texts = pc.binary_join_element_wise(names, NAME_END, values, VALUE_END, _NO_TEXTS)
+        starts = np.searchsorted(rows, np.arange(self._count + 1)).astype(np.int32)
+        return pc.binary_join(pa.ListArray.from_arrays(starts, texts), _NO_TEXTS)
+
+    def _merged(
+        self, name: str, names: pa.Array, values: pa.Array, rows: NDArray[np.int64]
+    ) -> pa.Array:
+        """The values with those of the column in their place; what stays of the column is what
+        the maps have not."""
+        here = np.flatnonzero(pc.equal(names, name).to_numpy(zero_copy_only=False))
+        own = self._own.get(name)
+        if not len(here):
+            return values
+        owners = rows[here]
+        if own is not None:
+            given = own.take(pa.array(owners))
+            replaced = pc.coalesce(given, values.take(pa.array(here)))
+            mask = np.zeros(len(values), np.bool_)
+            mask[here] = True
+            values = pc.replace_with_mask(values, mask, replaced)
+            has = np.zeros(self._count, np.bool_)
+            has[owners] = True
+            self._own[name] = pc.if_else(pa.array(has), pa.scalar(None, pa.string()), own)
+        if name == TAGS:
+            places = np.full(self._count, -1, np.int64)
+            places[owners] = here
+            from_map = values.take(pa.array(places, mask=places < 0))
+            self._tags = from_map if own is None else pc.coalesce(from_map, own)
+        return values
+
+    def _joined(self, pieces: Sequence[pa.Array]) -> pa.Array:
+        if not pieces:
+            return pa.repeat(pa.scalar(b""), self._count)
+        texts = pieces[0] if len(pieces) == 1 else pc.binary_join_element_wise(*pieces, _NO_TEXTS)
+        longest = pc.max(pc.binary_length(texts)).as_py() or 0
+        if longest > PROPERTY_BYTES_MAX:
+            raise LoadRefusedError(
+                f"the properties of a message have {longest} bytes, more than {PROPERTY_BYTES_MAX}"
+            )
+        return texts.cast(pa.binary())
+
+
+def _refuse(texts: pa.Array, mark: str, what: str) -> None:
+    found = pc.match_substring(texts, mark)
+    if pc.any(found).as_py():
+        text = texts.filter(found)[0].as_py()
+        raise LoadRefusedError(f"{what}: {text!r:.80} holds 0x{ord(mark):02X}, which parts them")
+
+
+BATCH_BYTES_MAX: Final = 64 << 20  # of what is encoded at a time, or a single message
+_NOTHING: Final = pa.scalar(b"")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EncodedRun:
+    """Messages of one queue in the order of their rows: their records one behind the other."""
+
+    key: QueueKey
+    records: memoryview
+    message_bytes: NDArray[np.int64]
+    tags_codes: NDArray[np.int64]
+    store_times: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.message_bytes)
+
+
+def encode_batch(batch: pa.RecordBatch, columns: LoadColumns) -> Iterator[EncodedRun]:
+    """The messages of all queues of the batch. LoadRefusedError for what can be no message."""
+    if not len(batch):
+        return
+    if batch.nbytes > BATCH_BYTES_MAX and len(batch) > 1:
+        half = len(batch) // 2
+        yield from encode_batch(batch.slice(0, half), columns)
+        yield from encode_batch(batch.slice(half), columns)
+        return
+    columns.refuse_damaged(batch)
+    topics, queue_ids = columns.topics(batch), columns.queue_ids(batch)
+    codes = topics.indices.to_numpy().astype(np.int64)
+    places = codes << 32 | queue_ids
+    order = np.argsort(places, kind="stable")
+    if (order[1:] < order[:-1]).any():
+        batch = batch.take(pa.array(order))
+        places = places[order]
+    names = topics.dictionary.to_pylist()
+    encoded = _Encoded(batch, columns, names, places)
+    bounds = [0, *(np.flatnonzero(places[1:] != places[:-1]) + 1).tolist(), len(batch)]
+    for start, end in pairwise(bounds):
+        place = int(places[start])
+        yield encoded.run(QueueKey(names[place >> 32], place & INT32_MAX), start, end)
+
+
+class _Encoded:
+    """The records of a batch whose rows are sorted by queue."""
+
+    def __init__(
+        self,
+        batch: pa.RecordBatch,
+        columns: LoadColumns,
+        names: list[str],
+        places: NDArray[np.int64],
+    ) -> None:
+        count = len(batch)
+        bodies = columns.bodies(batch)
+        properties = PropertyTexts(columns, batch)
+        self._tags_codes = properties.tags_codes()
+        self._times = columns.store_times(batch)
+        fields, magics = _topic_fields(names)
+        topic_codes = places >> 32
+        topics = fields.take(pa.array(topic_codes))
+        born = _Hosts(columns.text(batch, "born_host"), count, "born_host")
+        store = _Hosts(columns.text(batch, "store_host"), count, "store_host")
+        bits = born.is_ipv6 * np.int64(BORN_HOST_IPV6) + store.is_ipv6 * np.int64(STORE_HOST_IPV6)
+        body_bytes, property_bytes = _lengths(bodies), _lengths(properties.texts)
+        fixed = 88 + 12 * (born.is_ipv6.astype(np.int64) + store.is_ipv6)
+        self._sizes = fixed + body_bytes + _lengths(topics) + 2 + property_bytes
+        values = {
+            "size": self._sizes,
+            "magic": magics[topic_codes],
+            "crc": _checksums(bodies),
+            "queue_id": places & INT32_MAX,
+            "flag": columns.flags(batch),
+            "sys_flag": columns.sys_flags(batch) | bits,
+            "born_time": columns.born_times(batch, self._times),
+            "born_address": born.addresses,
+            "born_port": born.ports,
+            "store_time": self._times,
+            "store_address": store.addresses,
+            "store_port": store.ports,
+            "body_bytes": body_bytes,
+        }
+        joined = pc.binary_join_element_wise(
+            _headers(values, bits, fixed),
+            bodies,
+            topics,
+            _fixed(property_bytes.astype(">i2").view(np.uint8), 2, count),
+            properties.texts,
+            _NOTHING,
+        )
+        self._data, self._ends = span_bytes(joined)
+
+    def run(self, key: QueueKey, start: int, end: int) -> EncodedRun:
+        return EncodedRun(
+            key=key,
+            records=self._data[int(self._ends[start]) : int(self._ends[end])].data,
+            message_bytes=self._sizes[start:end],
+            tags_codes=self._tags_codes[start:end],
+            store_times=self._times[start:end],
+        )
+
+
+def _topic_fields(names: list[str]) -> tuple[pa.Array, NDArray[np.uint32]]:
+    """What stands for each topic in a record, and the magic number of such a record."""
+    fields, magics = [], []
+    for name in names:
+        data = name.encode()
+        if len(data) > TOPIC_BYTES_MAX:
+            raise LoadRefusedError(f"column topic: {len(data)} bytes are too many")
+        is_short = len(data) <= TOPIC_BYTES_MAX_V1
+        fields.append((INT8 if is_short else INT16).pack(len(data)) + data)
+        magics.append(MESSAGE_MAGIC_V1 if is_short else MESSAGE_MAGIC_V2)
+    return pa.array(fields, pa.binary()), np.array(magics, np.uint32)
+
+
+class _Hosts:
+    """The addresses of a column of texts such as 10.0.0.1:4711 or [2001:db8::1]:4711."""
+
+    def __init__(self, texts: pa.Array | None, count: int, name: str) -> None:
+        codes: Any = np.zeros(count, np.int64)
+        found = [LOOPBACK]
+        if texts is not None:
+            encoded = texts.dictionary_encode()
+            found += [_host(text, name) for text in encoded.dictionary.to_pylist()]
+            codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) + 1
+        table = np.zeros((len(found), 16), np.uint8)
+        for row, host in enumerate(found):
+            table[row, : len(host.address)] = np.frombuffer(host.address, np.uint8)
+        self.addresses = table[codes]
+        self.ports = np.array([host.port for host in found], np.int64)[codes]
+        self.is_ipv6 = np.array([host.is_ipv6 for host in found], np.bool_)[codes]
+
+
+def _host(text: str, column: str) -> Host:
+    address, _, port = text.rpartition(":")
+    try:
+        packed = ipaddress.ip_address(address.removeprefix("[").removesuffix("]")).packed
+        number = int(port)
+        if not 0 <= number <= INT32_MAX:
+            raise ValueError(port)
+    except ValueError:
+        raise LoadRefusedError(
+            f"column {column}: {text!r:.80} is no address and port, such as 10.0.0.1:4711"
+        ) from None
+    return Host(packed, number)
+
+
+def _headers(values: dict[str, Any], bits: NDArray[np.int64], fixed: NDArray[np.int64]) -> pa.Array:
+    """The records up to their bodies; those with like addresses are made together."""
+    kinds = np.unique(bits).tolist()
+    if len(kinds) == 1:
+        made = _made(values, kinds[0], slice(None))
+        return _fixed(made, int(fixed[0]), len(fixed))
+    ends = np.cumsum(fixed)
+    data = np.empty(int(ends[-1]), np.uint8)
+    for kind in kinds:
+        rows = np.flatnonzero(bits == kind)
+        width = int(fixed[rows[0]])
+        starts = ends[rows] - width
+        data[starts[:, None] + np.arange(width)] = _made(values, kind, rows).reshape(-1, width)
+    offsets = np.concatenate(([0], ends)).astype(np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), len(fixed), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+
+
+def _made(values: dict[str, Any], kind: int, rows: Any) -> NDArray[np.uint8]:
+    born = 16 if kind & BORN_HOST_IPV6 else 4
+    store = 16 if kind & STORE_HOST_IPV6 else 4
+    layout = _LAYOUTS[born, store]
+    chosen = {name: column[rows] for name, column in values.items()}
+    made = np.zeros(len(chosen["size"]), layout)
+    for name, column in chosen.items():
+        if name == "born_address":
+            made[name] = column[:, :born]
+        elif name == "store_address":
+            made[name] = column[:, :store]
+        else:
+            made[name] = column
+    return made.view(np.uint8)
+
+
+def _layout(born: int, store: int) -> np.dtype[Any]:
+    return np.dtype(
+        [
+            *(("size", ">i4"), ("magic", ">u4"), ("crc", ">i4"), ("queue_id", ">i4")),
+            *(("flag", ">i4"), ("queue_offset", ">i8"), ("log_offset", ">i8")),
+            *(("sys_flag", ">i4"), ("born_time", ">i8"), ("born_address", "u1", (born,))),
+            *(("born_port", ">i4"), ("store_time", ">i8"), ("store_address", "u1", (store,))),
+            *(("store_port", ">i4"), ("reconsume_times", ">i4"), ("prepared", ">i8")),
+            ("body_bytes", ">i4"),
+        ]
+    )
+
+
+_LAYOUTS: Final = {(born, store): _layout(born, store) for born in (4, 16) for store in (4, 16)}
+
+
+def _fixed(data: NDArray[np.uint8], width: int, count: int) -> pa.Array:
+    """Values of one width as a binary array."""
+    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+
+
+def _lengths(values: pa.Array) -> NDArray[np.int64]:
+    lengths: NDArray[np.int64] = pc.binary_length(values).to_numpy(zero_copy_only=False)
+    return lengths.astype(np.int64)
+
+
+def _checksums(bodies: pa.Array) -> NDArray[np.int64]:
+    data, ends = span_bytes(bodies)
+    view = data.data
+    spans = map(slice, ends[:-1].tolist(), ends[1:].tolist())
+    found = np.fromiter(map(crc32, map(view.__getitem__, spans)), np.uint32, len(bodies))
+    return (found & INT32_MAX).astype(np.int64)
+
+
+FOLDER: Final = "load"
+BLOCK_BYTES: Final = 16 << 20  # of records of all queues together, in memory of one task
+TIME_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedPortion:
+    """Messages of one queue in a staged object, from byte `position` of it on."""
+
+    name: str
+    key: QueueKey
+    position: int
+    count: int
+    log_bytes: int
+
+    @property
+    def times_position(self) -> int:
+        return self.position + self.count * UNIT_BYTES
+
+    @property
+    def records_position(self) -> int:
+        return self.times_position + self.count * TIME_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedPart:
+    """All that one attempt at a partition has staged, in the order of its rows."""
+
+    partition: int
+    portions: tuple[StagedPortion, ...]
+
+    @property
+    def message_count(self) -> int:
+        return sum(each.count for each in self.portions)
+
+
+def run_folder(run_id: str) -> str:
+    """Where all attempts of one load stage what they make."""
+    return f"{FOLDER}/{run_id}"
+
+
+class Stager:
+    """Takes the batches of one attempt, one by one. Holds about two blocks."""
+
+    def __init__(
+        self,
+        scratch: Scratch,
+        columns: LoadColumns,
+        *,
+        run_id: str,
+        partition: int,
+        attempt: str,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        self._scratch = scratch
+        self._columns = columns
+        self._stem = f"{run_folder(run_id)}/part-{partition}-{attempt}"
+        self._partition = partition
+        self._block_bytes = block_bytes
+        self._waiting: dict[QueueKey, list[EncodedRun]] = {}
+        self._waiting_bytes = self._put_count = 0
+        self._portions: list[StagedPortion] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        for run in encode_batch(batch, self._columns):
+            self._waiting.setdefault(run.key, []).append(run)
+            self._waiting_bytes += len(run.records)
+            if self._waiting_bytes >= self._block_bytes:
+                self._put()
+
+    def finish(self) -> StagedPart:
+        if self._waiting:
+            self._put()
+        return StagedPart(partition=self._partition, portions=tuple(self._portions))
+
+    def _put(self) -> None:
+        name = f"{self._stem}.{self._put_count}"
+        blocks: list[Buffer] = []
+        position = 0
+        for key, runs in self._waiting.items():
+            portion = StagedPortion(
+                name=name,
+                key=key,
+                position=position,
+                count=sum(map(len, runs)),
+                log_bytes=sum(len(run.records) for run in runs),
+            )
+            blocks += _portion_blocks(runs)
+            position = portion.records_position + portion.log_bytes
+            self._portions.append(portion)
+        self._scratch.put(name, blocks)
+        self._put_count += 1
+        self._waiting, self._waiting_bytes = {}, 0
+
+
+def _portion_blocks(runs: Sequence[EncodedRun]) -> list[Buffer]:
+    sizes = np.concatenate([run.message_bytes for run in runs])
+    units = encode_units(
+        log_offsets=np.cumsum(sizes) - sizes,
+        message_bytes=sizes,
+        tags_codes=np.concatenate([run.tags_codes for run in runs]),
+    )
+    times = np.concatenate([run.store_times for run in runs]).astype(">i8").tobytes()
+    return [units, times, *(run.records for run in runs)]

@@ -1,0 +1,386 @@
+"""The plan of a migration: segments, bytes, requests and dollars, from what the source holds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from tieredstore.access.queue_upload import STOPPED_QUEUE
+from tieredstore.access.reader import amend_problems
+from tieredstore.access.rebuild import slot_count_of
+from tieredstore.access.wiring import GivenParts, TierParts, open_tier
+from tieredstore.codec.names import index_queue_path, queue_path
+from tieredstore.driver.metadata import Json, MetadataStore
+from tieredstore.driver.object_requests import PriceTable
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.flat import recovery
+from tieredstore.index import watermarks
+from tieredstore.jobs.job import Plan
+from tieredstore.jobs.migrate_copy import BLOCK_BYTES, Copied, CopyItem, Key, Proof, place_of
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    InvalidConfigError,
+    MetadataError,
+    OffsetOutOfRangeError,
+    SegmentError,
+    UnknownNameError,
+)
+from tieredstore.model.printable import log_of
+from tieredstore.model.settings import facts_of, settings_of
+from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
+
+log = log_of(__name__)
+
+_QUEUE_NOTES: Final = (STOPPED_QUEUE, recovery.KIND)
+INDEX_NOTES: Final = (watermarks.STORE, watermarks.QUEUE, watermarks.FILE, watermarks.START)
+_NAMES_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceQueue:
+    """One queue; its rows by base, the last of each kind still grows."""
+
+    record: QueueRecord
+    path: str
+    log: tuple[SegmentRecord, ...]
+    units: tuple[SegmentRecord, ...]
+    problem: str | None
+    notes: Mapping[str, Json]
+
+    @property
+    def is_damaged(self) -> bool:
+        """Bytes that were committed are gone, or could not be asked for."""
+        return self.problem is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceTier:
+    """All that is to be copied, as the catalogue and the backend had it a moment ago."""
+
+    topics: tuple[TopicRecord, ...]
+    queues: tuple[SourceQueue, ...]
+    index: tuple[SegmentRecord, ...]
+    index_notes: Mapping[str, Mapping[str, Json]]
+    copy_of: str | None = None
+    """Where the catalogue is a published copy: it may not know the newest queues and keys."""
+
+    def rows(self) -> list[SegmentRecord]:
+        return [*(row for each in self.queues for row in (*each.log, *each.units)), *self.index]
+
+
+def read_source(config: StoreConfig, *, topics: tuple[str, ...] = ()) -> SourceTier:
+    """The tier of these settings; only topics that match one of the patterns, if there are any.
+
+    Raises UnknownNameError for a pattern that matches nothing or a broker that is not there,
+    MetadataError where there is no catalogue, and what the backend raises.
+    """
+    # Its keys and caches are not needed: only names and sizes are asked for.
+    parts = open_tier(
+        replace(config, index_enabled=False, read_ahead_enabled=False), GivenParts(), read_only=True
+    )
+    try:
+        metadata = parts.metadata
+        _check_broker(config, metadata)
+        names = _wanted(metadata, topics)
+        parts.load()
+        amend_problems(parts.files, metadata, parts.provider, config.broker_name)
+        queues = _queues(parts, names)
+        path = index_queue_path(config.broker_name)
+        index = metadata.segments(path, SegmentType.INDEX)
+        return SourceTier(
+            topics=tuple(record for record in metadata.topics() if record.topic in names),
+            queues=tuple(queues),
+            index=tuple(row for row in index if row.size),
+            index_notes={kind: dict(metadata.notes(kind)) for kind in INDEX_NOTES},
+            copy_of=metadata.facts.describe() if metadata.facts.copy else None,
+        )
+    finally:
+        parts.close()
+
+
+def source_made_with(tier: SourceTier, provider: SegmentProvider) -> dict[str, int]:
+    """The settings that a tier fixes, by name: as it has noted them.
+
+    RocketMQ notes nothing, and the length of its index files tells how many slots they have.
+    """
+    noted = watermarks.Watermarks.made_with(tier.index_notes.get(watermarks.STORE, {}))
+    if noted or not tier.index:
+        return noted
+    row = tier.index[-1]
+    with provider.open(row.path, row.type, row.base_offset) as segment:
+        try:
+            return {"index_slot_count": slot_count_of(segment)}
+        except (SegmentError, OffsetOutOfRangeError) as error:
+            log.warning("how many slots the index has is not known: %s", error)
+            return {}
+
+
+def _check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
+    brokers = {record.broker_name for record in metadata.queues()}
+    brokers |= {row.path.partition("/")[0] for row in metadata.segments()}
+    if not brokers:
+        reason = "it names no queue: is this the catalogue of the tier?"
+        raise MetadataError(config.catalogue_path, reason)
+    if config.broker_name not in brokers:
+        known = ", ".join(sorted(brokers)[:_NAMES_SHOWN])
+        raise UnknownNameError(
+            f"broker_name: {config.broker_name!r} is not in the catalogue; there are: {known}"
+        )
+
+
+def _wanted(metadata: MetadataStore, patterns: tuple[str, ...]) -> set[str]:
+    # A catalogue that lost a topic still has its queues.
+    known = {record.topic for record in metadata.topics()}
+    known |= {record.topic for record in metadata.queues()}
+    for pattern in patterns:
+        if not any(fnmatchcase(topic, pattern) for topic in known):
+            some = ", ".join(sorted(known)[:_NAMES_SHOWN])
+            raise UnknownNameError(f"no topic is called {pattern!r}; there are: {some}")
+    if not patterns:
+        return known
+    return {topic for topic in known if any(fnmatchcase(topic, each) for each in patterns)}
+
+
+def _queues(parts: TierParts, topics: set[str]) -> list[SourceQueue]:
+    found = []
+    for file in sorted(parts.files.files(), key=lambda each: each.key):
+        record = parts.metadata.queue(file.key.topic, file.key.queue_id)
+        if file.key.topic not in topics or record is None:
+            continue
+        if parts.files.is_out_of_reach(file.key):
+            raise BackendUnavailableError(file.path, "open", file.problem or "not reached")
+        notes = {kind: parts.metadata.note(kind, file.path) for kind in _QUEUE_NOTES}
+        found.append(
+            SourceQueue(
+                record=record,
+                path=file.path,
+                log=tuple(each.record for each in file.log.segments),
+                units=tuple(each.record for each in file.queue.segments),
+                problem=file.problem,
+                notes={kind: note for kind, note in notes.items() if note is not None},
+            )
+        )
+    if any(each.is_damaged for each in found):  # a backend that refuses says so itself
+        next(iter(parts.provider.list(found[0].record.broker_name)), None)
+    return found
+
+
+OBJECT_PROVIDERS: Final = ("s3", "fsspec")
+_MULTIPART_BYTES: Final = 16 << 20  # of one part of a long object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationPlan(Plan[CopyItem]):
+    """The items, and the source as it was when they were made."""
+
+    tier: SourceTier
+    known: Mapping[Key, Copied]
+    made_with: Mapping[str, int] = field(default_factory=dict)
+    """Settings that the tier fixes, by name."""
+
+
+def check_places(source: StoreConfig, target: StoreConfig, *, adopt: bool) -> None:
+    """Refuse what can only be a mistake, before anything is opened."""
+    if place_of(source) == place_of(target):
+        raise InvalidConfigError("source and target are the same tier")
+    if source.catalogue_path == target.catalogue_path:
+        raise InvalidConfigError(
+            f"metadata_path: source and target have the same catalogue {source.catalogue_path};"
+            " give the target one of its own"
+        )
+    for setting in ("index_slot_count", "index_item_count"):
+        if not adopt and getattr(source, setting) != getattr(target, setting):
+            raise InvalidConfigError(
+                f"{setting}: index files of the source have {getattr(source, setting)}, the "
+                f"target wants {getattr(target, setting)}: it must not change"
+            )
+
+
+def with_names(
+    source: StoreConfig, target: StoreConfig, *, broker: str | None, cluster: str | None
+) -> StoreConfig:
+    """The target under the names of the source, or under those that were asked for.
+
+    Raises InvalidConfigError where the target's settings have others, and nobody asked for them.
+    """
+    defaults = StoreConfig()
+    names: dict[str, Any] = {}
+    for word, setting, wanted in (
+        ("broker", "broker_name", broker),
+        ("cluster", "cluster_name", cluster),
+    ):
+        theirs, ours = getattr(source, setting), getattr(target, setting)
+        if wanted is None and ours not in (theirs, getattr(defaults, setting)):
+            raise InvalidConfigError(
+                f"{setting}: the source has {theirs!r}, the target {ours!r}; say "
+                f"--rename-{word} {ours} if that is meant"
+            )
+        names[setting] = wanted or theirs
+    return replace(target, **names)
+
+
+def target_path(path: str, target: StoreConfig) -> str:
+    """The queue path that a segment of this one has in the target."""
+    _, topic, queue_id = path.split("/")
+    return queue_path(target.broker_name, topic, int(queue_id))
+
+
+def plan_migration(
+    tier: SourceTier,
+    known: Mapping[Key, Copied],
+    source: StoreConfig,
+    target: StoreConfig,
+    *,
+    adopt: bool,
+    proof: Proof,
+) -> MigrationPlan:
+    """The segments that are not known to be whole in the target, the largest first."""
+    items = [
+        item
+        for row, is_last in _rows(tier, adopt=adopt)
+        if row.size and (item := _item(row, known, target, is_growing=is_last and not adopt))
+    ]
+    # A long one that began last would be waited for alone.
+    items.sort(key=lambda item: -item.missing_bytes)
+    missing = [item.missing_bytes for item in items]
+    rows = [row for row, _ in _rows(tier, adopt=adopt) if row.size]
+    requests = _requests(items, source, target, proof)
+    dollars = _dollars(requests, source, target)
+    byte_counts = {"tier": sum(row.size for row in rows), "to_copy": sum(missing)}
+    counts = {"queues": len(tier.queues), "segments": len(rows), "to_copy": len(items)}
+    return MigrationPlan(
+        items=items,
+        item_bytes=missing,
+        counts=counts,
+        byte_counts=byte_counts,
+        requests=dict(requests),
+        dollars=dollars,
+        lines=_lines(counts, byte_counts, requests, dollars),
+        facts={"proof": proof.value},
+        tier=tier,
+        known=known,
+    )
+
+
+def _rows(tier: SourceTier, *, adopt: bool) -> Iterator[tuple[SegmentRecord, bool]]:
+    """Each row, and whether its segment is the last one of its file and so may grow."""
+    for queue in tier.queues:
+        for rows in (queue.log, queue.units):
+            for number, row in enumerate(rows):
+                yield row, number == len(rows) - 1
+    if not adopt:  # another broker's index names topics by numbers of its own
+        for row in tier.index:
+            yield row, False
+
+
+def _item(
+    row: SegmentRecord, known: Mapping[Key, Copied], target: StoreConfig, *, is_growing: bool
+) -> CopyItem | None:
+    path = target_path(row.path, target)
+    copied = known.get((path, row.type, row.base_offset), Copied(0, 0))
+    if copied.size == row.size:
+        return None
+    return CopyItem(
+        row=row,
+        target_path=path,
+        is_growing=is_growing,
+        known_bytes=copied.size,
+        known_crc=copied.crc,
+    )
+
+
+def _requests(
+    items: list[CopyItem], source: StoreConfig, target: StoreConfig, proof: Proof
+) -> Counter[str]:
+    """About how many; a failed one is asked again, and what lies near is fetched together."""
+    found: Counter[str] = Counter()
+    for item in items:
+        blocks = math.ceil(item.missing_bytes / BLOCK_BYTES)
+        if source.provider in OBJECT_PROVIDERS:
+            found["get"] += blocks
+        if target.provider not in OBJECT_PROVIDERS:
+            continue
+        if item.is_growing or item.known_bytes:
+            found["put"] += blocks
+            found["head"] += blocks + 1
+        else:  # a mark, the object, and three looks
+            parts = math.ceil(item.missing_bytes / _MULTIPART_BYTES)
+            found["put"] += 2 if parts < 2 else parts + 3
+            found["head"] += 3
+            found["delete"] += 1
+        if proof is Proof.READ_BACK:
+            found["get"] += blocks
+    for config in (source, target):
+        if config.provider in OBJECT_PROVIDERS:
+            found["list"] += 2
+    return found
+
+
+def _dollars(requests: Counter[str], source: StoreConfig, target: StoreConfig) -> float | None:
+    stores = [each for each in (target, source) if each.provider in OBJECT_PROVIDERS]
+    if not stores:
+        return None
+    prices = PriceTable.parse(stores[0].request_prices)
+    return sum(count * prices.of(name) / 1000 for name, count in requests.items())
+
+
+def _lines(
+    counts: Mapping[str, int],
+    byte_counts: Mapping[str, int],
+    requests: Counter[str],
+    dollars: float | None,
+) -> tuple[str, ...]:
+    lines = [
+        f"{counts['segments']} segments of {counts['queues']} queues, {byte_counts['tier']} bytes",
+        f"to copy: {counts['to_copy']} segments, {byte_counts['to_copy']} bytes",
+    ]
+    if dollars is not None:
+        asked = ", ".join(f"{count} {name}" for name, count in sorted(requests.items()) if count)
+        lines.append(f"requests: about {asked or 'none'}: ${dollars:.4f}")
+    return tuple(lines)
+
+
+# Said even where they are the defaults: what the tier is made of, or what the host decides.
+_ALWAYS: Final = (
+    *("broker_name", "cluster_name", "provider", "metadata_path"),
+    *("index_slot_count", "index_item_count"),
+)
+
+
+def snippet(config: StoreConfig, made_with: Mapping[str, int] | None = None) -> str:
+    """TOML that `StoreConfig.from_toml` reads back, but for what is secret.
+
+    `made_with` are settings that the tier fixes, whatever `config` says: it refuses others.
+    """
+    fixed: dict[str, Any] = dict(made_with or {})
+    config = replace(config, **fixed)
+    plain = StoreConfig(broker_name=config.broker_name)
+    lines = [f"[{StoreConfig.TABLE}]"]
+    secret = []
+    for name, spec in settings_of(config).items():
+        value = getattr(config, name)
+        if facts_of(spec).secret:
+            secret += [f"{StoreConfig.ENV_PREFIX}{name.upper()}"] if value else []
+        elif name == "metadata_path":
+            lines.append(f"metadata_path = {_text(config.catalogue_path)}")
+        elif name in _ALWAYS or value != getattr(plain, name):
+            lines.append(f"{name} = {_text(value)}")
+    if secret:
+        lines.append(f"# in the environment: {', '.join(secret)}")
+    return "\n".join(lines) + "\n"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Enum):
+        return json.dumps(value.name)
+    if isinstance(value, tuple):
+        return json.dumps(list(value), ensure_ascii=False)
+    # What JSON escapes in a text, TOML escapes alike.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,1 +1,0 @@
-"""Parts of `migrate`: plan, copy, journal, cut-over."""

@@ -1,1 +1,0 @@
-"""Parts of `reindex`: sorted runs of keys, and compacted files from them."""

@@ -1,1 +1,0 @@
-"""Parts of `verify`: reading everything, and what is told of it."""

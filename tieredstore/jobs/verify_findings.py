@@ -1,0 +1,375 @@
+"""The findings of a verification, and the sums that compare keys with index entries in one
+pass.
+
+Are the keys of all messages and the entries of the index the same? Told by sums, in one pass.
+
+Which stretch an entry belongs to follows from its log offset alone. How long stretches are is
+chosen so that there are few enough to be kept in memory; those that are not zero are then looked at
+entry by entry.
+
+RocketMQ also puts an empty key where KEYS has two blanks in a row or begins with one; we do not. So
+what such messages would add is summed up apart: stretches are right with all of it or without.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.access.audit import Severity
+from tieredstore.codec.key_hashes import Hashes, mixed
+from tieredstore.driver.metadata import Json
+from tieredstore.jobs.job import JobFinding
+from tieredstore.model.values import INT64_MAX, QueueKey
+
+STRETCHES_MAX: Final = 65_536  # of a whole tier, about
+SHIFT_MIN: Final = 10
+CONSOLIDATED_ROWS: Final = 1 << 20
+
+SUM_DTYPE: Final = np.dtype(
+    [
+        *(("topic_id", np.int64), ("queue_id", np.int64), ("stretch", np.int64)),
+        *(("wanted", np.int64), ("held", np.int64)),  # keys of messages, entries
+        *(("print", np.uint64), ("times", np.int64)),  # wanted less held, modulo 2^64
+        *(("first", np.int64), ("end", np.int64)),  # queue offsets of the messages
+        *(("damaged", np.int64), ("ipv6", np.int64)),  # messages without keys; of no sure time
+        *(("empties", np.int64), ("empty_print", np.uint64), ("empty_times", np.int64)),
+    ]
+)
+Sums: TypeAlias = NDArray[Any]
+NO_SUMS: Final[Sums] = np.empty(0, SUM_DTYPE)
+_ADDED: Final = (
+    *("wanted", "held", "print", "times", "damaged", "ipv6"),
+    *("empties", "empty_print", "empty_times"),
+)
+_COLUMNS: Final = ("wanted", "print", "times")
+_EMPTY_COLUMNS: Final = ("empties", "empty_print", "empty_times")
+_SIGN: Final = 1 << 31
+
+
+def stretch_shift(log_bytes: int) -> int:
+    """Stretches of 2^shift bytes make few enough of so long a log."""
+    shift = SHIFT_MIN
+    while log_bytes >> shift > STRETCHES_MAX:
+        shift += 1
+    return shift
+
+
+def entry_hashes(item_hashes: NDArray[Any]) -> NDArray[np.int64]:
+    """The hash of an entry, alike for both rules by which brokers make it positive.
+
+    The classic rule takes -h for a negative h, the later one h + 2^31; their sum is 2^31.
+    """
+    values = np.abs(item_hashes.astype(np.int64))
+    values[values == _SIGN] = 0
+    smaller: NDArray[np.int64] = np.minimum(values, _SIGN - values) % _SIGN
+    return smaller
+
+
+def key_entry_hashes(hashes: Hashes) -> NDArray[np.int64]:
+    """The same of hashes of keys."""
+    return entry_hashes(hashes.astype(np.uint32).view(np.int32))
+
+
+def prints(
+    log_offsets: NDArray[np.int64], sizes: NDArray[np.int64], hashes: NDArray[np.int64]
+) -> Hashes:
+    """One number for each entry; topic and queue are told apart by the sums themselves."""
+    what = mixed(((sizes << 32) | hashes).astype(np.uint64))
+    return mixed(what + log_offsets.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+
+
+def wanted_sums(
+    *,
+    topic_id: int,
+    queue_id: int,
+    shift: int,
+    log_offsets: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    hashes: NDArray[np.int64],
+    times: NDArray[np.int64],
+    queue_offsets: NDArray[np.int64],
+    are_empty: bool = False,
+) -> Sums:
+    """Of the keys of some messages of one queue, one entry for each key; or of empty keys."""
+    stretches = log_offsets >> shift
+    if (stretches[1:] < stretches[:-1]).any():
+        order = np.argsort(stretches, kind="stable")
+        stretches, log_offsets, sizes = stretches[order], log_offsets[order], sizes[order]
+        hashes, times, queue_offsets = hashes[order], times[order], queue_offsets[order]
+    starts = np.flatnonzero(np.append(True, stretches[1:] != stretches[:-1]))
+    count, print_, total = _EMPTY_COLUMNS if are_empty else _COLUMNS
+    sums = np.zeros(len(starts), SUM_DTYPE)
+    sums["topic_id"], sums["queue_id"], sums["stretch"] = topic_id, queue_id, stretches[starts]
+    sums[count] = np.diff(np.append(starts, len(stretches)))
+    sums[print_] = np.add.reduceat(prints(log_offsets, sizes, hashes), starts)
+    sums[total] = np.add.reduceat(times, starts)
+    sums["first"] = np.minimum.reduceat(queue_offsets, starts)
+    sums["end"] = np.maximum.reduceat(queue_offsets, starts) + 1
+    return sums
+
+
+def held_sums(items: NDArray[Any], times: NDArray[np.int64], *, shift: int) -> Sums:
+    """Of items of an index file, as it is written or uploaded."""
+    log_offsets = items["log_offset"].astype(np.int64)
+    topics, queues = items["topic_id"].astype(np.int64), items["queue_id"].astype(np.int64)
+    sizes = items["message_bytes"].astype(np.int64)
+    all_prints = prints(log_offsets, sizes, entry_hashes(items["key_hash"]))
+    stretches = log_offsets >> shift
+    if not len(items):
+        return NO_SUMS
+    order = _order(topics, queues, stretches)
+    topics, queues, stretches = topics[order], queues[order], stretches[order]
+    starts = _starts(topics, queues, stretches)
+    sums = np.zeros(len(starts), SUM_DTYPE)
+    sums["topic_id"], sums["queue_id"] = topics[starts], queues[starts]
+    sums["stretch"] = stretches[starts]
+    sums["held"] = np.diff(np.append(starts, len(stretches)))
+    sums["print"] = 0 - np.add.reduceat(all_prints[order], starts)
+    sums["times"] = -np.add.reduceat(times[order], starts)
+    sums["first"] = INT64_MAX
+    return sums
+
+
+def marks(*, topic_id: int, queue_id: int, stretches: NDArray[np.int64], name: str) -> Sums:
+    """Messages that are counted as `damaged` or `ipv6`, one for each of the stretches."""
+    sums = np.zeros(len(stretches), SUM_DTYPE)
+    sums["topic_id"], sums["queue_id"], sums["stretch"] = topic_id, queue_id, stretches
+    sums["first"] = INT64_MAX
+    sums[name] = 1
+    return consolidated(sums)
+
+
+def consolidated(sums: Sums) -> Sums:
+    """One row for each stretch, in order."""
+    if len(sums) < 2:
+        return sums
+    order = _order(sums["topic_id"], sums["queue_id"], sums["stretch"])
+    sums = sums[order]
+    starts = _starts(sums["topic_id"], sums["queue_id"], sums["stretch"])
+    if len(starts) == len(sums):
+        return sums
+    together = sums[starts]
+    for name in _ADDED:
+        together[name] = np.add.reduceat(sums[name], starts)
+    together["first"] = np.minimum.reduceat(sums["first"], starts)
+    together["end"] = np.maximum.reduceat(sums["end"], starts)
+    return together
+
+
+def _starts(
+    topics: NDArray[np.int64], queues: NDArray[np.int64], stretches: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Where each stretch of ordered rows begins."""
+    new = (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])
+    new |= stretches[1:] != stretches[:-1]
+    return np.flatnonzero(np.append(True, new))
+
+
+def _order(
+    topics: NDArray[np.int64], queues: NDArray[np.int64], stretches: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """By topic, queue and stretch: one sort where the three fit a number together."""
+    low = stretches.min()
+    spread = int(stretches.max() - low) + 1
+    width = int(queues.max() - queues.min()) + 1
+    depth = int(topics.max() - topics.min()) + 1
+    if spread * width * depth < INT64_MAX:
+        code = (topics - topics.min()) * width + (queues - queues.min())
+        code = code * spread + (stretches - low)
+        return np.argsort(code, kind="stable")
+    return np.lexsort((stretches, queues, topics))
+
+
+class SumTable:
+    """Puts sums together as they come, in bounded memory."""
+
+    def __init__(self) -> None:
+        self._parts: list[Sums] = []
+        self._rows = 0
+        self._floor = 0
+
+    def add(self, sums: Sums) -> None:
+        if not len(sums):
+            return
+        self._parts.append(sums)
+        self._rows += len(sums)
+        if self._rows > self._floor + CONSOLIDATED_ROWS:
+            self._parts = [self.table()]
+            self._floor = self._rows = len(self._parts[0])
+
+    def table(self) -> Sums:
+        return consolidated(np.concatenate(self._parts)) if self._parts else NO_SUMS
+
+
+FINDINGS_A_KIND: Final = 20  # of one piece of work; the rest is only counted
+
+
+class VerifyKind(Enum):
+    """One word for each thing that the bytes can have wrong."""
+
+    LOST_BYTES = "lost-bytes"
+    UNREADABLE = "unreadable"
+    UNIT_BEYOND = "unit-beyond-log"
+    NO_MESSAGE = "no-message"
+    WRONG_OFFSET = "wrong-queue-offset"
+    WRONG_QUEUE = "wrong-queue"
+    WRONG_LOG_OFFSET = "wrong-log-offset"
+    BODY_CRC = "body-crc"
+    TAGS_CODE = "tags-code"
+    STORE_TIME = "store-time"
+    UNNAMED = "unnamed-message"
+    INDEX_FILE = "index-file"
+    INDEX_SLOT = "index-slot"
+    INDEX_FOOTER = "index-footer"
+    KEY_MISSING = "key-missing"
+    KEY_UNFOUNDED = "key-unfounded"
+    KEY_TIME = "key-time"
+    # They cost space.
+    SECOND_COPY = "second-copy"
+    KEY_STALE = "key-stale"
+    # A sound tier may have them.
+    FILLED_IN = "filled-in"
+    LOG_AHEAD = "log-ahead"
+    KEYS_NOT_UPLOADED = "keys-not-uploaded"
+    KEYS_EXPIRED = "keys-expired"
+    KEYS_UNCOMPARED = "keys-not-compared"
+    NO_INDEX = "no-index"
+    OLD_INDEX = "old-index-file"
+
+
+_NOTES: Final = frozenset(
+    {
+        *(VerifyKind.FILLED_IN, VerifyKind.LOG_AHEAD, VerifyKind.KEYS_NOT_UPLOADED),
+        *(
+            VerifyKind.KEYS_EXPIRED,
+            VerifyKind.KEYS_UNCOMPARED,
+            VerifyKind.NO_INDEX,
+            VerifyKind.OLD_INDEX,
+        ),
+    }
+)
+
+_LEFTOVERS: Final = frozenset({VerifyKind.SECOND_COPY, VerifyKind.KEY_STALE})
+
+
+def severity_of(kind: VerifyKind) -> Severity:
+    if kind in _NOTES:
+        return Severity.NOTE
+    return Severity.LEFTOVER if kind in _LEFTOVERS else Severity.DAMAGE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyFinding(JobFinding):
+    """One thing, and where: `where` is the path of a segment, a file or a queue.
+
+    `position` is a byte of it, or of the queue's commit log where `where` is a queue.
+    """
+
+    topic: str | None = None
+    queue_id: int | None = None
+    position: int | None = None
+    queue_offset: int | None = None
+
+    def row(self) -> dict[str, Json]:
+        return {
+            **JobFinding.row(self),
+            "topic": self.topic,
+            "queue_id": self.queue_id,
+            "position": self.position,
+            "queue_offset": self.queue_offset,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyRow:
+    """What became of one piece of work."""
+
+    findings: tuple[VerifyFinding, ...] = ()
+    totals: Mapping[VerifyKind, int] = field(default_factory=dict)
+    left_out: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    sums: Sums = field(default_factory=lambda: NO_SUMS)
+
+
+class Findings:
+    """Collects findings: the first of each kind, and how many there were."""
+
+    def __init__(self, *, kept: int = FINDINGS_A_KIND) -> None:
+        self._kept = kept
+        self._found: list[VerifyFinding] = []
+        self._described: Counter[VerifyKind] = Counter()
+        self.totals: Counter[VerifyKind] = Counter()
+        self.left_out = 0
+
+    def room(self, kind: VerifyKind, count: int, *, stand_for: int | None = None) -> int:
+        """How many of `count` findings are to be described; all that they stand for is counted."""
+        kept = min(count, max(0, self._kept - self._described[kind]))
+        self._described[kind] += kept
+        self.left_out += count - kept
+        self.totals[kind] += count if stand_for is None else stand_for
+        return kept
+
+    def rows(self, kind: VerifyKind, wrong: NDArray[np.bool_]) -> list[int]:
+        """The first rows that are wrong, as many as are to be described."""
+        places = np.flatnonzero(wrong)
+        if not len(places):
+            return []
+        kept: list[int] = places[: self.room(kind, len(places))].tolist()
+        return kept
+
+    def describe(
+        self,
+        kind: VerifyKind,
+        where: str,
+        detail: str,
+        *,
+        key: QueueKey | None = None,
+        position: int | None = None,
+        queue_offset: int | None = None,
+    ) -> None:
+        """A finding that was counted by `room` or `rows`."""
+        self._found.append(
+            VerifyFinding(
+                severity=severity_of(kind),
+                kind=kind.value,
+                where=where,
+                detail=detail,
+                topic=None if key is None else key.topic,
+                queue_id=None if key is None else key.queue_id,
+                position=position,
+                queue_offset=queue_offset,
+            )
+        )
+
+    def add(
+        self,
+        kind: VerifyKind,
+        where: str,
+        detail: str,
+        *,
+        key: QueueKey | None = None,
+        position: int | None = None,
+        queue_offset: int | None = None,
+        count: int = 1,
+    ) -> None:
+        """One finding that stands for `count` things."""
+        if self.room(kind, 1, stand_for=count):
+            self.describe(
+                kind, where, detail, key=key, position=position, queue_offset=queue_offset
+            )
+
+    def take(self, row: VerifyRow) -> None:
+        """Those of another piece of work, all of them."""
+        self._found += row.findings
+        self.totals.update(row.totals)
+        self.left_out += row.left_out
+
+    def found(self) -> tuple[VerifyFinding, ...]:
+        return tuple(self._found)

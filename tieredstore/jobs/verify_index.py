@@ -1,0 +1,419 @@
+"""One index file, or a range of its slots, read whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.java import INT32_MIN
+from tieredstore.codec.key_hashes import slots_of
+from tieredstore.codec.tiered_index import (
+    COMPACTED_ITEM_BYTES,
+    COMPACTED_SLOT_DTYPE,
+    HEADER_BYTES,
+    SLOT_BYTES,
+    TieredIndexHeader,
+    compacted_file_bytes,
+    decode_header,
+    is_legacy_compacted,
+    slot_position,
+    view_compacted_items,
+)
+from tieredstore.driver.segment import FileSegment
+from tieredstore.index.chains import view_heads
+from tieredstore.index.footer import (
+    BLOCK_BYTES,
+    FENCES_A_BLOCK,
+    TAIL_BYTES,
+    Footer,
+    check_block,
+    decode_tail,
+    encode_fences,
+    first_slots,
+    has_footer,
+)
+from tieredstore.index.local_file import examine, items_of
+from tieredstore.index.writer import LocalFolder
+from tieredstore.jobs.verify_findings import Findings, SumTable, VerifyKind, VerifyRow, held_sums
+from tieredstore.jobs.worker import worker_provider
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import OffsetOutOfRangeError, SegmentError
+from tieredstore.model.values import SegmentRecord
+
+_SLOTS_AT_ONCE: Final = 1 << 17
+_BLOCKS_AT_ONCE: Final = 1_024
+
+
+def wrong_in_footer(
+    segment: FileSegment, footer: Footer, header: TieredIndexHeader, with_fences: bool
+) -> Iterator[tuple[str, int]]:
+    """What is wrong, and at which byte of the file."""
+    said = footer.item_count, footer.used_slot_count, footer.begin_timestamp, footer.end_timestamp
+    if said != (
+        *(header.item_count, header.used_slot_count),
+        *(header.begin_timestamp, header.end_timestamp),
+    ):
+        yield "footer and header differ", footer.position
+    fences: list[bytes] = []
+    for at, block in _blocks(segment, footer):
+        try:
+            check_block(block, path=segment.path, position=at)
+        except SegmentError as error:
+            yield str(error), at
+        if at >= footer.position + BLOCK_BYTES * footer.filter_blocks:
+            fences.append(block)
+    if not with_fences:
+        return
+    starts = _starts(segment, footer)
+    firsts = first_slots(starts)
+    if encode_fences(firsts, starts) != fences:
+        at = footer.position + BLOCK_BYTES * footer.filter_blocks
+        yield "its fences lead elsewhere than its slots", at
+    if list(footer.first_slots) != firsts[::FENCES_A_BLOCK].tolist():
+        yield "its fences are not found where they are", footer.position
+
+
+def _blocks(segment: FileSegment, footer: Footer) -> Iterator[tuple[int, bytes]]:
+    count = footer.filter_blocks + footer.fence_blocks
+    for first in range(0, count, _BLOCKS_AT_ONCE):
+        some = min(_BLOCKS_AT_ONCE, count - first)
+        start = footer.position + BLOCK_BYTES * first
+        data = segment.read(start, BLOCK_BYTES * some)
+        for number in range(some):
+            at = BLOCK_BYTES * number
+            yield start + at, data[at : at + BLOCK_BYTES]
+
+
+def _starts(segment: FileSegment, footer: Footer) -> NDArray[np.int32]:
+    """Where the items of each slot begin, and where those of the last end."""
+    slots = footer.slot_count
+    starts = np.empty(slots + 1, np.int32)
+    for at in range(0, slots, _SLOTS_AT_ONCE):
+        count = min(_SLOTS_AT_ONCE, slots - at)
+        data = segment.read(slot_position(at), SLOT_BYTES * count)
+        starts[at : at + count] = np.frombuffer(data, COMPACTED_SLOT_DTYPE)["position"]
+    starts[slots] = compacted_file_bytes(slot_count=slots, item_count=footer.item_count)
+    return starts
+
+
+_SLOT: Final = COMPACTED_SLOT_DTYPE
+PART_BYTES: Final = 64 * 1024 * 1024
+_ITEMS_AT_ONCE: Final = 1 << 18
+
+OnItems = Callable[[NDArray[Any], NDArray[np.int64], int], None]
+"""Items, when their messages were stored as they say, and the position of the first of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexItem:
+    """Part `part` of `parts` of the slots of one file. The first part has header and footer too."""
+
+    row: SegmentRecord
+    slot_count: int
+    shift: int
+    part: int = 0
+    parts: int = 1
+
+
+def index_parts(row: SegmentRecord, *, slot_count: int, shift: int) -> list[IndexItem]:
+    count = max(1, min(row.size // PART_BYTES, slot_count))
+    return [
+        IndexItem(row=row, slot_count=slot_count, shift=shift, part=part, parts=count)
+        for part in range(count)
+    ]
+
+
+def verify_index(config: StoreConfig, item: IndexItem) -> VerifyRow:
+    """Read the part once. What cannot be read is a finding; raises BackendError all the same."""
+    findings, sums = Findings(), SumTable()
+    row = item.row
+    counts = {"entries": 0, "bytes": 0}
+
+    def take(items: NDArray[Any], times: NDArray[np.int64], _: int) -> None:
+        counts["entries"] += len(items)
+        counts["bytes"] += items.nbytes
+        sums.add(held_sums(items, times, shift=item.shift))
+
+    with worker_provider(config).open(row.path, row.type, row.base_offset) as segment:
+        try:
+            IndexFileCheck(segment, item, findings).run(take)
+        except (SegmentError, OffsetOutOfRangeError) as error:
+            findings.add(VerifyKind.INDEX_FILE, segment.path, str(error), position=_position(error))
+    return VerifyRow(
+        findings=findings.found(),
+        totals=dict(findings.totals),
+        left_out=findings.left_out,
+        counts=counts,
+        sums=sums.table(),
+    )
+
+
+class IndexFileCheck:
+    """One file being read; what is wrong with it goes to `findings`.
+
+    Raises SegmentError where so much is wrong that its items cannot be told.
+    """
+
+    def __init__(self, segment: FileSegment, item: IndexItem, findings: Findings) -> None:
+        self._segment = segment
+        self._item = item
+        self._findings = findings
+        self._footer: Footer | None = None
+        self._unit_ms = 1000
+        self._is_legacy = False
+
+    def run(self, take: OnItems) -> None:
+        header = self._header()
+        first = self._item.part == 0
+        if first:
+            self._check_header(header)
+        slots = self._slot_count
+        start = slots * self._item.part // self._item.parts
+        stop = slots * (self._item.part + 1) // self._item.parts
+        begin, used = None, 0
+        for at in range(start, stop, _SLOTS_AT_ONCE):
+            count = min(_SLOTS_AT_ONCE, stop - at)
+            table = np.frombuffer(self._read(slot_position(at), SLOT_BYTES * count), _SLOT)
+            positions, sizes = self._sound_table(table, at, begin)
+            used += int(np.count_nonzero(sizes))
+            begin = int(positions[-1] + sizes[-1])
+            self._items(at, positions, sizes, header, take)
+        is_last = self._item.part == self._item.parts - 1 and not self._is_legacy
+        if is_last and begin != self._items_end(header):
+            text = f"its slots end at {begin}, its {header.item_count} items do not"
+            self._tell(VerifyKind.INDEX_SLOT, text, slot_position(slots - 1))
+        whole = self._item.parts == 1 and not self._is_legacy
+        if whole and used != header.used_slot_count:
+            text = f"{used} slots are in use, its header says {header.used_slot_count}"
+            self._tell(VerifyKind.INDEX_FILE, text, 20)
+        if first and self._footer is not None:
+            # Where slots are wrong, the fences cannot be like them.
+            with_fences = not self._findings.totals[VerifyKind.INDEX_SLOT]
+            for text, at in wrong_in_footer(self._segment, self._footer, header, with_fences):
+                self._tell(VerifyKind.INDEX_FOOTER, text, at)
+
+    @property
+    def _slot_count(self) -> int:
+        return self._item.slot_count if self._footer is None else self._footer.slot_count
+
+    def _items_end(self, header: TieredIndexHeader) -> int:
+        return compacted_file_bytes(slot_count=self._slot_count, item_count=header.item_count)
+
+    # Header and footer
+
+    def _header(self) -> TieredIndexHeader:
+        """The header; and how the file ends, which tells who made it."""
+        size = self._item.row.size
+        header = decode_header(self._read(0, HEADER_BYTES), path=self._segment.path)
+        tail_bytes = min(size, TAIL_BYTES)
+        tail = self._read(size - tail_bytes, tail_bytes)
+        if has_footer(tail):
+            try:
+                self._footer = decode_tail(tail, file_bytes=size, path=self._segment.path)
+            except SegmentError as error:
+                if self._item.part == 0:
+                    self._tell(VerifyKind.INDEX_FOOTER, str(error), _position(error))
+            return header
+        slots = self._item.slot_count
+        self._is_legacy = is_legacy_compacted(header, file_bytes=size, slot_count=slots)
+        self._unit_ms = 1 if self._is_legacy else 1000
+        return header
+
+    def _check_header(self, header: TieredIndexHeader) -> None:
+        row, footer = self._item.row, self._footer
+        if self._is_legacy:
+            text = "RocketMQ 5.1 made it: its entries are compared, not where its slots lie"
+            self._tell(VerifyKind.OLD_INDEX, text, HEADER_BYTES)
+        wanted = self._items_end(header) + (0 if footer is None else footer.footer_bytes)
+        wanted += 4 if self._is_legacy else 0
+        if row.size != wanted and (footer is not None or not self._ends_in_footer()):
+            text = f"{row.size} bytes, but {header.item_count} items take {wanted}"
+            self._tell(VerifyKind.INDEX_FILE, text, 24)
+        # The first row may begin earlier than its file, so that no other begins before it.
+        begin = header.begin_timestamp if row.begin_timestamp is None else row.begin_timestamp
+        is_earlier = footer is not None and begin < header.begin_timestamp
+        if begin != header.begin_timestamp and not is_earlier:
+            text = f"it begins at {header.begin_timestamp}, its row at {row.begin_timestamp}"
+            self._tell(VerifyKind.INDEX_FILE, text, 4)
+        # RocketMQ forgets the end of a file that was open over a restart: then both are the begin.
+        if row.end_timestamp not in (None, header.end_timestamp):
+            text = f"it ends at {header.end_timestamp}, its row at {row.end_timestamp}"
+            self._tell(VerifyKind.INDEX_FILE, text, 12)
+
+    def _ends_in_footer(self) -> bool:
+        size = min(self._item.row.size, TAIL_BYTES)
+        return has_footer(self._read(self._item.row.size - size, size))
+
+    # Slots and items
+
+    def _sound_table(
+        self, table: NDArray[Any], first: int, begin: int | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Positions and sizes; slots that do not follow each other are told of.
+
+        One whose items cannot be there is taken to be empty; they are then missed.
+        """
+        positions = table["position"].astype(np.int64)
+        sizes = table["items_bytes"].astype(np.int64)
+        low = slot_position(self._slot_count)
+        if self._is_legacy:  # its empty slots have no position
+            sizes = np.where(positions > 0, sizes, 0)
+        absurd = (sizes < 0) | (sizes % COMPACTED_ITEM_BYTES != 0)
+        absurd |= (sizes > 0) & ((positions < low) | (positions + sizes > self._end_of_items))
+        wrong = absurd.copy()
+        if not self._is_legacy:
+            if begin is None:
+                begin = low if first == 0 else int(positions[0])
+            wrong |= positions != np.append(begin, (positions + sizes)[:-1])
+        for row in self._findings.rows(VerifyKind.INDEX_SLOT, wrong):
+            at = slot_position(first + row)
+            text = f"slot {first + row} has {sizes[row]} bytes of items at {positions[row]}"
+            self._findings.describe(VerifyKind.INDEX_SLOT, self._segment.path, text, position=at)
+        return positions, np.where(absurd, 0, sizes)
+
+    @property
+    def _end_of_items(self) -> int:
+        size = self._item.row.size
+        return size if self._footer is None else self._footer.position
+
+    def _items(
+        self,
+        first: int,
+        positions: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        header: TieredIndexHeader,
+        take: OnItems,
+    ) -> None:
+        held = np.flatnonzero(sizes)
+        if not len(held):
+            return
+        for start, stop, slots, counts in _stretches(
+            held, positions[held], sizes[held] // COMPACTED_ITEM_BYTES
+        ):
+            items = view_compacted_items(self._read(start, stop - start), path=self._segment.path)
+            self._check_items(items, np.repeat(slots + first, counts), start, header)
+            seconds = items["seconds"].astype(np.int64)
+            take(items, header.begin_timestamp + self._unit_ms * seconds, start)
+
+    def _check_items(
+        self, items: NDArray[Any], slots: NDArray[np.int64], start: int, header: TieredIndexHeader
+    ) -> None:
+        hashes = items["key_hash"].astype(np.int32)
+        wanted = slots_of(hashes, self._slot_count)
+        wrong = wanted != slots
+        negative = hashes < 0
+        if INT32_MIN % self._slot_count == 0:  # then a slot is found for this one
+            negative &= hashes != INT32_MIN
+        wrong |= negative
+        if self._is_legacy:
+            wrong[:] = False
+        for row in self._findings.rows(VerifyKind.INDEX_SLOT, wrong):
+            at = start + COMPACTED_ITEM_BYTES * row
+            text = f"an entry with hash {hashes[row]} is in slot {slots[row]}, not in {wanted[row]}"
+            self._findings.describe(VerifyKind.INDEX_SLOT, self._segment.path, text, position=at)
+
+    def _read(self, position: int, length: int) -> bytes:
+        return self._segment.read(position, length)
+
+    def _tell(self, kind: VerifyKind, text: str, position: int | None) -> None:
+        self._findings.add(kind, self._segment.path, text, position=position)
+
+
+def _stretches(
+    slots: NDArray[np.int64], positions: NDArray[np.int64], counts: NDArray[np.int64]
+) -> Iterator[tuple[int, int, NDArray[np.int64], NDArray[np.int64]]]:
+    """Slots whose items lie one behind the other: at most so many at once, or a single slot."""
+    ends = positions + COMPACTED_ITEM_BYTES * counts
+    apart = np.flatnonzero(positions[1:] != ends[:-1]) + 1
+    limit = _ITEMS_AT_ONCE * COMPACTED_ITEM_BYTES
+    for start, stop in zip([0, *apart.tolist()], [*apart.tolist(), len(slots)], strict=True):
+        at = start
+        while at < stop:
+            within = ends[start:stop] <= positions[at] + limit
+            end = max(at + 1, start + int(np.count_nonzero(within)))
+            part = slice(at, end)
+            yield int(positions[at]), int(ends[end - 1]), slots[part], counts[part]
+            at = end
+
+
+def _position(error: Exception) -> int | None:
+    return getattr(error, "position", None)
+
+
+OnLocalItems = Callable[[NDArray[Any], NDArray[np.int64], str, int], None]
+"""Items, their times, and of which file and item number the first of them is."""
+
+
+def is_seen(config: StoreConfig) -> bool:
+    """Whether the folder of the broker's own index files is on this machine."""
+    return LocalFolder(config).path.is_dir()
+
+
+def verify_local_index(
+    config: StoreConfig, uploaded: Collection[int], findings: Findings, take: OnLocalItems
+) -> int:
+    """All items of files that no uploaded one (by begin) has replaced; how many there are.
+
+    Nothing is changed. A file that a broker is filling may be shorter than it is a moment later.
+    """
+    folder = LocalFolder(config)
+    count = 0
+    for begin in folder.begins():
+        if begin in uploaded:
+            continue
+        path = folder.path / str(begin)
+        try:
+            with path.open("rb") as file:
+                # Closed with the last array over it: one may be held by an error.
+                data = mmap(file.fileno(), 0, access=ACCESS_READ) if path.stat().st_size else None
+            if data is not None:
+                count += _of_file(data, path, config, findings, take)
+        except FileNotFoundError:
+            continue  # it has been uploaded meanwhile
+        except SegmentError as error:
+            findings.add(
+                VerifyKind.INDEX_FILE,
+                str(path),
+                str(error),
+                position=getattr(error, "position", None),
+            )
+    return count
+
+
+def _of_file(
+    data: mmap, path: Path, config: StoreConfig, findings: Findings, take: OnLocalItems
+) -> int:
+    slots = config.index_slot_count
+    head = data[:HEADER_BYTES]
+    header = decode_header(
+        head,
+        slot_count=slots,
+        item_capacity=config.index_item_count,
+        path=str(path),
+    )
+    begin, items_held = header.begin_timestamp, header.item_count
+    if begin != int(path.name):
+        findings.add(VerifyKind.INDEX_FILE, str(path), f"it begins at {begin}", position=4)
+        begin = int(path.name)
+    examined = examine(
+        data, slot_count=slots, item_count=items_held, begin_timestamp=begin, path=str(path)
+    )
+    heads = np.where(view_heads(data, slots) > 0, view_heads(data, slots), 0)
+    wrong = heads != examined.heads
+    # A broker that is just putting has changed the header before the slots.
+    if wrong.any() and data[:HEADER_BYTES] == head:
+        at = int(np.flatnonzero(wrong)[0])
+        text = f"slot {at} leads to item {heads[at]}, not to {examined.heads[at]}"
+        findings.add(VerifyKind.INDEX_SLOT, str(path), text, position=slot_position(at))
+    items = items_of(data, slot_count=slots, item_count=items_held)
+    for at in range(0, items_held, _ITEMS_AT_ONCE):
+        block = items[at : at + _ITEMS_AT_ONCE].copy()
+        times = begin + 1000 * block["seconds"].astype(np.int64)
+        take(block, times, str(path), at + 1)
+    return items_held

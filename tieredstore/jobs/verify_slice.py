@@ -1,0 +1,844 @@
+"""One slice of a queue, read whole: its units, the messages they name, and the bytes that none
+names.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tieredstore.codec.columns import RecordFields, keys_of_texts
+from tieredstore.codec.java import encode_utf8, string_hashes
+from tieredstore.codec.key_hashes import key_hash
+from tieredstore.codec.message import BLANK_MAGIC, CODA_BYTES, is_coda
+from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units
+from tieredstore.codec.record import (
+    HOSTS_IPV6,
+    KEYS,
+    LOG_OFFSET_POSITION,
+    MESSAGE_MAGIC_V1,
+    MESSAGE_MAGIC_V2,
+    QUEUE_ID_POSITION,
+    QUEUE_OFFSET_POSITION,
+    decode_properties,
+    peek_magic,
+    peek_message_bytes,
+    peek_queue_offset,
+)
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.segment import FileSegment
+from tieredstore.flat.reading import HOLE_BYTES_MAX, RECORD_BYTES_MIN
+from tieredstore.jobs.arrow import PropertyColumns, cut_spans
+from tieredstore.jobs.slices import Slice
+from tieredstore.jobs.verify_findings import (
+    Findings,
+    SumTable,
+    VerifyKind,
+    VerifyRow,
+    key_entry_hashes,
+    marks,
+    wanted_sums,
+)
+from tieredstore.jobs.worker import worker_provider
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import (
+    SegmentCorruptError,
+    SegmentError,
+    SegmentNotFoundError,
+    TieredStoreError,
+)
+from tieredstore.model.messages import MessageRun
+from tieredstore.model.values import INT32_MAX, QueueKey, SegmentRecord, SegmentType
+
+
+class Place(NamedTuple):
+    """A byte of a segment, by the segment's path in the backend."""
+
+    path: str
+    position: int
+
+
+class SegmentBytes:
+    """Segments one behind the other, by base; `start` and `end` are what the catalogue says.
+
+    How long a segment really is, the backend is asked once, when its bytes are needed first.
+    """
+
+    def __init__(self, provider: SegmentProvider, rows: Sequence[SegmentRecord]) -> None:
+        self.rows = sorted((row for row in rows if row.size), key=lambda row: row.base_offset)
+        self._bases = [row.base_offset for row in self.rows]
+        self._provider = provider
+        self._handles: dict[int, FileSegment] = {}
+        self._sizes: dict[int, int] = {}
+
+    @property
+    def start(self) -> int:
+        return self._bases[0] if self.rows else 0
+
+    @property
+    def end(self) -> int:
+        return self.rows[-1].end_offset if self.rows else 0
+
+    def there(self, start: int, stop: int) -> list[range]:
+        """The parts of this range that the backend has, in order."""
+        parts: list[range] = []
+        for number in self._numbers(start, stop):
+            base = self._bases[number]
+            part = range(max(start, base), min(stop, base + self._size(number)))
+            if not part:
+                continue
+            if parts and parts[-1].stop == part.start:
+                parts[-1] = range(parts[-1].start, part.stop)
+            else:
+                parts.append(part)
+        return parts
+
+    def holds(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Of many ranges, whether the backend has all of each."""
+        found = np.zeros(len(starts), np.bool_)
+        if len(starts):
+            for part in self.there(int(starts.min()), int(stops.max())):
+                found |= (starts >= part.start) & (stops <= part.stop)
+        return found
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes that are there; raises what the backend raises."""
+        pieces = []
+        while start < stop:
+            number = bisect_right(self._bases, start) - 1
+            base = self._bases[number]
+            end = min(stop, base + self._size(number))
+            if end <= start:
+                path, position = self.place(start)
+                raise SegmentCorruptError(path, "the byte is not there", position=position)
+            pieces.append(self._handle(number).read(start - base, end - start))
+            start = end
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def place(self, offset: int) -> Place:
+        """The segment that has this byte, or the one before it."""
+        number = max(0, bisect_right(self._bases, offset) - 1)
+        return Place(self._handle(number).path, offset - self._bases[number])
+
+    def close(self) -> None:
+        for handle in self._handles.values():
+            handle.close()
+        self._handles.clear()
+
+    def _numbers(self, start: int, stop: int) -> Iterator[int]:
+        for number in range(max(0, bisect_right(self._bases, start) - 1), len(self.rows)):
+            if self._bases[number] >= stop:
+                return
+            yield number
+
+    def _size(self, number: int) -> int:
+        """At most up to where the next one begins: whose bytes overlapping ones are is settled."""
+        size = self._sizes.get(number)
+        if size is None:
+            row = self.rows[number]
+            try:
+                size = min(row.size, self._handle(number).size())
+            except SegmentNotFoundError:
+                size = 0
+            if number + 1 < len(self.rows):
+                size = min(size, self._bases[number + 1] - row.base_offset)
+            self._sizes[number] = size
+        return size
+
+    def _handle(self, number: int) -> FileSegment:
+        handle = self._handles.get(number)
+        if handle is None:
+            row = self.rows[number]
+            handle = self._provider.open(row.path, row.type, row.base_offset)
+            self._handles[number] = handle
+        return handle
+
+
+BYTES_AT_ONCE: Final = 8 * 1024 * 1024
+DELAYED: Final = "SCHEDULE_TOPIC_XXXX"
+"""Its tags codes are delivery times."""
+
+_CODA_HEAD: Final = np.uint64(CODA_BYTES << 32 | BLANK_MAGIC)
+_PLACES_FROM: Final = -(2**63)
+_PLACES_TO: Final = _PLACES_FROM + 2**40  # a terabyte of one queue's extended units
+
+Rows: TypeAlias = NDArray[np.int64]
+Tell: TypeAlias = Callable[[VerifyKind, NDArray[np.bool_], Callable[[int], str]], None]
+"""Which rows have this kind of damage, and what to say of one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """Rows of units: queue offsets, and what each unit says of its message."""
+
+    queue_offsets: Rows
+    places: Rows
+    sizes: Rows
+    tags_codes: Rows
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def ends(self) -> Rows:
+        return self.places + self.sizes
+
+    def chosen(self, rows: NDArray[Any] | slice) -> Named:
+        return Named(
+            queue_offsets=self.queue_offsets[rows],
+            places=self.places[rows],
+            sizes=self.sizes[rows],
+            tags_codes=self.tags_codes[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What became of rows: `whole` are messages of this queue; their fields; where each ends."""
+
+    fields: RecordFields
+    whole: NDArray[np.bool_]
+    ends: Rows
+
+
+def check_records(key: QueueKey, named: Named, data: bytes, start: int, tell: Tell) -> Checked:
+    """Compare each row with its record; `data` are the log's bytes from `start` on.
+
+    A row is told of once: what comes after the first thing that is wrong follows from it.
+    """
+    starts = _behind_codas(named.places - start, data)
+    fields = RecordFields(
+        MessageRun(
+            first_offset=0,
+            log_offsets=named.places,
+            message_bytes=named.sizes.astype(np.int32),
+            tags_codes=named.tags_codes,
+            starts=starts,
+            records=data,
+        )
+    )
+    untold = np.ones(len(named), np.bool_)
+
+    def check(kind: VerifyKind, good: NDArray[np.bool_], say: Callable[[int], str]) -> None:
+        wrong = untold & ~good
+        if wrong.any():
+            tell(kind, wrong, say)
+            untold[wrong] = False
+
+    claimed = fields.int32(starts)
+    check(
+        VerifyKind.NO_MESSAGE,
+        fields.sound & (claimed == named.sizes),
+        lambda row: f"no whole message of {named.sizes[row]} bytes is at byte {named.places[row]}",
+    )
+    held = fields.int32(starts + QUEUE_ID_POSITION)
+    check(
+        VerifyKind.WRONG_QUEUE,
+        (held == key.queue_id) & _of_topic(fields, encode_utf8(key.topic)),
+        lambda row: f"its message names another topic, or queue {held[row]}",
+    )
+    whole = untold.copy()
+    offsets = fields.int64(starts + QUEUE_OFFSET_POSITION)
+    check(
+        VerifyKind.WRONG_OFFSET,
+        offsets == named.queue_offsets,
+        lambda row: f"its unit names message {offsets[row]}",
+    )
+    places = fields.int64(starts + LOG_OFFSET_POSITION)
+    check(
+        VerifyKind.WRONG_LOG_OFFSET,
+        (places == named.places) | (places == starts + start),
+        lambda row: f"its record says that it lies at byte {places[row]}",
+    )
+    _check_bodies(fields, untold, check)
+    if key.topic != DELAYED:
+        _check_tags(fields, named, untold, check)
+    return Checked(fields=fields, whole=whole, ends=starts + start + named.sizes)
+
+
+def _behind_codas(starts: Rows, data: bytes) -> Rows:
+    """Old stores may name the end marker before the record."""
+    if len(data) < 8:
+        return starts
+    words: NDArray[Any] = np.ndarray((len(data) - 7,), ">u8", data, strides=(1,))
+    codas = words[np.clip(starts, 0, len(words) - 1)] == _CODA_HEAD
+    return np.where(codas, starts + CODA_BYTES, starts) if codas.any() else starts
+
+
+def _of_topic(fields: RecordFields, topic: bytes) -> NDArray[np.bool_]:
+    ends = fields.property_starts - 2
+    starts = ends - len(topic)
+    heads = fields.body_starts + fields.body_bytes
+    same: NDArray[np.bool_] = (starts - heads == 1) | (starts - heads == 2)
+    data = fields.records
+    count = len(data) - len(topic) + 1
+    if not topic or count <= 0:
+        return same
+    windows: NDArray[Any] = np.ndarray((count,), f"V{len(topic)}", data, strides=(1,))
+    found = windows[np.clip(starts, 0, count - 1)].view(np.uint8).reshape(-1, len(topic))
+    same &= (found == np.frombuffer(topic, np.uint8)).all(axis=1)
+    return same
+
+
+def _check_bodies(fields: RecordFields, untold: NDArray[np.bool_], check: Any) -> None:
+    rows = np.flatnonzero(untold)
+    good = np.ones(len(untold), np.bool_)
+    good[rows] = fields.body_crc_ok(rows)
+    check(VerifyKind.BODY_CRC, good, lambda _: "its body has another CRC than its record says")
+
+
+def _check_tags(fields: RecordFields, named: Named, untold: NDArray[np.bool_], check: Any) -> None:
+    rows = np.flatnonzero(untold)
+    texts = cut_spans(
+        fields.records, fields.property_starts[rows], fields.property_bytes[rows], pa.binary()
+    )
+    tags = PropertyColumns(texts).tags().dictionary_encode()
+    codes = np.append(string_hashes(tags.dictionary.to_pylist()).astype(np.int64), 0)
+    numbers = tags.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)
+    wanted = np.zeros(len(untold), np.int64)
+    wanted[rows] = codes[numbers]
+    good = codes_agree(named.tags_codes, wanted)
+    check(
+        VerifyKind.TAGS_CODE,
+        good,
+        lambda row: f"its unit has tags code {named.tags_codes[row]}, its tags {wanted[row]}",
+    )
+
+
+def codes_agree(held: Rows, wanted: Rows) -> NDArray[np.bool_]:
+    """Whether each unit has the code of its message's tags, or may say where an extended unit has.
+
+    RocketMQ counts those places up from the smallest number. One whose place would be the very code
+    of its tags has that code with another first bit; place 0 is believed beside other places only.
+    """
+    places = held < _PLACES_TO
+    first_bit = held == (wanted ^ _PLACES_FROM)
+    is_among_places = np.count_nonzero(places) > 1
+    believed = places & (~first_bit | ((held == _PLACES_FROM) & is_among_places))
+    agree: NDArray[np.bool_] = (held == wanted) | believed
+    return agree
+
+
+def groups_of(named: Named, log: SegmentBytes) -> Iterator[range]:
+    """Rows that one read takes: near each other, in order, of BYTES_AT_ONCE or a single one."""
+    count = len(named)
+    if not count:
+        return
+    gaps = named.places[1:] - named.ends[:-1]
+    torn = (gaps < 0) | (gaps > HOLE_BYTES_MAX)
+    between = np.flatnonzero((gaps > 0) & ~torn)
+    torn[between] = ~log.holds(named.ends[between], named.places[between + 1])
+    apart = np.flatnonzero(torn) + 1
+    for start, stop in zip([0, *apart.tolist()], [*apart.tolist(), count], strict=True):
+        ends = named.ends[start:stop]
+        at = start
+        while at < stop:
+            limit = named.places[at] + BYTES_AT_ONCE
+            end = max(at + 1, start + int(np.searchsorted(ends, limit, side="right")))
+            yield range(at, end)
+            at = end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageKeys:
+    """One row for each key of each message; `is_empty` rows are of the empty key, which only
+    RocketMQ puts. `ipv6`: whether RocketMQ takes part of an address for the store time."""
+
+    log_offsets: Rows
+    sizes: Rows
+    hashes: Rows
+    times: Rows
+    queue_offsets: Rows
+    ipv6: NDArray[np.bool_]
+    is_empty: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.log_offsets)
+
+    def chosen(self, rows: NDArray[np.bool_]) -> MessageKeys:
+        return MessageKeys(
+            log_offsets=self.log_offsets[rows],
+            sizes=self.sizes[rows],
+            hashes=self.hashes[rows],
+            times=self.times[rows],
+            queue_offsets=self.queue_offsets[rows],
+            ipv6=self.ipv6[rows],
+            is_empty=self.is_empty[rows],
+        )
+
+
+def keys_of_messages(topic: str, named: Named, fields: RecordFields, rows: Rows) -> MessageKeys:
+    """Of these rows, whose records are whole."""
+    data = bytes(fields.records)  # no copy: it is what was read
+    starts = fields.property_starts[rows]
+    ends = starts + fields.property_bytes[rows]
+    places = zip(starts.tolist(), ends.tolist(), strict=True)
+    texts = [data[start:end] for start, end in places]
+    keys = keys_of_texts(texts, prefix=f"{topic}#")
+    empties = rows[_with_empty_key(texts, keys.gaps)]
+    owners = np.concatenate((np.repeat(rows, keys.counts), empties))
+    empty_hash = key_entry_hashes(np.array([key_hash(f"{topic}#")], np.uint64))
+    count = len(owners) - len(empties)
+    return MessageKeys(
+        log_offsets=named.places[owners],
+        sizes=named.sizes[owners],
+        hashes=np.concatenate((key_entry_hashes(keys.hashes), np.repeat(empty_hash, len(empties)))),
+        times=fields.store_times()[owners],
+        queue_offsets=named.queue_offsets[owners],
+        ipv6=of_ipv6(fields)[owners],
+        is_empty=np.arange(len(owners)) >= count,
+    )
+
+
+def _with_empty_key(texts: list[bytes], gaps: Rows) -> Rows:
+    """Texts whose KEYS Java splits so that an empty piece is among them: not one at the end."""
+    found: list[int] = []
+    for number in gaps.tolist():
+        keys = decode_properties(texts[number]).get(KEYS, "").rstrip(" ")
+        if keys.startswith(" ") or "  " in keys:
+            found.append(number)
+    return np.array(found, np.int64)
+
+
+def of_ipv6(fields: RecordFields) -> NDArray[np.bool_]:
+    """Messages with an address of IPv6: RocketMQ takes part of it for their store time."""
+    found: NDArray[np.bool_] = (fields.sys_flags & HOSTS_IPV6) != 0
+    return found
+
+
+class SliceFindings:
+    """Findings of one queue, whose log and units they are about."""
+
+    def __init__(
+        self, findings: Findings, key: QueueKey, log: SegmentBytes, units: SegmentBytes
+    ) -> None:
+        self._findings = findings
+        self._key = key
+        self._log = log
+        self._units = units
+
+    def units(self, kind: VerifyKind, named: Named, wrong: NDArray[np.bool_], why: str) -> None:
+        """Units that name what cannot be."""
+        for row in self._findings.rows(kind, wrong):
+            offset = int(named.queue_offsets[row])
+            path, position = self._units.place(offset * UNIT_BYTES)
+            named_bytes = f"{named.sizes[row]} bytes at {named.places[row]}"
+            self._findings.describe(
+                kind,
+                path,
+                f"the unit of message {offset} names {named_bytes}: {why}",
+                key=self._key,
+                position=position,
+                queue_offset=offset,
+            )
+
+    def records(
+        self, kind: VerifyKind, named: Named, wrong: NDArray[np.bool_], say: Callable[[int], str]
+    ) -> None:
+        """Records that are not what their units say."""
+        for row in self._findings.rows(kind, wrong):
+            path, position = self._log.place(int(named.places[row]))
+            offset = int(named.queue_offsets[row])
+            self._findings.describe(
+                kind,
+                path,
+                f"message {offset}: {say(row)}",
+                key=self._key,
+                position=position,
+                queue_offset=offset,
+            )
+
+    def lost_units(self, start: int, end: int) -> None:
+        text = f"the units of messages {start} to {end - 1} are not there"
+        self._many(VerifyKind.LOST_BYTES, text, self._units, start * UNIT_BYTES, start, end - start)
+
+    def lost_records(self, named: Named) -> None:
+        first, last, count = int(named.queue_offsets[0]), int(named.queue_offsets[-1]), len(named)
+        text = f"the records of {count} messages from {first} to {last} are not there"
+        self._many(VerifyKind.LOST_BYTES, text, self._log, int(named.places[0]), first, count)
+
+    def unreadable_units(self, error: TieredStoreError, first: int, count: int) -> None:
+        text = f"{count} units from {first} on cannot be read: {error}"
+        self._many(VerifyKind.UNREADABLE, text, self._units, first * UNIT_BYTES, first, count)
+
+    def unreadable_records(self, error: TieredStoreError, named: Named) -> None:
+        first, count = int(named.queue_offsets[0]), len(named)
+        text = f"{count} messages from {first} on cannot be read: {error}"
+        self._many(VerifyKind.UNREADABLE, text, self._log, int(named.places[0]), first, count)
+
+    def not_looked_at(self, named: Named) -> None:
+        first, count = int(named.queue_offsets[0]), len(named)
+        text = f"units from {first} on lead all over the log: {count} were not looked at"
+        self._many(VerifyKind.UNREADABLE, text, self._units, first * UNIT_BYTES, first, count)
+
+    def _many(
+        self, kind: VerifyKind, text: str, file: SegmentBytes, at: int, offset: int, count: int
+    ) -> None:
+        path, position = file.place(at)
+        self._findings.add(
+            kind,
+            path,
+            text,
+            key=self._key,
+            position=position,
+            queue_offset=offset,
+            count=count,
+        )
+
+
+_HEAD_BYTES: Final = 36
+_LOOKED_AT_MAX: Final = 1_000  # records of one stretch
+_MAGICS: Final = (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)
+
+
+class UnnamedBytes:
+    """Where the last named record ends, and its queue offset.
+
+    Next to a unit or record that is damaged nothing is told: what is unnamed there is its.
+    """
+
+    def __init__(self, log: SegmentBytes, key: QueueKey, findings: Findings) -> None:
+        self._log = log
+        self._key = key
+        self._findings = findings
+        self._end: int | None = None
+        self._offset = -1
+
+    def begin_at(self, log_offset: int) -> None:
+        """The queue's log begins here, and its first unit is to come."""
+        self._end, self._offset = log_offset, -1
+
+    def lose_track(self) -> None:
+        self._end = None
+
+    def follow(self, named: Named, checked: Checked, wrong: NDArray[np.bool_]) -> None:
+        """The next records that units name, in order."""
+        if not len(named):
+            return
+        follows = self._offset < 0 or self._offset + 1 == named.queue_offsets[0]
+        if self._end is not None and follows and not wrong[0] and named.places[0] > self._end:
+            self._between(self._end, int(named.places[0]), int(named.queue_offsets[0]))
+        gaps = named.places[1:] > checked.ends[:-1]
+        gaps &= ~(wrong[1:] | wrong[:-1])
+        gaps &= named.queue_offsets[1:] - named.queue_offsets[:-1] == 1  # else one was told of
+        for row in np.flatnonzero(gaps).tolist():
+            self._offset = int(named.queue_offsets[row])
+            after = int(named.queue_offsets[row + 1])
+            self._between(int(checked.ends[row]), int(named.places[row + 1]), after)
+        if wrong[-1]:
+            self._end = None
+        else:
+            self._end, self._offset = int(checked.ends[-1]), int(named.queue_offsets[-1])
+
+    def end_at(self, log_offset: int, *, after: int) -> None:
+        """Nothing more is named up to here: the next slice's first record, or the log's end."""
+        if self._end is not None and self._end < log_offset:
+            self._between(self._end, log_offset, after)
+
+    def _between(self, start: int, stop: int, after: int) -> None:
+        """Look at bytes start to stop; `after`: the offset of the next unit, -1 behind the last."""
+        looked_at = 0
+        for part in self._log.there(start, stop):
+            at = part.start
+            while at < part.stop and looked_at < _LOOKED_AT_MAX:
+                looked_at += 1
+                at = self._look(at, part.stop, after)
+
+    def _look(self, at: int, stop: int, after: int) -> int:
+        """What is here, and where to go on."""
+        try:
+            head = self._log.read(at, min(at + _HEAD_BYTES, stop))
+        except SegmentError as error:
+            self._tell(VerifyKind.UNREADABLE, at, str(error))
+            return stop
+        if is_coda(head):
+            return at + CODA_BYTES
+        if len(head) < _HEAD_BYTES or peek_magic(head) not in _MAGICS:
+            self._tell(VerifyKind.UNNAMED, at, f"{stop - at} bytes that no unit names, no message")
+            return stop
+        size = peek_message_bytes(head)
+        if not RECORD_BYTES_MIN <= size <= stop - at:
+            self._tell(VerifyKind.UNNAMED, at, f"{stop - at} bytes that no unit names, cut off")
+            return stop
+        self._tell_record(at, peek_queue_offset(head), after)
+        return at + size
+
+    def _tell_record(self, at: int, offset: int, after: int) -> None:
+        if self._offset < 0 and offset < after:
+            return  # older than the queue: its unit has expired
+        if after < 0 and offset > self._offset:
+            text = f"message {offset} is in the log and its unit not yet in the queue"
+            self._tell(VerifyKind.LOG_AHEAD, at, text, offset)
+        elif self._offset < offset < after:
+            text = f"message {offset} is in the log, and the queue has no unit for it"
+            self._tell(VerifyKind.UNNAMED, at, text, offset)
+        else:
+            text = f"message {offset} lies here too, where no unit names it"
+            self._tell(VerifyKind.SECOND_COPY, at, text, offset)
+
+    def _tell(self, kind: VerifyKind, at: int, text: str, offset: int | None = None) -> None:
+        path, position = self._log.place(at)
+        self._findings.add(kind, path, text, key=self._key, position=position, queue_offset=offset)
+
+
+UNITS_AT_ONCE: Final = 65_536
+READS_MAX: Final = 10_000
+"""Of one slice whose units lead all over its log: then the rest of it is not looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceItem:
+    """A slice of a queue, and the bytes of the log up to where the next slice begins.
+
+    `next_offset` is the queue offset of the first unit behind the slice, -1 if there is none;
+    `more_rows` is the row that has it. `is_first`: nothing of the queue lies before. `sure_below`:
+    the index must have the keys of all messages before this queue offset.
+    """
+
+    slice: Slice
+    topic_id: int
+    shift: int
+    next_offset: int
+    is_first: bool
+    sure_below: int = 0
+    more_rows: tuple[SegmentRecord, ...] = ()
+
+
+def verify_slice(config: StoreConfig, item: SliceItem) -> VerifyRow:
+    """Read all of it once. What cannot be read is a finding; raises BackendError all the same."""
+    check = SliceCheck(config, item)
+    try:
+        for keys in check.run():
+            check.count_keys(keys)
+        return check.row()
+    finally:
+        check.close()
+
+
+class SliceCheck:
+    """A slice being read; `run` gives the keys of its sound messages as it goes."""
+
+    def __init__(self, config: StoreConfig, item: SliceItem) -> None:
+        provider = worker_provider(config)
+        rows = {row.key: row for row in (*item.slice.rows, *item.more_rows)}.values()
+        logs = [row for row in rows if row.type is SegmentType.COMMIT_LOG]
+        units = [row for row in rows if row.type is SegmentType.CONSUME_QUEUE]
+        self._log = SegmentBytes(provider, logs)
+        self._units = SegmentBytes(provider, units)
+        self._item = item
+        self._key = item.slice.key
+        self._findings = Findings()
+        self._tell = SliceFindings(self._findings, self._key, self._log, self._units)
+        self._unnamed = UnnamedBytes(self._log, self._key, self._findings)
+        self._sums = SumTable()
+        self._counts: Counter[str] = Counter()
+        self._reads = 0
+
+    def close(self) -> None:
+        self._log.close()
+        self._units.close()
+
+    def row(self) -> VerifyRow:
+        return VerifyRow(
+            findings=self._findings.found(),
+            totals=dict(self._findings.totals),
+            left_out=self._findings.left_out,
+            counts=dict(self._counts),
+            sums=self._sums.table(),
+        )
+
+    def count_keys(self, keys: MessageKeys) -> None:
+        self._counts["keys"] += int(np.count_nonzero(~keys.is_empty))
+        for are_empty in (False, True):
+            mine = keys.chosen(keys.is_empty == are_empty)
+            if not len(mine):
+                continue
+            self._sums.add(
+                wanted_sums(
+                    topic_id=self._item.topic_id,
+                    queue_id=self._key.queue_id,
+                    shift=self._item.shift,
+                    log_offsets=mine.log_offsets,
+                    sizes=mine.sizes,
+                    hashes=mine.hashes,
+                    times=mine.times,
+                    queue_offsets=mine.queue_offsets,
+                    are_empty=are_empty,
+                )
+            )
+        self._mark(keys.log_offsets[keys.ipv6], "ipv6")
+
+    def run(self) -> Iterator[MessageKeys]:
+        first, end = self._item.slice.first_offset, self._item.slice.end_offset
+        if self._item.is_first:
+            self._unnamed.begin_at(self._log.start)
+        at = first
+        for part in self._units.there(first * UNIT_BYTES, end * UNIT_BYTES):
+            start, stop = -(-part.start // UNIT_BYTES), part.stop // UNIT_BYTES
+            if at < start:
+                self._lose_units(at, start)
+            while start < stop:
+                count = min(UNITS_AT_ONCE, stop - start)
+                yield from self._units_at(start, count)
+                start += count
+            at = max(at, stop)
+        if at < end:
+            self._lose_units(at, end)
+        self._end_of_slice()
+
+    # Units
+
+    def _lose_units(self, start: int, end: int) -> None:
+        self._unnamed.lose_track()
+        self._tell.lost_units(start, end)
+
+    def _units_at(self, first: int, count: int) -> Iterator[MessageKeys]:
+        position = first * UNIT_BYTES
+        try:
+            data = self._units.read(position, position + count * UNIT_BYTES)
+        except SegmentError as error:
+            self._unnamed.lose_track()
+            self._tell.unreadable_units(error, first, count)
+            return
+        units = decode_units(data)
+        self._counts["units"] += count
+        self._counts["bytes"] += len(data)
+        named = Named(
+            queue_offsets=np.arange(first, first + count),
+            places=units.log_offsets,
+            sizes=units.message_bytes.astype(np.int64),
+            tags_codes=units.tags_codes,
+        )
+        yield from self._named(self._plausible(named))
+
+    def _plausible(self, named: Named) -> Named:
+        """The rows whose record may be read; the others are told of, or have expired."""
+        start, end = self._log.start, self._log.end
+        # A unit may name a coda that has expired with its segment.
+        on_coda = named.places == start - CODA_BYTES
+        if on_coda.any():
+            named = replace(named, places=np.where(on_coda, start, named.places))
+        filled = (named.places == 0) & (named.sizes == INT32_MAX)
+        self._tell.units(VerifyKind.FILLED_IN, named, filled, "there was no message for it")
+        # Places are compared with the end less the size: nothing wraps around.
+        sound = ~filled & (named.sizes >= RECORD_BYTES_MIN)
+        gone = sound & (named.places >= 0) & (named.places <= start - named.sizes)
+        gone &= np.logical_and.accumulate(gone | filled)  # the oldest ones only
+        inside = sound & (named.places >= start) & (named.places <= end - named.sizes)
+        beyond = ~(filled | gone | inside)
+        why = f"the log has bytes {start} to {end} only"
+        self._tell.units(VerifyKind.UNIT_BEYOND, named, beyond, why)
+        self._counts["expired"] += int(np.count_nonzero(gone))
+        if beyond.any() or filled.any():
+            self._unnamed.lose_track()
+            self._mark(_beside(named, beyond), "damaged")
+        named = named.chosen(inside)
+        held = self._log.holds(named.places, named.ends)
+        if not held.all():
+            self._unnamed.lose_track()
+            self._tell.lost_records(named.chosen(~held))
+            self._mark(named.places[~held], "damaged")
+            named = named.chosen(held)
+        return named
+
+    # Records
+
+    def _named(self, named: Named) -> Iterator[MessageKeys]:
+        for group in groups_of(named, self._log):
+            self._reads += 1
+            if self._reads > READS_MAX:
+                left = named.chosen(slice(group.start, None))
+                self._tell.not_looked_at(left)
+                self._mark(left.places, "damaged")
+                return
+            rows = named.chosen(slice(group.start, group.stop))
+            start, end = int(rows.places[0]), int(rows.ends[-1])
+            more = self._log.there(end, end + CODA_BYTES)
+            read_end = more[0].stop if more and more[0].start == end else end
+            try:
+                data = self._log.read(start, read_end)
+            except SegmentError as error:
+                self._unnamed.lose_track()
+                self._tell.unreadable_records(error, rows)
+                self._mark(rows.places, "damaged")
+                continue
+            self._counts["messages"] += len(rows)
+            self._counts["bytes"] += len(data)
+            yield from self._records(rows, data, start)
+
+    def _records(self, rows: Named, data: bytes, start: int) -> Iterator[MessageKeys]:
+        wrong = np.zeros(len(rows), np.bool_)
+
+        def tell(kind: VerifyKind, which: NDArray[np.bool_], say: Callable[[int], str]) -> None:
+            wrong[which] = True
+            self._tell.records(kind, rows, which, say)
+
+        checked = check_records(self._key, rows, data, start, tell)
+        self._check_times(checked, rows, ~wrong, tell)
+        self._mark(rows.places[~checked.whole], "damaged")
+        self._mark(_beside(rows, ~checked.whole), "damaged")
+        self._unnamed.follow(rows, checked, wrong)
+        if self._item.topic_id >= 0:
+            whole = np.flatnonzero(checked.whole)
+            yield keys_of_messages(self._key.topic, rows, checked.fields, whole)
+
+    def _check_times(
+        self, checked: Checked, rows: Named, untold: NDArray[np.bool_], tell: Tell
+    ) -> None:
+        """Between the times that the catalogue has for the segment, where it has true ones."""
+        times = checked.fields.store_times()
+        wanted = untold & ~of_ipv6(checked.fields)
+        wrong = np.zeros(len(rows), np.bool_)
+        for row in self._log.rows:
+            begin, end = row.begin_timestamp, row.end_timestamp
+            if begin is None or end is None or begin > end:
+                continue
+            mine = (rows.places >= row.base_offset) & (rows.places < row.end_offset)
+            wrong |= mine & wanted & ((times < begin) | (times > end))
+        if wrong.any():
+            tell(
+                VerifyKind.STORE_TIME,
+                wrong,
+                lambda row: f"it was stored at {times[row]}, which is no time of its segment",
+            )
+
+    # What follows
+
+    def _end_of_slice(self) -> None:
+        """The bytes up to the next slice, or to the end of the log."""
+        offset = self._item.next_offset
+        if offset < 0:
+            self._unnamed.end_at(self._log.end, after=-1)
+            return
+        position = offset * UNIT_BYTES
+        if not self._units.holds(np.array([position]), np.array([position + UNIT_BYTES]))[0]:
+            return
+        unit = decode_units(self._units.read(position, position + UNIT_BYTES))
+        if unit.message_bytes[0] != INT32_MAX:
+            self._unnamed.end_at(int(unit.log_offsets[0]), after=offset)
+
+    def _mark(self, places: Rows, name: str) -> None:
+        if len(places):
+            self._sums.add(
+                marks(
+                    topic_id=self._item.topic_id,
+                    queue_id=self._key.queue_id,
+                    stretches=places >> self._item.shift,
+                    name=name,
+                )
+            )
+
+
+def _beside(named: Named, wrong: NDArray[np.bool_]) -> Rows:
+    """Where the neighbours of these rows lie: their own messages are thereabouts."""
+    beside = np.zeros(len(wrong), np.bool_)
+    beside[1:] |= wrong[:-1]
+    beside[:-1] |= wrong[1:]
+    return named.places[beside & ~wrong]

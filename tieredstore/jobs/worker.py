@@ -1,0 +1,260 @@
+"""What a worker opens to read or write a tier, once per process and settings."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, NoReturn
+
+from tieredstore.access.wiring import catalogue_of, provider_of, publisher_of
+from tieredstore.driver.metadata import MetadataStore, Publisher
+from tieredstore.driver.metrics import NoMetrics
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.shelf import Scratch
+from tieredstore.flat import append_file
+from tieredstore.flat.append_file import FlatSegment
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.index.watermarks import Watermarks
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    InvalidConfigError,
+    MetadataError,
+    TieredStoreError,
+)
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import QueueKey, QueueRecord, SegmentRecord, TopicRecord
+
+log = log_of(__name__)
+
+PROVIDERS_MAX: Final = 8  # tiers that one worker keeps open; the one used longest ago goes
+FETCH_THREADS: Final = 4  # reads under way in one worker: a machine has several workers
+DISPATCH_THREADS: Final = 4
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What this process has made. Clients do not survive a fork, so a child makes its own."""
+
+    runtime: Runtime | None = None
+    providers: OrderedDict[tuple[StoreConfig, str], SegmentProvider] = field(
+        default_factory=OrderedDict
+    )
+    # Two providers of one object store would be two writers, and stop each other.
+    guard: threading.RLock = field(default_factory=threading.RLock)
+
+    def forget(self) -> None:
+        """Drop all of it unclosed: it is the parent's."""
+        self.guard = threading.RLock()
+        self.runtime = None
+        self.providers = OrderedDict()
+
+
+_PARTS: Final = _Parts()
+os.register_at_fork(after_in_child=_PARTS.forget)
+
+
+def worker_runtime() -> Runtime:
+    """The runtime of this process. Nobody closes it: its threads end with the process."""
+    with _PARTS.guard:
+        if _PARTS.runtime is None:
+            _PARTS.runtime = Runtime.threads(
+                dispatch_threads=DISPATCH_THREADS, fetch_threads=FETCH_THREADS
+            )
+        return _PARTS.runtime
+
+
+def worker_provider(config: StoreConfig, *, run: str = "") -> SegmentProvider:
+    """The provider of these settings in this process; stays open for the next item.
+
+    A job that writes names its run: a provider that has written takes itself for the only writer,
+    and would not see what others wrote since.
+    """
+    place = config.with_full_paths(), run
+    with _PARTS.guard:
+        provider = _PARTS.providers.get(place)
+        if provider is None:
+            provider = provider_of(config, worker_runtime(), NoMetrics())
+            _PARTS.providers[place] = provider
+            if len(_PARTS.providers) > PROVIDERS_MAX:
+                _PARTS.providers.popitem(last=False)[1].close()
+        else:
+            _PARTS.providers.move_to_end(place)
+        return provider
+
+
+def queue_file(
+    config: StoreConfig,
+    key: QueueKey,
+    path: str,
+    rows: Sequence[SegmentRecord],
+    *,
+    provider: SegmentProvider | None = None,
+) -> FlatMessageFile:
+    """A queue as these rows of the catalogue show it, to be read only. Makes no request.
+
+    The rows are those of its commit log and its consume queue, in any order, their sizes true.
+    """
+    opened = worker_provider(config) if provider is None else provider
+    file = FlatMessageFile(
+        QueueRecord(broker_name=path.partition("/")[0], topic=key.topic, queue_id=key.queue_id),
+        TopicRecord(topic=key.topic, topic_id=-1),
+        config,
+        path=path,
+        provider=opened,
+        metadata=_NO_CATALOGUE,  # type: ignore[arg-type]
+        clock=worker_runtime().clock,
+    )
+    for part in (file.log, file.queue):
+        part.take_over(
+            tuple(
+                FlatSegment(opened.open(path, row.type, row.base_offset), row)
+                for row in sorted(rows, key=lambda row: row.base_offset)
+                if row.type is part.type
+            )
+        )
+    file.problem = "a worker only reads"
+    return file
+
+
+class _NoCatalogue:
+    """Stands where a queue has its catalogue: a worker that asks it anything has a bug."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise MetadataError("", f"a worker has no catalogue to {name}")
+
+
+_NO_CATALOGUE: Final = _NoCatalogue()
+
+
+DELETED_AT_ONCE: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedTier:
+    """The parts of a tier that nobody else writes: the catalogue's lock is ours.
+
+    What a job puts into the backend is named by nobody until its change of the catalogue; a note
+    says so before, and a crash in between leaves what the next one who opens the tier deletes.
+    """
+
+    config: StoreConfig
+    runtime: Runtime
+    provider: SegmentProvider
+    metadata: MetadataStore
+    scratch: Scratch
+    publisher: Publisher | None
+
+    @contextmanager
+    def installing(self, paths: Sequence[str]) -> Iterator[None]:
+        """Around what announces, makes and installs segments below these paths: where it fails,
+        what was made is deleted again; so is what is no longer used when it has come to its end.
+
+        After a failure of the catalogue nobody knows what it says: then all stays, until the next
+        one opens it.
+        """
+        try:
+            yield
+        except MetadataError:
+            raise
+        except BaseException:
+            self._withdraw(paths)
+            raise
+        self._withdraw(paths)
+
+    def announce(self, rows: Sequence[SegmentRecord]) -> None:
+        """Segments of these names are about to be made, and go unless they are installed."""
+        self.metadata.apply(append_file.doom(rows))
+
+    def _withdraw(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            append_file.finish(self.provider, self.metadata, path)
+
+    def finish_doomed(self, path: str) -> None:
+        """Delete what an earlier writer left to be deleted; BackendUnavailableError where it is
+        still there, since its names are needed."""
+        if append_file.finish(self.provider, self.metadata, path):
+            raise BackendUnavailableError(path, "create", "what was deleted there is still there")
+
+    def check_index_sizes(self) -> bool:
+        """Whether the tier has an index of ours; InvalidConfigError where it has other sizes."""
+        watermarks = Watermarks(self.metadata, self.config.broker_name)
+        return watermarks.check_sizes(
+            slot_count=self.config.index_slot_count, item_capacity=self.config.index_item_count
+        )
+
+    def settle(self, folder: str) -> None:
+        """What was installed is seen by those who start from the tier alone, and nothing is left
+        of what it was made from. A failure is no failure of the job: all of it is in the tier, and
+        the next one who writes it makes up for this."""
+        try:
+            if self.publisher is not None:
+                self.publisher.publish()
+            self.remove_staged(folder)
+        except TieredStoreError as error:
+            log.warning("what was installed is there, but not all was tidied: %s", error)
+
+    def remove_staged(self, folder: str) -> None:
+        names = [each.name for each in self.scratch.listed(folder)]
+        for start in range(0, len(names), DELETED_AT_ONCE):
+            self.scratch.delete(names[start : start + DELETED_AT_ONCE])
+
+
+@contextmanager
+def owned_tier(config: StoreConfig, *, threads: int) -> Iterator[OwnedTier]:
+    """Raises CatalogueLockedError where a writer is alive, and StaleCatalogueError where what is
+    published is not this catalogue's."""
+    with ExitStack() as opened:
+        runtime = Runtime.threads(dispatch_threads=threads, fetch_threads=threads)
+        opened.callback(runtime.close)
+        made = provider_of(config, runtime, NoMetrics())
+        opened.callback(made.close)
+        metadata = catalogue_of(config, runtime, read_only=False)
+        opened.callback(metadata.close)
+        publisher = publisher_of(config, made, metadata)
+        if publisher is not None:
+            publisher.check()
+        yield OwnedTier(
+            config=config,
+            runtime=runtime,
+            provider=made,
+            metadata=metadata,
+            scratch=scratch_of(config, made),
+            publisher=publisher,
+        )
+
+
+@contextmanager
+def owned_already(
+    tier: OwnedTier | None, config: StoreConfig, *, threads: int
+) -> Iterator[OwnedTier]:
+    """The tier that the whole run holds; without one, a tier that is held for this block."""
+    if tier is not None:
+        yield tier
+        return
+    with owned_tier(config, threads=threads) as opened:
+        yield opened
+
+
+def without_tier(job: Any) -> tuple[Any, ...]:
+    """What `__reduce__` of a job gives: the lock stays in the process that holds it."""
+    facts = {spec.name: getattr(job, spec.name) for spec in fields(job) if spec.name != "tier"}
+    return _made, (type(job), facts)
+
+
+def _made(kind: type[Any], facts: dict[str, Any]) -> Any:
+    return kind(**facts)
+
+
+def scratch_of(config: StoreConfig, provider: SegmentProvider) -> Scratch:
+    found = provider.scratch(config.broker_name)
+    if found is None:
+        raise InvalidConfigError(
+            f"provider: {config.provider} has no place to stage what is on its way into the tier"
+        )
+    return found

@@ -1,1 +1,0 @@
-"""Care: what keeps a store whole: recovery, checkpoint, sizes and lock, retention."""

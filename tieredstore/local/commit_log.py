@@ -1,0 +1,613 @@
+"""The commit log: every message of the store, end to end, in files of one size.
+
+The commit log: every message of the store, one behind the other, in files of one size.
+
+A record is never parted. A file holds one if 8 bytes are left behind it; else those that are left
+begin with a blank record, and the next file begins with the record.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise, starmap
+from pathlib import Path
+from typing import Final, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.checks import gainsays_property_crc
+from tieredstore.codec.columns import RecordColumns, Words, sound_columns, sound_count
+from tieredstore.codec.message import BLANK_BYTES, MESSAGE_BYTES_MIN, encode_blank
+from tieredstore.codec.names import encode_offset_id, local_file_name
+from tieredstore.codec.record import TOPIC_LENGTHS, peek_log_offset, peek_magic, peek_message_bytes
+from tieredstore.driver.runtime import Runtime, Service
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.encoder import PutRefusedError, RecordBatch
+from tieredstore.local.mapped_file import MappedFile, MappedFiles
+from tieredstore.local.mapped_file_queue import MappedFileQueue
+from tieredstore.local.record_scan import DAY_MS, Damage, RecordScan, RecordState, check_record
+from tieredstore.model.errors import (
+    BackendError,
+    BackendRefusedError,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+)
+from tieredstore.model.messages import Message, PutResult
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import INT64_MAX, PutStatus
+
+log = log_of(__name__)
+
+
+class LogScan:
+    """Blocks of sound records; iterate it once, then ask how it ended.
+
+    * `end` is the log offset where the log ends: behind the last sound record or, if a blank
+      record closes its file, where the next file starts.
+    * `damages` are the places that were passed over because sound records follow them.
+    * `torn` is what stands at `end`: None if that is nothing or zeros.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[MappedFile],
+        *,
+        start_offset: int,
+        check_crc: bool = True,
+        check_property_crc: bool = False,
+        time_max: int = INT64_MAX,
+    ) -> None:
+        self.end = start_offset
+        self.damages: list[Damage] = []
+        self.torn: Damage | None = None
+        self.last_store_timestamp = 0
+        self._files = files
+        self._start_offset = start_offset
+        self._check_crc = check_crc
+        self._check_property_crc = check_property_crc
+        self._time_max = time_max
+
+    def __iter__(self) -> Iterator[RecordColumns]:
+        open_end: Damage | None = None  # where the last file broke off: the end, or only damage
+        for file in self._files:
+            base = file.start_offset
+            scan = RecordScan(
+                file.view(0, file.wrote),
+                base_offset=base,
+                path=file.path,
+                position=max(0, self._start_offset - base),
+                check_crc=self._check_crc,
+                check_property_crc=self._check_property_crc,
+                last_store_timestamp=self.last_store_timestamp,
+                time_max=self._time_max,
+                data_end=file.data_end,
+            )
+            for columns in scan:
+                first = int(columns.positions[0]) + base
+                if int(columns.store_timestamps[0]) < self.last_store_timestamp and open_end:
+                    break  # what an earlier crash left behind, not what follows the damage
+                if open_end is not None:
+                    self.damages.append(open_end._replace(unused=False, resumed_at=first))
+                    open_end = None
+                self.end = base + scan.position
+                self.last_store_timestamp = scan.last_store_timestamp
+                yield columns
+            if open_end is not None:
+                continue
+            self.damages += scan.damages
+            if scan.blank:
+                self.end = file.end_offset
+            elif scan.rest is not None:
+                open_end = scan.rest
+            elif not file.full:
+                return
+        if open_end is not None and not open_end.unused:
+            self.torn = open_end
+
+
+FOLDER: Final = "commitlog"
+_ALLOCATE_INTERVAL_MS: Final = 1_000
+
+
+class AppendedRun(NamedTuple):
+    """Where an append put its records, in the order they were given; all have one store time."""
+
+    log_offsets: list[int]
+    sizes: Sequence[int]
+    store_timestamp: int
+
+    @property
+    def end_offset(self) -> int:
+        """Wait for this offset to know that all of them are on disk."""
+        return self.log_offsets[-1] + self.sizes[-1]
+
+
+class CommitLog:
+    """The log of one store.
+
+    * An append is whole: the files it needs exist before its first byte is written, and readers
+      see each record only when it is complete.
+    * Store times never go back, whatever the clock does.
+    * After a sync has failed nothing more is taken: what the disk lost cannot be known.
+    """
+
+    def __init__(self, config: LocalConfig, runtime: Runtime, files: MappedFiles) -> None:
+        self.queue = MappedFileQueue(
+            Path(config.store_path) / FOLDER,
+            file_bytes=config.commit_log_file_bytes,
+            files=files,
+            preallocate=True,
+        )
+        self.last_store_timestamp = 0
+        self.check_property_crc = config.property_crc_enabled
+        self._clock = runtime.clock
+        self._runtime = runtime
+        self._append_guard = threading.Lock()
+        self._allocator: Service | None = None
+        self._failure: BackendError | None = None
+
+    def load(self) -> None:
+        """Find the files. Then scan, and `truncate` to where the scan ended."""
+        self.queue.load()
+
+    def start(self) -> None:
+        """Keep a file ready behind the last one from now on."""
+        if self._allocator is None:
+            self._allocator = self._runtime.service(
+                "allocate-log", self.queue.reserve, interval_ms=_ALLOCATE_INTERVAL_MS
+            )
+
+    def close(self) -> None:
+        """Release the files; nothing is synced. Idempotent."""
+        if self._allocator is not None:
+            self._allocator.stop()
+            self._allocator = None
+        with self._append_guard:
+            self.queue.close()
+
+    def destroy(self) -> None:
+        """Delete every file."""
+        self.close()
+        self.queue.destroy()
+
+    @property
+    def min_offset(self) -> int | None:
+        return self.queue.min_offset
+
+    @property
+    def max_offset(self) -> int:
+        return self.queue.max_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        return self.queue.flushed_offset
+
+    def file_start_of(self, offset: int) -> int:
+        """Where the file that holds this offset begins, whether it is there or not."""
+        return offset - offset % self.queue.file_bytes
+
+    def append(self, batch: RecordBatch, queue_offsets: Sequence[int]) -> AppendedRun:
+        """Put the records behind the last one, in one critical section.
+
+        Raises PutRefusedError where one cannot fit any file, BackendRefusedError where a file
+        cannot be made or written, or a sync failed before. Nothing of it stays in the log; where
+        that cannot be brought about, nothing more is taken.
+        """
+        sizes = batch.sizes
+        if len(sizes) != len(queue_offsets):
+            raise ValueError(f"{len(sizes)} records, but {len(queue_offsets)} queue offsets")
+        if sizes and max(sizes) + BLANK_BYTES > self.queue.file_bytes:
+            raise PutRefusedError(
+                PutStatus.MESSAGE_ILLEGAL, f"a record of {max(sizes)} bytes fits no file"
+            )
+        with self._append_guard:
+            self._refuse_after_failure()
+            store_timestamp = max(self._clock.now_ms(), self.last_store_timestamp)
+            log_offsets: list[int] = []
+            if sizes:
+                file = self.queue.file_for_append()
+                spans = self._spans(file, sizes)
+                if len(spans) > 1:
+                    self.queue.reserve(len(spans) - 1)
+                end = file.start_offset + file.wrote
+                try:
+                    for number, rows in enumerate(spans):
+                        if number:
+                            file = self._roll(file)
+                        if rows:
+                            at = file.start_offset + file.wrote
+                            data, offsets = batch.placed(rows, queue_offsets, at, store_timestamp)
+                            file.append(data)
+                            log_offsets += offsets
+                except BaseException:
+                    self._take_back(end)
+                    raise
+            self.last_store_timestamp = store_timestamp
+        return AppendedRun(log_offsets, sizes, store_timestamp)
+
+    def _take_back(self, end: int) -> None:
+        """Let the log end where it ended before an append that failed half way.
+
+        What is not taken back would meet the messages that come next: both would have the same
+        queue offsets, and queues that are made anew could believe the wrong ones. The sync comes
+        first: `truncate_dirty` counts all files before the last one as synced.
+        """
+        failure = BackendRefusedError(
+            self.queue.directory, "append", f"the log may hold more than was put, from {end} on"
+        )
+        self._failure = self._failure or failure
+        try:
+            self.queue.flush()
+            self.queue.truncate_dirty(end)
+        except Exception:
+            log.exception("%s: %s", self.queue.directory, failure)
+            return
+        if self._failure is failure:
+            self._failure = None
+
+    def _spans(self, file: MappedFile, sizes: Sequence[int]) -> list[range]:
+        """Which records go to this file, and which to each that follows."""
+        room = file.size - file.wrote - BLANK_BYTES
+        if len(sizes) == 1 and sizes[0] <= room:
+            return [range(1)]
+        ends = list(accumulate(sizes))
+        spans = []
+        first = before = 0
+        while first < len(sizes):
+            last = bisect_right(ends, before + room)
+            spans.append(range(first, last))
+            before = ends[last - 1] if last else 0
+            first = last
+            room = file.size - BLANK_BYTES
+        return spans
+
+    def _roll(self, file: MappedFile) -> MappedFile:
+        """Close the file with a blank record and begin the next."""
+        rest = file.size - file.wrote
+        if rest:
+            file.fill_up(encode_blank(rest))
+        following = self.queue.roll()
+        if self._allocator is not None:
+            self._allocator.wake()
+        return following
+
+    def read(self, log_offset: int, length: int) -> bytes | None:
+        """These bytes, which lie in one file; None where not all of them are there."""
+        return self.queue.read(log_offset, length)
+
+    def message_bytes(self, log_offset: int, size: int | None = None) -> bytes | None:
+        """The record at this offset; None where none starts there or it is deleted.
+
+        With `size`, as a queue has it, there must be one: anything else, and a record that is
+        damaged, is a SegmentCorruptError. So is any offset of a file that is missing between
+        others. None is what begins below the log.
+        """
+        if size is not None and size < MESSAGE_BYTES_MIN:
+            record = None
+        elif size is None:
+            head = self.queue.read(log_offset, 36)
+            if head is None:
+                self._check_present(log_offset)
+                return None
+            if peek_magic(head) not in TOPIC_LENGTHS or peek_log_offset(head) != log_offset:
+                return None
+            record = self.queue.read(log_offset, max(36, peek_message_bytes(head)))
+        else:
+            record = self.queue.read(log_offset, size)
+        if record is None:
+            self.look_again()
+            if log_offset < (self.min_offset or 0):  # looked at now: it may have gone just so
+                return None
+            raise self._corrupt(log_offset, "no record of this size is there")
+        check = check_record(record, log_offset=log_offset)
+        if check.state is not RecordState.MESSAGE or check.size != len(record):
+            raise self._corrupt(log_offset, check.reason or "not the record that was looked for")
+        if self.check_property_crc and gainsays_property_crc(record):
+            raise self._corrupt(log_offset, "the record does not have the CRC of its last property")
+        return record
+
+    def look_again(self) -> None:
+        """Find the files anew if another process has deleted all that were there."""
+        if self.queue.read_only and not self.queue.files:
+            self.queue.load()
+
+    def _check_present(self, log_offset: int) -> None:
+        self.look_again()
+        is_inside = (self.min_offset or 0) <= log_offset < self.max_offset
+        if is_inside and self.queue.find(log_offset) is None:
+            raise self._corrupt(log_offset, "the file is missing")
+
+    def scan_from(
+        self, offset: int, *, check_crc: bool = True, doubt_times: bool = False
+    ) -> LogScan:
+        """Every record from this offset, where one starts, on.
+
+        With `doubt_times` a store time far ahead of the clock is damage and not the last one.
+        """
+        return LogScan(
+            self.queue.files_from(offset),
+            start_offset=max(offset, self.min_offset or 0),
+            check_crc=check_crc,
+            check_property_crc=check_crc and self.check_property_crc,
+            time_max=self._clock.now_ms() + DAY_MS if doubt_times else INT64_MAX,
+        )
+
+    def flush(self) -> int:
+        """Put on disk what was appended before; the new `flushed_offset`."""
+        try:
+            return self.queue.flush()
+        except BackendError as error:
+            self._failure = error
+            raise
+
+    def sync_from(self, offset: int) -> None:
+        """Sync what a killed process may have left in the page cache only: after recovery."""
+        self.queue.sync_from(offset)
+
+    def truncate(self, offset: int) -> None:
+        """Let the log end here; what is behind becomes zeros or goes. Synced when this returns."""
+        self.queue.truncate_dirty(offset)
+
+    def delete_before(self, offset: int, *, count_max: int | None = None) -> list[MappedFile]:
+        """Delete the oldest files that end at or below this offset, never the last one."""
+        return self.queue.delete_before(offset, count_max=count_max)
+
+    def _refuse_after_failure(self) -> None:
+        if self._failure is not None:
+            raise BackendRefusedError(
+                self.queue.directory, "append", f"reopen the store: {self._failure}"
+            ) from self._failure
+
+    def _corrupt(self, log_offset: int, reason: str) -> SegmentCorruptError:
+        file = self.queue.find(log_offset)
+        name = local_file_name(max(0, self.file_start_of(log_offset)))
+        path = file.path if file else os.path.join(self.queue.directory, name)
+        return SegmentCorruptError(path, reason, position=log_offset % self.queue.file_bytes)
+
+
+def read_records(
+    files: MappedFileQueue,
+    log_offsets: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    *,
+    check_property_crc: bool = False,
+) -> tuple[RecordColumns, bytearray]:
+    """Those that are there and sound, up to the first that is not, as columns of the bytes beside.
+
+    The bytes are copied once, neighbours in the log together.
+    """
+    count = sound_count((sizes >= MESSAGE_BYTES_MIN) & (log_offsets <= INT64_MAX - sizes))
+    log_offsets, sizes = log_offsets[:count], sizes[:count]
+    ends = log_offsets + sizes
+    pieces: list[memoryview] = []
+    row = 0
+    while row < count:
+        file = files.find(int(log_offsets[row]))
+        if file is None:
+            break
+        start, stop = file.start_offset, file.start_offset + file.wrote
+        inside = sound_count((log_offsets[row:] >= start) & (ends[row:] <= stop))
+        if not inside:
+            break
+        try:
+            whole = file.view(0, stop - start)
+        except SegmentNotFoundError:  # deleted just now
+            break
+        rows = slice(row, row + inside)
+        pieces += _pieces(whole, log_offsets[rows] - start, ends[rows] - start)
+        row += inside
+    records = bytearray().join(pieces)
+    columns = _sound_rows(records, log_offsets[:row], sizes[:row], check_property_crc)
+    return columns, records
+
+
+def _pieces(
+    whole: memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> map[memoryview]:
+    """The parts of a file between these places, as few as can be."""
+    parted = starts[1:] != ends[:-1]
+    firsts = starts[np.append(True, parted)].tolist()
+    lasts = ends[np.append(parted, True)].tolist()
+    return map(whole.__getitem__, map(slice, firsts, lasts))
+
+
+def _sound_rows(
+    records: bytearray,
+    log_offsets: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    check_property_crc: bool,
+) -> RecordColumns:
+    bounds = np.append(0, np.cumsum(sizes))
+    data = memoryview(records)
+    count = sound_count(Words(data).int32(bounds[:-1]) == sizes)
+    if check_property_crc:
+        spans = starmap(slice, pairwise(bounds[: count + 1].tolist()))
+        wrong = map(gainsays_property_crc, map(data.__getitem__, spans))
+        count = next((row for row, is_wrong in enumerate(wrong) if is_wrong), count)
+    return sound_columns(data, bounds[: count + 1], log_offsets[:count])
+
+
+class PutResults(Sequence[PutResult]):
+    """One result for each message, in the order they were given.
+
+    `refused` holds the results of those that were not stored, by their place; the others follow
+    each other in `appended`. The messages are a tuple: a list would be the caller's.
+    """
+
+    def __init__(
+        self,
+        messages: tuple[Message, ...],
+        refused: Mapping[int, PutResult],
+        queue_offsets: Sequence[int],
+        appended: AppendedRun | None,
+        status: PutStatus,
+    ) -> None:
+        self._messages = messages
+        self._refused = refused
+        self._queue_offsets = queue_offsets
+        self._appended = appended
+        self._status = status
+        self._rows: dict[int, int] | None = None  # place to row, where some were refused
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def all_ok(self) -> bool:
+        return not self._refused and self._status is PutStatus.PUT_OK
+
+    @overload
+    def __getitem__(self, place: int) -> PutResult: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[PutResult]: ...
+
+    def __getitem__(self, place: int | slice) -> PutResult | Sequence[PutResult]:
+        if isinstance(place, slice):
+            return [self[at] for at in range(*place.indices(len(self)))]
+        if place < 0:
+            place += len(self)
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        refused = self._refused.get(place)
+        return self._stored(place) if refused is None else refused
+
+    def _stored(self, place: int) -> PutResult:
+        assert self._appended is not None
+        row = self._row(place)
+        log_offset = self._appended.log_offsets[row]
+        return PutResult(
+            status=self._status,
+            queue_offset=self._queue_offsets[row],
+            log_offset=log_offset,
+            size=self._appended.sizes[row],
+            store_timestamp=self._appended.store_timestamp,
+            message_id=encode_offset_id(self._messages[place].store_host, log_offset=log_offset),
+        )
+
+    def _row(self, place: int) -> int:
+        if not self._refused:
+            return place
+        if self._rows is None:
+            stored = [at for at in range(len(self)) if at not in self._refused]
+            self._rows = {at: row for row, at in enumerate(stored)}
+        return self._rows[place]
+
+
+class _Group:
+    """Those who share one sync; whoever gets the lock first leads it, the others find it ended."""
+
+    __slots__ = ("ended", "lock")
+
+    def __init__(self, *, must_wait: bool) -> None:
+        self.ended = False
+        self.lock = threading.Lock()
+        if must_wait:
+            self.lock.acquire()
+
+
+class Flusher:
+    """Syncs a log for all who wait.
+
+    * Whoever waits first syncs, in its own thread; who comes meanwhile forms the next group, one of
+      which syncs for all of it. A lone waiter so never waits for another thread, sixteen share
+      one sync, and each of them is woken once.
+    * Nobody is told that an offset is on disk before a sync that covers it has returned.
+    * After a sync has failed every wait fails, for ever.
+    """
+
+    def __init__(
+        self,
+        flush: Callable[[], int],
+        flushed_offset: Callable[[], int],
+        runtime: Runtime,
+        *,
+        interval_ms: int,
+        path: str = "",
+    ) -> None:
+        self._flush = flush
+        self._flushed_offset = flushed_offset
+        self._runtime = runtime
+        self._interval_ms = interval_ms
+        self._path = path
+        self._coming = _Group(must_wait=False)  # a sync that begins from now on is theirs
+        self._failure: BackendError | None = None
+        self._service: Service | None = None
+
+    def start(self) -> None:
+        """Sync after each interval from now on, and when woken."""
+        if self._service is None:
+            self._service = self._runtime.service(
+                "flush", self._periodic, interval_ms=self._interval_ms
+            )
+
+    def stop(self) -> None:
+        """End the service; nothing is synced. Idempotent."""
+        if self._service is not None:
+            self._service.stop()
+            self._service = None
+
+    def wake(self) -> None:
+        """Sync soon, without waiting for it."""
+        if self._service is not None:
+            self._service.wake()
+
+    def flush(self) -> int:
+        """Sync now what was appended before this call; the offset below which all is on disk."""
+        group = self._coming
+        with group.lock:
+            if not group.ended:
+                self._lead(group)
+        self._refuse_after_failure()
+        return self._flushed_offset()
+
+    def wait_until_flushed(self, offset: int, timeout_ms: int) -> bool:
+        """Whether everything below the offset is on disk before the time is up.
+
+        Raises BackendRefusedError where the disk has failed: it is not known what it holds.
+        """
+        clock = self._runtime.clock
+        deadline: float | None = None
+        while self._flushed_offset() < offset:
+            group = self._coming
+            if not group.lock.acquire(blocking=False):
+                if deadline is None:
+                    deadline = clock.monotonic() + timeout_ms / 1000
+                rest = deadline - clock.monotonic()
+                if rest <= 0 or not group.lock.acquire(timeout=rest):
+                    return self._flushed_offset() >= offset
+            try:
+                if not group.ended:
+                    self._lead(group)
+            finally:
+                group.lock.release()
+            if self._flushed_offset() < offset:
+                self._refuse_after_failure()
+        return True
+
+    def _lead(self, group: _Group) -> None:
+        """Sync for the group, whose lock is held. What its members appended is there by now."""
+        following = self._coming = _Group(must_wait=True)
+        try:
+            self._refuse_after_failure()
+            self._flush()
+        except BackendError as error:
+            self._failure = self._failure or error
+            raise
+        finally:
+            group.ended = True
+            following.lock.release()  # before the group's: the next sync begins at once
+
+    def _refuse_after_failure(self) -> None:
+        if self._failure is not None:
+            raise BackendRefusedError(
+                self._path, "flush", f"a sync failed before: {self._failure}"
+            ) from self._failure
+
+    def _periodic(self) -> None:
+        if self._failure is None:  # it was logged once; whoever puts is told each time
+            self.flush()

@@ -1,0 +1,714 @@
+"""One consume queue: where each of its messages lies in the commit log.
+
+What recovery finds in the files of one consume queue.
+
+A unit is valid while its log offset is not negative and its size is positive, as in Java; and its
+record must begin where the one before ends, or behind. Without the second rule units that a cut had
+left behind come back: they are valid, but of an older history.
+
+A search by halves meets single units that may be damaged. It looks beside the place that it found
+and goes on where these say otherwise, so that one wrong unit does not hide its neighbours.
+
+Search by time in one consume queue.
+
+What is meant, for a queue of messages [minimum, maximum) whose times do not decrease:
+
+    | boundary | the answer                            | none: | empty queue: |
+    | -------- | ------------------------------------- | ----- | ------------ |
+    | LOWER    | first message stored at or after then | maximum | minimum    |
+    | UPPER    | last message stored at or before then | minimum | minimum    |
+
+Java chooses one file of the queue first and searches only in it. For the sound queues it was asked
+about the answers are these; where they part, ours is the one that the table says:
+
+* A message that cannot be read (its log file has gone, its record is damaged) makes Java's answer
+  the start of the queue. Here the search looks to the readable messages beside it.
+* Java remembers the time of each file's first and last unit, also when they could not be read.
+
+One consume queue: where each of its messages is in the commit log.
+
+Queue offset k is the unit at byte 20 * k. Where Java is known to go wrong, this does not:
+
+* A message that would leave a hole is refused with PositionMismatchError. Java appends it at the
+  current end, and from then on the queue disagrees with the messages' own queue offsets.
+* What a cut leaves behind is zeros. Java leaves the old units, and they can come back to life.
+* The minimum follows the log through all files. Java looks in the first one only, and until that
+  has been deleted its minimum names messages that are not there.
+* Units that only fill a place are never messages, also after a restart.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
+from operator import add, gt
+from struct import Struct, error
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.checks import column
+from tieredstore.codec.queue_unit import (
+    PREFILL_BYTES,
+    UNIT_BYTES,
+    QueueUnit,
+    QueueUnits,
+    decode_unit,
+    decode_units,
+    encode_unit,
+    encode_units,
+)
+from tieredstore.local.mapped_file import MappedFile, MappedFiles
+from tieredstore.local.mapped_file_queue import MappedFileQueue
+from tieredstore.model.errors import (
+    OffsetOutOfRangeError,
+    PositionMismatchError,
+    SegmentCorruptError,
+)
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import INT32_MAX, INT64_MAX, Boundary
+
+log = log_of(__name__)
+
+Column: TypeAlias = Sequence[int] | NDArray[np.int64] | NDArray[np.int32]
+
+_FEW: Final = 4
+_MANY: Final = 48
+
+
+class NewUnits(NamedTuple):
+    """The first `skipped` messages were known; `data` are the units of the others."""
+
+    skipped: int
+    data: bytes
+    last_log_end: int
+
+
+def encode_new_units(
+    log_offsets: Column, message_bytes: Column, tags_codes: Column, last_log_end: int
+) -> NewUnits:
+    """The units of the messages whose record ends behind `last_log_end`.
+
+    Raises ValueError unless the columns are of one length, each message has a size, and each
+    begins where the one before ends or later: then nothing may be written.
+    """
+    count = len(log_offsets)
+    if not count == len(message_bytes) == len(tags_codes):
+        raise ValueError(
+            f"columns of different lengths: {count}, {len(message_bytes)}, {len(tags_codes)}"
+        )
+    if count >= _FEW and isinstance(log_offsets, list):
+        new = _encode_new(log_offsets, message_bytes, tags_codes, last_log_end)
+        if new is not None:
+            return new
+    encode = _encode_many if count >= _MANY else _encode_few
+    return encode(log_offsets, message_bytes, tags_codes, last_log_end)
+
+
+def _encode_new(
+    log_offsets: list[int], message_bytes: Column, tags_codes: Column, last_log_end: int
+) -> NewUnits | None:
+    """The usual case by one pack: all are new and in order. None where not, or not of numbers."""
+    count = len(log_offsets)
+    ends = list(map(add, log_offsets, message_bytes))
+    first = max(0, last_log_end)
+    if log_offsets[0] < first or min(message_bytes) <= 0 or any(map(gt, ends, log_offsets[1:])):
+        return None
+    values: list[int] = [0] * (3 * count)
+    values[::3] = log_offsets
+    values[1::3] = message_bytes
+    values[2::3] = tags_codes
+    try:
+        return NewUnits(0, _units(count).pack(*values), ends[-1])
+    except error:
+        return None
+
+
+@lru_cache(maxsize=1024)
+def _units(count: int) -> Struct:
+    return Struct(">" + "qiq" * count)
+
+
+def _encode_few(
+    log_offsets: Column, message_bytes: Column, tags_codes: Column, last_log_end: int
+) -> NewUnits:
+    skipped, end = 0, 0
+    units: list[bytes] = []
+    for log_offset, size, tags_code in zip(log_offsets, message_bytes, tags_codes, strict=True):
+        if log_offset < end or size <= 0:
+            raise _disorder(int(log_offset), int(size), end)
+        end = int(log_offset) + int(size)
+        if end <= last_log_end:
+            skipped += 1
+        else:
+            units.append(
+                encode_unit(log_offset=log_offset, message_bytes=size, tags_code=tags_code)
+            )
+    return NewUnits(skipped, b"".join(units), end)
+
+
+def _encode_many(
+    log_offsets: Column, message_bytes: Column, tags_codes: Column, last_log_end: int
+) -> NewUnits:
+    offsets = column("log_offset", log_offsets)
+    sizes = column("message_bytes", message_bytes, bits=32)
+    ends = offsets + sizes
+    wrong = sizes <= 0
+    wrong[0] |= offsets[0] < 0
+    wrong[1:] |= offsets[1:] < ends[:-1]
+    if wrong.any():
+        at = int(wrong.argmax())
+        end = int(ends[at - 1]) if at else 0
+        raise _disorder(int(offsets[at]), int(sizes[at]), end)
+    skipped = int(ends.searchsorted(last_log_end, "right"))
+    data = encode_units(
+        log_offsets=offsets[skipped:],
+        message_bytes=sizes[skipped:],
+        tags_codes=column("tags_code", tags_codes)[skipped:],
+    )
+    return NewUnits(skipped, data, int(ends[-1]))
+
+
+def _disorder(log_offset: int, size: int, end: int) -> ValueError:
+    if size <= 0:
+        return ValueError(f"message_bytes: {size} is no size of a record")
+    return ValueError(f"log_offset: {log_offset} is below {end}, where the record before ends")
+
+
+_FILES_SCANNED: Final = 3
+_BLOCK_BYTES: Final = UNIT_BYTES << 14
+_FIRST_BLOCK_BYTES: Final = UNIT_BYTES << 9
+_EXTENSION_ADDRESS_MAX: Final = -(2**31) - 1
+
+
+class Found(NamedTuple):
+    """What there is, in queue offsets; `last_log_end` is 0 where there is no message."""
+
+    first_message: int
+    end: int
+    last_log_end: int
+
+
+def scan(files: Sequence[MappedFile]) -> Found:
+    """Find the end of a queue, looking at its last files only.
+
+    The files are read, not mapped: opening a store comes here once for each of its queues, and
+    most of those are not touched again for a long time.
+    """
+    if not files:
+        return Found(0, 0, 0)
+    number = max(0, len(files) - _FILES_SCANNED)
+    while number > 0 and not _begins_well(files[number]):
+        number -= 1
+    end, last = _end_of_units(files[number:])
+    if last is None and number > 0:
+        last = _last_unit(files[number - 1])
+    first_file = files[0]
+    first = first_where(
+        first_file.start_offset // UNIT_BYTES,
+        min(end, first_file.end_offset) // UNIT_BYTES,
+        lambda unit: not _unit_in(first_file, unit).is_prefill,
+    )
+    known = last is not None and not last.is_prefill
+    return Found(first, end // UNIT_BYTES, _log_end(last) if last and known else 0)
+
+
+def first_where(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The first number in [low, high) from which on something holds, or `high`.
+
+    One number that lies about it changes the answer by one at most: where two on one side of the
+    place that was found gainsay it, the search goes on there.
+    """
+    first, end = low, high
+    while True:
+        found = _halved(first, end, holds)
+        if found - 2 >= first and holds(found - 2) and (found - 3 < first or holds(found - 3)):
+            end = found - 2
+        elif found + 2 < end and not holds(found + 1) and not holds(found + 2):
+            first = found + 1
+        else:
+            return found
+
+
+def _halved(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def matching_tags(units: QueueUnits, codes: Collection[int]) -> NDArray[np.bool_]:
+    """Which units may hold a message with one of these 32-bit tag hashes.
+
+    As in Java the low 32 bits are compared, and a unit whose tags code is an address in an
+    extended queue matches everything: what it stands for is not known here.
+    """
+    tags_codes = units.tags_codes
+    low = tags_codes.astype(np.int32)  # keeps the low 32 bits, with their sign
+    wanted = np.array(sorted({_int32(code) for code in codes}), np.int32)
+    mask: NDArray[np.bool_] = tags_codes <= _EXTENSION_ADDRESS_MAX
+    if len(wanted) > 8:
+        return mask | np.isin(low, wanted)
+    for code in wanted:
+        mask |= low == code
+    return mask
+
+
+def _int32(code: int) -> int:
+    return (code & 0xFFFFFFFF) - ((code & 0x80000000) << 1)
+
+
+def _log_end(unit: QueueUnit) -> int:
+    return unit.log_offset + unit.message_bytes
+
+
+def _begins_well(file: MappedFile) -> bool:
+    unit = _unit_in(file, file.start_offset // UNIT_BYTES)
+    return unit.log_offset >= 0 and unit.message_bytes > 0
+
+
+def _last_unit(file: MappedFile) -> QueueUnit:
+    return _unit_in(file, file.end_offset // UNIT_BYTES - 1)
+
+
+def _unit_in(file: MappedFile, unit: int) -> QueueUnit:
+    position = unit * UNIT_BYTES - file.start_offset
+    descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return decode_unit(os.pread(descriptor, UNIT_BYTES, position), path=file.path)
+    finally:
+        os.close(descriptor)
+
+
+def _end_of_units(files: Sequence[MappedFile]) -> tuple[int, QueueUnit | None]:
+    """The byte at which the valid units end, and the last of them."""
+    last: QueueUnit | None = None
+    for before, file in zip((None, *files), files, strict=False):
+        if before is not None and before.end_offset != file.start_offset:
+            return before.end_offset, last
+        position, last = _end_within(file, last)
+        if position < file.size:
+            return file.start_offset + position, last
+    return files[-1].end_offset, last
+
+
+def _end_within(file: MappedFile, last: QueueUnit | None) -> tuple[int, QueueUnit | None]:
+    position, block_bytes = 0, _FIRST_BLOCK_BYTES  # most queues are short
+    descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while position < file.size:
+            length = min(block_bytes, file.size - position)
+            data = os.pread(descriptor, length, position)
+            units = decode_units(data[: len(data) - len(data) % UNIT_BYTES])
+            previous_end = 0 if last is None or last.is_prefill else _log_end(last)
+            valid = _valid_prefix(units, previous_end)
+            position += valid * UNIT_BYTES
+            if valid:
+                last = decode_unit(data, (valid - 1) * UNIT_BYTES)
+            if valid * UNIT_BYTES < length:
+                break
+            block_bytes = _BLOCK_BYTES
+    finally:
+        os.close(descriptor)
+    return position, last
+
+
+def _valid_prefix(units: QueueUnits, previous_end: int) -> int:
+    """How many of the units are valid, up to the first that is not."""
+    if len(units) == 0:
+        return 0
+    log_offsets, sizes = units.log_offsets, units.message_bytes
+    ends = np.empty_like(log_offsets)
+    ends[0] = previous_end
+    ends[1:] = log_offsets[:-1] + sizes[:-1]
+    # A unit that only fills a place has log offset 0, which the first message may have as well.
+    ends[1:][(sizes[:-1] == INT32_MAX) & (log_offsets[:-1] == 0)] = 0
+    invalid = (log_offsets < ends) | (log_offsets < 0) | (sizes <= 0)
+    invalid |= log_offsets > INT64_MAX - INT32_MAX
+    first = int(invalid.argmax())
+    return first if invalid[first] else len(log_offsets)
+
+
+StoreTime = Callable[[int, int], int | None]
+"""The store time of the record at (log_offset, message_bytes); None if it cannot be read."""
+
+
+def offset_by_time(
+    timestamp: int,
+    boundary: Boundary,
+    *,
+    minimum: int,
+    maximum: int,
+    unit: Callable[[int], QueueUnit | None],
+    store_time: StoreTime,
+    min_log_offset: int = 0,
+) -> int:
+    """The queue offset to start from for `timestamp`.
+
+    Units below `min_log_offset` count as too old without being read: the log may expire files
+    faster than the queue's minimum follows.
+    """
+
+    def time_of(offset: int) -> int | None:
+        """None where there is nothing to compare; what has expired is older than everything."""
+        at = unit(offset)
+        if at is None or at.is_prefill or at.message_bytes <= 0:
+            return None
+        return -1 if at.log_offset < min_log_offset else store_time(at.log_offset, at.message_bytes)
+
+    lower = boundary is Boundary.LOWER
+    first_after, last_before = max(minimum, maximum), minimum
+    low, high = minimum, maximum
+    while low < high:
+        middle = (low + high) // 2
+        # Damage is rare and short: walking over it costs more probes only where there is some.
+        probe, time = middle, time_of(middle)
+        while time is None and probe + 1 < high:
+            probe += 1
+            time = time_of(probe)
+        if time is None:
+            high = middle
+        elif time > timestamp or (lower and time == timestamp):
+            first_after, high = probe, middle
+        else:
+            low = probe + 1
+            last_before = max(minimum, probe)
+    return first_after if lower else last_before
+
+
+class QueueEnd(NamedTuple):
+    """The queue offsets where it begins and ends, and where its newest message ends in the log."""
+
+    first: int
+    end: int
+    last_log_end: int
+
+
+class Doubt(NamedTuple):
+    """What `distrust` found: the queue offset of the first unit that cannot be believed, how far
+    units behind it bear the queue out, and whether any bytes stand there at all."""
+
+    offset: int
+    borne_out: QueueEnd | None
+    is_followed: bool
+
+
+class ConsumeQueue:
+    """The units of one queue, [min_offset, max_offset) of which are messages that can be read.
+
+    * Puts, cuts and corrections of the minimum come from any thread, one at a time. Reads take no
+      lock: what is below `max_offset` does not change.
+    * Puts are idempotent: what the queue has already is passed over, so a dispatch that failed or
+      was interrupted is simply repeated.
+    * Opening writes nothing. What a crash left behind the end is removed before the first put.
+    """
+
+    def __init__(self, files: MappedFileQueue, found: Found) -> None:
+        self._files = files
+        self._min = found.first_message
+        self._max = found.end
+        self._last_log_end = found.last_log_end
+        self._tidy = not files.files
+        self._guard = threading.RLock()
+        for file in files.files_from(self._max * UNIT_BYTES):
+            file.wrote = max(0, self._max * UNIT_BYTES - file.start_offset)
+
+    @classmethod
+    def open(
+        cls, directory: str | os.PathLike[str], *, file_bytes: int, files: MappedFiles
+    ) -> ConsumeQueue:
+        """Find the end of what is there; an unknown directory is an empty queue."""
+        queue_files = MappedFileQueue(directory, file_bytes=file_bytes, files=files)
+        queue_files.load()
+        return cls(queue_files, scan(queue_files.files))
+
+    @property
+    def directory(self) -> str:
+        return self._files.directory
+
+    @property
+    def min_offset(self) -> int:
+        return self._min
+
+    @property
+    def max_offset(self) -> int:
+        return self._max
+
+    @property
+    def last_log_end(self) -> int:
+        """Where the newest message ends in the log; 0 without messages."""
+        return self._last_log_end
+
+    @property
+    def first_kept(self) -> int:
+        """The queue offset where the first file starts: it moves only when files go."""
+        return (self._files.min_offset or 0) // UNIT_BYTES
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether a file was missing between others when the queue was opened."""
+        return bool(self._files.gaps)
+
+    def end(self) -> QueueEnd:
+        with self._guard:
+            return QueueEnd(self.first_kept, self._max, self._last_log_end)
+
+    @property
+    def file_count(self) -> int:
+        return len(self._files.files)
+
+    def put(
+        self, queue_offset: int, log_offsets: Column, message_bytes: Column, tags_codes: Column
+    ) -> int:
+        """Append consecutive messages, the first of which has this queue offset; how many were new.
+
+        Messages whose record ends at or below `last_log_end` are here already, and so are those
+        below `max_offset`: both are passed over. A queue without any message begins where its
+        first one says, with units before it that fill its file.
+
+        Raises PositionMismatchError where messages are missing in between, in units, with nothing
+        written: what lies between must be put first.
+        """
+        if queue_offset < 0:
+            raise ValueError(f"queue_offset: {queue_offset} is negative")
+        with self._guard:
+            new = encode_new_units(log_offsets, message_bytes, tags_codes, self._last_log_end)
+            start = queue_offset + new.skipped
+            data = new.data
+            if not data:
+                return 0
+            if self._last_log_end and start > self._max:
+                raise PositionMismatchError(self._files.directory, expected=start, actual=self._max)
+            if self._last_log_end and start < self._max:
+                log.warning("%s: %d is taken, passed over", self._files.directory, start)
+                data = data[(self._max - start) * UNIT_BYTES :]
+                start = self._max
+                if not data:
+                    return 0
+            self._append(start, data)
+            self._last_log_end = new.last_log_end
+            return len(data) // UNIT_BYTES
+
+    def _append(self, start: int, data: bytes) -> None:
+        if not self._tidy:
+            self._files.truncate_dirty(self._max * UNIT_BYTES)
+        self._tidy = False  # until all of it has been written
+        at, end = self._max * UNIT_BYTES, start * UNIT_BYTES
+        if start != self._max:  # no message is there: the queue begins anew
+            same_file = self._files.find(at) is self._files.find(end) is not None
+            if start < self._max or not same_file:
+                self._files.destroy()
+                at = end - end % self._files.file_bytes
+            # Before the bytes: a reader never sees that a fill is a message.
+            self._max = min(self._max, start)
+            self._min = start
+            data = PREFILL_BYTES * ((end - at) // UNIT_BYTES) + data
+        self._files.append(data, start_offset=at)
+        self._max = (at + len(data)) // UNIT_BYTES
+        self._tidy = True
+
+    def unit(self, offset: int) -> QueueUnit:
+        """The unit of one message; OffsetOutOfRangeError where there is none."""
+        self._check(offset, self._max - 1)
+        data = self._files.read(offset * UNIT_BYTES, UNIT_BYTES)
+        return decode_unit(self._found(offset, data))
+
+    def units(self, offset: int, count: int) -> QueueUnits:
+        """Up to `count` units from `offset` on, across files; none at `max_offset`."""
+        if count < 0:
+            raise ValueError(f"count: {count} is negative")
+        maximum = self._max
+        self._check(offset, maximum)
+        position, end = offset * UNIT_BYTES, min(maximum, offset + count) * UNIT_BYTES
+        pieces: list[bytes] = []
+        while position < end:
+            file = self._files.find(position)
+            length = end - position if file is None else min(end, file.end_offset) - position
+            data = self._found(position // UNIT_BYTES, self._files.read(position, length))
+            pieces.append(data)
+            position += length
+        return decode_units(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    def offset_by_time(
+        self,
+        timestamp: int,
+        boundary: Boundary,
+        *,
+        store_time: StoreTime,
+        min_log_offset: int = 0,
+        unit: Callable[[int], QueueUnit | None] | None = None,
+    ) -> int:
+        """The queue offset to start from for a time: see queue_search for what is meant.
+
+        Units are taken as they are, unless `unit` says what each must be, or None of a damaged one.
+        """
+        return offset_by_time(
+            timestamp,
+            boundary,
+            minimum=self._min,
+            maximum=self._max,
+            unit=unit or self._peek,
+            store_time=store_time,
+            min_log_offset=min_log_offset,
+        )
+
+    def correct_min_offset(self, min_log_offset: int) -> int:
+        """Leave out the messages whose record has gone from the log; the new minimum."""
+        with self._guard:
+            self._min = self.first_from(min_log_offset)
+            return self._min
+
+    def first_from(self, min_log_offset: int) -> int:
+        """The first message whose record has not gone from the log, or `max_offset`."""
+        minimum, maximum = self._min, self._max
+        if self._last_log_end <= min_log_offset and self._last_log_end:
+            return maximum
+        if self._is_from(minimum, min_log_offset) and self._is_from(
+            min(minimum + 1, maximum - 1), min_log_offset
+        ):
+            return minimum  # the usual case
+        return first_where(minimum, maximum, lambda offset: self._is_from(offset, min_log_offset))
+
+    def delete_before(self, min_log_offset: int) -> int:
+        """Delete files all of whose messages have gone from the log, never the last; how many."""
+        self.correct_min_offset(min_log_offset)
+        with self._guard:
+            return len(self._files.delete_before(self._min * UNIT_BYTES))
+
+    def truncate(self, log_offset: int) -> int:
+        """Drop the messages whose record starts at or behind `log_offset`; how many.
+
+        Units that fill a place stay: they keep the numbers of the messages to come.
+        """
+        with self._guard:
+            if self._last_log_end <= log_offset:
+                return 0  # nothing is looked at: opening a store comes here for every queue
+            end = first_where(
+                self._min, self._max, lambda offset: self._is_from(offset, log_offset)
+            )
+            dropped = self._max - end
+            if dropped:
+                self._end_at(end)
+                self._files.truncate_dirty(end * UNIT_BYTES)
+                self._tidy = True
+            return dropped
+
+    def distrust(self, agrees: Callable[[int, QueueUnit], bool], log_min: int) -> Doubt | None:
+        """Let the queue end behind the last unit that agrees with the log; None if it does so.
+
+        Units carry no checksum: one flipped bit ends a queue in its middle, or makes it end where
+        it does not. Units behind that end which agree tell that it went on. Nothing is written:
+        what is made again from the log overwrites what stands there.
+        """
+        with self._guard:
+            end = kept = self._max
+            while kept > self.first_kept:
+                unit = self._peek_any(kept - 1)
+                if unit is not None and (
+                    unit.is_prefill or unit.log_offset < log_min or agrees(kept - 1, unit)
+                ):
+                    break
+                kept -= 1
+            borne_out, is_followed = self._behind(end, agrees)
+            if kept == end and borne_out is None and not is_followed:
+                return None
+            self._end_at(kept)
+            return Doubt(kept, borne_out, is_followed)
+
+    def _behind(
+        self, end: int, agrees: Callable[[int, QueueUnit], bool]
+    ) -> tuple[QueueEnd | None, bool]:
+        """How far the units behind `end` show that the queue goes on; whether anything is there."""
+        is_followed = False
+        for file in reversed(self._files.files_from(end * UNIT_BYTES)):
+            first = max(end, file.start_offset // UNIT_BYTES)
+            position = first * UNIT_BYTES - file.start_offset
+            stop = max(position, file.data_end(position))
+            data = file.view(position, stop - (stop - position) % UNIT_BYTES)
+            units = decode_units(data)
+            used = np.flatnonzero((units.log_offsets != 0) | (units.message_bytes != 0))
+            is_followed = is_followed or len(used) > 0
+            for row in reversed(used.tolist()):
+                unit = decode_unit(data, row * UNIT_BYTES)
+                if agrees(first + row, unit):
+                    log_end = unit.log_offset + unit.message_bytes
+                    return QueueEnd(self.first_kept, first + row + 1, log_end), True
+        return None, is_followed
+
+    def _end_at(self, end: int) -> None:
+        self._max = end
+        self._min = min(self._min, end)
+        last = self._peek_any(end - 1)
+        self._last_log_end = (
+            0 if last is None or last.is_prefill else last.log_offset + last.message_bytes
+        )
+        self._tidy = False
+
+    def mend(self, offset: int, unit: QueueUnit) -> None:
+        """Replace a damaged unit, durably; where the store is only read, nothing is written."""
+        with self._guard:
+            file = self._files.find(offset * UNIT_BYTES)
+            if self._files.read_only or file is None or not self._min <= offset < self._max:
+                return
+            data = encode_unit(
+                log_offset=unit.log_offset,
+                message_bytes=unit.message_bytes,
+                tags_code=unit.tags_code,
+            )
+            file.write_at(offset * UNIT_BYTES - file.start_offset, data)
+            file.flush()
+
+    def place_of(self, offset: int) -> tuple[str, int]:
+        """The file of a unit and the position in it."""
+        file = self._files.find(offset * UNIT_BYTES)
+        if file is None:
+            return self._files.directory, offset * UNIT_BYTES
+        return file.path, offset * UNIT_BYTES - file.start_offset
+
+    def flush(self) -> None:
+        """Make durable what was put before, by fdatasync."""
+        self._files.flush()
+
+    def close(self) -> None:
+        """Release the files; nothing is synced. Idempotent."""
+        self._files.close()
+
+    def destroy(self) -> None:
+        """Delete the queue and its directory, oldest files first: a crash leaves a valid queue."""
+        with self._guard:
+            self._min = self._max = self._last_log_end = 0
+            self._files.destroy()
+
+    def _check(self, offset: int, maximum: int) -> None:
+        if not self._min <= offset <= maximum:
+            raise OffsetOutOfRangeError(
+                self._files.directory, offset=offset, minimum=self._min, maximum=maximum
+            )
+
+    def _found(self, offset: int, data: bytes | None) -> bytes:
+        if data is None:  # it may have been deleted just now, perhaps by another process
+            kept = self._files.min_offset
+            with self._guard:
+                self._min = max(self._min, self._max if kept is None else kept // UNIT_BYTES)
+            self._check(offset, self._max - 1)
+            raise SegmentCorruptError(
+                self._files.directory, "no file holds the unit", position=offset * UNIT_BYTES
+            )
+        return data
+
+    def _peek(self, offset: int) -> QueueUnit | None:
+        return self._peek_any(offset) if self._min <= offset < self._max else None
+
+    def _peek_any(self, offset: int) -> QueueUnit | None:
+        data = self._files.read(offset * UNIT_BYTES, UNIT_BYTES) if offset >= 0 else None
+        return None if data is None else decode_unit(data)
+
+    def _is_from(self, offset: int, log_offset: int) -> bool:
+        unit = self._peek_any(offset)
+        return unit is not None and unit.log_offset >= log_offset

@@ -1,0 +1,405 @@
+"""All consume queues of a store, their directories, and topics deleted while their records
+remain.
+
+Topics and queues as directories: which names are one, and how those of a topic go.
+
+    consumequeue/<topic>/<queue number>/<position in 20 digits>
+
+All consume queues of a store.
+
+    consumequeue/<topic>/<queue number>/<position in 20 digits>
+
+Directories of other kinds, Java's extended queues and batch queues, lie beside `consumequeue` and
+are never touched.
+
+Topics that were deleted while records of them are still in the log.
+
+    {"version": 1, "topics": {"TopicTest": 73400}, "crc32": "…"}
+
+The number is where the log ended when the topic was deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tieredstore.codec.names import parse_local_file_name
+from tieredstore.driver.durable import fsync_directory
+from tieredstore.local.consume_queue import Column, ConsumeQueue, QueueEnd
+from tieredstore.local.mapped_file import MappedFiles
+from tieredstore.local.side_file import read_document, write_document
+from tieredstore.model.errors import BackendRefusedError, MetadataError, TieredStoreError
+from tieredstore.model.printable import log_of
+from tieredstore.model.topics import why_no_directory
+from tieredstore.model.values import INT32_MAX, QueueKey
+
+log = log_of(__name__)
+
+
+def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
+    """Where a queue is. BackendRefusedError for a topic or number that would lead elsewhere."""
+    if not is_topic(topic):
+        raise BackendRefusedError(str(root), "open the queue", f"{topic!r:.80} is no topic")
+    if not 0 <= queue_id <= INT32_MAX:
+        raise BackendRefusedError(str(root), "open the queue", f"{queue_id} is no queue number")
+    return root / topic / str(queue_id)
+
+
+def is_topic(name: str) -> bool:
+    """Whether the name is one directory here. Java has taken topics with a backslash: they are
+    read, and no put takes another (`model.topics`)."""
+    return why_no_directory(name.replace("\\", "_")) is None
+
+
+def queue_number(name: str) -> int | None:
+    """The number that a directory is named by, written as RocketMQ writes it; None if it is not."""
+    if not (name.isascii() and name.isdigit()) or len(name) > 10:
+        return None
+    number = int(name)
+    return number if str(number) == name and number <= INT32_MAX else None
+
+
+def remove_topic_directory(directory: Path) -> None:
+    """Delete its queues' files and the directories that are empty then, durably.
+
+    What is no file of a queue stays, with the directories that lead to it, and is logged. Links
+    are not followed. Nothing happens where there is no directory.
+    """
+    if not directory.is_dir() or directory.is_symlink():
+        return
+    for path in _entries(directory):
+        if queue_number(path.name) is not None and path.is_dir() and not path.is_symlink():
+            _remove_queue_directory(path)
+    _remove_if_empty(directory)
+
+
+def _remove_queue_directory(directory: Path) -> None:
+    files = [path for path in _entries(directory) if _is_queue_file(path)]
+    for path in files:  # oldest first: a crash leaves a valid queue
+        path.unlink(missing_ok=True)
+    if files:
+        fsync_directory(directory)
+    _remove_if_empty(directory)
+
+
+def _is_queue_file(path: Path) -> bool:
+    try:
+        parse_local_file_name(path.name)
+    except ValueError:
+        return False
+    return path.is_file() and not path.is_symlink()
+
+
+def _remove_if_empty(directory: Path) -> None:
+    left = _entries(directory)
+    if not left:
+        directory.rmdir()
+        fsync_directory(directory.parent)
+        return
+    for path in left:
+        if not path.is_dir():
+            log.warning("%s is no file of a queue and stays", path)
+        elif path.is_symlink() or queue_number(path.name) is None:
+            log.warning("%s is no directory of a queue and stays", path)
+
+
+def _entries(directory: Path) -> list[Path]:
+    return sorted(Path(entry) for entry in os.scandir(directory))
+
+
+class ConsumeQueues:
+    """Every queue under one root, by topic and number.
+
+    * `load` finds the end of each queue and leaves nothing open; files are mapped when they are
+      used, and no more of them than `files` allows.
+    * A queue comes to be with its first message. Asking for one that is not there is None.
+    * `put_batch` comes from one thread at a time; all else from any.
+    """
+
+    def __init__(self, root: Path, *, file_bytes: int, files: MappedFiles) -> None:
+        self.root = root
+        self.file_bytes = file_bytes
+        self._open_files = files
+        self._queues: dict[QueueKey, ConsumeQueue] = {}
+        self._dirty: set[QueueKey] = set()
+        self._grown: set[QueueKey] = set()  # since the minima were corrected
+        self._guard = threading.Lock()
+
+    def load(self) -> None:
+        """Find all queues. Writes nothing; what is no queue is left alone."""
+        for key in _keys_under(self.root):
+            if key not in self._queues:
+                self._queues[key] = self._open(key)
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._queues.get(QueueKey(topic, queue_id))
+
+    def queues(self) -> list[QueueKey]:
+        return sorted(self._queues)
+
+    def min_offset(self, topic: str, queue_id: int) -> int | None:
+        queue = self._queues.get(QueueKey(topic, queue_id))
+        return None if queue is None else queue.min_offset
+
+    def max_offset(self, topic: str, queue_id: int) -> int | None:
+        queue = self._queues.get(QueueKey(topic, queue_id))
+        return None if queue is None else queue.max_offset
+
+    def next_offsets(self) -> dict[QueueKey, int]:
+        """For each queue the number of its next message."""
+        return {key: queue.max_offset for key, queue in list(self._queues.items())}
+
+    @property
+    def max_log_end(self) -> int:
+        """Where the newest message of all queues ends in the log; 0 without any."""
+        return max((queue.last_log_end for queue in list(self._queues.values())), default=0)
+
+    def ends(self) -> dict[QueueKey, QueueEnd]:
+        return {key: queue.end() for key, queue in list(self._queues.items())}
+
+    def with_gaps(self) -> list[QueueKey]:
+        """The queues that miss a file between others."""
+        return [key for key, queue in list(self._queues.items()) if queue.has_gap]
+
+    def at(self, directory: str) -> tuple[QueueKey, ConsumeQueue]:
+        """The queue whose files are in this directory."""
+        key = QueueKey(os.path.basename(os.path.dirname(directory)), int(Path(directory).name))
+        return key, self._queues[key]
+
+    def put_batch(
+        self,
+        topics: Sequence[str],
+        queue_ids: Sequence[int],
+        queue_offsets: Sequence[int],
+        log_offsets: Sequence[int],
+        message_bytes: Sequence[int],
+        tags_codes: Sequence[int],
+    ) -> int:
+        """Put messages of many queues, given in log order; how many were new.
+
+        Each queue gets its messages in that order. One that fails stops none of the others: the
+        first error is raised when all had their turn. Repeating the batch is harmless.
+        """
+        groups: dict[tuple[str, int], list[int]] = {}
+        for row, key in enumerate(zip(topics, queue_ids, strict=True)):
+            group = groups.get(key)
+            if group is None:
+                groups[key] = [row]
+            else:
+                group.append(row)
+        count = 0
+        failure: Exception | None = None
+        for (topic, queue_id), rows in groups.items():
+            try:
+                for run in _runs(rows, queue_offsets):
+                    count += self.put(
+                        topic,
+                        queue_id,
+                        queue_offsets[run[0]],
+                        [log_offsets[row] for row in run],
+                        [message_bytes[row] for row in run],
+                        [tags_codes[row] for row in run],
+                    )
+            except (TieredStoreError, OSError, ValueError) as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return count
+
+    def put(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        log_offsets: Column,
+        message_bytes: Column,
+        tags_codes: Column,
+    ) -> int:
+        """Put consecutive messages of one queue, which comes to be if need be; how many were new.
+
+        Raises BackendRefusedError for a topic that is no name of a directory.
+        """
+        key = QueueKey(topic, queue_id)
+        queue = self._queues.get(key)
+        if queue is None:
+            opened = self._open(key)
+            with self._guard:
+                queue = self._queues.setdefault(key, opened)
+        try:
+            return queue.put(queue_offset, log_offsets, message_bytes, tags_codes)
+        finally:
+            with self._guard:
+                self._dirty.add(key)
+                self._grown.add(key)
+
+    def flush(self) -> int:
+        """Make durable what was put before; how many queues that were."""
+        with self._guard:
+            dirty = self._dirty
+            self._dirty = set()
+        waiting = set(dirty)
+        try:
+            for key in sorted(dirty):
+                queue = self._queues.get(key)
+                if queue is not None:
+                    queue.flush()
+                waiting.discard(key)
+        finally:
+            with self._guard:
+                self._dirty |= waiting
+        return len(dirty)
+
+    def correct_min_offsets(self, min_log_offset: int) -> None:
+        """Leave out the messages whose records have gone from the log."""
+        for queue in list(self._queues.values()):
+            queue.correct_min_offset(min_log_offset)
+
+    def correct_grown(self, min_log_offset: int) -> None:
+        """The same for the queues that were put to since: what came late may have gone by now."""
+        with self._guard:
+            grown, self._grown = self._grown, set()
+        for key in grown:
+            queue = self._queues.get(key)
+            if queue is not None:
+                queue.correct_min_offset(min_log_offset)
+
+    def delete_before(self, min_log_offset: int) -> int:
+        """Delete the files that name only what has gone from the log; how many."""
+        return sum(queue.delete_before(min_log_offset) for queue in list(self._queues.values()))
+
+    def truncate(self, log_offset: int) -> int:
+        """Drop every message whose record starts at or behind `log_offset`; how many."""
+        return sum(queue.truncate(log_offset) for queue in list(self._queues.values()))
+
+    def delete_topics(self, topics: Iterable[str]) -> list[QueueKey]:
+        """Delete all queues of these topics and their directories, durably; which those were."""
+        gone: list[QueueKey] = []
+        for topic in sorted(set(topics)):
+            keys = [key for key in self.queues() if key.topic == topic]
+            for key in keys:
+                with self._guard:
+                    self._dirty.discard(key)
+                    queue = self._queues.pop(key)
+                queue.destroy()
+            gone.extend(keys)
+            if is_topic(topic):
+                remove_topic_directory(self.root / topic)
+        return gone
+
+    def remove(self, key: QueueKey) -> None:
+        """Delete one queue, durably: it is to be built anew from the log."""
+        with self._guard:
+            self._dirty.discard(key)
+            queue = self._queues.pop(key)
+        queue.destroy()
+
+    def destroy(self) -> None:
+        """Delete all queues: the log is empty, or they are to be built anew from it."""
+        self.delete_topics({key.topic for key in self.queues()})
+
+    def close(self) -> None:
+        """Release all files; nothing is synced. Idempotent."""
+        for queue in list(self._queues.values()):
+            queue.close()
+
+    def _open(self, key: QueueKey) -> ConsumeQueue:
+        directory = queue_directory(self.root, *key)
+        return ConsumeQueue.open(directory, file_bytes=self.file_bytes, files=self._open_files)
+
+
+def _keys_under(root: Path) -> Iterator[QueueKey]:
+    if not root.is_dir():
+        return
+    with os.scandir(root) as topics:
+        for topic in topics:
+            if not topic.is_dir() or not is_topic(topic.name):
+                continue
+            with os.scandir(topic.path) as queues:
+                for queue in queues:
+                    number = queue_number(queue.name)
+                    if number is not None and queue.is_dir():
+                        yield QueueKey(topic.name, number)
+
+
+def _runs(rows: list[int], queue_offsets: Sequence[int]) -> Iterator[list[int]]:
+    """The rows cut where the queue offsets are not consecutive: usually they all are."""
+    first = queue_offsets[rows[0]]
+    if queue_offsets[rows[-1]] - first == len(rows) - 1 and all(
+        queue_offsets[row] == first + number for number, row in enumerate(rows)
+    ):
+        yield rows
+        return
+    start = 0
+    for number in range(1, len(rows) + 1):
+        if (
+            number == len(rows)
+            or queue_offsets[rows[number]] != queue_offsets[rows[number - 1]] + 1
+        ):
+            yield rows[start:number]
+            start = number
+
+
+DELETED_FILE: Final = "tieredstore-deleted.json"
+_NAMES: Final = ("version", "topics")
+_VERSION: Final = 1
+
+
+class DeletedTopics:
+    """For each deleted topic the log offset below which its records do not count.
+
+    * An entry is durable before the first directory goes, so no crash can bring the topic back.
+    * Entries go when the log begins behind them. They never lie behind the end of the log: a
+      power cut may have taken the records they spoke of, and the next ones stand there then.
+    * One thread changes it at a time; any may ask.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._ends: dict[str, int] = {}
+
+    def load(self) -> None:
+        """Read the file. MetadataError where it is damaged: topics must not come back unnoticed."""
+        try:
+            self._ends = _decode(read_document(self._path, names=_NAMES))
+        except FileNotFoundError:
+            self._ends = {}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = "damaged; without it deleted topics would come back"
+            raise MetadataError(str(self._path), reason) from error
+
+    def mark(self, topics: Iterable[str], log_end: int) -> None:
+        """These topics end here; durable on return."""
+        self._store(self._ends | dict.fromkeys(topics, log_end))
+
+    def settle(self, *, log_min: int, log_end: int) -> None:
+        """Forget what the log has no record of any more."""
+        ends = {topic: min(end, log_end) for topic, end in self._ends.items()}
+        self._store({topic: end for topic, end in ends.items() if end > log_min})
+
+    def end_of(self, topic: str) -> int:
+        """Records of the topic below this log offset do not count; 0 if it was not deleted."""
+        return self._ends.get(topic, 0)
+
+    def __contains__(self, topic: object) -> bool:
+        return topic in self._ends
+
+    def _store(self, ends: dict[str, int]) -> None:
+        if ends == self._ends:
+            return
+        write_document(self._path, {"version": _VERSION, "topics": dict(sorted(ends.items()))})
+        self._ends = ends
+
+
+def _decode(document: Any) -> dict[str, int]:
+    if document["version"] != _VERSION:
+        raise ValueError(f"version {document['version']}")
+    ends: dict[str, int] = {}
+    for topic, end in document["topics"].items():
+        if type(end) is not int or end < 0:
+            raise ValueError(f"{end!r} is no log offset")
+        ends[topic] = end
+    return ends

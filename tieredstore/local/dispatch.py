@@ -1,0 +1,341 @@
+"""From the log into queues and index, in order (Java's reput), and then to registered
+listeners.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from tieredstore.codec.record import split_keys
+from tieredstore.driver.message_store import Dispatcher
+from tieredstore.local.commit_log import AppendedRun
+from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.encoder import RecordBatch
+from tieredstore.local.index_service import IndexBatch, IndexService, hashes_of_messages
+from tieredstore.model.messages import DispatchRequest
+from tieredstore.model.printable import log_of
+
+log = log_of(__name__)
+
+UNTOLD_MAX: Final = 64
+WAIT_SECONDS: Final = 1.0
+END_WAIT_SECONDS: Final = 30.0
+
+Batch = Callable[[], Sequence[DispatchRequest]]
+
+
+class Telling:
+    """Batches on their way to the dispatchers of others.
+
+    * One thread at a time tells. Who comes meanwhile leaves its batch to that thread and goes on.
+      So a dispatcher may put, read and delete in the store that calls it, and wait for threads
+      that do: what it puts is told after what it is being told now.
+    * A dispatcher that fails is logged and stops nothing.
+    * Dispatchers that are slower than puts slow these down: see `keep_pace`.
+    """
+
+    def __init__(self) -> None:
+        self._dispatchers: list[Dispatcher] = []
+        self._untold: deque[Batch] = deque()
+        self._turn = threading.Lock()
+        self._teller = 0  # the thread that has the turn
+
+    def add_dispatcher(self, dispatcher: Dispatcher) -> None:
+        self._dispatchers.append(dispatcher)
+
+    def add(self, batch: Batch) -> None:
+        """A batch, in log order: the caller holds the lock that orders them, and tells later."""
+        if self._dispatchers:
+            self._untold.append(batch)
+
+    def tell(self) -> None:
+        """Tell all that waits, unless somebody is at it: then it is told there."""
+        # Looked at again after each turn: what came at its very end was left to it in vain.
+        while self._untold and self._turn.acquire(blocking=False):
+            self._tell_all()
+
+    def keep_pace(self) -> None:
+        """Wait while too much is untold: for a while only, the dispatchers may need this thread."""
+        if len(self._untold) > UNTOLD_MAX:
+            self._wait(WAIT_SECONDS)
+
+    def finish(self) -> bool:
+        """Wait until all is told; whether it is. Within a dispatcher it cannot be."""
+        self._wait(END_WAIT_SECONDS)
+        return not self._untold and not self._teller
+
+    def _wait(self, seconds: float) -> None:
+        if self._teller != threading.get_ident() and self._turn.acquire(timeout=seconds):
+            self._tell_all()
+
+    def _tell_all(self) -> None:
+        """The caller took the turn; it is given back."""
+        self._teller = threading.get_ident()
+        try:
+            while self._untold:
+                self._hand_on(self._untold.popleft()())
+        finally:
+            self._teller = 0
+            self._turn.release()
+
+    def _hand_on(self, requests: Sequence[DispatchRequest]) -> None:
+        for dispatcher in self._dispatchers:
+            try:
+                dispatcher(requests)
+            except Exception:
+                log.exception("a dispatcher failed; the others go on")
+
+
+FAILURES_COUNTED_MAX = 9
+
+
+@dataclass(slots=True, kw_only=True)
+class DispatchRun:
+    """Messages that are in the log, in its order, as columns.
+
+    `in_queue` is False for what has no queue unit: prepared and rolled back messages, and Java's
+    inner batches, which have queues of their own kind. `keys` are the texts of KEYS, not parted.
+    """
+
+    topics: list[str] = field(default_factory=list)
+    queue_ids: list[int] = field(default_factory=list)
+    queue_offsets: list[int] = field(default_factory=list)
+    log_offsets: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    tags_codes: list[int] = field(default_factory=list)
+    store_timestamps: list[int] = field(default_factory=list)
+    sys_flags: list[int] = field(default_factory=list)
+    unique_keys: list[str | None] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    in_queue: list[bool] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.log_offsets)
+
+    def add_put(
+        self, batch: RecordBatch, queue_offsets: Sequence[int], appended: AppendedRun
+    ) -> None:
+        """What one append put into the log."""
+        time = appended.store_timestamp
+        self.topics += batch.topics
+        self.queue_ids += batch.queue_ids
+        self.queue_offsets += queue_offsets
+        self.log_offsets += appended.log_offsets
+        self.sizes += batch.sizes
+        self.tags_codes += batch.tags_codes(time)
+        self.store_timestamps += [time] * len(batch)
+        self.sys_flags += batch.sys_flags
+        self.unique_keys += batch.unique_keys
+        self.keys += batch.keys
+        self.in_queue += batch.in_queue
+
+    def index_batch(self) -> IndexBatch:
+        hashes, counts = hashes_of_messages(self.topics, self.unique_keys, self.keys)
+        return IndexBatch(
+            log_offsets=self.log_offsets,
+            store_timestamps=self.store_timestamps,
+            sys_flags=self.sys_flags,
+            key_counts=counts,
+            key_hashes=hashes,
+        )
+
+    def requests(self) -> list[DispatchRequest]:
+        """What other dispatchers are told: the messages that consumers can see."""
+        return [
+            DispatchRequest(
+                topic=self.topics[row],
+                queue_id=self.queue_ids[row],
+                queue_offset=self.queue_offsets[row],
+                log_offset=self.log_offsets[row],
+                size=self.sizes[row],
+                tags_code=self.tags_codes[row],
+                store_timestamp=self.store_timestamps[row],
+                sys_flag=self.sys_flags[row],
+                unique_key=self.unique_keys[row],
+                keys=split_keys(self.keys[row]),
+            )
+            for row, in_queue in enumerate(self.in_queue)
+            if in_queue
+        ]
+
+    @property
+    def is_of_one_queue(self) -> bool:
+        """One message behind the other, all in one queue, as a producer's batch is."""
+        count, topics, ids, offsets = len(self), self.topics, self.queue_ids, self.queue_offsets
+        return (
+            count > 0
+            and all(self.in_queue)
+            and topics.count(topics[0]) == ids.count(ids[0]) == count
+            and offsets == list(range(offsets[0], offsets[0] + count))
+        )
+
+    def queue_columns(self) -> list[list[str] | list[int]]:
+        """The columns that queues take, without the messages that have no unit."""
+        columns: list[list[str] | list[int]] = [
+            *(self.topics, self.queue_ids, self.queue_offsets),
+            *(self.log_offsets, self.sizes, self.tags_codes),
+        ]
+        if all(self.in_queue):
+            return columns
+        rows = [row for row, in_queue in enumerate(self.in_queue) if in_queue]
+        return [[column[row] for row in rows] for column in columns]  # type: ignore[misc]
+
+
+class Dispatch:
+    """Brings what was put into queues and index, in log order, a batch at a time.
+
+    * One batch at a time, by whoever comes: the put that fills one, a reader that wants to see
+      what was put before, or the store's own service.
+    * Nothing beyond `limit()` is dispatched: with sync flush a message is invisible until it is
+      on disk.
+    * A batch whose queues or index fail stays and is tried again, and blocks what is behind it:
+      repeating it is harmless, leaving it out is not. No put fails for it: its messages are in
+      the log. But while that goes on and `behind_max` messages wait, `is_stuck`.
+    * Dispatchers of others are told afterwards, and under no lock: see `telling`.
+    """
+
+    def __init__(
+        self,
+        queues: ConsumeQueues,
+        index: IndexService | None,
+        *,
+        limit: Callable[[], int],
+        count_max: int,
+        behind_max: int = 100_000,
+    ) -> None:
+        self._queues = queues
+        self._index = index
+        self._limit = limit
+        self._count_max = count_max
+        self._behind_max = behind_max
+        self.telling = Telling()
+        self.failure = ""  # why the last try failed; empty if it did not
+        self._waiting: deque[tuple[RecordBatch, list[int], AppendedRun]] = deque()
+        self._waiting_count = 0
+        self._taken = 0
+        self._done = 0
+        self._looked = -1
+        self._turn = threading.Lock()
+        self._waiting_guard = threading.Lock()
+        self._failures = 0
+        self._steps_to_skip = 0
+        self.last_store_timestamp = 0
+
+    def submit(self, batch: RecordBatch, queue_offsets: list[int], appended: AppendedRun) -> None:
+        """One append, in log order: the caller holds the lock that orders puts."""
+        batch.data = bytearray()  # the log has the bytes: what waits long shall not keep them
+        with self._waiting_guard:
+            self._waiting.append((batch, queue_offsets, appended))
+            self._waiting_count += len(batch)
+
+    @property
+    def is_due(self) -> bool:
+        return self._waiting_count >= self._count_max
+
+    @property
+    def behind_count(self) -> int:
+        return self._waiting_count
+
+    @property
+    def is_stuck(self) -> bool:
+        return bool(self.failure) and self._waiting_count >= self._behind_max
+
+    @property
+    def undispatched_from(self) -> int | None:
+        """Where the oldest append that waits begins in the log; None if none does."""
+        with self._waiting_guard:
+            return self._waiting[0][2].log_offsets[0] if self._waiting else None
+
+    def drain(self, *, tell: bool = True) -> None:
+        """Dispatch all that waits and may be seen. What another thread has begun is waited for.
+
+        Who holds a lock does not `tell`, but lets `telling` do so afterwards.
+        """
+        try:
+            if self._waiting:
+                self._drain()
+        finally:
+            if tell:
+                self.telling.tell()
+
+    def try_drain(self) -> bool:
+        """The same for a put, whose messages are stored whatever comes of it: whether it worked."""
+        try:
+            self.drain()
+        except Exception:  # noqa: BLE001 - it is logged, and tried again
+            return False
+        return True
+
+    def _drain(self) -> None:
+        with self._turn:
+            try:
+                while run := self._next_run():
+                    self.put(run)
+                    self._done_with(run)
+            except BaseException as error:
+                if not self.failure:  # else it was said before
+                    log.warning("what was put cannot be dispatched yet", exc_info=True)
+                self.failure = str(error) or type(error).__name__
+                raise
+            self.failure = ""
+
+    def step(self) -> None:
+        """Drain unless others do: nothing was dispatched since the last look.
+
+        A put that fills a batch drains it itself. A second thread that takes every other batch
+        away from it only makes both wait for each other (measured: a fifth of the puts). After
+        a failure it leaves out steps, twice as many each time: about a second in the end.
+        """
+        if self._steps_to_skip:
+            self._steps_to_skip -= 1
+            return
+        looked, self._looked = self._looked, self._done
+        if looked != self._done:
+            return
+        try:
+            self.drain()
+        except BaseException:
+            self._failures = min(self._failures + 1, FAILURES_COUNTED_MAX)
+            self._steps_to_skip = 1 << self._failures
+            raise
+        self._failures = 0
+
+    def put(self, run: DispatchRun) -> None:
+        """Into the queues, then into the index. Repeating it is harmless."""
+        columns = run.queue_columns()
+        if run.is_of_one_queue:
+            self._queues.put(run.topics[0], run.queue_ids[0], run.queue_offsets[0], *columns[3:])  # type: ignore[arg-type]
+        else:
+            self._queues.put_batch(*columns)  # type: ignore[arg-type]
+        if self._index is not None:
+            self._index.put(run.index_batch())
+        if run.store_timestamps:
+            self.last_store_timestamp = run.store_timestamps[-1]
+
+    def _next_run(self) -> DispatchRun | None:
+        """The next batch; it leaves the queue only when it is dispatched."""
+        limit = self._limit()
+        run = DispatchRun()
+        taken = 0
+        with self._waiting_guard:  # puts go on, and a deque that grows cannot be walked
+            waiting = list(islice(self._waiting, self._count_max))
+        for batch, queue_offsets, appended in waiting:
+            if appended.end_offset > limit or len(run) >= self._count_max:
+                break
+            run.add_put(batch, queue_offsets, appended)
+            taken += 1
+        self._taken = taken
+        return run if taken else None
+
+    def _done_with(self, run: DispatchRun) -> None:
+        with self._waiting_guard:
+            for _ in range(self._taken):
+                self._waiting.popleft()
+            self._waiting_count -= len(run)
+        self._done += self._taken
+        self.telling.add(run.requests)

@@ -1,1 +1,0 @@
-"""Dispatching: from the log into queues and index, at once or when a store opens."""

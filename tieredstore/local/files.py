@@ -1,0 +1,255 @@
+"""The side files of a store: their names, its lock, and the sizes it was made with."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tieredstore.codec import local_index
+from tieredstore.driver.durable import (
+    NO_LINK,
+    FileLock,
+    fsync_directory,
+    make_directories,
+    write_all,
+    write_atomically,
+)
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.consume_queues import queue_number
+from tieredstore.local.index_file import is_index_name
+from tieredstore.local.side_file import parsed
+from tieredstore.model.errors import BackendRefusedError, InvalidConfigError, SegmentCorruptError
+
+LOCK_CONTENT: Final = b"lock"
+
+_lock_guard = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFiles:
+    """Where everything of one store is. Asking for a name touches no file."""
+
+    root: Path
+
+    @property
+    def commit_log(self) -> Path:
+        return self.root / "commitlog"
+
+    @property
+    def consume_queues(self) -> Path:
+        return self.root / "consumequeue"
+
+    @property
+    def batch_queues(self) -> Path:
+        """Java's batch queues: left alone."""
+        return self.root / "batchconsumequeue"
+
+    @property
+    def index(self) -> Path:
+        return self.root / "index"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.root / "checkpoint"
+
+    @property
+    def abort(self) -> Path:
+        return self.root / "abort"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config"
+
+    @property
+    def sizes(self) -> Path:
+        return self.config / "tieredstore-sizes.json"
+
+    def make(self) -> None:
+        """Create the directories that every store has, durably."""
+        for directory in (self.commit_log, self.consume_queues, self.index, self.config):
+            make_directories(directory)
+
+    @property
+    def ended_abnormally(self) -> bool:
+        """Whether whoever used the store last did not come to shut it down."""
+        return self.abort.exists()
+
+    def create_abort(self) -> None:
+        """Durable on return: only then may something be written that a crash could tear."""
+        try:
+            self._write_abort()
+        except OSError as error:
+            raise BackendRefusedError(str(self.abort), "create", str(error)) from error
+
+    def _write_abort(self) -> None:
+        descriptor = os.open(self.abort, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_LINK, 0o666)
+        try:
+            write_all(descriptor, str(os.getpid()).encode("ascii"), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        fsync_directory(self.root)
+
+    def remove_abort(self) -> None:
+        """The store is whole and everything in it durable. Removing it twice is harmless."""
+        self.abort.unlink(missing_ok=True)
+        fsync_directory(self.root)
+
+    def acquire_lock(self) -> FileLock | None:
+        """The lock of the store, or None while another process or this one has the store open.
+
+        Closing any descriptor of a locked file releases the lock: the content that Java writes
+        into it is written before the lock is taken for good, and never while it is held.
+        """
+        make_directories(self.root)
+        with _lock_guard:
+            lock = FileLock.acquire(self.lock)
+            try:
+                if lock is None or self.lock.stat().st_size > 0:
+                    return lock
+            except BaseException:
+                if lock is not None:
+                    lock.release()
+                raise
+            lock.release()
+            descriptor = os.open(self.lock, os.O_WRONLY | NO_LINK)
+            try:
+                write_all(descriptor, LOCK_CONTENT, 0)
+            finally:
+                os.close(descriptor)
+            return FileLock.acquire(self.lock)
+
+
+SIZE_SETTINGS: Final = (
+    "commit_log_file_bytes",
+    "queue_file_bytes",
+    "index_slot_count",
+    "index_item_count",
+)
+_INDEX_NAMES: Final = "index_slot_count, index_item_count"
+
+
+def check_sizes(files: StoreFiles, config: LocalConfig, *, write: bool = True) -> None:
+    """Raise InvalidConfigError unless the settings are the ones the store was made with.
+
+    With `write`, a store that has none written down gets them, durably.
+    """
+    wanted = {name: int(getattr(config, name)) for name in SIZE_SETTINGS}
+    try:
+        stored = _decode(files.sizes, files.sizes.read_bytes())
+    except FileNotFoundError:
+        _check_files(files, wanted)
+        if write:
+            make_directories(files.config)
+            write_atomically(files.sizes, [json.dumps(wanted, indent=2).encode("ascii") + b"\n"])
+        return
+    for name in SIZE_SETTINGS:
+        if stored[name] != wanted[name]:
+            raise InvalidConfigError(
+                f"{name}: the store was made with {stored[name]}, not {wanted[name]} ({files.root})"
+            )
+
+
+def stored_sizes(files: StoreFiles) -> dict[str, int]:
+    """The sizes written down beside the store, none where nothing is: `check_sizes` judges them."""
+    try:
+        document = parsed(files.sizes.read_bytes())
+        return {name: document[name] for name in SIZE_SETTINGS}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidConfigError(
+            f"{files.sizes}: damaged, the store's sizes are unknown"
+        ) from error
+
+
+def _decode(path: Path, data: bytes) -> dict[str, int]:
+    try:
+        stored = parsed(data)
+    except ValueError as error:
+        raise InvalidConfigError(f"{path}: damaged, the store's sizes are unknown") from error
+    if not isinstance(stored, dict):
+        raise InvalidConfigError(f"{path}: damaged, the store's sizes are unknown")
+    for name in SIZE_SETTINGS:
+        if type(stored.get(name)) is not int:  # true is no size
+            raise InvalidConfigError(f"{path}: damaged, {name} is missing or no whole number")
+    return stored
+
+
+def _check_files(files: StoreFiles, wanted: dict[str, int]) -> None:
+    """Every file there is has the configured length, or is empty: created and not yet used."""
+    for path in _files_in(files.commit_log):
+        _check_length("commit_log_file_bytes", wanted["commit_log_file_bytes"], path)
+    for topic in _directories_in(files.consume_queues):
+        for queue in _directories_in(topic):
+            if queue_number(queue.name) is None:
+                continue  # no queue, whatever it is
+            for path in _files_in(queue):
+                _check_length("queue_file_bytes", wanted["queue_file_bytes"], path)
+    indexes = [path for path in _files_in(files.index) if is_index_name(path.name)]
+    # A crash may have torn the newest index file, and that is no matter of settings.
+    sound = indexes[:-1] if files.ended_abnormally else indexes
+    for path in indexes:
+        counts = wanted["index_slot_count"], wanted["index_item_count"]
+        _check_index_length(path, *counts)
+        if path in sound:
+            _check_first_item(path, *counts)
+
+
+def _check_length(name: str, wanted_bytes: int, path: Path) -> None:
+    length = path.stat().st_size
+    if length not in (0, wanted_bytes):
+        raise InvalidConfigError(f"{name}: {path} has {length} bytes, not {wanted_bytes}")
+
+
+def _check_index_length(path: Path, slot_count: int, item_count: int) -> None:
+    length = path.stat().st_size
+    wanted = local_index.file_bytes(slot_count=slot_count, item_capacity=item_count)
+    if length not in (0, wanted):
+        raise InvalidConfigError(f"{_INDEX_NAMES}: {path} has {length} bytes, not {wanted}")
+
+
+def _check_first_item(path: Path, slot_count: int, item_count: int) -> None:
+    """Slots and items can make up the same length in many ways: the first item tells them apart."""
+    with path.open("rb") as file:
+        header_bytes = file.read(local_index.HEADER_BYTES)
+        file.seek(local_index.item_position(1, slot_count=slot_count))
+        item_bytes = file.read(local_index.ITEM_BYTES)
+    if not header_bytes:
+        return
+    misfit = f"{_INDEX_NAMES}: {slot_count} and {item_count} do not fit {path}"
+    try:
+        # Before 4.7.1 the count of used slots counted items.
+        header = local_index.decode_header(
+            header_bytes, slot_count=item_count, item_capacity=item_count, path=str(path)
+        )
+        fits = header.item_count == 0 or _is_first(local_index.decode_item(item_bytes), header)
+    except SegmentCorruptError as error:
+        raise InvalidConfigError(f"{misfit}: {error}") from error
+    if not fits:
+        raise InvalidConfigError(f"{misfit}: the first item is not where it must be")
+
+
+def _is_first(item: local_index.LocalIndexItem, header: local_index.LocalIndexHeader) -> bool:
+    return item.previous == 0 and item.log_offset == header.begin_log_offset
+
+
+def _directories_in(directory: Path) -> Iterator[Path]:
+    return (path for path in _entries(directory) if path.is_dir())
+
+
+def _files_in(directory: Path) -> Iterator[Path]:
+    return (path for path in _entries(directory) if path.is_file())
+
+
+def _entries(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir()) if directory.is_dir() else []

@@ -1,1 +1,0 @@
-"""Files: mapped into memory, of one size each, and in a row."""

@@ -1,0 +1,694 @@
+"""One file of the local key index: mapped, filled, searched and cut back."""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from mmap import ACCESS_READ, ACCESS_WRITE, mmap
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.java import local_slot
+from tieredstore.codec.local_index import (
+    HEADER_BYTES,
+    ITEM_BYTES,
+    ITEM_DTYPE,
+    SLOT_BYTES,
+    SLOT_DTYPE,
+    LocalIndexHeader,
+    decode_header,
+    decode_slot,
+    encode_header,
+    encode_slot,
+    file_bytes,
+    item_position,
+    item_timestamp,
+    seconds_after_begin,
+)
+from tieredstore.driver.durable import fsync_directory, write_all
+from tieredstore.local.mapped_file import IndexBlocks
+from tieredstore.model.errors import SegmentCorruptError, SegmentNotFoundError, StoreClosedError
+from tieredstore.model.values import INT32_MAX
+
+VECTOR_ITEMS_MIN: Final = 24
+"""From here on numpy links a batch faster than a loop does (measured)."""
+
+CLOCK_SLACK_MS: Final = 600_000
+"""How far a store timestamp may lie below an earlier one: the clock of a broker may be set back."""
+
+# The codec checks what it packs and unpacks, which would triple the cost of a lookup or a put.
+_HEADER: Final = Struct(">qqqqii")
+_SLOT: Final = Struct(">i")
+_ITEM: Final = Struct(">iqii")
+
+
+@dataclass(slots=True, kw_only=True)  # frozen ones take three times as long to make
+class ItemColumns:
+    """Keys to be put, in order: one entry a key."""
+
+    key_hashes: NDArray[np.int32]
+    log_offsets: NDArray[np.int64]
+    store_timestamps: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.key_hashes)
+
+    def part(self, start: int, stop: int | None = None) -> ItemColumns:
+        where = slice(start, stop)
+        return ItemColumns(
+            key_hashes=self.key_hashes[where],
+            log_offsets=self.log_offsets[where],
+            store_timestamps=self.store_timestamps[where],
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class LinkedItems:
+    """What a batch changes in a file: written items first, then the header, then the slots.
+
+    In this order a reader in another thread never meets a slot whose item is not there yet.
+    """
+
+    items: bytes
+    slots: NDArray[np.int64]
+    newest: NDArray[np.int64]
+    header: LocalIndexHeader
+
+
+def link_items(
+    data: mmap, header: LocalIndexHeader, columns: ItemColumns, *, slot_count: int
+) -> LinkedItems:
+    """Chain the items inside the batch and to the file; the bytes are those of single puts."""
+    many = len(columns) >= VECTOR_ITEMS_MIN
+    link = _link_many if many else _link_few
+    items, slots, newest, fresh = link(data, header, columns, slot_count)
+    first = header.next_item <= 1
+    return LinkedItems(
+        items=items,
+        slots=slots,
+        newest=newest,
+        header=LocalIndexHeader(
+            begin_timestamp=int(columns.store_timestamps[0]) if first else header.begin_timestamp,
+            end_timestamp=int(columns.store_timestamps[-1]),
+            begin_log_offset=int(columns.log_offsets[0]) if first else header.begin_log_offset,
+            end_log_offset=int(columns.log_offsets[-1]),
+            used_slot_count=header.used_slot_count + fresh,
+            next_item=header.next_item + len(columns),
+        ),
+    )
+
+
+_Linked = tuple[bytes, NDArray[np.int64], NDArray[np.int64], int]
+
+
+def _link_many(
+    data: mmap, header: LocalIndexHeader, columns: ItemColumns, slot_count: int
+) -> _Linked:
+    count = len(columns)
+    slots = (columns.key_hashes % np.int32(slot_count)).astype(np.int64)
+    order = np.argsort(slots, kind="stable")  # by slot, and within a slot as they came
+    in_order = slots[order]
+    numbers = order + header.next_item
+    starts = np.empty(count, np.bool_)
+    starts[0] = True
+    np.not_equal(in_order[1:], in_order[:-1], out=starts[1:])
+    touched = in_order[starts]
+
+    heads = _view_slots(data, slot_count)[touched].astype(np.int64)
+    heads[(heads < 0) | (heads > numbers[starts])] = 0
+    previous = np.empty(count, np.int64)
+    previous[1:] = numbers[:-1]
+    previous[starts] = heads
+    items = np.empty(count, ITEM_DTYPE)
+    items["key_hash"] = columns.key_hashes
+    items["log_offset"] = columns.log_offsets
+    items["seconds"] = _seconds(header, columns.store_timestamps)
+    items["previous"][order] = previous
+
+    ends = np.empty(count, np.bool_)
+    ends[-1] = True
+    ends[:-1] = starts[1:]
+    return items.tobytes(), touched, numbers[ends], int(np.count_nonzero(heads == 0))
+
+
+def _seconds(header: LocalIndexHeader, timestamps: NDArray[np.int64]) -> NDArray[np.int64]:
+    first = header.next_item <= 1
+    begin = int(timestamps[0]) if first else header.begin_timestamp
+    if begin > 0:
+        after = np.maximum(timestamps, begin) - begin
+        seconds: NDArray[np.int64] = np.minimum(after // 1000, INT32_MAX)
+    else:
+        seconds = np.zeros(len(timestamps), np.int64)
+    if first:  # the first item of a rolled file counts from the end of the file before
+        seconds[0] = seconds_after_begin(int(timestamps[0]), begin_timestamp=header.begin_timestamp)
+    return seconds
+
+
+def _link_few(
+    data: mmap, header: LocalIndexHeader, columns: ItemColumns, slot_count: int
+) -> _Linked:
+    heads: dict[int, int] = {}
+    items = bytearray()
+    number, begin, fresh = header.next_item, header.begin_timestamp, 0
+    rows = zip(
+        columns.key_hashes.tolist(),
+        columns.log_offsets.tolist(),
+        columns.store_timestamps.tolist(),
+        strict=True,
+    )
+    for key_hash, log_offset, timestamp in rows:
+        slot = key_hash % slot_count
+        head = heads.get(slot)
+        if head is None:
+            head = read_slot(data, slot)
+        if not 0 < head <= number:
+            head = 0
+            fresh += 1
+        seconds = seconds_after_begin(timestamp, begin_timestamp=begin)
+        items += _ITEM.pack(key_hash, log_offset, seconds, head)
+        if number <= 1:
+            begin = timestamp
+        heads[slot] = number
+        number += 1
+    slots = np.fromiter(heads.keys(), np.int64, len(heads))
+    return bytes(items), slots, np.fromiter(heads.values(), np.int64, len(heads)), fresh
+
+
+def store_header(data: mmap, header: LocalIndexHeader) -> None:
+    _HEADER.pack_into(
+        data,
+        0,
+        header.begin_timestamp,
+        header.end_timestamp,
+        header.begin_log_offset,
+        header.end_log_offset,
+        header.used_slot_count,
+        header.next_item,
+    )
+
+
+def store_slots(data: mmap, linked: LinkedItems, *, slot_count: int) -> None:
+    if len(linked.slots) < VECTOR_ITEMS_MIN:
+        for slot, item in zip(linked.slots.tolist(), linked.newest.tolist(), strict=True):
+            _SLOT.pack_into(data, HEADER_BYTES + SLOT_BYTES * slot, item)
+    else:
+        _view_slots(data, slot_count)[linked.slots] = linked.newest
+
+
+def _view_slots(data: mmap, slot_count: int) -> NDArray[np.int32]:
+    return np.frombuffer(data, SLOT_DTYPE, slot_count, HEADER_BYTES)
+
+
+def read_slot(data: mmap, slot: int) -> int:
+    item: int = _SLOT.unpack_from(data, HEADER_BYTES + SLOT_BYTES * slot)[0]
+    return item
+
+
+def read_item(data: mmap, item: int, *, slot_count: int) -> tuple[int, int, int, int]:
+    """Key hash, log offset, seconds, previous item."""
+    values: tuple[int, int, int, int] = _ITEM.unpack_from(
+        data, item_position(item, slot_count=slot_count)
+    )
+    return values
+
+
+def select_like_java(
+    data: mmap,
+    header: LocalIndexHeader,
+    item: int,
+    *,
+    key_hash: int,
+    begin: int,
+    end: int,
+    room: int,
+    slot_count: int,
+) -> list[int]:
+    """The log offsets that Java finds from this item back, newest first, at most `room`.
+
+    A link that does not lead to an older item ends the walk: with Java only one to the item itself
+    does, and a damaged file may keep it walking for ever.
+    """
+    found: list[int] = []
+    base = item_position(0, slot_count=slot_count)
+    if header.next_item <= 1 or not 0 < item < header.next_item:
+        return found
+    while len(found) < room:
+        stored, log_offset, seconds, previous = _ITEM.unpack_from(data, base + ITEM_BYTES * item)
+        if seconds < 0:
+            break
+        timestamp = header.begin_timestamp + 1000 * seconds
+        if stored == key_hash and begin <= timestamp <= end:
+            found.append(log_offset)
+        if not 0 < previous < item or timestamp < begin:
+            break
+        item = previous
+    return found
+
+
+def walk_candidates(
+    data: mmap,
+    header: LocalIndexHeader,
+    item: int,
+    *,
+    key_hash: int,
+    begin: int,
+    end: int,
+    slot_count: int,
+    path: str,
+) -> Iterator[int]:
+    """Every log offset whose message may have been stored within begin to end, newest first.
+
+    An item stands for the second that starts at its time; one of 0 seconds also for all times
+    before the file's begin, which are stored as 0. The first item was stored at the begin itself,
+    whatever it says. Nothing older follows once a time lies below `begin` by more than the slack.
+
+    Nothing in the file carries a checksum. SegmentCorruptError where the chain shows that: a link
+    to no older item, an item of another slot, a negative time, a place that the header does not
+    span. What stands before it in the chain cannot be found then.
+    """
+    base = item_position(0, slot_count=slot_count)
+    file_begin = header.begin_timestamp
+    slot = local_slot(key_hash, slot_count)
+    first, last = header.begin_log_offset, header.end_log_offset
+    if not 0 <= item < header.next_item:
+        raise _broken(path, HEADER_BYTES + SLOT_BYTES * slot, f"a slot names item {item}")
+    if not item:
+        return
+    while True:
+        at = base + ITEM_BYTES * item
+        stored, log_offset, seconds, previous = _ITEM.unpack_from(data, at)
+        if stored < 0 or local_slot(stored, slot_count) != slot:
+            raise _broken(path, at, f"item {item} is not of the slot that leads to it")
+        if seconds < 0 or not first <= log_offset <= last or not 0 <= previous <= item:
+            raise _broken(path, at, f"item {item} says what cannot be true")
+        earliest = latest = file_begin
+        if item > 1:
+            earliest = file_begin + 1000 * seconds
+            latest = earliest + 999
+            if seconds == 0:
+                earliest -= CLOCK_SLACK_MS
+            elif seconds == INT32_MAX:
+                latest = max(latest, end)
+        if file_begin <= 0:  # no times were kept
+            earliest, latest = begin, end
+        if stored == key_hash and latest >= begin and earliest <= end:
+            yield log_offset
+        if not 0 < previous < item or latest + CLOCK_SLACK_MS < begin:
+            return
+        item = previous
+
+
+def _broken(path: str, position: int, reason: str) -> SegmentCorruptError:
+    return SegmentCorruptError(path, reason, position=position)
+
+
+_NEXT_ITEM_POSITION = 36
+
+
+class IndexFile:
+    """Up to `item_capacity - 1` keys, chained by slot; the bytes are those of Java's single puts.
+
+    One thread puts at a time; any thread may query meanwhile. The header in the file is kept up to
+    date with every put, and a put writes items, then the header, then slots, so that a reader
+    finds every key that was there when it began. The file is mapped when it is first used. A
+    query that is under way keeps the mapping alive, so `close` and `delete` never pull it away.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: LocalIndexHeader,
+        *,
+        slot_count: int,
+        item_capacity: int,
+        read_only: bool = False,
+    ) -> None:
+        self.path = path
+        self.slot_count = slot_count
+        self.item_capacity = item_capacity
+        self._header = header
+        self._blocks = IndexBlocks(slot_count=slot_count, item_capacity=item_capacity)
+        self._read_only = read_only
+        self._descriptor = -1
+        self._data: mmap | None = None
+        self._closed = False
+        self._opening = threading.Lock()
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        slot_count: int,
+        item_capacity: int,
+        end_timestamp: int = 0,
+        end_log_offset: int = 0,
+    ) -> IndexFile:
+        """A new sparse file that goes on where the one before ended; durable when this returns."""
+        header = LocalIndexHeader(
+            begin_timestamp=max(0, end_timestamp),
+            end_timestamp=max(0, end_timestamp),
+            begin_log_offset=max(0, end_log_offset),
+            end_log_offset=max(0, end_log_offset),
+        )
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o666)
+        try:
+            os.ftruncate(descriptor, file_bytes(slot_count=slot_count, item_capacity=item_capacity))
+            write_all(descriptor, encode_header(header), 0)
+            os.fsync(descriptor)
+            fsync_directory(path.parent)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        return cls(path, header, slot_count=slot_count, item_capacity=item_capacity)
+
+    @classmethod
+    def open(
+        cls, path: Path, *, slot_count: int, item_capacity: int, read_only: bool = False
+    ) -> IndexFile:
+        """A file that is there; SegmentCorruptError if its size or its header cannot be right.
+
+        One that is `read_only` may be filled by another process meanwhile: queries see its puts.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise SegmentNotFoundError(str(path)) from error
+        try:
+            size = os.fstat(descriptor).st_size
+            head = os.pread(descriptor, HEADER_BYTES, 0)
+        finally:
+            os.close(descriptor)
+        wanted = file_bytes(slot_count=slot_count, item_capacity=item_capacity)
+        if size != wanted:
+            reason = f"{size} bytes, but {slot_count} slots and {item_capacity} items are {wanted}"
+            raise SegmentCorruptError(str(path), reason, position=min(size, wanted))
+        header = _decoded(path, head, slot_count=slot_count, item_capacity=item_capacity)
+        return cls(
+            path, header, slot_count=slot_count, item_capacity=item_capacity, read_only=read_only
+        )
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def header(self) -> LocalIndexHeader:
+        return self._header
+
+    @property
+    def is_full(self) -> bool:
+        return self._header.next_item >= self.item_capacity
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def put(self, columns: ItemColumns) -> int:
+        """Put as many keys as there is room for, from the first on, and return how many."""
+        header = self._header
+        count = min(len(columns), self.item_capacity - header.next_item)
+        if count <= 0:
+            return 0
+        if count < len(columns):
+            columns = columns.part(0, count)
+        data = self._mapped()
+        linked = link_items(data, header, columns, slot_count=self.slot_count)
+        start = item_position(header.next_item, slot_count=self.slot_count)
+        end = start + len(linked.items)
+        self._blocks.reserve(self._descriptor, start, end, str(self.path))
+        data[start:end] = linked.items
+        store_header(data, linked.header)
+        self._header = linked.header
+        store_slots(data, linked, slot_count=self.slot_count)
+        return count
+
+    def log_offset_at(self, item: int) -> int:
+        """The log offset of an item that is there."""
+        return read_item(self._mapped(), item, slot_count=self.slot_count)[1]
+
+    def timestamp_at(self, item: int) -> int:
+        """When the message of an item was stored, up to 999 ms too early; of the first exactly."""
+        begin = self._header.begin_timestamp
+        seconds = read_item(self._mapped(), item, slot_count=self.slot_count)[2]
+        return begin if item == 1 else item_timestamp(seconds, begin_timestamp=begin)
+
+    def count_at_end(self, log_offset: int) -> int:
+        """How many of the last items carry this log offset."""
+        item = self._header.item_count
+        count = 0
+        while item > 0 and self.log_offset_at(item) == log_offset:
+            count += 1
+            item -= 1
+        return count
+
+    def is_time_matched(self, begin: int, end: int) -> bool:
+        """Java's rule: do the times of the header touch begin to end?"""
+        first, last = self._header.begin_timestamp, self._header.end_timestamp
+        inside = begin < first and end > last
+        return inside or first <= begin <= last or first <= end <= last
+
+    def query_like_java(self, key_hash: int, *, begin: int, end: int, count_max: int) -> list[int]:
+        """What Java answers: log offsets, newest first.
+
+        It misses messages up to 999 ms after `begin`, the first key of a rolled file, and whatever
+        lies behind a time below `begin`. Nothing is found in a closed file.
+        """
+        try:
+            data = self._mapped()
+        except StoreClosedError:  # expired since the search began
+            return []
+        item = read_slot(data, local_slot(key_hash, self.slot_count))
+        return select_like_java(
+            data,
+            self._header,
+            item,
+            key_hash=key_hash,
+            begin=begin,
+            end=end,
+            room=count_max,
+            slot_count=self.slot_count,
+        )
+
+    def may_hold(self, begin: int, end: int) -> bool:
+        """False only when no message of this file was stored within begin to end."""
+        first, last = self._header.begin_timestamp, self._header.end_timestamp
+        return first <= 0 or (first - CLOCK_SLACK_MS <= end and begin <= last + CLOCK_SLACK_MS)
+
+    def candidates(self, key_hash: int, *, begin: int, end: int) -> Iterator[int]:
+        """Every log offset that may answer, newest first: none is missed, some are too many.
+
+        Whoever asks reads the message and compares keys and time. Empty once the file is closed.
+        """
+        try:
+            data = self._mapped()
+        except StoreClosedError:  # expired since the search began
+            return iter(())
+        item = read_slot(data, local_slot(key_hash, self.slot_count))
+        if self._read_only:
+            self._header = _decoded(
+                self.path,
+                data[:HEADER_BYTES],
+                slot_count=self.slot_count,
+                item_capacity=self.item_capacity,
+            )
+        return walk_candidates(
+            data,
+            self._header,  # read after the slot: what the slot names is counted
+            item,
+            key_hash=key_hash,
+            begin=begin,
+            end=end,
+            slot_count=self.slot_count,
+            path=str(self.path),
+        )
+
+    def flush(self) -> None:
+        """Make everything put so far durable; other threads go on meanwhile."""
+        with self._opening:
+            if self._data is None or self._closed:
+                return
+            descriptor = os.dup(self._descriptor)
+        try:
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Let go of the mapping, which ends with the last query. Idempotent; does not flush."""
+        with self._opening:
+            self._closed = True
+            self._data = None
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def delete(self) -> None:
+        """Close and remove the file. Idempotent."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+    def _mapped(self) -> mmap:
+        data = self._data
+        return data if data is not None else self._map()
+
+    def _map(self) -> mmap:
+        with self._opening:
+            if self._closed:
+                raise StoreClosedError(f"{self.path}: the index file is closed")
+            if self._data is None:
+                flags = os.O_RDONLY if self._read_only else os.O_RDWR
+                access = ACCESS_READ if self._read_only else ACCESS_WRITE
+                try:
+                    self._descriptor = os.open(self.path, flags | os.O_CLOEXEC)
+                except FileNotFoundError as error:
+                    raise SegmentNotFoundError(str(self.path)) from error
+                size = file_bytes(slot_count=self.slot_count, item_capacity=self.item_capacity)
+                try:
+                    self._data = mmap(self._descriptor, size, access=access)
+                except BaseException:
+                    os.close(self._descriptor)
+                    self._descriptor = -1
+                    raise
+            return self._data
+
+
+def _decoded(path: Path, head: bytes, *, slot_count: int, item_capacity: int) -> LocalIndexHeader:
+    if decode_slot(head, _NEXT_ITEM_POSITION) <= 0:  # Java takes it for an empty file
+        head = head[:_NEXT_ITEM_POSITION] + encode_slot(1)
+    return decode_header(head, slot_count=slot_count, item_capacity=item_capacity, path=str(path))
+
+
+_BLOCK_ITEMS: Final = 1 << 18
+_BLOCK_BYTES: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexCut:
+    """How much of a file stays, and the end the header gets."""
+
+    item_count: int
+    end_timestamp: int
+
+
+def items_below(file: IndexFile, log_offset: int) -> int:
+    """How many of the items lie below a log offset; they are in the order of the log."""
+    numbers = range(1, file.header.next_item)
+    return bisect_left(numbers, log_offset, key=file.log_offset_at)
+
+
+def cut_back(path: Path, cut: IndexCut, *, slot_count: int, item_capacity: int) -> IndexFile:
+    """Keep the first items, at least one, and forget the rest: the bytes of that moment, durable.
+
+    Items are written once, so those that were durable at that moment still are. Slots and header
+    are written again and again, so what a crash left of them is worth nothing: they are made anew
+    from the items. May be repeated when interrupted. SegmentCorruptError if the items kept cannot
+    be right: then the file is not changed.
+    """
+    size = file_bytes(slot_count=slot_count, item_capacity=item_capacity)
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        held = os.fstat(descriptor).st_size
+        shortest = item_position(cut.item_count + 1, slot_count=slot_count)  # interrupted here
+        if held not in (size, shortest) or not 0 < cut.item_count < item_capacity:
+            reason = f"{held} bytes of {size}, {cut.item_count} items of {item_capacity - 1}"
+            raise SegmentCorruptError(str(path), reason, position=0)
+        begin_timestamp = int.from_bytes(os.pread(descriptor, 8, 0), signed=True)
+        slots, first, last = _read_items(descriptor, path, cut.item_count, slot_count)
+        os.ftruncate(descriptor, shortest)
+        os.ftruncate(descriptor, size)
+        _store_slots(descriptor, size, slots)
+        header = LocalIndexHeader(
+            begin_timestamp=begin_timestamp,
+            end_timestamp=cut.end_timestamp,
+            begin_log_offset=first,
+            end_log_offset=last,
+            used_slot_count=int(np.count_nonzero(slots)),
+            next_item=cut.item_count + 1,
+        )
+        write_all(descriptor, encode_header(header), 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return IndexFile(path, header, slot_count=slot_count, item_capacity=item_capacity)
+
+
+def _read_items(
+    descriptor: int, path: Path, item_count: int, slot_count: int
+) -> tuple[NDArray[np.int32], int, int]:
+    """The slots that the items make, and the first and last log offset."""
+    slots = np.zeros(slot_count, ">i4")
+    first = last = -1
+    for start in range(1, item_count + 1, _BLOCK_ITEMS):
+        count = min(_BLOCK_ITEMS, item_count + 1 - start)
+        position = item_position(start, slot_count=slot_count)
+        items = np.frombuffer(os.pread(descriptor, count * ITEM_BYTES, position), ITEM_DTYPE)
+        log_offsets = items["log_offset"].astype(np.int64)
+        numbers = np.arange(start, start + count)
+        wrong = (items["key_hash"] < 0) | (items["seconds"] < 0) | (items["previous"] < 0)
+        wrong |= items["previous"] >= numbers
+        wrong |= np.diff(log_offsets, prepend=max(last, 0)) < 0
+        if wrong.any():
+            at = position + ITEM_BYTES * int(wrong.argmax())
+            raise SegmentCorruptError(str(path), "an index item cannot be right", position=at)
+        # where a slot is named twice the last one stays, which is the newest
+        slots[items["key_hash"].astype(np.int64) % slot_count] = numbers
+        first = int(log_offsets[0]) if start == 1 else first
+        last = int(log_offsets[-1])
+    return slots, first, last
+
+
+def _store_slots(descriptor: int, size: int, slots: NDArray[np.int32]) -> None:
+    """Write only what differs, so that a sparse file stays sparse."""
+    wanted = slots.tobytes()
+    with mmap(descriptor, size, access=ACCESS_READ) as data:
+        for start in range(0, len(wanted), _BLOCK_BYTES):
+            block = wanted[start : start + _BLOCK_BYTES]
+            at = HEADER_BYTES + start
+            if data[at : at + len(block)] != block:
+                write_all(descriptor, block, at)  # through the map a full disk would kill us
+
+
+_DIGITS: Final = frozenset("0123456789")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+NAME_DIGITS: Final = 17
+
+
+def is_index_name(name: str) -> bool:
+    """Java skips every other name, and so do we."""
+    return bool(name) and _DIGITS.issuperset(name)
+
+
+def index_names(directory: Path) -> list[str]:
+    """The index files of a directory, the oldest first; none where there is no directory."""
+    if not directory.is_dir():
+        return []
+    return sorted(path.name for path in directory.iterdir() if is_index_name(path.name))
+
+
+def next_index_name(now_ms: int, *, utc_offset_ms: int, newest: str) -> str:
+    """The name for this moment, or the one after the newest where that is not less.
+
+    Java would open the same file again when two names are equal, and takes the greatest for the
+    one to fill.
+    """
+    moment = _EPOCH + timedelta(milliseconds=now_ms + utc_offset_ms)
+    name = f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}".zfill(NAME_DIGITS)
+    if name > newest:
+        return name
+    number = int(newest.ljust(NAME_DIGITS, "0")) + 1
+    name = str(number).zfill(len(newest))
+    if name <= newest:
+        raise ValueError(f"no name of an index file follows {newest}")
+    return name

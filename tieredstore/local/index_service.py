@@ -1,0 +1,803 @@
+"""The key index of a local store: its files, recovery, and queries over all of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.java import (
+    KEY_CHARACTERS_MAX,
+    index_key,
+    joined_key_hashes,
+    local_key_hash,
+    local_key_hashes,
+)
+from tieredstore.codec.message import decode_message
+from tieredstore.codec.record import (
+    TRANSACTION_MASK,
+    TRANSACTION_ROLLBACK,
+    VALUE_END,
+    peek_store_timestamp,
+    split_keys,
+)
+from tieredstore.driver.durable import fsync_directory, make_directories, write_atomically
+from tieredstore.driver.runtime import Clock
+from tieredstore.local.commit_log import CommitLog
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.index_file import (
+    CLOCK_SLACK_MS,
+    IndexCut,
+    IndexFile,
+    ItemColumns,
+    cut_back,
+    index_names,
+    items_below,
+    next_index_name,
+)
+from tieredstore.local.side_file import parsed
+from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError, StoreClosedError
+from tieredstore.model.messages import QueryResult, SelectedMessage
+from tieredstore.model.printable import log_of
+
+log = log_of(__name__)
+
+_VECTOR_MESSAGES_MIN: Final = 8
+_KEYS_SEPARATOR: Final = " "
+
+
+def key_texts(topic: str, *, unique_key: str | None, keys: Iterable[str]) -> list[str]:
+    """What is hashed for one message, in Java's order: UNIQ_KEY first, then each of KEYS."""
+    texts = [] if unique_key is None else [f"{topic}#{unique_key}"]
+    texts += [f"{topic}#{key}" for key in keys]
+    return texts
+
+
+def hashes_of_messages(
+    topics: Sequence[str], unique_keys: Sequence[str | None], keys: Sequence[str | None]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """The hashes of `key_texts` of many messages one after another, and how many each has.
+
+    KEYS is given as it stands in the properties: the single keys with spaces between them.
+    """
+    count = len(topics)
+    if count >= _VECTOR_MESSAGES_MIN:
+        rows = [text or "" for text in keys]
+        all_topics = topics
+        unique = [text or "" for text in unique_keys] if any(unique_keys) else []
+        if unique:
+            rows = list(chain.from_iterable(zip(unique, rows, strict=True)))
+            all_topics = list(chain.from_iterable(zip(topics, topics, strict=True)))
+        joined = VALUE_END.join(rows)
+        if len(joined) > KEY_CHARACTERS_MAX:
+            half = count // 2
+            parts = [
+                hashes_of_messages(topics[part], unique_keys[part], keys[part])
+                for part in (slice(half), slice(half, None))
+            ]
+            return (
+                np.concatenate([hashes for hashes, _ in parts]),
+                np.concatenate([counts for _, counts in parts]),
+            )
+        # No value of a property holds its end; but a unique key may hold a space, which parts none.
+        if joined.count(VALUE_END) == len(rows) - 1 and not any(" " in text for text in unique):
+            hashes, counts = joined_key_hashes(joined, VALUE_END, _KEYS_SEPARATOR, all_topics)
+            return hashes, counts.reshape(count, -1).sum(axis=1)
+    texts = [
+        key_texts(topic, unique_key=unique_key, keys=split_keys(text))
+        for topic, unique_key, text in zip(topics, unique_keys, keys, strict=True)
+    ]
+    return (
+        local_key_hashes(list(chain.from_iterable(texts))),
+        np.fromiter(map(len, texts), np.int64, count),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class IndexBatch:
+    """Messages in the order of the log: one entry a message, and the hashes of all their keys.
+
+    `key_counts` says how many of `key_hashes` belong to each message; 0 is fine, and needed: it
+    tells the index how far the log has been looked at.
+    """
+
+    log_offsets: Sequence[int]
+    store_timestamps: Sequence[int]
+    sys_flags: Sequence[int]
+    key_counts: NDArray[np.int64]
+    key_hashes: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.log_offsets)
+
+
+def new_items(batch: IndexBatch, *, end: int, count_at_end: Callable[[int], int]) -> ItemColumns:
+    """The keys of a batch that are not indexed yet, when `end` is the last indexed message.
+
+    Messages that were rolled back and messages below the end are left out, and of the message at
+    the end as many keys as are already there, which `count_at_end` tells.
+    """
+    log_offsets = np.array(batch.log_offsets, np.int64)
+    timestamps = np.array(batch.store_timestamps, np.int64)
+    items = ItemColumns(
+        key_hashes=batch.key_hashes,
+        log_offsets=log_offsets.repeat(batch.key_counts),
+        store_timestamps=timestamps.repeat(batch.key_counts),
+    )
+    all_kept = all(flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK for flag in set(batch.sys_flags))
+    in_order = log_offsets[0] > end and bool((log_offsets[1:] > log_offsets[:-1]).all())
+    if in_order and all_kept:
+        return items
+    kept = (np.array(batch.sys_flags, np.int64) & TRANSACTION_MASK) != TRANSACTION_ROLLBACK
+    chosen = _chosen(log_offsets, batch.key_counts, kept, end, count_at_end)
+    return ItemColumns(
+        key_hashes=items.key_hashes[chosen],
+        log_offsets=items.log_offsets[chosen],
+        store_timestamps=items.store_timestamps[chosen],
+    )
+
+
+def _chosen(
+    log_offsets: NDArray[np.int64],
+    key_counts: NDArray[np.int64],
+    kept: NDArray[np.bool_],
+    end: int,
+    count_at_end: Callable[[int], int],
+) -> NDArray[np.bool_]:
+    """Which of all keys are new."""
+    before = np.empty_like(log_offsets)  # the greatest log offset up to then
+    before[0] = end
+    before[1:] = np.maximum(np.maximum.accumulate(log_offsets[:-1]), end)
+    wanted = kept & (log_offsets > before)
+    [again] = np.nonzero(kept & (log_offsets == end))
+    known = first = 0
+    if len(again) and end >= 0:
+        message = int(again[0])
+        wanted[message] = True
+        known = min(count_at_end(end), int(key_counts[message]))
+        first = int(key_counts[:message].sum())
+    chosen = np.repeat(wanted, key_counts)
+    chosen[first : first + known] = False
+    return chosen
+
+
+NOTHING_INDEXED: Final = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexAnswer:
+    """What Java answers to a query by key; the last update is the end of the newest file."""
+
+    log_offsets: list[int]
+    last_update_timestamp: int
+    last_update_log_offset: int
+
+
+def answer_like_java(
+    files: Sequence[IndexFile], key_hash: int, *, count_max: int, begin: int, end: int
+) -> IndexAnswer:
+    """Java's answer: a file whose header does not touch the times is passed over."""
+    found: list[int] = []
+    for file in reversed(files):
+        if file.is_time_matched(begin, end):
+            room = count_max - len(found)
+            found += file.query_like_java(key_hash, begin=begin, end=end, count_max=room)
+        if file.header.begin_timestamp < begin or len(found) >= count_max:
+            break
+    newest = files[-1].header if files else None
+    return IndexAnswer(
+        log_offsets=found,
+        last_update_timestamp=newest.end_timestamp if newest else 0,
+        last_update_log_offset=newest.end_log_offset if newest else 0,
+    )
+
+
+def all_candidates(
+    files: Sequence[IndexFile], key_hash: int, *, begin: int, end: int
+) -> Iterator[int]:
+    """Every log offset that may answer, newest first, each once.
+
+    A damaged file hides nothing of the others; SegmentCorruptError comes after all of them.
+    """
+    last = NOTHING_INDEXED
+    damaged: SegmentCorruptError | None = None
+    for file in reversed(files):
+        if file.may_hold(begin, end):
+            try:
+                for log_offset in file.candidates(key_hash, begin=begin, end=end):
+                    if log_offset != last:  # the order of the log brings equal ones together
+                        yield log_offset
+                    last = log_offset
+            except SegmentCorruptError as error:
+                damaged = damaged or error
+        if 0 < file.header.begin_timestamp < begin - CLOCK_SLACK_MS:
+            break
+    if damaged is not None:
+        raise damaged
+
+
+STATE_FILE: Final = "tieredstore-index.json"
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexState:
+    """One moment at which everything named here was on disk.
+
+    `replay_from` is the log offset of the last message that had been looked at; all keys of the
+    messages below it, and perhaps its own, are among the items counted in `files`.
+    """
+
+    replay_from: int
+    files: dict[str, IndexCut] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> str:
+        """The name of the newest file; empty if there was none."""
+        return max(self.files, default="")
+
+    @classmethod
+    def of(
+        cls, indexed_to: int, files: Iterable[IndexFile], cuts: Mapping[str, IndexCut] | None = None
+    ) -> IndexState:
+        """What these files hold now, or where `cuts` names one, what it is going to hold."""
+        counts = {
+            file.name: IndexCut(
+                item_count=file.header.item_count, end_timestamp=file.header.end_timestamp
+            )
+            for file in files
+            if file.header.item_count > 0
+        }
+        return cls(replay_from=indexed_to, files=counts | dict(cuts or {}))
+
+    def save(self, path: Path) -> None:
+        make_directories(path.parent)
+        files = {
+            name: {"items": cut.item_count, "endTimestamp": cut.end_timestamp}
+            for name, cut in self.files.items()
+        }
+        document = {"version": _VERSION, "replayFrom": self.replay_from, "files": files}
+        write_atomically(path, [json.dumps(document, indent=1).encode("ascii")])
+
+    @classmethod
+    def load(cls, path: Path) -> IndexState | None:
+        """The last state saved; None if there is none or it cannot be read.
+
+        Nothing is lost then: the files that nothing proves durable are made again from the log.
+        """
+        try:
+            return _parse(parsed(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s: not readable, so the index proves less: %s", path, error)
+            return None
+
+
+def _parse(document: Any) -> IndexState:
+    if document["version"] != _VERSION:
+        raise ValueError(f"version {document['version']}")
+    files = {
+        name: IndexCut(item_count=_whole(row["items"]), end_timestamp=_whole(row["endTimestamp"]))
+        for name, row in document["files"].items()
+    }
+    return IndexState(replay_from=_whole(document["replayFrom"]), files=files)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a count")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexDirectory:
+    """Where the files are and how large they are."""
+
+    path: Path
+    slot_count: int
+    item_capacity: int
+
+    def open(self, name: str) -> IndexFile:
+        return IndexFile.open(
+            self.path / name, slot_count=self.slot_count, item_capacity=self.item_capacity
+        )
+
+    def cut_back(self, name: str, cut: IndexCut) -> IndexFile:
+        return cut_back(
+            self.path / name, cut, slot_count=self.slot_count, item_capacity=self.item_capacity
+        )
+
+
+def all_files(directory: IndexDirectory, state: IndexState | None) -> list[IndexFile]:
+    """Every file as it is, the oldest first: what an orderly shutdown left is durable.
+
+    One that is damaged goes, with what follows it: the log has what they held.
+    """
+    names = _without_hole(directory, state)
+    kept: list[IndexFile] = []
+    for name in names:
+        try:
+            file = directory.open(name)
+            _check_end(file, state)
+            kept.append(file)
+        except SegmentCorruptError as error:
+            log.warning("an index file is made again from the log: %s", error)
+            break
+    remove_files(directory, names[len(kept) :])
+    return kept
+
+
+def _check_end(file: IndexFile, state: IndexState | None) -> None:
+    """No checksum covers the times of a header; what they were is known of each file."""
+    cut = state.files.get(file.name) if state is not None else None
+    header = file.header
+    if cut is None or cut.item_count < header.item_count:
+        return  # nothing is known of it, or RocketMQ went on with it
+    if cut.item_count > header.item_count:
+        reason = f"it has {header.item_count} items, it had {cut.item_count}"
+        raise SegmentCorruptError(str(file.path), reason, position=0)
+    if cut.end_timestamp != header.end_timestamp or header.begin_timestamp > header.end_timestamp:
+        reason = f"its times are {header.begin_timestamp} to {header.end_timestamp}"
+        raise SegmentCorruptError(str(file.path), reason, position=0)
+
+
+def _without_hole(directory: IndexDirectory, state: IndexState | None) -> list[str]:
+    """The names of the files; those behind one that is missing are deleted.
+
+    Keys are put in the order of the log only: what a missing file held can be put again when
+    nothing behind it is there. The word about an expired file goes within one flush; a crash just
+    before that makes an index anew that was whole.
+    """
+    names = index_names(directory.path)
+    missing = sorted(set(state.files).difference(names)) if state is not None else []
+    first = next((name for name in missing if name < max(names, default="")), None)
+    if first is None:
+        return names
+    log.warning("index file %s is missing: it and what follows are made again", first)
+    remove_files(directory, [name for name in names if name > first])
+    return [name for name in names if name < first]
+
+
+def durable_files(
+    directory: IndexDirectory, state: IndexState | None, *, durable_timestamp: int
+) -> list[IndexFile]:
+    """The files proven durable, cut back to what is proven of them; the others are deleted."""
+    names = _without_hole(directory, state)
+    kept: list[IndexFile] = []
+    for name in names:
+        cut = state.files.get(name) if state is not None else None
+        try:
+            file = _durable(directory, name, cut, kept, durable_timestamp)
+        except SegmentCorruptError as error:
+            log.warning("an index file is made again from the log: %s", error)
+            break
+        if file is None:
+            break
+        kept.append(file)
+    remove_files(directory, names[len(kept) :])
+    return kept
+
+
+def remove_files(directory: IndexDirectory, names: Sequence[str]) -> None:
+    """The newest first: what a crash leaves has no hole."""
+    for name in reversed(names):
+        (directory.path / name).unlink(missing_ok=True)
+    if names:
+        log.info("%s: %d index files deleted", directory.path, len(names))
+        fsync_directory(directory.path)
+
+
+def _durable(
+    directory: IndexDirectory,
+    name: str,
+    cut: IndexCut | None,
+    older: Sequence[IndexFile],
+    durable_timestamp: int,
+) -> IndexFile | None:
+    if cut is not None:
+        if cut.item_count < directory.item_capacity - 1:
+            return directory.cut_back(name, cut)
+        file = directory.open(name)  # full: nothing was written after it was flushed
+        return file if file.is_full else directory.cut_back(name, cut)
+    if durable_timestamp <= 0:
+        return None
+    file = directory.open(name)
+    # Java's word for a full file is its end timestamp in the checkpoint. A later file may end
+    # with the same one, or with a lower one when the clock was set back: no word for that one.
+    ends = max((other.header.end_timestamp for other in older), default=0)
+    proven = ends < file.header.end_timestamp <= durable_timestamp
+    return file if file.is_full and proven else None
+
+
+def replay_start(
+    files: Sequence[IndexFile], state: IndexState | None, *, min_log_offset: int
+) -> int:
+    """The log offset of the first message whose keys may be missing."""
+    start = files[-1].header.end_log_offset if files else 0
+    if state is not None and _is_of(files, state):
+        start = max(start, state.replay_from)
+    return max(start, min_log_offset)
+
+
+def _is_of(files: Sequence[IndexFile], state: IndexState) -> bool:
+    """Does the state speak of these files, or has somebody taken files away since?"""
+    if not state.newest:
+        return True
+    counts = {file.name: file.header.item_count for file in files}
+    return counts.get(state.newest, -1) >= state.files[state.newest].item_count
+
+
+def cut_before(files: Sequence[IndexFile], log_end: int) -> tuple[list[IndexFile], IndexCut | None]:
+    """The files that stay when the log ends at `log_end`, and what to cut the last of them to.
+
+    The end timestamp of a cut is known to the second only. So the last message before the end of
+    the log goes too: putting its keys again gives the file the exact one back.
+    """
+    kept = list(files)
+    while kept and kept[-1].header.end_log_offset >= log_end:
+        file = kept[-1]
+        count = items_below(file, log_end)
+        if count > 0:
+            count = items_below(file, file.log_offset_at(count))
+        if count > 0:
+            return kept, IndexCut(item_count=count, end_timestamp=file.timestamp_at(count))
+        kept.pop()
+    return kept, None
+
+
+class IndexService:
+    """Finds messages by key; what is lost in a crash comes back from the log, and only once.
+
+    **One order.** Keys are put in the order of the log. A message below the last indexed one is
+    known already and ignored, like in Java. Java takes the last one itself again and so keeps its
+    keys twice after a replay; here the keys of it that are already there are counted (they are the
+    last items, perhaps of two files) and that many are left out. So replaying a log from anywhere
+    at or below `replay_from` gives the same files as if there had been no crash.
+
+    **What a crash leaves.** Pages reach the disk in any order. Items are written once, in order,
+    so the first n of them are good for ever after a flush that began when there were n. Slots and
+    header are written again and again: after a crash they may name items that are not there, or be
+    newer or older than each other. They follow from the items, so they are never trusted, but made
+    again.
+
+    **What proves an item durable.** A small file beside Java's, `config/tieredstore-index.json`,
+    says for one moment how many items of each file were on disk. It is replaced as a whole after
+    each flush. A full file is flushed and entered there before the next one is created, so only
+    the newest file is ever incomplete. After a crash a file is cut back to the items entered, which
+    gives the bytes of that moment; a file not entered is deleted. For files that Java filled, its
+    checkpoint speaks: full, and ending no later than `indexMsgTimestamp`. What the entries claim
+    stays true when Java goes on with the files, and Java's own rules may delete any of them: then
+    the newest file entered is missing, and the log is replayed from what is left.
+
+    **The log may be shorter.** The index may be flushed when the log is not yet. `truncate` removes
+    what lies at or behind the end of the recovered log; otherwise new messages at these offsets
+    would pass for known ones.
+
+    One thread puts at a time, any may query, flush or expire. Files come with the first key.
+    """
+
+    def __init__(self, config: LocalConfig, *, clock: Clock, utc_offset_ms: int = 0) -> None:
+        self._directory = IndexDirectory(
+            path=config.root / "index",
+            slot_count=config.index_slot_count,
+            item_capacity=config.index_item_count,
+        )
+        self._state_path = config.root / "config" / STATE_FILE
+        self._count_max = config.query_count_max
+        self._clock = clock
+        self._utc_offset_ms = utc_offset_ms
+        self._files: tuple[IndexFile, ...] = ()
+        self._indexed_to = 0
+        self._min_log_offset = 0
+        self._saved: IndexState | None = None
+        self._saves = 0
+        self._closed = False
+        self.has_lost = False  # files, when it was loaded
+        self._putting = threading.RLock()  # files and items; before _saving where both are held
+        self._saving = threading.Lock()  # the file of what is durable
+
+    def load(self, *, abnormal: bool, min_log_offset: int = 0, durable_timestamp: int = 0) -> int:
+        """Open the files and return `replay_from`.
+
+        `durable_timestamp` is `indexMsgTimestamp` of the checkpoint; it counts after a crash only.
+        The store then recovers its log, calls `truncate` with its end, and puts every message from
+        `replay_from` on.
+        """
+        with self._putting:
+            self._saved = IndexState.load(self._state_path)
+            count = len(index_names(self._directory.path))
+            if abnormal:
+                files = durable_files(
+                    self._directory, self._saved, durable_timestamp=durable_timestamp
+                )
+            else:
+                files = all_files(self._directory, self._saved)
+            self.has_lost = len(files) < count
+            self._files = tuple(files)
+            self._min_log_offset = min_log_offset
+            self._indexed_to = replay_start(files, self._saved, min_log_offset=min_log_offset)
+            if self._saved is not None and not set(self._saved.files).issubset(self.names):
+                self._saved = None  # a file to come may get the name of one that is gone
+            return self._indexed_to
+
+    @property
+    def replay_from(self) -> int:
+        """The log offset of the last message handed over: nothing below it has to come again."""
+        return self._indexed_to
+
+    @property
+    def end_log_offset(self) -> int:
+        """The log offset of the last indexed message, -1 if there is none."""
+        files = self._files
+        end = files[-1].header.end_log_offset if files else 0
+        known = end > 0 or any(file.header.item_count for file in files)
+        return end if known else NOTHING_INDEXED
+
+    @property
+    def sealed_timestamp(self) -> int:
+        """What Java's checkpoint may say: the end of the newest full file that is durable, or 0."""
+        saved = self._saved
+        full = self._directory.item_capacity - 1
+        cuts = sorted(saved.files.items()) if saved is not None else []
+        return max((cut.end_timestamp for _, cut in cuts if cut.item_count == full), default=0)
+
+    @property
+    def names(self) -> list[str]:
+        return [file.name for file in self._files]
+
+    def truncate(self, log_end: int) -> int:
+        """Forget the keys of messages at or behind the end of the log; return `replay_from`."""
+        with self._putting:
+            kept, cut = cut_before(self._files, log_end)
+            if cut is None and len(kept) == len(self._files):
+                self._indexed_to = max(self._min_log_offset, min(self._indexed_to, log_end))
+                return self._indexed_to
+            for file in kept:
+                file.flush()
+            end = kept[-1].header.end_log_offset if kept else self._min_log_offset
+            if cut is not None:
+                end = kept[-1].log_offset_at(cut.item_count)
+            self._indexed_to = max(self._min_log_offset, min(self._indexed_to, end))
+            # First the word, then the deed: an entry must never count items that are gone.
+            cuts = {kept[-1].name: cut} if cut is not None else {}
+            self._save(IndexState.of(self._indexed_to, kept, cuts))
+            self._remove(self._files[len(kept) :])
+            if cut is not None:
+                name = kept[-1].name
+                kept.pop().close()
+                kept.append(self._directory.cut_back(name, cut))
+            self._files = tuple(kept)
+            return self._indexed_to
+
+    def put(self, batch: IndexBatch) -> int:
+        """Index a run of messages in the order of the log; return how many keys were new."""
+        if not len(batch):
+            return 0
+        with self._putting:
+            self._check_open()
+            if self._saved is None:  # what is there was durable when the store opened: say so
+                self._save(self._now())
+            columns = new_items(batch, end=self.end_log_offset, count_at_end=self._count_at_end)
+            start = 0
+            while start < len(columns):
+                if not self._files or self._files[-1].is_full:
+                    self._roll()
+                start += self._files[-1].put(columns.part(start))
+            self._indexed_to = max(self._indexed_to, batch.log_offsets[-1])
+            return start
+
+    def _count_at_end(self, log_offset: int) -> int:
+        count = 0
+        for file in reversed(self._files):
+            here = file.count_at_end(log_offset)
+            count += here
+            if here < file.header.item_count:
+                break
+        return count
+
+    def _roll(self) -> None:
+        newest = self._files[-1] if self._files else None
+        if newest is not None:
+            newest.flush()
+            self._save(self._now())
+        name = next_index_name(
+            self._clock.now_ms(),
+            utc_offset_ms=self._utc_offset_ms,
+            newest=newest.name if newest is not None else "",
+        )
+        make_directories(self._directory.path)
+        file = IndexFile.create(
+            self._directory.path / name,
+            slot_count=self._directory.slot_count,
+            item_capacity=self._directory.item_capacity,
+            end_timestamp=newest.header.end_timestamp if newest is not None else 0,
+            end_log_offset=newest.header.end_log_offset if newest is not None else 0,
+        )
+        self._files = (*self._files, file)
+
+    def query(self, topic: str, key: str, *, count_max: int, begin: int, end: int) -> IndexAnswer:
+        """Java's answer, with its cap and what it misses; `candidates` is what misses nothing."""
+        self._check_open()
+        count_max = min(count_max, self._count_max)
+        key_hash = local_key_hash(index_key(topic, key))
+        return answer_like_java(self._files, key_hash, count_max=count_max, begin=begin, end=end)
+
+    def candidates(self, topic: str, key: str, *, begin: int, end: int) -> Iterator[int]:
+        """The log offsets of all messages that may carry the key, newest first, each once.
+
+        None is missed as long as store timestamps run back by no more than `CLOCK_SLACK_MS`. Keys
+        with the same hash and times just outside come along: the message itself decides.
+        """
+        self._check_open()
+        hashed = local_key_hash(index_key(topic, key))
+        return all_candidates(self._files, hashed, begin=begin, end=end)
+
+    def flush(self) -> None:
+        """Make every key put so far durable, and known to be. Puts go on meanwhile."""
+        with self._putting:
+            moment, saves = self._now(), self._saves
+            if moment == self._saved:
+                return
+            newest = self._files[-1] if self._files else None
+        if newest is not None:
+            newest.flush()
+        self._save(moment, unless_since=saves)
+
+    def _now(self) -> IndexState:
+        return IndexState.of(self._indexed_to, self._files)
+
+    def _save(self, moment: IndexState, *, unless_since: int | None = None) -> None:
+        with self._saving:
+            if unless_since is not None and unless_since != self._saves:
+                return  # another one was entered meanwhile, and files may have gone with it
+            try:
+                moment.save(self._state_path)
+            except OSError as error:
+                raise BackendRefusedError(str(self._state_path), "write", str(error)) from error
+            self._saves += 1
+            self._saved = moment
+
+    def delete_expired(self, min_log_offset: int) -> int:
+        """Delete the oldest files that name nothing from there on, never the last; return how many.
+
+        A query that is under way ends as it began.
+        """
+        with self._putting:
+            files = self._files
+            count = 0
+            while count < len(files) - 1 and files[count].header.end_log_offset < min_log_offset:
+                count += 1
+            self._files = files[count:]
+            self._remove(files[:count])
+            return count
+
+    def _remove(self, files: tuple[IndexFile, ...]) -> None:
+        for file in files:
+            file.delete()
+        if files:
+            fsync_directory(self._directory.path)
+
+    def close(self) -> None:
+        """Let go of the files; nothing is written. Idempotent."""
+        with self._putting:
+            self._closed = True
+            for file in self._files:
+                file.close()
+
+    def destroy(self) -> None:
+        """Close and remove every file of the index, damaged ones too. Idempotent."""
+        with self._putting:
+            self._closed = True
+            self._remove(self._files)
+            self._files = ()
+            with self._saving:
+                self._saves += 1
+                self._state_path.unlink(missing_ok=True)
+            remove_files(self._directory, index_names(self._directory.path))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError(f"{self._directory.path}: the index is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.close()
+
+
+def query_message(
+    index: IndexService,
+    commit_log: CommitLog,
+    topic: str,
+    key: str,
+    *,
+    count_max: int,
+    count_limit: int,
+    begin: int,
+    end: int,
+    tags_code: Callable[[bytes], int],
+    is_named: Callable[[bytes, int], bool],
+    log_offset_min: int = 0,
+) -> QueryResult:
+    """Newest first, each once, none below `log_offset_min`; `tags_code` is what its queue holds.
+
+    A damaged or missing message hides no other; the answer is then incomplete. So it is where a
+    record does not carry what its entry in the index says, or is not where it says in its queue
+    (`is_named`): no checksum covers either. And so it is where the store's own `count_limit` cuts
+    what the caller's `count_max` has room for.
+    """
+    found: list[SelectedMessage] = []
+    complete, is_cut = True, False
+    if count_max <= 0 or not key:
+        return QueryResult()
+    damaged: list[SegmentCorruptError] = []
+    for log_offset in _candidates(index, topic, key, begin, end, damaged):
+        if log_offset < log_offset_min:
+            continue
+        try:
+            record = commit_log.message_bytes(log_offset)
+        except SegmentCorruptError as error:
+            log.warning("a message that may have the key %r is passed over: %s", key, error)
+            complete = False
+            continue
+        if record is None and log_offset >= (commit_log.min_offset or 0):
+            log.warning("a message that may have the key %r is not at %d", key, log_offset)
+            complete = False
+        if record is None or not begin <= peek_store_timestamp(record) <= end:
+            continue
+        message = decode_message(record, check_crc=False)
+        keys = key_texts(message.topic, unique_key=message.unique_key, keys=message.keys)
+        text = index_key(topic, key)
+        has_key = message.topic == topic and text in keys
+        hashed = local_key_hash(text)
+        fits = has_key or any(local_key_hash(other) == hashed for other in keys)
+        if not fits or not is_named(record, log_offset):
+            log.warning("the message at %d that may have the key %r is damaged", log_offset, key)
+            complete = False
+            continue
+        if not has_key:
+            continue
+        if len(found) == count_limit:
+            is_cut = True
+            break
+        found.append(
+            SelectedMessage(
+                queue_offset=message.queue_offset,
+                log_offset=log_offset,
+                tags_code=tags_code(record),
+                record=record,
+            )
+        )
+        if len(found) == count_max:
+            break
+    complete = complete and not damaged
+    return QueryResult(messages=found, complete=complete and not is_cut, is_cut=complete and is_cut)
+
+
+def _candidates(
+    index: IndexService,
+    topic: str,
+    key: str,
+    begin: int,
+    end: int,
+    damaged: list[SegmentCorruptError],
+) -> Iterator[int]:
+    """What the index suggests; what keeps it from suggesting more goes into `damaged`."""
+    try:
+        yield from index.candidates(topic, key, begin=begin, end=end)
+    except SegmentCorruptError as error:
+        log.warning("not every message that may have the key %r can be found: %s", key, error)
+        damaged.append(error)

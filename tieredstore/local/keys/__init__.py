@@ -1,1 +1,0 @@
-"""Keys: the index files, filled and cut back, and messages found by key."""

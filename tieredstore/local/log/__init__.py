@@ -1,1 +1,0 @@
-"""The log: every message of the store, appended, flushed, and walked again."""

@@ -1,0 +1,399 @@
+"""Reads by queue offset: which messages a consumer gets, and where it goes on.
+
+And no unit is believed. A record that is not the one its unit stands for is never served in its
+place: the unit is made again from the log, or the read is a SegmentCorruptError.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.columns import RecordColumns
+from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, QueueUnits, decode_units
+from tieredstore.driver.message_store import MessageFilter
+from tieredstore.local.commit_log import CommitLog, read_records
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.consume_queue import ConsumeQueue, matching_tags
+from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError
+from tieredstore.model.messages import GetResult, MessageRun, SelectedMessage
+from tieredstore.model.values import INT32_MAX, GetStatus, QueueKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLimits:
+    """Counts and bytes of one read; a quarter of them where a message may have to come from disk.
+
+    Messages at or above `memory_from` in the log are taken to be in the page cache.
+    """
+
+    count_max: int
+    bytes_max: int
+    memory_count_max: int
+    memory_bytes_max: int
+    memory_from: int
+
+    def is_full(self, count: int, size: int, more: int, log_offset: int) -> bool:
+        """Whether `count` messages of `size` bytes leave no room for one of `more` bytes."""
+        if count >= self.count_max or size + more > self.bytes_max:
+            return True
+        if log_offset >= self.memory_from:
+            return count >= self.memory_count_max or size + more > self.memory_bytes_max
+        return count >= self.memory_count_max // 4 or size + more > self.memory_bytes_max // 4
+
+    def first_full(
+        self, units: QueueUnits, start: int, stop: int, *, count: int, size: int
+    ) -> int | None:
+        """The first of the rows [start, stop) for which `is_full`; None for none.
+
+        A batch without any message has room for each.
+        """
+        if start >= stop or not count:
+            return None
+        if stop - start == 1:
+            more, log_offset = int(units.message_bytes[start]), int(units.log_offsets[start])
+            return start if self.is_full(count, size, more, log_offset) else None
+        if count >= self.count_max or count >= self.memory_count_max:
+            return start
+        on_disk = units.log_offsets[start:stop] < self.memory_from
+        limits = np.where(on_disk, self.memory_bytes_max // 4, self.memory_bytes_max)
+        limits = np.minimum(limits, self.bytes_max) - size
+        full = units.message_bytes[start:stop] > limits
+        if count >= self.memory_count_max // 4:
+            full |= on_disk
+        first = int(full.argmax())
+        return start + first if full[first] else None
+
+
+SCAN_COUNT_MIN = 800  # units looked at in one read, if the caller asks for no more messages
+PULL_BYTES_MIN, PULL_BYTES_MAX = 100, 128 * 1024 * 1024
+MEMORY_PERCENT = 40
+FEW_ROWS_MAX = 32  # read one by one: columns are quicker from here on
+_ROWS_AT_ONCE = 64
+
+
+class Truth(Protocol):
+    """What the log says of units: see `dispatching/unit_truth`."""
+
+    def misfit(self, key: QueueKey, offset: int, tags_code: int, record: bytes) -> str: ...
+
+    def fitting_count(
+        self,
+        key: QueueKey,
+        first_offset: int,
+        tags_codes: NDArray[np.int64],
+        columns: RecordColumns,
+    ) -> int: ...
+
+    def made_again(self, key: QueueKey, offset: int, reason: str) -> QueueUnit | None: ...
+
+
+class QueueReader:
+    """Answers reads from one log and its queues. Any thread may ask at any time."""
+
+    def __init__(
+        self, config: LocalConfig, commit_log: CommitLog, queues: ConsumeQueues, truth: Truth
+    ) -> None:
+        self._config = config
+        self._log = commit_log
+        self._queues = queues
+        self._truth = truth
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int,
+        bytes_max: int,
+        message_filter: MessageFilter | None,
+    ) -> GetResult:
+        while True:
+            queue = self._queues.queue(topic, queue_id)
+            key = QueueKey(topic, queue_id)
+            try:
+                return self._get(key, queue, offset, count_max, bytes_max, message_filter)
+            except OffsetOutOfRangeError:
+                # Files or the queue went meanwhile, then the next look says so.
+                if queue is self._queues.queue(topic, queue_id) and _holds(queue, offset):
+                    raise
+
+    def _get(
+        self,
+        key: QueueKey,
+        queue: ConsumeQueue | None,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        message_filter: MessageFilter | None,
+    ) -> GetResult:
+        if queue is None or queue.max_offset == 0:
+            return _nothing(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+        minimum, maximum = queue.min_offset, queue.max_offset
+        if offset < minimum:
+            return _nothing(GetStatus.OFFSET_TOO_SMALL, minimum, minimum, maximum)
+        if offset == maximum:
+            return _nothing(GetStatus.OFFSET_OVERFLOW_ONE, offset, minimum, maximum)
+        if offset > maximum:
+            return _nothing(GetStatus.OFFSET_OVERFLOW_BADLY, maximum, minimum, maximum)
+        if count_max <= 0:
+            return _nothing(GetStatus.NO_MATCHED_MESSAGE, offset, minimum, maximum)
+        status, next_offset, found = self._scan(
+            key, queue, offset, count_max, bytes_max, message_filter
+        )
+        return GetResult(
+            status=GetStatus.FOUND if found else status,
+            next_offset=next_offset,
+            min_offset=minimum,
+            max_offset=maximum,
+            messages=found,
+        )
+
+    def _scan(
+        self,
+        key: QueueKey,
+        queue: ConsumeQueue,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        message_filter: MessageFilter | None,
+    ) -> tuple[GetStatus, int, list[SelectedMessage]]:
+        """Look at units up to the end of their file until the batch is full.
+
+        A filter that names its tags codes is not asked for each: only units that match are looked
+        at. Where the batch ends is the same, so the units between count for that.
+
+        The batch also ends before the first record that has gone or is damaged, if there is
+        anything before it: the next read, from there, tells of it.
+        """
+        units = queue.units(offset, min(max(SCAN_COUNT_MIN, count_max), self._file_rest(offset)))
+        if not len(units):  # the queue was emptied just now
+            raise OffsetOutOfRangeError(
+                queue.directory, offset=offset, minimum=queue.min_offset, maximum=queue.max_offset
+            )
+        limits = self._limits(count_max, bytes_max)
+        chosen = _chosen(units, message_filter)
+        asked = message_filter if chosen is None else None
+        found: list[SelectedMessage] = []
+        size, looked = 0, 0
+        for row, log_offset, length, code in _rows(units, chosen):
+            if found:
+                full = limits.first_full(units, looked, row + 1, count=len(found), size=size)
+                if full is not None:
+                    return GetStatus.FOUND, offset + full, found
+            looked = row + 1
+            if asked is not None and not asked.matches_tags_code(code):
+                continue
+            unit = QueueUnit(log_offset, length, code)
+            unit, record = self._record(key, queue, offset + row, unit, may_raise=not row)
+            if record is None:
+                if row:
+                    return GetStatus.NO_MATCHED_MESSAGE, offset + row, found
+                return GetStatus.MESSAGE_WAS_REMOVING, offset + self._gone_count(units), found
+            if message_filter is not None and not message_filter.matches_record(record):
+                continue
+            size += unit.message_bytes
+            found.append(
+                SelectedMessage(
+                    queue_offset=offset + row,
+                    log_offset=unit.log_offset,
+                    tags_code=unit.tags_code,
+                    record=record,
+                )
+            )
+        full = limits.first_full(units, looked, len(units), count=len(found), size=size)
+        end = len(units) if full is None else full
+        return GetStatus.NO_MATCHED_MESSAGE, offset + end, found
+
+    def _record(
+        self,
+        key: QueueKey,
+        queue: ConsumeQueue,
+        offset: int,
+        unit: QueueUnit,
+        *,
+        may_raise: bool,
+    ) -> tuple[QueueUnit, bytes | None]:
+        """The unit and its record: None where it has gone, where the unit only fills a place, and
+        for damage that may not be raised."""
+        if unit.is_prefill:
+            return unit, None
+        try:
+            return self.read(key, queue, offset, unit)
+        except SegmentCorruptError:
+            if may_raise:
+                raise
+            return unit, None
+
+    def _gone_count(self, units: QueueUnits) -> int:
+        """How many of these messages are not there, the first one of which is not."""
+        kept = units.log_offsets >= (self._log.min_offset or 0)
+        kept &= units.message_bytes != INT32_MAX
+        kept[0] = False
+        return int(kept.argmax()) if kept.any() else len(units)
+
+    def read(
+        self, key: QueueKey, queue: ConsumeQueue, offset: int, unit: QueueUnit
+    ) -> tuple[QueueUnit, bytes | None]:
+        """The record that a unit stands for, and the unit as it must be; None where it has gone.
+
+        SegmentCorruptError where the log has no sound record for this place of the queue.
+        """
+        try:
+            record = self._log.message_bytes(unit.log_offset, unit.message_bytes)
+            reason = self._misfit(key, queue, offset, unit, record)
+            if not reason:
+                return unit, record
+            error = SegmentCorruptError(queue.directory, reason, position=offset * UNIT_BYTES)
+        except SegmentCorruptError as damaged:
+            error, reason = damaged, str(damaged)
+        again = self._truth.made_again(key, offset, reason)
+        if again is None:
+            raise error
+        return again, self._log.message_bytes(again.log_offset, again.message_bytes)
+
+    def _misfit(
+        self, key: QueueKey, queue: ConsumeQueue, offset: int, unit: QueueUnit, record: bytes | None
+    ) -> str:
+        if record is not None:
+            return self._truth.misfit(key, offset, unit.tags_code, record)
+        if offset < queue.first_from(self._log.min_offset or 0):
+            return ""  # it has expired, as those before it
+        return f"the unit names {unit.log_offset}, below the log, and those before it do not"
+
+    def _file_rest(self, offset: int) -> int:
+        per_file = self._config.queue_file_bytes // UNIT_BYTES
+        return per_file - offset % per_file
+
+    def _limits(self, count_max: int, bytes_max: int) -> ReadLimits:
+        config = self._config
+        return ReadLimits(
+            count_max=count_max,
+            bytes_max=min(max(bytes_max, PULL_BYTES_MIN), PULL_BYTES_MAX),
+            memory_count_max=config.memory_count_max,
+            memory_bytes_max=config.memory_bytes_max,
+            memory_from=self._log.max_offset - _page_cache_bytes(),
+        )
+
+    def is_in_memory(self, log_offset: int) -> bool:
+        """As RocketMQ guesses: what was written last fills the page cache."""
+        return self._log.max_offset - log_offset <= _page_cache_bytes()
+
+    def run(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+    ) -> MessageRun:
+        """Consecutive messages as columns; it ends before the first that is gone or damaged.
+
+        A first one that is damaged is an error.
+        """
+        queue = self._queues.queue(topic, queue_id)
+        if queue is None or not _holds(queue, offset) or count_max <= 0:
+            return _run(offset, decode_units(b""), 0, bytearray())
+        try:
+            units = queue.units(offset, count_max)
+        except OffsetOutOfRangeError:  # it went just now
+            return _run(offset, decode_units(b""), 0, bytearray())
+        sizes = np.maximum(units.message_bytes, 1).astype(np.int64)
+        count = max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
+        key = QueueKey(topic, queue_id)
+        if count > FEW_ROWS_MAX and len(units) > FEW_ROWS_MAX:
+            columns, records = read_records(
+                *(self._log.queue, units.log_offsets[:count], sizes[:count]),
+                check_property_crc=self._log.check_property_crc,
+            )
+            found = self._truth.fitting_count(key, offset, units.tags_codes, columns)
+            if found:
+                records = records if found == count else records[: int(sizes[:found].sum())]
+                return _run(offset, units, found, records)
+        return self._few(key, queue, offset, units, count)
+
+    def _few(
+        self, key: QueueKey, queue: ConsumeQueue, offset: int, units: QueueUnits, count: int
+    ) -> MessageRun:
+        found: list[QueueUnit] = []
+        records: list[bytes] = []
+        for row, log_offset, size, code in islice(_rows(units, None), count):
+            unit = QueueUnit(log_offset, size, code)
+            if not found:
+                unit, record = self.read(key, queue, offset, unit)
+            else:
+                record = self._fitting(key, offset + row, unit)
+            if record is None:
+                break  # the next run, from here, tells of damage
+            found.append(unit)
+            records.append(record)
+        whole = QueueUnits(
+            log_offsets=np.array([unit.log_offset for unit in found], np.int64),
+            message_bytes=np.array([unit.message_bytes for unit in found], np.int32),
+            tags_codes=np.array([unit.tags_code for unit in found], np.int64),
+        )
+        return _run(offset, whole, len(found), bytearray().join(records))
+
+    def _fitting(self, key: QueueKey, offset: int, unit: QueueUnit) -> bytes | None:
+        """The record that a unit stands for; None where it is gone, or something is damaged."""
+        try:
+            record = self._log.message_bytes(unit.log_offset, unit.message_bytes)
+        except SegmentCorruptError:
+            return None
+        if record is None or self._truth.misfit(key, offset, unit.tags_code, record):
+            return None
+        return record
+
+
+def _holds(queue: ConsumeQueue | None, offset: int) -> bool:
+    return queue is not None and queue.min_offset <= offset < queue.max_offset
+
+
+def _chosen(units: QueueUnits, message_filter: MessageFilter | None) -> NDArray[np.intp] | None:
+    """The rows that a filter wants, if it says by which codes; None where it has to be asked."""
+    codes = getattr(message_filter, "tags_codes", None)
+    return None if codes is None else np.flatnonzero(matching_tags(units, codes))
+
+
+def _rows(
+    units: QueueUnits, chosen: NDArray[np.intp] | None
+) -> Iterator[tuple[int, int, int, int]]:
+    """Row, log offset, size and tags code of the chosen units, or of all.
+
+    A few at a time: most reads are done after the first 32.
+    """
+    every = np.arange(len(units)) if chosen is None else chosen
+    for start in range(0, len(every), _ROWS_AT_ONCE):
+        rows = every[start : start + _ROWS_AT_ONCE]
+        yield from zip(
+            rows.tolist(),
+            units.log_offsets[rows].tolist(),
+            units.message_bytes[rows].tolist(),
+            units.tags_codes[rows].tolist(),
+            strict=True,
+        )
+
+
+def _run(first_offset: int, units: QueueUnits, count: int, records: bytearray) -> MessageRun:
+    message_bytes = units.message_bytes[:count]
+    return MessageRun(
+        first_offset=first_offset,
+        log_offsets=units.log_offsets[:count],
+        message_bytes=message_bytes,
+        tags_codes=units.tags_codes[:count],
+        starts=np.cumsum(message_bytes, dtype=np.int64) - message_bytes,
+        records=records,
+    )
+
+
+def _nothing(status: GetStatus, next_offset: int, minimum: int, maximum: int) -> GetResult:
+    return GetResult(status=status, next_offset=next_offset, min_offset=minimum, max_offset=maximum)
+
+
+@cache
+def _page_cache_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_PERCENT // 100

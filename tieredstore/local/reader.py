@@ -1,0 +1,252 @@
+"""`LocalReader`: a local store read without changing it, even while a broker has it open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Self
+
+from tieredstore.driver.runtime import Runtime
+from tieredstore.local.commit_log import CommitLog
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.files import StoreFiles, check_sizes, stored_sizes
+from tieredstore.local.index_reader import IndexReader
+from tieredstore.local.mapped_file import MappedFiles
+from tieredstore.local.queue_reader import QueueReader
+from tieredstore.local.record_scan import RecordState, check_record
+from tieredstore.local.recovery import (
+    ENDS_FILE,
+    QueueEnds,
+    RecoveryReport,
+    StoreCheckpoint,
+    log_claims,
+    missing_files,
+    settled_end,
+)
+from tieredstore.local.store import StoreParts, StoreReads
+from tieredstore.local.unit_truth import UnitTruth
+from tieredstore.model.errors import SegmentError, SegmentNotFoundError, refused_by_system
+from tieredstore.model.messages import QueryResult
+from tieredstore.model.values import INT32_MAX, INT64_MAX
+
+_OPEN_TRIES: Final = 5
+
+
+class StoreNotFoundError(SegmentNotFoundError):
+    """The directory holds no local store, or is not there."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        SegmentError.__init__(self, path, reason)
+
+
+class LocalReader(StoreReads):
+    """A store as its files show it: what the queues name and what the log soundly holds.
+
+    * Nothing is locked, created, cut, synced or written. A writer, also Java's, may be at work.
+    * Queues are seen as they were when the store was opened; open it again to see more.
+    * After a crash a queue may name a message that the log does not hold whole. Reading it is a
+      SegmentCorruptError, and its log offset is at or behind `log_facts().log_end`.
+    * While a writer opens the store after a crash it may cut index files back: do not query then.
+    """
+
+    def __init__(self, config: LocalConfig) -> None:
+        super().__init__(config)
+        self._runtime = Runtime.inline()
+        self._facts: RecoveryReport | None = None
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | Path,
+        *,
+        commit_log_file_bytes: int | None = None,
+        queue_file_bytes: int | None = None,
+        index_slot_count: int | None = None,
+        index_item_count: int | None = None,
+    ) -> Self:
+        """Open the store in a directory. Sizes not given are those written down beside the store,
+        else RocketMQ's defaults. Raises InvalidConfigError where they do not fit the files,
+        StoreNotFoundError where there is no store."""
+        files = StoreFiles(Path(directory))
+        given = {
+            "commit_log_file_bytes": commit_log_file_bytes,
+            "queue_file_bytes": queue_file_bytes,
+            "index_slot_count": index_slot_count,
+            "index_item_count": index_item_count,
+        }
+        with refused_by_system(str(directory), "open"):
+            _refuse_other_directories(files)
+            sizes = stored_sizes(files)
+        sizes |= {name: value for name, value in given.items() if value is not None}
+        reader = cls(_config(str(directory), sizes))
+        reader.load()
+        return reader
+
+    @property
+    def config(self) -> LocalConfig:
+        return self._config
+
+    @property
+    def files(self) -> StoreFiles:
+        return StoreFiles(self._config.root)
+
+    def load(self) -> None:
+        """Find the files, once. A writer may create and delete some meanwhile: then look again."""
+        self._refuse_a_fork()
+        if self._parts is not None:
+            return
+        with refused_by_system(self._config.store_path, "open"):
+            for attempt in range(1, _OPEN_TRIES + 1):
+                try:
+                    self._parts = self._opened()
+                    return
+                except (FileNotFoundError, SegmentError):
+                    if attempt == _OPEN_TRIES:
+                        raise
+
+    def _opened(self) -> StoreParts:
+        check_sizes(self.files, self._config, write=False)
+        config, open_files = self._config, MappedFiles(read_only=True)
+        log = CommitLog(config, self._runtime, open_files)
+        queues = ConsumeQueues(
+            self.files.consume_queues, file_bytes=config.queue_file_bytes, files=open_files
+        )
+        index = IndexReader(config, log, clock=self._runtime.clock)
+        queues.load()
+        log.load()  # after the queues: the file of what they name is then among its files
+        queues.correct_min_offsets(log.min_offset or 0)
+        index.open()
+        # What else a store has only writes: it stays as it was built, with nothing to do.
+        built = StoreParts.of(config, self._runtime)
+        truth = UnitTruth(log, queues, built.delays)
+        parts = replace(
+            built,
+            log=log,
+            queues=queues,
+            index=index,
+            truth=truth,
+            reader=QueueReader(config, log, queues, truth),
+        )
+        parts.deleted.load()  # their records are in the log still, and count no more
+        return parts
+
+    def close(self) -> None:
+        """Release all files. Idempotent."""
+        self._refuse_a_fork()
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            parts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object = None, *exception: object) -> None:
+        if self._parts is None or not self._parts.process.is_left_by(kind):
+            self.close()
+
+    def max_log_offset(self) -> int:
+        """Where the sound records end."""
+        return self.log_facts().log_end
+
+    def confirmed_offset(self) -> int:
+        """What the files say: after a clean end all of it, else what the checkpoint vouches for."""
+        facts = self.log_facts()
+        if not facts.abnormal:
+            return facts.log_end
+        return min(facts.log_end, self.checkpoint.values.confirmed_offset)
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = 32,
+        begin: int = 0,
+        end: int = INT64_MAX,
+    ) -> QueryResult:
+        """As any store; what a damaged index file may hide makes the answer incomplete."""
+        found = super().query_message(topic, key, count_max=count_max, begin=begin, end=end)
+        return replace(found, complete=found.complete and not self.index.damages)
+
+    @property
+    def checkpoint(self) -> StoreCheckpoint:
+        return StoreCheckpoint.open(self.files.checkpoint)
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._loaded().queues.queue(topic, queue_id)
+
+    @property
+    def index(self) -> IndexReader:
+        index = self._loaded().index
+        assert isinstance(index, IndexReader)
+        return index
+
+    @property
+    def log(self) -> CommitLog:
+        return self._loaded().log
+
+    def log_facts(self) -> RecoveryReport:
+        """Read the end of the log as a recovery would, once; it may read a whole file.
+
+        Of what lies before `checked_from` nothing is said.
+        """
+        while self._facts is None:
+            try:
+                self._facts = self._read_facts()
+            except SegmentNotFoundError:
+                if not self.log.queue.forget_gone():
+                    raise
+                self.log.look_again()
+        return self._facts
+
+    def _read_facts(self) -> RecoveryReport:
+        start = self._check_start()
+        scan = self.log.scan_from(start)
+        for _ in scan:
+            pass
+        abnormal = self.files.ended_abnormally
+        table = QueueEnds.load(self.files.config / ENDS_FILE)
+        queues = self._loaded().queues
+        claims = log_claims(queues, table, self.checkpoint, abnormal=abnormal)
+        end = settled_end(self.log, scan, claims)
+        return RecoveryReport(
+            abnormal=abnormal,
+            checked_from=start,
+            log_end=end.log_end,
+            redispatched_count=0,
+            damages=(*missing_files(self.log), *scan.damages, *end.damages),
+            torn=end.torn,
+        )
+
+    def _check_start(self) -> int:
+        """The last file that begins with a sound record, at or before the end of the queues."""
+        parts = self._loaded()
+        files = parts.log.queue.files
+        for file in reversed(files):
+            if file.start_offset < max(1, parts.queues.max_log_end):
+                check = check_record(file.view(), log_offset=file.start_offset)
+                if check.state is RecordState.MESSAGE:
+                    return file.start_offset
+        return files[0].start_offset if files else 0
+
+
+def _refuse_other_directories(files: StoreFiles) -> None:
+    if not files.root.is_dir():
+        raise StoreNotFoundError(str(files.root), "there is no such directory")
+    if not files.commit_log.is_dir() and not files.consume_queues.is_dir():
+        raise StoreNotFoundError(str(files.root), "no local store: it has no commitlog directory")
+
+
+def _config(directory: str, sizes: dict[str, int]) -> LocalConfig:
+    default = LocalConfig(store_path=directory)
+    return LocalConfig(
+        store_path=directory,
+        commit_log_file_bytes=sizes.get("commit_log_file_bytes", default.commit_log_file_bytes),
+        queue_file_bytes=sizes.get("queue_file_bytes", default.queue_file_bytes),
+        index_slot_count=sizes.get("index_slot_count", default.index_slot_count),
+        index_item_count=sizes.get("index_item_count", default.index_item_count),
+        # A query ends where the caller says: this is no broker that has to be protected.
+        query_count_max=INT32_MAX,
+    )

@@ -1,0 +1,613 @@
+"""Recovery of a store: log, queues and index are brought together when it opens.
+
+The checkpoint file: up to which store times the parts of a store are durable.
+
+    | offset | width | field                                                            |
+    | ------ | ----- | ---------------------------------------------------------------- |
+    |      0 | i64   | store time up to which the commit log is durable                 |
+    |      8 | i64   | the same of the consume queues                                   |
+    |     16 | i64   | the same of the key index                                        |
+    |     24 | i64   | log offset up to which the master of a replica has flushed       |
+    |     32 | i64   | log offset of the last message that recovery found good          |
+    |     40 | i64   | from RocketMQ 5.5 on: log offset up to which queues are durable  |
+
+The file has 4096 bytes, of which the rest is left as it was. The last field is written as 0, which
+is nothing known: later versions then go by the times, as 5.3.3 does.
+
+What each queue held at a moment when all of them were on disk.
+
+    {"version": 1, "logEnd": .., "logMin": .., "queues": {topic: {number: [first, end, last]}},
+     "crc32": ".."}
+
+`first` is the queue offset where the first file starts, `end` the next queue offset, `last` where
+the newest message ends in the log.
+
+Bringing log, queues and index together when a store opens.
+
+After a clean end the log is checked from its last file on; after a crash from the file that the
+checkpoint vouches for. It ends behind its last sound record, but never before what was on disk: a
+record there that cannot be read is damaged and not torn, and its place stays taken.
+
+A queue that ends where the table of `queue_ends` says is believed. Any other is held against the
+log, unit by unit from its end, and cut where the log says otherwise. What queues lack, because
+units were damaged or files have gone, is written again, however long ago it was put. Units and keys
+are written again from where the queues or the index end, whichever is earlier; both know what they
+have, so nothing is there twice. No queue ends before the furthest end that is known of it, unless
+the log proves that wrong.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+from tieredstore.codec.checks import pack_fields
+from tieredstore.codec.message import MESSAGE_BYTES_MIN
+from tieredstore.codec.names import local_file_name
+from tieredstore.codec.record import peek_store_timestamp
+from tieredstore.driver.durable import NO_LINK, write_all, write_atomically
+from tieredstore.local.commit_log import CommitLog, LogScan
+from tieredstore.local.consume_queue import QueueEnd
+from tieredstore.local.consume_queues import ConsumeQueues, DeletedTopics
+from tieredstore.local.index_service import IndexService
+from tieredstore.local.mapped_file import MappedFile
+from tieredstore.local.mapped_file_queue import MappedFileQueue
+from tieredstore.local.record_scan import Damage, RecordState, check_record
+from tieredstore.local.redispatch import Redispatch
+from tieredstore.local.side_file import read_document, write_document
+from tieredstore.local.unit_truth import UnitTruth
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import QueueKey
+
+log = log_of(__name__)
+
+CHECKPOINT_BYTES: Final = 4096
+MARGIN_MS: Final = 3_000
+
+_FIELDS: Final = Struct(">qqqqq")
+_NO_QUEUE_OFFSET: Final = bytes(8)
+_WRITTEN_BYTES: Final = _FIELDS.size + len(_NO_QUEUE_OFFSET)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointValues:
+    """What a checkpoint says; 0 means that nothing is known to be durable."""
+
+    log_timestamp: int = 0
+    queue_timestamp: int = 0
+    index_timestamp: int = 0
+    master_flushed_offset: int = 0
+    confirmed_offset: int = 0
+
+    @property
+    def min_timestamp(self) -> int:
+        """Messages stored before this are in the log and in their queues, whatever happened.
+
+        The margin is Java's: its times of one moment may come out of order.
+        """
+        return max(0, min(self.log_timestamp, self.queue_timestamp) - MARGIN_MS)
+
+
+_NAMES: Final = tuple(CheckpointValues.__dataclass_fields__)
+
+
+def encode_checkpoint(values: CheckpointValues) -> bytes:
+    """The first 40 bytes of the file."""
+    return pack_fields(_FIELDS, _NAMES, *astuple(values))
+
+
+def decode_checkpoint(data: bytes) -> CheckpointValues:
+    """What the bytes say, whatever their number.
+
+    A checkpoint only ever saves work in a recovery. So what is missing or cannot be true is 0,
+    nothing known: the recovery reads more and finds the same. Java reads a short file like this.
+    """
+    whole = data[: _FIELDS.size].ljust(_FIELDS.size, b"\x00")
+    known = (max(0, value) for value in _FIELDS.unpack(whole))
+    return CheckpointValues(**dict(zip(_NAMES, known, strict=True)))
+
+
+class StoreCheckpoint:
+    """The checkpoint of one store, in memory and in its file.
+
+    Values change in memory when the store says so, and only after the part they speak of is
+    durable; `flush` brings them into the file. A crash in between leaves older values, which are
+    as true. Times never move back but by `rewind`. Any thread may call anything.
+    """
+
+    def __init__(self, path: Path, values: CheckpointValues, *, written: bytes | None) -> None:
+        self._path = path
+        self._values = values
+        self._written = written
+        self._guard = threading.Lock()
+        self._file_guard = threading.Lock()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> StoreCheckpoint:
+        """Read the file; one that is missing, short or damaged knows less. Writes nothing."""
+        path = Path(path)
+        try:
+            with path.open("rb") as file:
+                data = file.read(CHECKPOINT_BYTES)
+        except FileNotFoundError:
+            return cls(path, CheckpointValues(), written=None)
+        whole = len(data) == CHECKPOINT_BYTES
+        return cls(path, decode_checkpoint(data), written=data[:_WRITTEN_BYTES] if whole else None)
+
+    @property
+    def values(self) -> CheckpointValues:
+        return self._values
+
+    @property
+    def min_timestamp(self) -> int:
+        return self._values.min_timestamp
+
+    def advance(
+        self,
+        *,
+        log_timestamp: int = 0,
+        queue_timestamp: int = 0,
+        index_timestamp: int = 0,
+    ) -> None:
+        """Messages stored up to these times have become durable. Older times change nothing."""
+        with self._guard:
+            old = self._values
+            self._values = replace(
+                old,
+                log_timestamp=max(old.log_timestamp, log_timestamp),
+                queue_timestamp=max(old.queue_timestamp, queue_timestamp),
+                index_timestamp=max(old.index_timestamp, index_timestamp),
+            )
+
+    def rewind(self, timestamp: int) -> None:
+        """Nothing stored after `timestamp` is left: recovery cut the log, or a part was rebuilt."""
+        with self._guard:
+            old = self._values
+            self._values = replace(
+                old,
+                log_timestamp=min(old.log_timestamp, max(0, timestamp)),
+                queue_timestamp=min(old.queue_timestamp, max(0, timestamp)),
+                index_timestamp=min(old.index_timestamp, max(0, timestamp)),
+            )
+
+    def confirm(
+        self, *, confirmed_offset: int | None = None, master_flushed_offset: int | None = None
+    ) -> None:
+        """Set the two log offsets, forward or back."""
+        with self._guard:
+            old = self._values
+            self._values = replace(
+                old,
+                confirmed_offset=(
+                    old.confirmed_offset if confirmed_offset is None else confirmed_offset
+                ),
+                master_flushed_offset=(
+                    old.master_flushed_offset
+                    if master_flushed_offset is None
+                    else master_flushed_offset
+                ),
+            )
+
+    def flush(self) -> bool:
+        """Make the values durable; False where the file had them already."""
+        with self._file_guard:
+            data = encode_checkpoint(self._values) + _NO_QUEUE_OFFSET
+            if data == self._written:
+                return False
+            if self._written is None:
+                write_atomically(self._path, [data, bytes(CHECKPOINT_BYTES - len(data))])
+            else:
+                self._overwrite(data)
+            self._written = data
+            return True
+
+    def _overwrite(self, data: bytes) -> None:
+        # In place, as it is done every second: 40 bytes lie in one sector, which is written whole.
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | NO_LINK)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP):
+                raise
+            # Gone, or a link: a file takes its name, and what a link leads to stays as it is.
+            write_atomically(self._path, [data, bytes(CHECKPOINT_BYTES - len(data))])
+            return
+        try:
+            write_all(descriptor, data, 0)
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+ENDS_FILE: Final = "tieredstore-queues.json"
+_ENDS_NAMES: Final = ("version", "logEnd", "logMin", "queues")
+_ENDS_VERSION: Final = 1
+
+
+class Lacking(NamedTuple):
+    """What queues lack: dispatch from `replay_from` on, after `broken` ones are taken away."""
+
+    replay_from: int
+    broken: list[QueueKey]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueEnds:
+    """Every queue had every message below `log_end`, and this table says where each one ended."""
+
+    log_end: int = 0
+    log_min: int = 0
+    queues: dict[QueueKey, QueueEnd] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, queues: ConsumeQueues, *, log_min: int) -> QueueEnds:
+        """As it is now. True on disk after a dispatch, and then a flush of the queues."""
+        ends = queues.ends()
+        log_end = max((end.last_log_end for end in ends.values()), default=0)
+        return cls(log_end=log_end, log_min=log_min, queues=ends)
+
+    def save(self, path: Path) -> None:
+        topics: dict[str, dict[str, list[int]]] = {}
+        for (topic, queue_id), end in sorted(self.queues.items()):
+            topics.setdefault(topic, {})[str(queue_id)] = list(end)
+        document = {
+            "version": _ENDS_VERSION,
+            "logEnd": self.log_end,
+            "logMin": self.log_min,
+            "queues": topics,
+        }
+        write_document(path, document)
+
+    @classmethod
+    def load(cls, path: Path) -> QueueEnds | None:
+        """The table; None without one. A damaged one proves nothing: as if there was none."""
+        try:
+            return _decode(read_document(path, names=_ENDS_NAMES))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s: damaged, all queues are compared with the log: %s", path, error)
+            return None
+
+    def lacking(self, queues: ConsumeQueues, deleted: DeletedTopics, *, log_min: int) -> Lacking:
+        """Compare with what is there.
+
+        The first file of a queue goes with the log's files, so its absence tells something only
+        while the log begins where it did.
+        """
+        replay_from = 1 << 62
+        broken = queues.with_gaps()
+        for key, known in self.queues.items():
+            needed = max(log_min, deleted.end_of(key.topic))
+            if known.last_log_end <= needed:
+                continue
+            queue = queues.queue(*key)
+            if queue is None:
+                replay_from = log_min
+                log.warning("queue %s: its files have gone, it is made again", key)
+            elif log_min == self.log_min and queue.first_kept > known.first:
+                broken.append(key)
+            elif queue.last_log_end < known.last_log_end:
+                replay_from = min(replay_from, max(needed, queue.last_log_end))
+        if broken:
+            log.warning("queues %s: files have gone, they are made again", sorted(set(broken)))
+            replay_from = log_min
+        return Lacking(replay_from, sorted(set(broken)))
+
+
+def _decode(document: Any) -> QueueEnds:
+    if document["version"] != _ENDS_VERSION:
+        raise ValueError(f"version {document['version']}")
+    queues: dict[QueueKey, QueueEnd] = {}
+    for topic, numbers in document["queues"].items():
+        for number, values in numbers.items():
+            end = QueueEnd(*map(_whole, values))
+            queues[QueueKey(topic, int(number))] = end
+    return QueueEnds(
+        log_end=_whole(document["logEnd"]), log_min=_whole(document["logMin"]), queues=queues
+    )
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no offset")
+    return value
+
+
+NEVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryReport:
+    """What opening the store had to deal with."""
+
+    abnormal: bool
+    checked_from: int
+    log_end: int
+    redispatched_count: int
+    damages: tuple[Damage, ...] = ()
+    torn: Damage | None = None
+    rebuilt: tuple[QueueKey, ...] = ()
+
+
+class LogClaims(NamedTuple):
+    """Log offsets below which the log is said to have been on disk; `sure` is said twice."""
+
+    ends: Collection[int]
+    sure: int = 0
+
+
+class LogEnd(NamedTuple):
+    """Where a log ends, what stands behind its end, and what could not be read just before it."""
+
+    log_end: int
+    torn: Damage | None
+    damages: tuple[Damage, ...]
+
+
+@dataclass(slots=True)
+class Doubted:
+    """Queues whose end was not what the log says: from where on, and how far they went in truth."""
+
+    places: dict[QueueKey, int] = field(default_factory=dict)
+    borne_out: dict[QueueKey, QueueEnd] = field(default_factory=dict)
+    replay_from: int = NEVER
+
+
+@dataclass(slots=True, kw_only=True)
+class Recovery:
+    """One opening: everything is loaded before, and agrees and is ready for puts afterwards.
+
+    * `ends` is the table of what the queues held. Without one a store of ours is compared with its
+      whole log; one that Java made has none, and there the rule is Java's: what came furthest
+      tells for all.
+    * After a crash the units behind what was surely on disk are made anew, not believed: of one
+      that lies across two pages half may be lost, and what is left can look sound.
+    * `begin_repair` is called before anything is repaired that a second crash could leave half
+      done, so that the next opening does not take the store for whole.
+    """
+
+    commit_log: CommitLog
+    queues: ConsumeQueues
+    index: IndexService | None
+    redispatch: Redispatch
+    checkpoint: StoreCheckpoint
+    deleted: DeletedTopics
+    truth: UnitTruth
+    ends: QueueEnds | None
+    ours: bool
+    abnormal: bool
+    begin_repair: Callable[[], None]
+
+    def run(self) -> RecoveryReport:
+        commit_log, queues = self.commit_log, self.queues
+        minimum = commit_log.min_offset or 0
+        self._finish_deletions()
+        index_from = self._index_start(minimum)
+        if self.index is not None and self.index.has_lost:
+            self.begin_repair()
+        table = self.ends.queues if self.ends is not None else {}
+        claims = log_claims(queues, self.ends, self.checkpoint, abnormal=self.abnormal)
+        told = [table, queues.ends()]
+        doubted = self._distrust(table, minimum)
+        told.append(doubted.borne_out)
+        lacking = self._lacking(minimum, doubted.replay_from)
+        start = self._checked_from(min(index_from, lacking.replay_from))
+        scan = commit_log.scan_from(start, doubt_times=True)
+        for _ in scan:
+            pass
+        end = settled_end(commit_log, scan, claims)
+        commit_log.truncate(end.log_end)
+        commit_log.sync_from(start)
+        commit_log.last_store_timestamp = scan.last_store_timestamp
+        queues.truncate(end.log_end)
+        known = self._furthest([*told, queues.ends()], end.log_end)
+        if self.index is not None:
+            index_from = self.index.truncate(end.log_end)
+        if self.ends is not None and not self.abnormal:
+            self.redispatch.dispatched = self.ends.log_end, self.ends.queues
+        from_queues = self._queues_from(start, end.log_end)
+        wanted = min(from_queues, lacking.replay_from, index_from, end.log_end)
+        count = self.redispatch.replay(max(minimum, wanted))
+        self.redispatch.keep_numbers(known, end.damages)
+        queues.correct_min_offsets(minimum)
+        if self.abnormal or end.torn is not None:
+            self.checkpoint.rewind(scan.last_store_timestamp)
+        self.deleted.settle(log_min=minimum, log_end=end.log_end)
+        in_log = [*missing_files(commit_log), *scan.damages, *end.damages]
+        damages = dict.fromkeys([*in_log, *self.redispatch.damages, *self._mended(doubted)])
+        for damage in damages:
+            log.warning("%s", damage.error())
+        return RecoveryReport(
+            abnormal=self.abnormal,
+            checked_from=start,
+            log_end=end.log_end,
+            redispatched_count=count,
+            damages=tuple(sorted(damages, key=lambda damage: damage.log_offset)),
+            torn=end.torn,
+            rebuilt=tuple(lacking.broken),
+        )
+
+    def _distrust(self, table: Mapping[QueueKey, QueueEnd], minimum: int) -> Doubted:
+        """Hold the ends of the queues against the log, but where the table says the same: one bit
+        of the newest unit cannot change its queue and leave the end of its record as it was."""
+        doubted = Doubted()
+        for key in self.queues.queues():
+            queue = self.queues.queue(*key)
+            if queue is None or (key in table and table[key][1:] == queue.end()[1:]):
+                continue
+            doubt = queue.distrust(partial(self.truth.agrees, key), minimum)
+            if doubt is None:
+                continue
+            doubted.places[key] = doubt.offset
+            if doubt.borne_out is not None:
+                doubted.borne_out[key] = doubt.borne_out
+            doubted.replay_from = min(doubted.replay_from, queue.last_log_end)
+        return doubted
+
+    def _finish_deletions(self) -> None:
+        """What a crash left of deleted topics goes: their directories, or some of the files."""
+        left: dict[str, int] = {}
+        for key, end in self.queues.ends().items():
+            if key.topic in self.deleted:
+                left[key.topic] = max(end.last_log_end, left.get(key.topic, 0))
+        self.queues.delete_topics(
+            topic for topic, end in left.items() if end <= self.deleted.end_of(topic)
+        )
+
+    def _index_start(self, minimum: int) -> int:
+        """From where on the log has to be indexed again."""
+        if self.index is None:
+            return NEVER
+        return self.index.load(
+            abnormal=self.abnormal,
+            min_log_offset=minimum,
+            durable_timestamp=self.checkpoint.values.index_timestamp,
+        )
+
+    def _furthest(
+        self, told: Iterable[Mapping[QueueKey, QueueEnd]], log_end: int
+    ) -> dict[QueueKey, QueueEnd]:
+        """The furthest that each queue is known to have come, as far as the log goes: what lay
+        behind its end is lost, and what was there when a topic was deleted counts no more."""
+        furthest: dict[QueueKey, QueueEnd] = {}
+        for ends in told:
+            for key, end in ends.items():
+                if not self.deleted.end_of(key.topic) < end.last_log_end <= log_end:
+                    continue
+                if key not in furthest or furthest[key][1:] < end[1:]:
+                    furthest[key] = end
+        return furthest
+
+    def _mended(self, doubted: Doubted) -> Iterator[Damage]:
+        """The units that were wrong and are right now. After a crash only those that had been on
+        disk: what came later may be torn, and that is no damage."""
+        for key, offset in doubted.places.items():
+            queue = self.queues.queue(*key)
+            if queue is None or not queue.min_offset <= offset < queue.max_offset:
+                continue
+            if self.abnormal and not self._was_on_disk(key, offset):
+                continue
+            unit = queue.unit(offset)
+            if self.truth.agrees(key, offset, unit):
+                reason = f"the unit of message {offset} does not fit the log: it is made again"
+                yield Damage(*queue.place_of(offset), unit.log_offset, reason, mended=True)
+
+    def _was_on_disk(self, key: QueueKey, offset: int) -> bool:
+        return (
+            self.ends is not None
+            and key in self.ends.queues
+            and (offset < self.ends.queues[key].end)
+        )
+
+    def _lacking(self, minimum: int, replay_from: int) -> Lacking:
+        """What the queues lack that no later record tells of; broken ones go here."""
+        table = self.ends if self.ends is not None else QueueEnds()
+        lacking = table.lacking(self.queues, self.deleted, log_min=minimum)
+        lacking = lacking._replace(replay_from=min(replay_from, lacking.replay_from))
+        if self.ends is None and self.ours:
+            lacking = lacking._replace(replay_from=minimum)
+        if lacking.replay_from < NEVER:
+            self.begin_repair()
+        for key in lacking.broken:
+            self.queues.remove(key)
+        return lacking
+
+    def _queues_from(self, start: int, end: int) -> int:
+        """From where on the queues need the log; after a crash what they have behind it goes."""
+        minimum = self.commit_log.min_offset or 0
+        if not self.abnormal:
+            return max(minimum, min(self.queues.max_log_end, end))
+        if self.ends is None:
+            return start
+        durable = max(start, min(self.ends.log_end, end))
+        self.queues.truncate(durable)
+        return durable
+
+    def _checked_from(self, replay_from: int) -> int:
+        """The start of the file from which on nothing is taken on trust."""
+        files = self.commit_log.queue.files
+        if not files:
+            return 0
+        wanted = min(replay_from, self.queues.max_log_end)
+        for file in reversed(files):
+            if self.abnormal and not _is_vouched_for(file, self.checkpoint.min_timestamp):
+                continue
+            if file.start_offset <= wanted:
+                return file.start_offset
+        return files[0].start_offset
+
+
+def log_claims(
+    queues: ConsumeQueues, table: QueueEnds | None, checkpoint: StoreCheckpoint, *, abnormal: bool
+) -> LogClaims:
+    """How far the log was on disk, by all that says so.
+
+    After a clean end these are the queues, their table and the checkpoint; after a crash the table
+    alone: nothing in it was written before the log.
+    """
+    entries = table.queues if table is not None else {}
+    ends = {end.last_log_end for end in entries.values()}
+    if abnormal:
+        return LogClaims(ends)
+    now = queues.ends()
+    ends |= {end.last_log_end for end in now.values()}
+    ends.add(checkpoint.values.confirmed_offset)
+    sure = [end.last_log_end for key, end in now.items() if entries.get(key, end)[1:] == end[1:]]
+    return LogClaims(ends, max(sure, default=0) if table is not None else 0)
+
+
+def settled_end(commit_log: CommitLog, scan: LogScan, claims: LogClaims) -> LogEnd:
+    """Where the log ends, after a scan of its end.
+
+    Below what was on disk nothing can be torn: what the scan could not read there is damage, and
+    keeps its place. A claim counts where bytes are in front of it, so that a wrong one leaves no
+    hole in a sound log.
+    """
+    files = commit_log.queue
+    believed = [end for end in claims.ends if end > scan.end and _is_written(files, scan.end, end)]
+    if claims.sure > scan.end and files.find(claims.sure - 1) is not None:
+        believed.append(claims.sure)
+    if not believed:
+        return LogEnd(scan.end, scan.torn, ())
+    end = max(believed)
+    file = files.find(scan.end)
+    path, start = (file.path, file.start_offset) if file else (files.directory, 0)
+    what = scan.torn or Damage(path, scan.end - start, scan.end, "zeros where records have been")
+    return LogEnd(end, None, (what._replace(resumed_at=end),))
+
+
+def _is_written(files: MappedFileQueue, start: int, end: int) -> bool:
+    """Whether the bytes just below `end`, as many as the shortest record has, are not all zeros."""
+    file = files.find(end - 1)
+    if file is None:
+        return False
+    first = max(start, end - MESSAGE_BYTES_MIN, file.start_offset) - file.start_offset
+    return any(file.view(first, end - file.start_offset))
+
+
+def missing_files(commit_log: CommitLog) -> list[Damage]:
+    """The parts of the log that no file holds, though files before and behind them are there."""
+    directory, size = commit_log.queue.directory, commit_log.queue.file_bytes
+    return [
+        Damage(
+            *(os.path.join(directory, local_file_name(gap.start)), 0, gap.start),
+            f"{(gap.end - gap.start) // size} files are missing",
+            resumed_at=gap.end,
+        )
+        for gap in commit_log.queue.gaps
+    ]
+
+
+def _is_vouched_for(file: MappedFile, timestamp: int) -> bool:
+    """Whether the file begins with a sound record that was durable everywhere."""
+    data = file.view(0, file.wrote)
+    if check_record(data, log_offset=file.start_offset).state is not RecordState.MESSAGE:
+        return False
+    return 0 < peek_store_timestamp(data) <= timestamp

@@ -1,0 +1,487 @@
+"""The log dispatched again when a store opens.
+
+Light message queues: which further queues a record belongs to, and where in them.
+
+    INNER_MULTI_DISPATCH      %LMQ%a,%LMQ%b     the further queues; each has the number 0
+    INNER_MULTI_QUEUE_OFFSET  7,0               the record's place in each, in the same order
+
+Java writes the second of them when it puts the message. A client of it can send any text under
+both names, so nothing here raises: what cannot be meant is passed over.
+
+Dispatching again what the log holds, when a store opens.
+
+A message whose record is damaged cannot be dispatched. Its place in the queue is kept by a unit
+that points at the damage: a read of that offset says what is wrong and where, every other message
+keeps its number, and no new message gets a number that consumers have passed. The same is done
+for a record that is sound, but says of queue or number what cannot be true: see `scanned_run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import Final, NamedTuple
+
+from tieredstore.codec.columns import RecordColumns
+from tieredstore.codec.message import MESSAGE_BYTES_MIN
+from tieredstore.codec.record import (
+    INNER_BATCH,
+    KEYS,
+    LIGHT_OFFSETS,
+    LIGHT_QUEUES,
+    TRANSACTION_MASK,
+    TRANSACTION_PREPARED,
+    UNIQUE_KEY,
+)
+from tieredstore.local.commit_log import CommitLog, LogScan
+from tieredstore.local.config import DelayLevels
+from tieredstore.local.consume_queue import ConsumeQueue, QueueEnd
+from tieredstore.local.consume_queues import ConsumeQueues, DeletedTopics, is_topic
+from tieredstore.local.dispatch import Dispatch, DispatchRun
+from tieredstore.local.record_scan import Damage
+from tieredstore.model.errors import PositionMismatchError
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import QueueKey
+
+log = log_of(__name__)
+
+LIGHT_PREFIX: Final = "%LMQ%"
+LIGHT_QUEUE_ID: Final = 0
+
+_NEVER_LIGHT: Final = ("%RETRY%", "rmq_sys_")
+_DELAYED: Final = "SCHEDULE_TOPIC_XXXX"
+_OFFSET_DIGITS_MAX: Final = 18
+
+
+def light_places(
+    topic: str, properties: Mapping[str, str], *, log_offset: int
+) -> list[tuple[str, int]]:
+    """The light queues that a record of this topic belongs to, and its queue offset in each.
+
+    A queue that is named twice has the record once, as in Java. No queue can have had more
+    messages than the log has room for below this one: a greater offset is none.
+    """
+    names = properties.get(LIGHT_QUEUES, "").split(",")
+    offsets = properties.get(LIGHT_OFFSETS, "").split(",")
+    if len(names) != len(offsets) or topic.startswith(_NEVER_LIGHT) or topic == _DELAYED:
+        return []
+    places: dict[str, int] = {}
+    for name, text in zip(names, offsets, strict=True):
+        offset = _queue_offset(text)
+        if offset is None or offset * MESSAGE_BYTES_MIN > log_offset:
+            continue
+        if name.startswith(LIGHT_PREFIX) and is_topic(name):
+            places.setdefault(name, offset)
+    return list(places.items())
+
+
+def add_light_queues(run: DispatchRun, columns: RecordColumns) -> None:
+    """Behind each message that belongs to light queues add a row without keys for each of them.
+
+    The rows stay in the order of the log: a queue may get messages that have its name as their
+    topic, too.
+    """
+    places: dict[int, list[tuple[str, int]]] = {}
+    for row in columns.rows_with(LIGHT_QUEUES.encode("ascii")):
+        if run.in_queue[row]:
+            at = run.log_offsets[row]
+            places[row] = light_places(run.topics[row], columns.properties(row), log_offset=at)
+    if not any(places.values()):
+        return
+    sources: list[int] = []
+    added: dict[int, tuple[str, int]] = {}
+    for row in range(len(run)):
+        sources.append(row)
+        for place in places.get(row, ()):
+            added[len(sources)] = place
+            sources.append(row)
+    for field in fields(run):
+        column = getattr(run, field.name)
+        setattr(run, field.name, [column[row] for row in sources])
+    for row, (topic, queue_offset) in added.items():
+        run.topics[row] = topic
+        run.queue_ids[row] = LIGHT_QUEUE_ID
+        run.queue_offsets[row] = queue_offset
+        run.unique_keys[row] = run.keys[row] = None
+
+
+def _queue_offset(text: str) -> int | None:
+    if not (text.isascii() and text.isdigit()) or len(text) > _OFFSET_DIGITS_MAX:
+        return None
+    return int(text)
+
+
+_Key = tuple[str, int]
+
+
+class _Place(NamedTuple):
+    """A claim to a place in one queue; `row` is -1 for one of the run that follows."""
+
+    queue_offset: int
+    row: int
+
+
+def run_of_scan(columns: RecordColumns, delays: DelayLevels) -> DispatchRun:
+    """The same for records that a scan of the log found."""
+    run = DispatchRun(
+        topics=columns.topics(),
+        queue_ids=columns.queue_ids.tolist(),
+        queue_offsets=columns.queue_offsets.tolist(),
+        log_offsets=columns.log_offsets.tolist(),
+        sizes=columns.sizes.tolist(),
+        store_timestamps=columns.store_timestamps.tolist(),
+        sys_flags=columns.sys_flags.tolist(),
+    )
+    for row, flag in enumerate(run.sys_flags):
+        properties = columns.properties(row)
+        code = delays.tags_code(run.topics[row], properties, run.store_timestamps[row])
+        run.tags_codes.append(code)
+        run.unique_keys.append(properties.get(UNIQUE_KEY))
+        run.keys.append(properties.get(KEYS))
+        # Both transaction states without a unit, prepared and rolled back, have this bit.
+        run.in_queue.append(
+            not flag & TRANSACTION_MASK & TRANSACTION_PREPARED and not flag & INNER_BATCH
+        )
+    return run
+
+
+def impossible_rows(run: DispatchRun) -> Iterator[tuple[int, str]]:
+    """The rows that say of themselves what cannot be, and why."""
+    wrong_topics = {topic for topic in set(run.topics) if not is_topic(topic)}
+    columns = zip(run.queue_ids, run.queue_offsets, run.log_offsets, run.topics, strict=True)
+    for row, (queue_id, queue_offset, log_offset, topic) in enumerate(columns):
+        if not run.in_queue[row]:
+            continue
+        if queue_id < 0:
+            yield row, f"{queue_id} is no queue number"
+        elif not 0 <= queue_offset * MESSAGE_BYTES_MIN <= log_offset:
+            yield row, f"{queue_offset} is no queue offset: the log has no room for so many before"
+        elif topic in wrong_topics:
+            yield row, f"{topic!r:.80} is no topic"
+
+
+def misplaced_rows(
+    run: DispatchRun,
+    following: DispatchRun | None,
+    queue_of: Callable[[str, int], ConsumeQueue | None],
+) -> list[tuple[int, str]]:
+    """The rows whose queue offset is gainsaid by those before and behind them in their queue.
+
+    Where two claim one place it is the one whose neighbours fit that has it. Without a neighbour
+    on each side nothing is said of a row: a hole may be what a damaged record has left.
+    """
+    ends: dict[_Key, tuple[int | None, int]] = {}
+    doubtful = _doubtful_queues(run, queue_of, ends)
+    if not doubtful:
+        return []
+    claims: dict[_Key, list[_Place]] = {key: [] for key in doubtful}
+    for some in (run, following):
+        if some is None:
+            continue
+        for row, key in enumerate(zip(some.topics, some.queue_ids, strict=True)):
+            if key not in claims or not some.in_queue[row]:
+                continue
+            if some.log_offsets[row] + some.sizes[row] > ends[key][1]:
+                claims[key].append(_Place(some.queue_offsets[row], row if some is run else -1))
+    return [
+        (place.row, f"queue offset {place.queue_offset} does not fit between its neighbours")
+        for key, places in claims.items()
+        for place in _misplaced(places, ends[key][0])
+        if place.row >= 0
+    ]
+
+
+def _doubtful_queues(
+    run: DispatchRun,
+    queue_of: Callable[[str, int], ConsumeQueue | None],
+    ends: dict[_Key, tuple[int | None, int]],
+) -> set[_Key]:
+    """The queues whose rows do not follow each other; usually none. `ends` is filled: the last
+    queue offset of each, if it has messages, and where its last message ends in the log."""
+    expected: dict[_Key, int] = {}
+    doubtful: set[_Key] = set()
+    for row, key in enumerate(zip(run.topics, run.queue_ids, strict=True)):
+        if not run.in_queue[row]:
+            continue
+        queue_offset = run.queue_offsets[row]
+        if key not in ends:
+            queue = queue_of(*key)
+            known = queue is not None and queue.last_log_end > 0
+            ends[key] = (queue.max_offset - 1, queue.last_log_end) if known and queue else (None, 0)
+        last, last_log_end = ends[key]
+        if run.log_offsets[row] + run.sizes[row] <= last_log_end:
+            continue  # the queue has it
+        if queue_offset != expected.get(key, queue_offset if last is None else last + 1):
+            doubtful.add(key)
+        expected[key] = queue_offset + 1
+    return doubtful
+
+
+def _misplaced(places: list[_Place], last: int | None) -> Iterator[_Place]:
+    """Of the claims to one queue, in the order of the log, those that cannot be true."""
+    for number, place in enumerate(places):
+        behind = [other.queue_offset for other in places[number + 1 : number + 3]]
+        here = place.queue_offset
+        if last is None:  # the first: two that agree with each other know better
+            if len(behind) == 2 and behind[1] == behind[0] + 1 and behind[0] <= here:
+                yield place
+                continue
+        elif here != last + 1 and behind:
+            if behind[0] == last + 2:  # it must have been the one between
+                last += 1
+                yield place
+                continue
+            if behind[0] == last + 1 < here:  # it is of another queue
+                yield place
+                continue
+        last = here if last is None else max(last, here)
+
+
+class _Row(NamedTuple):
+    queue_offset: int
+    log_offset: int
+    size: int
+    tags_code: int
+
+
+class Redispatch:
+    """Puts records into queues and index again; both pass over what they have.
+
+    Records of deleted topics are left out: see `queues/deleted_topics`. A light queue is a topic
+    of its own: what it has of a deleted topic stays in it, as it would have without a rebuild.
+
+    `dispatched` says up to where in the log every record was in its queue, and where each queue
+    ended there: a record below that claims to be behind the end of its queue is of another one.
+    """
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        dispatch: Dispatch,
+        delays: DelayLevels,
+        deleted: DeletedTopics,
+    ) -> None:
+        self.dispatched: tuple[int, Mapping[QueueKey, QueueEnd]] | None = None
+        self._log = commit_log
+        self._queues = queues
+        self._dispatch = dispatch
+        self._delays = delays
+        self._deleted = deleted
+        self._in_log: list[Damage] = []
+        self._untrue: list[tuple[QueueKey, Damage]] = []
+
+    @property
+    def damages(self) -> list[Damage]:
+        """What was found on the way."""
+        return [*self._in_log, *(damage for _, damage in self._untrue)]
+
+    def replay(self, start: int) -> int:
+        """Everything from this log offset on; how many records that were."""
+        count = 0
+        scan = self._log.scan_from(start)
+        waiting: DispatchRun | None = None
+        for columns in scan:
+            count += len(columns)
+            run = self._run_of(columns)
+            if waiting is not None:
+                self._put(waiting, run)
+            waiting = run
+        if waiting is not None:
+            self._put(waiting, None)
+        self._in_log = scan.damages
+        return count
+
+    def _put(self, run: DispatchRun, following: DispatchRun | None) -> None:
+        for row, reason in misplaced_rows(run, following, self._queues.queue):
+            self._take_out(run, row, reason)
+        while True:
+            try:
+                self._dispatch.put(run)
+                return
+            except PositionMismatchError as hole:
+                self._close(hole, run)
+
+    def _take_out(self, run: DispatchRun, row: int, reason: str) -> None:
+        """Damage that no CRC tells of: the row goes into no queue and not into the index."""
+        run.in_queue[row] = False
+        run.unique_keys[row] = run.keys[row] = None
+        at = run.log_offsets[row]
+        file = self._log.queue.find(at)
+        path = file.path if file is not None else self._log.queue.directory
+        damage = Damage(
+            *(path, at % self._log.queue.file_bytes, at, reason), resumed_at=at + run.sizes[row]
+        )
+        place = QueueKey(run.topics[row], run.queue_ids[row]), damage
+        if place not in self._untrue:  # a part of the log may be walked again
+            self._untrue.append(place)
+
+    def keep_numbers(
+        self, known: Mapping[QueueKey, QueueEnd], at_end: Collection[Damage] = ()
+    ) -> None:
+        """Let no queue end before it ended once, though its last records are damaged or gone.
+
+        `at_end` is damage at the end of the log. What the log still has of such a queue is put
+        first. Where a sound record lies across the place where the queue's newest one is said to
+        end, the log has been written anew since, and proves that wrong.
+        """
+        for key, end in known.items():
+            queue = self._queues.queue(*key)
+            held = 0 if queue is None else queue.max_offset
+            last = queue.last_log_end if queue is not None else 0
+            if end.end <= held or last >= end.last_log_end:
+                continue
+            rows, damages, is_crossed = self._between(key, last, end.last_log_end)
+            if is_crossed:
+                log.warning("queue %s: it ended at %d once, but the log was cut", key, end.end)
+                continue
+            self._put_rows(key, rows)
+            queue = self._queues.queue(*key)
+            held = 0 if queue is None else queue.max_offset
+            if end.end <= held:
+                continue
+            log.warning("queue %s: messages %d to %d are lost", key, held, end.end - 1)
+            if queue is not None and queue.last_log_end:
+                damages += at_end
+                self._fill(key, held, end.end, queue.last_log_end, end.last_log_end, damages)
+            else:
+                self._queues.put(*key, end.end - 1, [end.last_log_end - 1], [1], [0])
+
+    def _between(
+        self, key: QueueKey, start: int, end: int
+    ) -> tuple[list[_Row], list[Damage], bool]:
+        """What the log has of a queue between two places, its damages there, and whether a sound
+        record lies across the second place."""
+        untrue = {damage.log_offset for claimed, damage in self._untrue if claimed == key}
+        scan = self._scan_before(start, end)
+        rows: list[_Row] = []
+        is_crossed = False
+        for columns in scan:
+            ends = columns.log_offsets + columns.sizes
+            is_crossed = is_crossed or bool(((columns.log_offsets < end) & (ends > end)).any())
+            rows += [
+                row
+                for row in _rows(self._run_of(columns), key)
+                if start <= row.log_offset < end and row.log_offset not in untrue
+            ]
+        return rows, scan.damages, is_crossed
+
+    def _put_rows(self, key: QueueKey, rows: Iterable[_Row]) -> None:
+        """Put what was found in the log behind the end of a queue, and fill what was not found."""
+        for row in rows:
+            queue = self._queues.queue(*key)
+            if queue is not None and queue.last_log_end:
+                last = queue.last_log_end
+                missing = row.queue_offset - queue.max_offset
+                if _is_no_number(missing, row.log_offset - last):
+                    continue
+                self._fill(key, queue.max_offset, row.queue_offset, last, row.log_offset)
+            self._queues.put(*key, row.queue_offset, [row.log_offset], [row.size], [row.tags_code])
+
+    def _run_of(self, columns: RecordColumns) -> DispatchRun:
+        run = run_of_scan(columns, self._delays)
+        for row, reason in impossible_rows(run):
+            self._take_out(run, row, reason)
+        for row in list(self._never_dispatched(run)):
+            self._take_out(run, row, "its queue ended before it when all of the log was in queues")
+        add_light_queues(run, columns)
+        if any(topic in self._deleted for topic in set(run.topics)):
+            for row, topic in enumerate(run.topics):
+                if run.log_offsets[row] < self._deleted.end_of(topic):
+                    run.in_queue[row] = False
+                    run.unique_keys[row] = None
+                    run.keys[row] = None
+        return run
+
+    def _never_dispatched(self, run: DispatchRun) -> Iterator[int]:
+        """The rows that the queue they claim to be of never had. Usually none is looked at: only
+        what lies behind the end of its queue is in question."""
+        if self.dispatched is None:
+            return
+        log_end, ends = self.dispatched
+        for row, topic in enumerate(run.topics):
+            end = run.log_offsets[row] + run.sizes[row]
+            if end > log_end or not run.in_queue[row]:
+                continue
+            known = ends.get(QueueKey(topic, run.queue_ids[row]))
+            if end <= (known.last_log_end if known is not None else 0):
+                continue
+            if run.log_offsets[row] >= self._deleted.end_of(topic):
+                yield row
+
+    def _close(self, hole: PositionMismatchError, run: DispatchRun) -> None:
+        """Give a queue the messages before the one that does not fit its end.
+
+        They are looked for in the log behind the queue's last message; places whose message is
+        not found there are filled.
+        """
+        key, queue = self._queues.at(hole.path)
+        at = next(row.log_offset for row in _rows(run, key) if row.queue_offset == hole.expected)
+        last = queue.last_log_end
+        if _is_no_number(hole.expected - queue.max_offset, at - last):
+            self._leave_out(run, key, hole.expected)
+            return
+        log.warning("queue %s: messages are missing before %d", key, hole.expected)
+        rows, damages, _ = self._between(key, last, at)
+        self._put_rows(key, rows)
+        self._fill(key, queue.max_offset, hole.expected, queue.last_log_end, at, damages)
+
+    def _scan_before(self, start: int, end: int) -> LogScan:
+        files = [file for file in self._log.queue.files_from(start) if file.start_offset < end]
+        return LogScan(files, start_offset=max(start, self._log.min_offset or 0))
+
+    def _fill(
+        self,
+        key: QueueKey,
+        first: int,
+        end: int,
+        log_start: int,
+        log_end: int,
+        damages: list[Damage] | None = None,
+    ) -> None:
+        """Units for [first, end), whose records are damaged within [log_start, log_end)."""
+        if first >= end:
+            return
+        if damages is None:
+            scan = self._scan_before(log_start, log_end)
+            for _ in scan:
+                pass
+            damages = scan.damages
+        # An untrue record is sound where it begins: behind that nothing is served in its place.
+        own = sorted(self._untrue, key=lambda place: place[0] != key)
+        untrue = [damage._replace(log_offset=damage.log_offset + 1) for _, damage in own]
+        for damage in [*damages, *untrue]:
+            if log_start <= damage.log_offset < log_end:
+                log_start = damage.log_offset
+                log_end = min(log_end, damage.resumed_at or log_end)
+                break
+        else:
+            log_start += 1  # where no record starts: nothing of others is served in its place
+        file = self._log.queue.find(log_start)
+        if file is not None:
+            log_end = min(log_end, file.end_offset)
+        width = max(1, (log_end - log_start) // (end - first))
+        count = end - first
+        places = [log_start + number * width for number in range(count)]
+        self._queues.put(*key, first, places, [width] * count, [0] * count)
+
+    def _leave_out(self, run: DispatchRun, key: QueueKey, queue_offset: int) -> None:
+        for row, found in enumerate(run.queue_offsets):
+            if found == queue_offset and (run.topics[row], run.queue_ids[row]) == key:
+                self._take_out(run, row, f"{found} is no queue offset: so many are not missing")
+
+
+def _rows(run: DispatchRun, key: QueueKey) -> Iterator[_Row]:
+    for row, topic in enumerate(run.topics):
+        if run.in_queue[row] and (topic, run.queue_ids[row]) == key:
+            yield _Row(
+                run.queue_offsets[row],
+                run.log_offsets[row],
+                run.sizes[row],
+                run.tags_codes[row],
+            )
+
+
+def _is_no_number(missing: int, log_bytes: int) -> bool:
+    """Whether more messages would be missing than the log has room for: nobody gave that number."""
+    return missing * MESSAGE_BYTES_MIN > log_bytes

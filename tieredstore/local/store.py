@@ -1,0 +1,783 @@
+"""`LocalMessageStore`: RocketMQ's local store, embedded."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+
+from tieredstore.codec.queue_unit import QueueUnit
+from tieredstore.codec.record import peek_queue_offset, peek_store_timestamp, peek_topic
+from tieredstore.driver.durable import FileLock
+from tieredstore.driver.message_store import (
+    BYTES_MAX,
+    COUNT_MAX,
+    Dispatcher,
+    MessageFilter,
+    RetentionGuard,
+)
+from tieredstore.driver.one_process import OneProcess
+from tieredstore.driver.runtime import Runtime, Service
+from tieredstore.local.commit_log import CommitLog, Flusher, PutResults
+from tieredstore.local.config import DelayLevels, LocalConfig
+from tieredstore.local.consume_queues import DELETED_FILE, ConsumeQueues, DeletedTopics
+from tieredstore.local.dispatch import Dispatch
+from tieredstore.local.encoder import BatchEncoder, RecordBatch
+from tieredstore.local.files import StoreFiles, check_sizes
+from tieredstore.local.index_service import IndexService, query_message
+from tieredstore.local.mapped_file import MappedFiles
+from tieredstore.local.queue_reader import QueueReader
+from tieredstore.local.record_scan import Damage
+from tieredstore.local.recovery import (
+    ENDS_FILE,
+    CheckpointValues,
+    QueueEnds,
+    Recovery,
+    RecoveryReport,
+    StoreCheckpoint,
+)
+from tieredstore.local.redispatch import Redispatch
+from tieredstore.local.retention import Retention
+from tieredstore.local.unit_truth import UnitTruth
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    OffsetOutOfRangeError,
+    SegmentCorruptError,
+    StoreClosedError,
+    TieredStoreError,
+    refused_by_system,
+)
+from tieredstore.model.messages import (
+    GetResult,
+    Message,
+    MessageRun,
+    PutResult,
+    QueryResult,
+    SelectedMessage,
+)
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import (
+    INT64_MAX,
+    Boundary,
+    PutStatus,
+    QueueKey,
+    require_place,
+    require_text,
+    require_whole,
+)
+
+log = log_of(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class StoreParts:
+    """Log, queues, index and those who serve them. `of` touches no file."""
+
+    process: OneProcess  # the only one that may use them
+    config: LocalConfig
+    files: StoreFiles
+    log: CommitLog
+    queues: ConsumeQueues
+    index: IndexService | None
+    dispatch: Dispatch
+    truth: UnitTruth
+    flusher: Flusher
+    reader: QueueReader
+    retention: Retention
+    delays: DelayLevels
+    checkpoint: StoreCheckpoint
+    deleted: DeletedTopics
+    ends_moment: tuple[int, int] | None = None
+    flushing: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def of(cls, config: LocalConfig, runtime: Runtime) -> StoreParts:
+        files = StoreFiles(config.root)
+        open_files = MappedFiles()
+        log = CommitLog(config, runtime, open_files)
+        queues = ConsumeQueues(
+            files.consume_queues, file_bytes=config.queue_file_bytes, files=open_files
+        )
+        index = IndexService(config, clock=runtime.clock) if config.index_enabled else None
+        flusher = Flusher(
+            log.flush,
+            lambda: log.flushed_offset,
+            runtime,
+            interval_ms=config.flush_interval_ms,
+            path=str(files.commit_log),
+        )
+        dispatch = Dispatch(
+            queues,
+            index,
+            limit=(lambda: log.flushed_offset) if config.sync_flush else (lambda: log.max_offset),
+            count_max=config.dispatch_count_max,
+            behind_max=config.dispatch_behind_max,
+        )
+        delays = DelayLevels(config.message_delay_levels)
+        truth = UnitTruth(log, queues, delays)
+        return cls(
+            process=OneProcess(config.store_path),
+            config=config,
+            files=files,
+            log=log,
+            queues=queues,
+            index=index,
+            dispatch=dispatch,
+            truth=truth,
+            flusher=flusher,
+            reader=QueueReader(config, log, queues, truth),
+            retention=Retention(
+                *(config, runtime.clock, log, queues, index),
+                undispatched_from=lambda: dispatch.undispatched_from,
+            ),
+            delays=delays,
+            checkpoint=StoreCheckpoint(files.checkpoint, CheckpointValues(), written=None),
+            deleted=DeletedTopics(files.config / DELETED_FILE),
+        )
+
+    def load(self) -> RecoveryReport:
+        """Check the sizes, open everything, make it agree; see whether there is room for puts.
+
+        The lock is held.
+        """
+        ours = self.files.sizes.exists()
+        check_sizes(self.files, self.config)
+        self.files.make()
+        abnormal = self.files.ended_abnormally
+        self.checkpoint = StoreCheckpoint.open(self.files.checkpoint)
+        self.deleted.load()
+        self.log.load()
+        self.queues.load()
+        report = Recovery(
+            commit_log=self.log,
+            queues=self.queues,
+            index=self.index,
+            redispatch=Redispatch(self.log, self.queues, self.dispatch, self.delays, self.deleted),
+            checkpoint=self.checkpoint,
+            deleted=self.deleted,
+            truth=self.truth,
+            ends=QueueEnds.load(self.files.config / ENDS_FILE),
+            ours=ours,
+            abnormal=abnormal,
+            begin_repair=self.files.create_abort,
+        ).run()
+        self.flush(final=True)
+        if not abnormal and self.files.ended_abnormally:
+            self.files.remove_abort()  # repaired
+        self.retention.look()
+        return report
+
+    def flush(self, *, final: bool = False) -> None:
+        """Put everything on disk, then say so: log, queues, index, checkpoint, in this order.
+
+        The times are taken before the parts are synced, so that none is claimed too early. So is
+        the table of the queues' ends: what it names is dispatched whole when `drain` returns. It
+        is written when something is `final`, and when the log has begun or lost a file. At a
+        `final` flush nobody puts: then everything is dispatched first, and the table is complete.
+        """
+        try:
+            with self.flushing:
+                self._flush(final=final)
+        except OSError as error:
+            raise BackendRefusedError(str(self.files.root), "flush", str(error)) from error
+        finally:
+            self.dispatch.telling.tell()
+
+    def _flush(self, *, final: bool) -> None:
+        if final:
+            self.flusher.flush()
+            self.dispatch.drain(tell=False)
+        files = self.log.queue.files
+        moment = (files[0].start_offset, files[-1].start_offset) if files else (0, 0)
+        ends = None
+        if final or moment != self.ends_moment:
+            ends = QueueEnds.of(self.queues, log_min=moment[0])
+        time = self.log.last_store_timestamp
+        self.flusher.flush()
+        self.checkpoint.advance(log_timestamp=time)
+        self.checkpoint.confirm(confirmed_offset=self.log.flushed_offset)
+        self.dispatch.drain(tell=False)
+        time = self.dispatch.last_store_timestamp
+        self.queues.flush()
+        self.checkpoint.advance(queue_timestamp=time)
+        if self.index is not None:
+            self.index.flush()
+            self.checkpoint.advance(index_timestamp=self.index.sealed_timestamp)
+        self.checkpoint.flush()
+        if ends is not None:
+            ends.save(self.files.config / ENDS_FILE)
+            self.ends_moment = moment
+
+    def delete_topics(self, topics: Iterable[str]) -> list[QueueKey]:
+        """Delete all queues of these topics, for good; which those were. Nobody puts meanwhile."""
+        self.flusher.flush()  # with sync flush what is not on disk would be dispatched later on
+        self.dispatch.drain(tell=False)
+        known = {key.topic for key in self.queues.queues()}
+        topics = known & set(topics)
+        if not topics:
+            return []
+        self.deleted.mark(topics, self.log.max_offset)
+        return self.queues.delete_topics(topics)
+
+    def close(self) -> None:
+        """Release all files, also after one that fails; nothing is written. Idempotent."""
+        with ExitStack() as stack:
+            stack.callback(self.log.close)
+            stack.callback(self.queues.close)
+            if self.index is not None:
+                stack.callback(self.index.close)
+
+    def destroy(self) -> None:
+        """Delete all data; sizes and lock stay, for whoever comes next."""
+        self.log.load()
+        self.queues.load()
+        self.queues.destroy()
+        if self.index is not None:
+            self.index.destroy()
+        self.log.destroy()
+        for file in (DELETED_FILE, ENDS_FILE):
+            (self.files.config / file).unlink(missing_ok=True)
+        self.files.checkpoint.unlink(missing_ok=True)
+        self.files.remove_abort()
+
+    def unit(self, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
+        """The unit of a message as the log says it is; None where there is none, or only damage."""
+        queue = self.queues.queue(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.max_offset:
+            return None
+        try:
+            found = queue.unit(offset)
+            if found.is_prefill:
+                return None
+            return self.reader.read(QueueKey(topic, queue_id), queue, offset, found)[0]
+        except (OffsetOutOfRangeError, SegmentCorruptError):  # gone just now, or damaged
+            return None
+
+    def store_time_at(self, log_offset: int, size: int) -> int | None:
+        """The store time of a record; None where it is gone or damaged."""
+        try:
+            record = self.log.message_bytes(log_offset, size)
+        except SegmentCorruptError:
+            return None
+        return None if record is None else peek_store_timestamp(record)
+
+
+class StoreReads:
+    """Reads of a store whose parts are loaded; each sees every put that returned before it.
+
+    With SYNC_FLUSH a message is seen when it is on disk. A put with WAIT=false does not wait for
+    that, so a read that follows at once may not see its messages yet. In a process that was forked
+    off everything raises OtherProcessError.
+    """
+
+    def __init__(self, config: LocalConfig) -> None:
+        self._config = config
+        self._parts: StoreParts | None = None
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> GetResult:
+        require_place(topic, queue_id, offset, count_max, bytes_max)
+        return self._up_to_date().reader.get(
+            topic,
+            queue_id,
+            offset,
+            count_max=count_max,
+            bytes_max=bytes_max,
+            message_filter=message_filter,
+        )
+
+    def read_range(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+    ) -> MessageRun:
+        require_place(topic, queue_id, offset, count_max, bytes_max)
+        return self._up_to_date().reader.run(
+            topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max
+        )
+
+    def min_offset(self, topic: str, queue_id: int) -> int | None:
+        require_place(topic, queue_id)
+        return self._up_to_date().queues.min_offset(topic, queue_id)
+
+    def max_offset(self, topic: str, queue_id: int) -> int | None:
+        require_place(topic, queue_id)
+        return self._up_to_date().queues.max_offset(topic, queue_id)
+
+    def confirmed_offset(self) -> int:
+        return self._loaded().log.flushed_offset
+
+    def min_log_offset(self) -> int | None:
+        return self._loaded().log.min_offset
+
+    def max_log_offset(self) -> int:
+        return self._loaded().log.max_offset
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
+    ) -> int | None:
+        require_place(topic, queue_id, timestamp)
+        parts = self._up_to_date()
+        while (queue := parts.queues.queue(topic, queue_id)) is not None:
+            found = queue.offset_by_time(
+                timestamp,
+                boundary,
+                store_time=parts.store_time_at,
+                min_log_offset=parts.log.min_offset or 0,
+                unit=lambda offset: parts.unit(topic, queue_id, offset),
+            )
+            if parts.queues.queue(topic, queue_id) is queue:
+                return found
+        return None  # also where the queue was deleted meanwhile
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        require_place(topic, queue_id, offset)
+        parts = self._up_to_date()
+        unit = parts.unit(topic, queue_id, offset)
+        return None if unit is None else parts.store_time_at(unit.log_offset, unit.message_bytes)
+
+    def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
+        parts = self._up_to_date()
+        if topic is None:
+            return _earliest_time(parts.log)
+        require_place(topic, queue_id)
+        minimum = None
+        while (offset := parts.queues.min_offset(topic, queue_id)) != minimum:
+            minimum = offset  # look again if it went on meanwhile
+            time = None if offset is None else self.store_time(topic, queue_id, offset)
+            if time is not None:
+                return time
+        return None
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = COUNT_MAX,
+        begin: int = 0,
+        end: int = INT64_MAX,
+    ) -> QueryResult:
+        require_place(topic, count_max, begin, end)
+        require_text("key", key)
+        parts = self._up_to_date()
+        if parts.index is None:
+            return QueryResult()
+        return query_message(
+            parts.index,
+            parts.log,
+            topic,
+            key,
+            count_max=count_max,
+            count_limit=self._config.query_count_max,
+            begin=begin,
+            end=end,
+            tags_code=parts.truth.tags_code,
+            is_named=parts.truth.is_named,
+            log_offset_min=parts.deleted.end_of(topic),
+        )
+
+    def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
+        require_whole(log_offset, 0 if size is None else size)
+        parts = self._loaded()
+        if size is not None and not (0 < size <= parts.log.max_offset - log_offset):
+            return None
+        record = parts.log.message_bytes(log_offset, size)
+        if record is None or log_offset < parts.deleted.end_of(peek_topic(record)):
+            return None
+        if not parts.truth.is_named(record, log_offset) and not (
+            self._up_to_date().truth.is_named(record, log_offset)  # a dispatch was under way
+        ):
+            raise SegmentCorruptError(
+                str(parts.files.commit_log),
+                f"the record says it is message {peek_queue_offset(record)} of a queue that has "
+                "another one there",
+                position=log_offset,
+            )
+        return SelectedMessage(
+            queue_offset=peek_queue_offset(record),
+            log_offset=log_offset,
+            tags_code=parts.truth.tags_code(record),
+            record=record,
+        )
+
+    def contains(self, topic: str, queue_id: int, offset: int) -> bool:
+        return self._log_offset(topic, queue_id, offset) is not None
+
+    def in_memory(self, topic: str, queue_id: int, offset: int, count: int = 1) -> bool:
+        # The first of so many is the oldest: where it is in memory, the others are as well.
+        require_whole(count)
+        log_offset = self._log_offset(topic, queue_id, offset)
+        return log_offset is not None and self._loaded().reader.is_in_memory(log_offset)
+
+    def _log_offset(self, topic: str, queue_id: int, offset: int) -> int | None:
+        require_place(topic, queue_id, offset)
+        parts = self._up_to_date()
+        unit = _unit(parts, topic, queue_id, offset)
+        if unit is None or unit.log_offset < (parts.log.min_offset or 0):
+            return None
+        return unit.log_offset
+
+    def queues(self) -> Iterable[QueueKey]:
+        return self._up_to_date().queues.queues()
+
+    def _up_to_date(self) -> StoreParts:
+        """The parts, after every put that returned before has been dispatched.
+
+        Where that fails, a full disk say, reads go on with what was dispatched. The service tries
+        again and logs it; puts are refused while too much waits (`dispatch_behind_max`).
+        """
+        parts = self._loaded()
+        try:
+            parts.dispatch.drain()
+        except (TieredStoreError, OSError) as error:
+            log.debug("reads go on, but nothing new is dispatched: %s", error)
+        return parts
+
+    def _loaded(self) -> StoreParts:
+        parts = self._parts
+        if parts is None:
+            raise StoreClosedError("the store is not loaded")
+        parts.process.require()
+        return parts
+
+    def _refuse_a_fork(self) -> None:
+        """Before a lock is asked for, which a thread of the parent may have held at the fork."""
+        if self._parts is not None:
+            self._parts.process.require()
+
+
+def _unit(parts: StoreParts, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
+    queue = parts.queues.queue(topic, queue_id)
+    if queue is None or not queue.min_offset <= offset < queue.max_offset:
+        return None
+    try:
+        return queue.unit(offset)
+    except OffsetOutOfRangeError:  # it went just now
+        return None
+
+
+def _earliest_time(commit_log: CommitLog) -> int | None:
+    minimum = None
+    while (offset := commit_log.min_offset) is not None and offset != minimum:
+        minimum = offset  # look again if its file went meanwhile
+        record = commit_log.message_bytes(offset)
+        if record is not None:
+            return peek_store_timestamp(record)
+    return None
+
+
+SYSTEM_TOPICS = frozenset(
+    {
+        "TBW102",
+        "SCHEDULE_TOPIC_XXXX",
+        "BenchmarkTest",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRACE_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "CHECKPOINT_TOPIC",
+    }
+)
+
+
+class LocalMessageStore(StoreReads):
+    """A message store in one directory, which RocketMQ's own store can open when it is shut down.
+
+    * What `put_message` acknowledged is in the log: with SYNC_FLUSH on disk, else at the latest
+      after `flush_interval_ms`. Queues and index follow by themselves; a read sees every put that
+      returned before it, unless queues or index cannot be written: then they follow when they can.
+    * One process at a time, kept by the lock that Java honours too. A process that is forked off
+      may do nothing with it, not even read: reads too dispatch what was put.
+    * A clean `shutdown` removes the abort file. If anything could not be written it stays, and the
+      next `load` recovers.
+    """
+
+    def __init__(self, config: LocalConfig, runtime: Runtime) -> None:
+        super().__init__(config)
+        self._runtime = runtime
+        self._encoder = BatchEncoder(config)
+        self._lock: FileLock | None = None
+        self._next_offsets: dict[tuple[str, int], int] = {}  # by topic and number
+        self._put_guard = threading.Lock()
+        self._life_guard = threading.RLock()
+        self._services: list[Service] = []
+        self._started = False
+        self._dispatchers: list[Dispatcher] = []
+        self._guards: list[RetentionGuard] = []
+        self.recovery: RecoveryReport | None = None
+
+    @property
+    def damages(self) -> tuple[Damage, ...]:
+        """What was damaged when the store opened, and what reads have made again since then."""
+        parts, report = self._parts, self.recovery
+        noted = () if parts is None else tuple(parts.truth.noted)
+        return (*(report.damages if report is not None else ()), *noted)
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Open and recover what is there. Raises InvalidConfigError for other sizes than the
+        store was made with, BackendRefusedError while another process has it open."""
+        self._refuse_a_fork()
+        with self._life_guard, self._refusals("open"):
+            if self._parts is not None:
+                return
+            parts = StoreParts.of(self._config, self._runtime)
+            lock = parts.files.acquire_lock()
+            if lock is None:
+                raise BackendRefusedError(
+                    self._config.store_path, "open", "another process has this store open"
+                )
+            try:
+                self.recovery = parts.load()
+                topics = _batch_topics(parts.files)
+            except BaseException:
+                self._let_go(parts, lock)
+                raise
+            self._lock = lock
+            self._encoder = BatchEncoder(self._config, batch_topics=topics)
+            self._next_offsets = dict(parts.queues.next_offsets().items())
+            for dispatcher in self._dispatchers:
+                parts.dispatch.telling.add_dispatcher(dispatcher)
+            for guard in self._guards:
+                parts.retention.add_guard(guard)
+            self._parts = parts
+
+    def start(self) -> None:
+        """Take puts, and look after the files from now on."""
+        self._refuse_a_fork()
+        with self._life_guard, self._refusals("start"):
+            parts = self._loaded()
+            if self._started:
+                return
+            parts.files.create_abort()
+            try:
+                self._start_services(parts)
+            except BaseException:
+                self._stop_services(parts)
+                raise
+            self._started = True
+
+    def _start_services(self, parts: StoreParts) -> None:
+        parts.log.start()
+        parts.flusher.start()
+        config, service = self._config, self._runtime.service
+        self._services = []
+        chores: list[tuple[str, Callable[[], object], int]] = [
+            ("flush-queues", parts.flush, config.queue_flush_interval_ms),
+            ("expire", parts.retention.step, config.expiry_interval_ms),
+        ]
+        if config.dispatch_interval_ms:
+            chores.append(("dispatch", parts.dispatch.step, config.dispatch_interval_ms))
+        for name, step, interval_ms in chores:
+            self._services.append(service(name, step, interval_ms=interval_ms))
+
+    def _stop_services(self, parts: StoreParts) -> None:
+        services, self._services = self._services, []
+        for each in services:
+            each.stop()
+        parts.flusher.stop()
+
+    def shutdown(self) -> None:
+        """End the store. What cannot be written now, the next load makes good: nothing is raised
+        for it, everything closes, and the lock is free."""
+        self._refuse_a_fork()
+        with self._life_guard:
+            parts = self._parts
+            if parts is None:
+                return
+            with self._put_guard:  # who puts now is told that the store is closed
+                self._parts = None
+            was_started, self._started = self._started, False
+            lock, self._lock = self._lock, None
+            try:
+                self._stop_services(parts)
+                if was_started:
+                    self._end(parts)
+            finally:
+                self._let_go(parts, lock)
+
+    def _end(self, parts: StoreParts) -> None:
+        try:
+            parts.flush(final=True)
+            parts.dispatch.telling.finish()
+            if parts.dispatch.behind_count == 0:
+                parts.files.remove_abort()
+        except Exception:
+            log.exception("%s: not ended cleanly, the next load recovers", self._config.store_path)
+
+    def _let_go(self, parts: StoreParts, lock: FileLock | None) -> None:
+        try:
+            parts.close()
+        except Exception:
+            log.exception("%s: not everything could be closed", self._config.store_path)
+        finally:
+            if lock is not None:
+                _release(lock)
+
+    def destroy(self) -> None:
+        """Delete the store's data; it must not be loaded."""
+        self._refuse_a_fork()
+        with self._life_guard, self._refusals("destroy"):
+            self.shutdown()
+            parts = StoreParts.of(self._config, self._runtime)
+            lock = parts.files.acquire_lock()
+            if lock is None:
+                raise BackendRefusedError(
+                    self._config.store_path, "destroy", "another process has this store open"
+                )
+            with lock:
+                parts.destroy()
+
+    def flush(self) -> int:
+        """Put everything on disk now; the log offset below which all is."""
+        parts = self._running()
+        with self._refusals("flush"):
+            parts.flush()
+        return parts.log.flushed_offset
+
+    # -- puts ---------------------------------------------------------------------------------
+
+    def put_message(self, message: Message) -> PutResult:
+        return self.put_messages((message,))[0]
+
+    def put_messages(self, messages: Sequence[Message]) -> PutResults:
+        """Store messages in this order; each is stored or refused by itself.
+
+        Cheaper by far than one at a time: they share one place in the log, one sync, one dispatch.
+        """
+        parts = self._running()
+        messages = tuple(messages)  # the list is the caller's, who may go on with it
+        if parts.retention.disk_is_full or parts.dispatch.failure:
+            reason = self._why_not_now(parts)
+            if reason:
+                return self._all_refused(messages, PutStatus.SERVICE_NOT_AVAILABLE, reason)
+        batch, refused = self._encoder.encode(messages)
+        if batch is None:
+            return PutResults(messages, refused, (), None, PutStatus.PUT_OK)
+        with self._put_guard:
+            if self._parts is not parts:
+                raise StoreClosedError("the store is closed")
+            queue_offsets, taken = self._offsets(batch)
+            try:
+                appended = parts.log.append(batch, queue_offsets)
+            except OSError as error:
+                path = str(parts.files.commit_log)
+                raise BackendRefusedError(path, "append", str(error)) from error
+            self._next_offsets.update(taken)
+            parts.dispatch.submit(batch, queue_offsets, appended)
+        status = PutStatus.PUT_OK
+        if self._config.sync_flush and batch.waits_for_disk:
+            timeout_ms = self._config.sync_flush_timeout_ms
+            if not parts.flusher.wait_until_flushed(appended.end_offset, timeout_ms):
+                status = PutStatus.FLUSH_DISK_TIMEOUT
+        if parts.dispatch.is_due or not self._config.dispatch_interval_ms:
+            parts.dispatch.try_drain()
+            parts.dispatch.telling.keep_pace()
+        return PutResults(messages, refused, queue_offsets, appended, status)
+
+    def _why_not_now(self, parts: StoreParts) -> str:
+        """What keeps the store from taking any put; empty if nothing does."""
+        config = self._config
+        if parts.retention.disk_is_full and not config.delete_before_offload:
+            return (
+                f"the disk is more than {config.disk_full_percent} percent full "
+                "(disk_full_percent, delete_before_offload)"
+            )
+        dispatch = parts.dispatch
+        if dispatch.is_stuck and not dispatch.try_drain():
+            return f"{dispatch.behind_count} messages wait for their queues: {dispatch.failure}"
+        return ""
+
+    def _offsets(self, batch: RecordBatch) -> tuple[list[int], dict[tuple[str, int], int]]:
+        """The queue offsets of these records, and what comes next if they are stored."""
+        known = self._next_offsets
+        if batch.is_of_one_queue:
+            key = batch.topics[0], batch.queue_ids[0]
+            first = known.get(key, 0)
+            end = first + len(batch)
+            return list(range(first, end)), {key: end}
+        taken: dict[tuple[str, int], int] = {}
+        queue_offsets = []
+        keys = zip(batch.topics, batch.queue_ids, strict=True)
+        for key, count in zip(keys, batch.in_queue, strict=True):  # True adds one
+            offset = taken[key] if key in taken else known.get(key, 0)
+            queue_offsets.append(offset)
+            taken[key] = offset + count
+        return queue_offsets, taken
+
+    def _all_refused(
+        self, messages: tuple[Message, ...], status: PutStatus, reason: str
+    ) -> PutResults:
+        refusal = PutResult(status=status, reason=reason)
+        return PutResults(messages, dict.fromkeys(range(len(messages)), refusal), (), None, status)
+
+    # -- others -------------------------------------------------------------------------------
+
+    def add_dispatcher(self, dispatcher: Dispatcher) -> None:
+        self._dispatchers.append(dispatcher)
+        if self._parts is not None:
+            self._parts.dispatch.telling.add_dispatcher(dispatcher)
+
+    def add_retention_guard(self, guard: RetentionGuard) -> None:
+        self._guards.append(guard)
+        if self._parts is not None:
+            self._parts.retention.add_guard(guard)
+
+    def delete_topics(self, topics: Iterable[str]) -> int:
+        """Their queues go at once; their records go with the log's files."""
+        parts = self._loaded()
+        topics = list(topics)
+        require_text("topic", *topics)
+        try:
+            with self._put_guard, self._refusals("delete topics"):
+                gone = parts.delete_topics(topics)
+                for key in gone:
+                    self._next_offsets.pop(key, None)
+        finally:
+            parts.dispatch.telling.tell()
+        return len({key.topic for key in gone})
+
+    def clean_unused_topics(self, retained: Iterable[str]) -> int:
+        retained = list(retained)
+        require_text("topic", *retained)
+        kept = set(retained) | SYSTEM_TOPICS
+        topics = {key.topic for key in self.queues()}
+        unused = {topic for topic in topics - kept if not topic.startswith(("rmq_sys_", "%LMQ%"))}
+        return self.delete_topics(unused)
+
+    def _refusals(self, operation: str) -> AbstractContextManager[None]:
+        return refused_by_system(self._config.store_path, operation)
+
+    def _running(self) -> StoreParts:
+        parts = self._loaded()
+        if not self._started:
+            raise StoreClosedError("the store is not started")
+        return parts
+
+
+def _release(lock: FileLock) -> None:
+    try:
+        lock.release()
+    except OSError:  # the lock is free: a descriptor is closed even where that fails
+        log.exception("the lock file was not closed cleanly")
+
+
+def _batch_topics(files: StoreFiles) -> frozenset[str]:
+    """The topics whose queues are Java's batch queues: looked at once, not for each put."""
+    try:
+        return frozenset(os.listdir(files.batch_queues))
+    except (FileNotFoundError, NotADirectoryError):
+        return frozenset()

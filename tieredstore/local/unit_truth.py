@@ -1,0 +1,228 @@
+"""What the log says of the units of queues."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.codec.columns import RecordColumns, sound_count
+from tieredstore.codec.queue_unit import QueueUnit, is_extension_address
+from tieredstore.codec.record import (
+    INNER_BATCH,
+    TAGS,
+    TRANSACTION_MASK,
+    TRANSACTION_PREPARED,
+    decode_properties,
+    peek_property_bytes,
+    peek_queue_id,
+    peek_queue_offset,
+    peek_store_timestamp,
+    peek_sys_flag,
+    peek_topic,
+    tags_code,
+)
+from tieredstore.local.commit_log import CommitLog, LogScan
+from tieredstore.local.config import SCHEDULE_TOPIC, DelayLevels
+from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.record_scan import Damage
+from tieredstore.local.redispatch import LIGHT_PREFIX, LIGHT_QUEUE_ID, light_places
+from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError, SegmentError
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import QueueKey
+
+log = log_of(__name__)
+
+NOTED_MAX: Final = 1_000  # damages that are remembered for health
+SEARCHED_BYTES_MAX: Final = 16 << 20  # of the log, for one unit
+_NEIGHBOURS_MAX: Final = 64
+_TAGS: Final = b"TAGS\x01"
+_SEPARATOR: Final = b"\x02"
+
+
+class UnitTruth:
+    """Holds units against their records, and makes single ones again. Any thread may ask.
+
+    A unit that was made again while it was read is remembered in `noted`, the newest ones only.
+    """
+
+    def __init__(self, commit_log: CommitLog, queues: ConsumeQueues, delays: DelayLevels) -> None:
+        self._log = commit_log
+        self._queues = queues
+        self._delays = delays
+        self.noted: deque[Damage] = deque(maxlen=NOTED_MAX)
+
+    def misfit(self, key: QueueKey, offset: int, tags_code: int, record: bytes) -> str:
+        """Why a sound record is not what this unit stands for; empty if it is."""
+        topic = peek_topic(record)
+        place = topic, peek_queue_id(record), peek_queue_offset(record)
+        if place != (*key, offset):
+            if not key.topic.startswith(LIGHT_PREFIX) or key.queue_id != LIGHT_QUEUE_ID:
+                return f"the record at its place is message {place[2]} of {topic}/{place[1]}"
+            if (key.topic, offset) not in self._light_places(record):
+                return f"the record at its place is of {topic}/{place[1]}, not in this light queue"
+        if is_extension_address(tags_code) or topic == SCHEDULE_TOPIC:
+            return ""  # an address in Java's extended queue, or a time that went by a setting
+        code = self.tags_code(record)
+        return "" if code == tags_code else f"tags code {tags_code}, the message's is {code}"
+
+    def fitting_count(
+        self,
+        key: QueueKey,
+        first_offset: int,
+        tags_codes: NDArray[np.int64],
+        columns: RecordColumns,
+    ) -> int:
+        """How many of these sound records are what their units stand for, up to one that is not."""
+        count = len(columns)
+        if key.topic.startswith(LIGHT_PREFIX) or key.topic == SCHEDULE_TOPIC:
+            codes = tags_codes.tolist()
+            for row in range(count):
+                if self.misfit(key, first_offset + row, codes[row], columns.record(row)):
+                    return row
+            return count
+        topic = np.frombuffer(key.topic.encode("utf-8"), np.uint8)
+        ok = columns.queue_ids == key.queue_id
+        ok &= columns.queue_offsets == np.arange(first_offset, first_offset + count)
+        ok &= columns.topic_bytes == len(topic)
+        count = sound_count(ok)
+        data = np.frombuffer(columns.data, np.uint8)
+        texts = data[columns.topic_starts[:count, None] + np.arange(len(topic))]
+        count = sound_count((texts == topic).all(axis=1))
+        return self._right_codes(tags_codes[:count], columns)
+
+    def _right_codes(self, tags_codes: NDArray[np.int64], columns: RecordColumns) -> int:
+        """How many rows carry the tags that their code says: one look for each different text."""
+        known: dict[bytes, int] = {}
+        data = columns.data
+        starts = columns.property_starts
+        ends = (starts + columns.property_bytes).tolist()
+        for row, (start, code) in enumerate(
+            zip(starts.tolist(), tags_codes.tolist(), strict=False)
+        ):
+            if is_extension_address(code):
+                continue
+            text = _raw_tags(bytes(data[start : ends[row]]))
+            right = known.get(text)
+            if right is None:
+                right = known[text] = tags_code(decode_properties(text).get(TAGS))
+            if code != right and code != tags_code(columns.properties(row).get(TAGS)):
+                return row
+        return len(tags_codes)
+
+    def tags_code(self, record: bytes) -> int:
+        """What a queue stores beside this record."""
+        properties = decode_properties(peek_property_bytes(record))
+        return self._delays.tags_code(peek_topic(record), properties, peek_store_timestamp(record))
+
+    def agrees(self, key: QueueKey, offset: int, unit: QueueUnit) -> bool:
+        """Whether the log soundly holds what the unit names."""
+        try:
+            record = self._log.message_bytes(unit.log_offset, unit.message_bytes)
+        except SegmentCorruptError:
+            return False
+        return record is not None and not self.misfit(key, offset, unit.tags_code, record)
+
+    def is_named(self, record: bytes, log_offset: int) -> bool:
+        """Whether the queue that a record says it is in has it where the record says.
+
+        No checksum covers what a record says of this. True also where no queue can tell: the topic
+        has none any more, or no queue has come so far yet, or the message has no unit.
+        """
+        flag = peek_sys_flag(record)
+        if flag & TRANSACTION_MASK & TRANSACTION_PREPARED or flag & INNER_BATCH:
+            return True
+        queue = self._queues.queue(peek_topic(record), peek_queue_id(record))
+        offset = peek_queue_offset(record)
+        if log_offset >= self._queues.max_log_end:
+            return True
+        if queue is None:
+            topic = peek_topic(record)
+            return not any(key.topic == topic for key in self._queues.queues())
+        if not queue.min_offset <= offset < queue.max_offset:
+            return log_offset < (self._log.min_offset or 0)
+        try:
+            return queue.unit(offset).log_offset == log_offset
+        except (OffsetOutOfRangeError, SegmentCorruptError):
+            return True  # it went just now, or cannot be read
+
+    def made_again(self, key: QueueKey, offset: int, reason: str) -> QueueUnit | None:
+        """The unit as the log says it must be, also in its file from now on; None if the log
+        has no sound record for it between the messages beside it."""
+        queue = self._queues.queue(*key)
+        if queue is None:
+            return None
+        try:
+            unit = self._found(queue, key, offset)
+        except (OffsetOutOfRangeError, SegmentError):  # it went just now, or a file of the log did
+            return None
+        if unit is None:
+            return None
+        self._note(queue, offset, unit, reason)
+        queue.mend(offset, unit)
+        return unit
+
+    def _note(self, queue: ConsumeQueue, offset: int, unit: QueueUnit, reason: str) -> None:
+        damage = Damage(
+            *queue.place_of(offset),
+            unit.log_offset,
+            f"the unit of message {offset} does not fit the log ({reason}): it is made again",
+            mended=True,
+        )
+        if damage not in self.noted:
+            log.warning("%s", damage.error())
+            self.noted.append(damage)
+
+    def _found(self, queue: ConsumeQueue, key: QueueKey, offset: int) -> QueueUnit | None:
+        start = self._log.min_offset or 0
+        for before in range(offset - 1, max(queue.min_offset, offset - _NEIGHBOURS_MAX) - 1, -1):
+            unit = queue.unit(before)
+            if self.agrees(key, before, unit):
+                start = unit.log_offset + unit.message_bytes
+                break
+        end = self._log.max_offset
+        for behind in range(offset + 1, min(queue.max_offset, offset + _NEIGHBOURS_MAX)):
+            unit = queue.unit(behind)
+            if self.agrees(key, behind, unit):
+                end = unit.log_offset
+                break
+        for columns in self._records(start, min(end, start + SEARCHED_BYTES_MAX)):
+            for row in _rows_that_may_be(columns, key, offset):
+                record, at = columns.record(row), int(columns.log_offsets[row])
+                code = self.tags_code(record)
+                if at < end and not self.misfit(key, offset, code, record):
+                    return QueueUnit(at, len(record), code)
+        return None
+
+    def _records(self, start: int, end: int) -> Iterator[RecordColumns]:
+        files = [file for file in self._log.queue.files_from(start) if file.start_offset < end]
+        for columns in LogScan(files, start_offset=max(start, self._log.min_offset or 0)):
+            yield columns
+            if int(columns.log_offsets[-1]) >= end:
+                return
+
+    def _light_places(self, record: bytes) -> list[tuple[str, int]]:
+        properties = decode_properties(peek_property_bytes(record))
+        at = self._log.max_offset  # the bound of numbers: this one says nothing of the place
+        return light_places(peek_topic(record), properties, log_offset=at)
+
+
+def _raw_tags(properties: bytes) -> bytes:
+    """The first property that looks like the tags, as it is written; empty without one."""
+    at = properties.find(_TAGS)
+    if at < 0:
+        return b""
+    end = properties.find(_SEPARATOR, at)
+    return properties[at:] if end < 0 else properties[at:end]
+
+
+def _rows_that_may_be(columns: RecordColumns, key: QueueKey, offset: int) -> list[int]:
+    if key.topic.startswith(LIGHT_PREFIX):
+        return list(range(len(columns)))
+    rows = np.flatnonzero((columns.queue_ids == key.queue_id) & (columns.queue_offsets == offset))
+    found: list[int] = rows.tolist()
+    return found
