@@ -14,7 +14,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-s3 test-tier-s3 quick fmt lint types layers bench docs fuzz torture interop check clean
+.PHONY: help setup demo test test-s3 test-tier-s3 quick fmt lint types layers house bench docs fuzz torture interop check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -74,6 +74,9 @@ types: $(STAMP)  ## mypy --strict on code and tests
 
 layers: $(STAMP)  ## who may import whom
 	$(BIN)/lint-imports
+
+house:  ## a report for people: lengths of modules and functions, modules with one importer
+	@$(PYTHON) tests/house_report.py
 
 docs: $(STAMP)  ## links, code blocks and commands of the documents, and what they say of the code
 	$(PYTEST) tests/test_docs.py tests/docs -m 'not spark' $(ARGS)

@@ -12,8 +12,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-FUNCTION_LINES_MAX = 70
-
 CLASS_WORDS = frozenset({"Impl", "Manager", "Factory", "Abstract"})
 # What authors of plugins know by this name from RocketMQ.
 CLASS_NAMES_OF_ROCKETMQ = frozenset({"AbstractPluginMessageStore"})
@@ -57,16 +55,6 @@ _NAMED_FILE = re.compile(
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")
 
 Rule = Callable[[str], list[str]]
-
-
-def long_functions(source: str) -> list[str]:
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            if lines > FUNCTION_LINES_MAX:
-                found.append(f"{node.lineno}: {node.name} has {lines} lines")
-    return found
 
 
 def banned_class_names(source: str) -> list[str]:

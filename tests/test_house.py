@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import house_report
 from tests import house_rules as rules
 from tests.house_rules import ROOT
 
@@ -76,10 +77,6 @@ def test_the_walk_sees_each_module_once_and_sees_them_all() -> None:
     assert ROOT / "pyproject.toml" in set(texts())
 
 
-def test_functions_fit_seventy_lines() -> None:
-    refuse(offenders(files(*EVERYTHING), rules.long_functions), "a function fits a screen")
-
-
 def test_classes_are_named_for_what_they_are() -> None:
     refuse(offenders(files(*EVERYTHING), rules.banned_class_names), "name it for what it is")
 
@@ -90,8 +87,8 @@ def test_modules_are_named_for_what_they_hold() -> None:
     refuse(found, "such a module ends up holding everything")
 
 
-def test_every_module_says_what_lives_in_it() -> None:
-    refuse(offenders(files(*EVERYTHING), rules.no_docstring), "say what lives here")
+def test_every_module_says_its_idea() -> None:
+    refuse(offenders(files(*EVERYTHING), rules.no_docstring), "say its idea in one sentence")
 
 
 def test_only_the_runtime_knows_the_clock_and_starts_threads() -> None:
@@ -132,8 +129,6 @@ def test_docstrings_name_files_that_exist() -> None:
 
 # A rule that lets everything pass is no rule: each must catch these.
 BROKEN: list[tuple[Callable[[str], list[str]], str]] = [
-    (rules.long_functions, "def f():\n" + "    x = 1\n" * 70),
-    (rules.long_functions, "class C:\n    async def f(self):\n" + "        x = 1\n" * 70),
     (rules.banned_class_names, "class DispatcherImpl: ..."),
     (rules.banned_class_names, "class TopicManagerThing: ..."),
     (rules.banned_class_names, "def f():\n    class SegmentFactory: ..."),
@@ -164,10 +159,9 @@ BROKEN: list[tuple[Callable[[str], list[str]], str]] = [
 
 # And these are fine: a rule that is too eager gets switched off.
 SOUND: list[tuple[Callable[[str], list[str]], str]] = [
-    (rules.long_functions, "def f():\n" + "    x = 1\n" * 69),
     (rules.banned_class_names, "class Implicit: ...\nclass Manages: ...\nclass Abstraction: ..."),
     (rules.banned_module_name, "tieredstore/codec/base_offset.py"),
-    (rules.no_docstring, '"""What lives here."""'),
+    (rules.no_docstring, '"""Segments."""'),
     (rules.prints, "self.print()"),
     (rules.time_and_threads, "import threading\nthreading.Lock()\nthreading.Condition()"),
     (rules.time_and_threads, "import time\ntime.strftime('%Y')"),
@@ -198,3 +192,43 @@ def test_every_rule_is_shown_to_catch_something() -> None:
     } - {rules.docstrings}
     assert {rule for rule, _ in BROKEN} == written
     assert {rule for rule, _ in SOUND} == written
+
+
+SOURCE = '''"""A docstring
+of two lines."""
+
+import os  # counted
+
+# not counted
+def f():
+    """Not counted either."""
+    return """a text
+of two lines"""
+'''
+
+
+def test_the_report_counts_lines_that_hold_code() -> None:
+    assert house_report.code_lines(SOURCE) == 4
+
+
+def test_the_report_names_small_modules_that_only_one_other_imports() -> None:
+    def module(name: str, lines: int, *imports: str) -> house_report.Module:
+        path = ROOT / "tieredstore" / f"{name}.py"
+        found = frozenset(f"tieredstore.{other}" for other in imports)
+        return house_report.Module(path=path, code_lines=lines, functions=(), imports=found)
+
+    library = [
+        module("store", 500, "small", "large", "shared"),
+        module("reader", 300, "shared", "reader"),
+        module("small", 119),
+        module("large", 120),
+        module("shared", 10),
+    ]
+    found = [(alone.name, by) for alone, by in house_report.single_importers(library)]
+    assert found == [("tieredstore.small", "tieredstore.store")]
+
+
+def test_the_report_reads_the_whole_library() -> None:
+    lines = list(house_report.report())
+    assert any(line.split()[:1] == ["tieredstore/providers"] for line in lines)
+    assert any(line.endswith("tieredstore.local.store") for line in lines)

@@ -92,6 +92,8 @@ def test_what_a_layer_may_import_breaks_nothing(tree: Path, module: str, line: s
         ("tieredstore/jobs", "from tieredstore.driver import registry", "access/wiring.py"),
         ("tieredstore/driver/segment", "import asyncio", "only aio"),
         ("tieredstore/providers/memory", "from asyncio import Lock", "only aio"),
+        ("tieredstore/codec/checks", "import tieredstore.codec.message", "No circles"),
+        ("tieredstore/model/errors", "def f():\n    import tieredstore.model.values", "No circles"),
     ],
 )
 def test_a_forbidden_import_breaks_its_contract(
