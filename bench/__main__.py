@@ -2,8 +2,8 @@
 
 python -m bench [--page] [name ...]
 
-What lives here: running the scripts one after the other, each in a process of its own, and
-putting their figures together. `--page` writes docs/benchmarks.md from the figures that are there.
+The scripts run one after the other, each in a process of its own. `--page` runs none: it writes
+docs/benchmarks.md from the figures that are there, and the table of README.md from that page.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+from bench._front import between_marks, front_of
 from bench._rows import RESULTS, Row, saved, table
 
 HERE: Final = Path(__file__).parent
 PAGE: Final = HERE.parent / "docs" / "benchmarks.md"
+FRONT: Final = HERE.parent / "README.md"
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 
 
@@ -91,6 +93,12 @@ def write_page(figures: Mapping[str, Sequence[Row]]) -> None:
     _, _, after = rest.partition(END)
     made = page_of(figures, machine())
     PAGE.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{after}", encoding="utf-8")
+    write_front()
+
+
+def write_front() -> None:
+    made = front_of(PAGE.read_text(encoding="utf-8"))
+    FRONT.write_text(between_marks(FRONT.read_text(encoding="utf-8"), made), encoding="utf-8")
 
 
 def main() -> int:

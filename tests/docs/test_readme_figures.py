@@ -1,60 +1,32 @@
-"""The figures at the front are those of the page of benchmarks, which a script writes."""
+"""The figures of the front page are rows of docs/benchmarks.md, and stand nowhere else on it."""
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 import pytest
 
-from tests.docs.pages import ROOT, page, table
+from bench._front import BEGIN, END, between_marks, front_of
+from tests.docs.pages import ROOT, page
 
-_ROW = re.compile(r"^\|(.+)\| `make bench BENCH=(\w+)` \|$", re.MULTILINE)
-_NUMBER = re.compile(r"\d[\d ,]*(?:\.\d+)?")
-
-
-class Figure(NamedTuple):
-    what: str
-    ours: str
-    java: str
-    ratio: str
-    bench: str
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-FRONT = [
-    Figure._make([*(cell.strip().strip("*") for cell in cells.split("|")), name])
-    for cells, name in _ROW.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-]
+def test_the_figures_of_the_front_page_are_made_from_the_page_of_benchmarks() -> None:
+    assert between_marks(README, front_of(page("benchmarks.md"))) == README
 
 
-def number(cell: str) -> float:
-    """The number in a cell; M is a million. A cell without one has nothing to be held against."""
-    found = _NUMBER.search(cell)
-    if found is None:
-        return 0.0
-    value = float(found[0].replace(" ", "").replace(",", ""))
-    return value * 1e6 if " M " in cell else value
+def test_no_other_figure_of_speed_stands_on_the_front_page() -> None:
+    before, _, rest = README.partition(BEGIN)
+    prose = before + rest.partition(END)[2]
+    assert re.findall(r"[\d,.]+ ?(?:MB/s|GB/s|/s|µs|us|ms)\b", prose) == []
 
 
-def measured(bench: str) -> list[tuple[float, float]]:
-    """Ours and the ratio of each row of a benchmark."""
-    rows = table(page("benchmarks.md"), f"`make bench BENCH={bench}`")
-    return [(number(row[2]), number(row[3])) for row in rows]
+def test_a_row_that_nobody_measured_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        front_of(page("benchmarks.md").replace("cached read of 1 ", "cached read of 2 "))
 
 
-def test_there_are_figures() -> None:
-    assert len(FRONT) > 5
-
-
-@pytest.mark.parametrize("figure", FRONT, ids=[each.what for each in FRONT])
-def test_a_figure_of_the_front_page_was_measured(figure: Figure) -> None:
-    rows = measured(figure.bench)
-    if " to " in figure.ratio:
-        low, high = map(float, figure.ratio.rstrip("× ").split(" to "))
-        assert any(low <= ratio <= high for _, ratio in rows)
-        return
-    ours, ratio = number(figure.ours), number(figure.ratio)
-    assert any(
-        abs(row[0] - ours) <= 0.01 * ours and (not ratio or abs(row[1] - ratio) <= 0.02 * ratio)
-        for row in rows
-    ), (figure, rows)
+def test_a_page_without_marks_is_an_error() -> None:
+    with pytest.raises(ValueError, match="marks"):
+        between_marks(README.replace(END, ""), "")

@@ -1,0 +1,93 @@
+"""The figures of the front page: chosen rows of docs/benchmarks.md, as they stand there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+BEGIN: Final = "<!-- figures, written by python -m bench --page -->"
+END: Final = "<!-- end of figures -->"
+
+
+class Chosen(NamedTuple):
+    said: str  # on the front page
+    bench: str
+    what: str  # the row's name in docs/benchmarks.md
+
+
+CHOSEN: Final = (
+    Chosen(
+        "put with dispatch, 300 B and two keys; Java: 1 KB",
+        "local",
+        "put and dispatch, 2 keys (Java, 1 KB, 1 key)",
+    ),
+    Chosen(
+        "16 writers, a sync for all; beside: a sync each",
+        "local",
+        "synced puts, 16 writers (one, a sync each)",
+    ),
+    Chosen(
+        "append and commit to a POSIX tier, 1 KB; beside: Java",
+        "dispatch",
+        "append + commit of 4096 x 1 KB (Java)",
+    ),
+    Chosen(
+        "pull of 32 messages through the cache; beside: Java",
+        "fetch",
+        "cached pull of 32, beside Java's",
+    ),
+    Chosen("one message from the cache; beside: what is promised", "fetch", "cached read of 1"),
+    Chosen(
+        "key index: put; beside: Java",
+        "index",
+        "keys hashed and put, batches of 8192 (Java, one by one)",
+    ),
+    Chosen(
+        "key index: compact 20 M items; beside: Java",
+        "index",
+        "compaction of 19,999,999 items (Java, held in memory)",
+    ),
+    Chosen(
+        "sequential read, 4 096 a call, as columns; beside: Java",
+        "fetch",
+        "cold queue as columns, 4 096 a call, beside Java's",
+    ),
+    Chosen(
+        "the same, as messages; beside: Java",
+        "fetch",
+        "cold queue as messages, 4 096 a call, beside Java's",
+    ),
+)
+
+
+def rows_of(page: str) -> Mapping[tuple[str, str], Sequence[str]]:
+    """The cells of each row of docs/benchmarks.md by its benchmark and name."""
+    rows: dict[tuple[str, str], Sequence[str]] = {}
+    bench = ""
+    for line in page.splitlines():
+        if line.startswith("### `make bench BENCH="):
+            bench = line.partition("=")[2].rstrip("`")
+        elif bench and line.startswith("| "):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            rows[bench, cells[0]] = cells
+    return rows
+
+
+def front_of(page: str) -> str:
+    """The table of the front page. KeyError where the page of benchmarks lacks a chosen row."""
+    rows = rows_of(page)
+    lines = ["| what | beside it | ours | ratio | measured by |", "| --- | --- | --- | --- | --- |"]
+    for chosen in CHOSEN:
+        _, beside, ours, ratio, *_ = rows[chosen.bench, chosen.what]
+        ran = f"`make bench BENCH={chosen.bench}`"
+        lines.append(f"| {chosen.said} | {beside} | {ours} | {ratio} | {ran} |")
+    return "\n".join(lines)
+
+
+def between_marks(text: str, made: str) -> str:
+    """The same text, with what stands between the marks made anew."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError("the marks of the figures are not there")
+    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
