@@ -56,4 +56,4 @@ class GoldenTier:
     def found(self, *, repair: bool = False) -> list[tuple[str, str]]:
         """What an audit names: kind and place below the broker."""
         report = self.audit(repair=repair)
-        return [(each.kind.value, each.place.removeprefix(f"{BROKER}/")) for each in report.left]
+        return [(each.kind, each.where.removeprefix(f"{BROKER}/")) for each in report.left]

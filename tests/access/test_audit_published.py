@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.access.elsewhere_kit import Elsewhere
-from tieredstore.access.audit import Finding, audit
+from tieredstore.access.audit import audit
 from tieredstore.access.wiring import published_catalogue
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.metadata.memory_store import MemoryMetadataStore
+from tieredstore.model.findings import Finding
 from tieredstore.model.values import SegmentRecord, SegmentType, TopicRecord
 from tieredstore.testing.samples import TOPIC
 
@@ -37,8 +38,8 @@ def found(there: Elsewhere, copy: MetadataStore | None = None) -> list[tuple[str
         return copy or published_catalogue(config, provider)
 
     report = audit(parts.metadata, provider, config, there.broker.runtime, published=published)
-    told: list[Finding] = [each for each in report.findings if "published" in each.kind.value]
-    return [(f"{each.severity.value} {each.kind.value}", each.detail) for each in told]
+    told: list[Finding] = [each for each in report.findings if "published" in each.kind]
+    return [(f"{each.severity.value} {each.kind}", each.detail) for each in told]
 
 
 def test_a_tier_that_was_never_published_has_nothing_to_tell(there: Elsewhere) -> None:

@@ -115,7 +115,7 @@ def test_what_uploads_and_stalled_writers_left_is_found_and_removed(
     theirs = objects.begin_upload(f"{directory.split('/')[1]}/broker-b/Topic/0/INDEX/x")
     later.delete_topic("TopicC")
     tier = audit(lives.metadata, later.inner, lives.config, lives.runtime)
-    assert sorted((each.kind.value, each.path) for each in tier.findings) == sorted(
+    assert sorted((each.kind, each.place.path) for each in tier.findings) == sorted(
         [("stray-part", late), ("abandoned-upload", upload.key)]
     )
     assert not tier.is_clean
@@ -138,6 +138,6 @@ def test_a_lost_object_and_a_strange_one_are_named(tmp_path: Path, objects: Memo
             del objects.held[key]
     fresh = in_objects(objects)(lives.runtime)
     report = audit(lives.metadata, fresh, lives.config, lives.runtime)
-    assert [(each.kind.value, each.base) for each in report.findings] == [
+    assert [(each.kind, each.place.base) for each in report.findings] == [
         ("missing", row.base_offset)
     ]

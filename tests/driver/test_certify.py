@@ -132,11 +132,11 @@ def test_a_store_that_lies_is_named_with_what_it_did(
 ) -> None:
     certificate = certify(liar(new_store()))
     assert not certificate.passed
-    assert checks <= {finding.check for finding in certificate.failures}
+    assert checks <= {finding.kind for finding in certificate.failures}
     for check in checks:
         assert check in certificate.summary()
     if liar is not CutsRanges:
-        assert {finding.check for finding in certificate.failures} - checks <= {"delete"}
+        assert {finding.kind for finding in certificate.failures} - checks <= {"delete"}
 
 
 def test_a_certificate_is_kept_as_text() -> None:

@@ -10,12 +10,13 @@ import pytest
 from tests.jobs.growing_tier import broker_on, everything, tier_at
 from tests.jobs.migrate_kit import files, moved
 from tests.jobs.verify_kit import kinds, verified
-from tieredstore.access.audit import Severity, audit
+from tieredstore.access.audit import audit
 from tieredstore.access.queue_upload import STOPPED_QUEUE
 from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs.job import JobExit
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.errors import BackendRefusedError, InvalidConfigError
+from tieredstore.model.findings import Severity
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.posix import PosixProvider
 
@@ -60,7 +61,7 @@ def test_adopted_history_is_a_note_to_those_who_look_for_damage(tmp_path: Path) 
         runtime = Runtime.inline()
         provider = PosixProvider.from_config(target, runtime)
         looked = audit(metadata, provider, target, runtime)
-        assert [each.kind.value for each in looked.findings] == ["adopted-history"]
+        assert [each.kind for each in looked.findings] == ["adopted-history"]
         assert looked.is_clean
         metadata.put_note(STOPPED_QUEUE, "broker-a/Orders/0", {"reason": "another one"})
     assert "stopped-queue" in kinds(verified(target))

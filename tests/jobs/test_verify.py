@@ -12,7 +12,7 @@ from tests.cli.cli_kit import picture
 from tests.codec.golden_files import BROKER, GOLDEN
 from tests.jobs.verify_kit import Harmed, flipped, golden_config, kinds, verified
 from tests.jobs.written_tier import WrittenTier, posix_config
-from tieredstore.access.audit import Severity, audit
+from tieredstore.access.audit import audit
 from tieredstore.codec.java import string_hash
 from tieredstore.codec.message import decode_message, encode_stored
 from tieredstore.codec.queue_unit import UNIT_BYTES, view_units
@@ -20,11 +20,11 @@ from tieredstore.codec.tiered_index import compacted_file_bytes
 from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs.job import JobExit
 from tieredstore.jobs.verify import VerifyJob
-from tieredstore.jobs.verify_findings import VerifyFinding
 from tieredstore.jobs.verify_slice import codes_agree
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.findings import Place
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.posix import PosixProvider
 
@@ -92,11 +92,14 @@ def test_a_byte_of_a_record_that_is_another_is_found(golden: Harmed, name: str) 
     assert wanted <= kinds(report)
     assert report.exit_code is JobExit.DAMAGE
     found = next(each for each in report.findings if each.kind in wanted)
-    assert isinstance(found, VerifyFinding)
-    assert (found.topic, found.queue_id, found.queue_offset) == (
-        *("GoldAa", 1, record.queue_offset),
+    wanted_place = Place(
+        path=str(path),
+        topic="GoldAa",
+        queue_id=1,
+        position=at,
+        queue_offset=record.queue_offset,
     )
-    assert (found.where, found.position) == (str(path), at)
+    assert (found.where, found.place) == (str(path), wanted_place)
 
 
 def test_the_topic_tags_and_keys_in_a_record_count(golden: Harmed) -> None:
@@ -125,10 +128,9 @@ def test_a_byte_of_a_unit_that_is_another_is_found(
     path = golden.file("GoldBB/0", QUEUE, 400)
     with flipped(path, 3 * UNIT_BYTES + position, bits):
         report = verified(golden.config)
-    found = [each for each in report.findings if each.severity is Severity.DAMAGE]
+    found = [each for each in report.findings if each.is_damage]
     assert [each.kind for each in found] == [wanted]
-    assert isinstance(found[0], VerifyFinding)
-    assert found[0].queue_offset == 23
+    assert found[0].place.queue_offset == 23
 
 
 @pytest.mark.parametrize("code", [string_hash("TagA"), string_hash("TagB-long-name"), 0])
@@ -168,7 +170,7 @@ def test_two_units_that_changed_places_are_both_found(golden: Harmed) -> None:
         report = verified(golden.config)
     finally:
         path.write_bytes(data)
-    offsets = [each.queue_offset for each in report.findings if isinstance(each, VerifyFinding)]
+    offsets = [each.place.queue_offset for each in report.findings]
     assert kinds(report) == {"wrong-queue-offset"}
     assert offsets == [26, 25] or offsets == [25, 26]
 
@@ -228,9 +230,9 @@ def test_a_truncated_log_and_a_lost_queue_segment_are_found(tmp_path: Path) -> N
     report = verified(tier.config)
     assert {"lost-bytes", "short", "missing"} <= kinds(report)
     lost = {
-        (each.topic, each.queue_id): each.queue_offset
+        (each.place.topic, each.place.queue_id): each.place.queue_offset
         for each in report.findings
-        if isinstance(each, VerifyFinding) and each.kind == "lost-bytes"
+        if each.kind == "lost-bytes"
     }
     assert lost[("GoldBB", 0)] == 20
     assert ("GoldAa", 0) in lost
@@ -245,7 +247,7 @@ def test_messages_whose_units_were_lost_with_their_row_are_found(tmp_path: Path)
     tier.file("GoldBB/0", QUEUE, 400).unlink()
     report = verified(tier.config)
     unnamed = [each for each in report.findings if each.kind == "unnamed-message"]
-    offsets = {each.queue_offset for each in unnamed if isinstance(each, VerifyFinding)}
+    offsets = {each.place.queue_offset for each in unnamed}
     assert offsets == {*range(20, 40)}
 
 

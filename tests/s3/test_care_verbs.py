@@ -14,7 +14,7 @@ from tests.s3.moto_server import Door
 from tests.s3.s3_clients import CLIENTS, new_settings
 from tieredstore.driver.certify import Certificate
 from tieredstore.driver.object_client import ObjectClient
-from tieredstore.driver.provider import ProbeFinding
+from tieredstore.model.findings import Finding
 from tieredstore.providers.certified import keep, kept_verdict
 from tieredstore.providers.object_provider import open_client
 from tieredstore.providers.s3_settings import ObjectStoreSettings
@@ -116,7 +116,7 @@ def test_a_bucket_that_failed_is_not_asked_again_unless_it_is_said(
 ) -> None:
     none = Path("none.json")
     with open_client(settings) as client:
-        lost = ProbeFinding("create-only-race", False, "2 of 16 racing writers won")
+        lost = Finding.of_check("create-only-race", False, "2 of 16 racing writers won")
         keep(client, Certificate(client=client.describe(), findings=(lost,), elapsed_ms=1))
         ran = asked(command, settings, none, "certify", "--json")
         assert (ran.code, ran.err.count("\n")) == (5, 1), ran

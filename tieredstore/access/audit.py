@@ -7,9 +7,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from itertools import groupby, pairwise
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from tieredstore.access.queue_upload import STOPPED_QUEUE, is_asked_to_resume, is_history
 from tieredstore.codec.message import is_blank
@@ -31,6 +30,7 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
     TieredStoreError,
 )
+from tieredstore.model.findings import Finding, FindingKind, Place, Severity
 from tieredstore.model.values import SegmentRecord, SegmentType
 
 SegmentKey: TypeAlias = tuple[str, SegmentType, int]
@@ -105,19 +105,8 @@ def _grown(row: SegmentRecord, later: SegmentRecord, size: int) -> SegmentRecord
     return replace(row, size=max(row.size, min(later.size, size)))
 
 
-class Severity(Enum):
-    """What a finding means for those who read messages."""
-
-    DAMAGE = "damage"
-    """Something is missing or wrong, or a queue takes nothing more."""
-    LEFTOVER = "leftover"
-    """It costs space, and nothing is missing."""
-    NOTE = "note"
-    """Worth knowing; a sound tier may have it."""
-
-
-class FindingKind(Enum):
-    """One word for each thing that can be wrong."""
+class AuditKind(FindingKind):
+    """What an audit can find."""
 
     MISSING = "missing"
     SHORT = "short"
@@ -131,70 +120,19 @@ class FindingKind(Enum):
     UNKNOWN_TOPIC = "unknown-topic"
     STOPPED = "stopped-queue"
     UNREADABLE = "unreadable"
-    ORPHANED = "orphaned"
-    DOOMED = "doomed"
-    ABANDONED_UPLOAD = "abandoned-upload"
-    STRAY_PART = "stray-part"
-    STAGED = "staged"
+    ORPHANED = "orphaned", Severity.LEFTOVER
+    DOOMED = "doomed", Severity.LEFTOVER
+    ABANDONED_UPLOAD = "abandoned-upload", Severity.LEFTOVER
+    STRAY_PART = "stray-part", Severity.LEFTOVER
+    STAGED = "staged", Severity.LEFTOVER
     PUBLISHED_DAMAGED = "published-damaged"
     PUBLISHED_MISSING = "published-missing"
     PUBLISHED_DIFFERS = "published-differs"
-    PUBLISHED_BEHIND = "published-behind"
-    ADOPTED = "adopted-history"
-    BEHIND = "catalogue-behind"
-    GAP = "gap"
-    TAIL = "tail"
-
-
-_LEFTOVERS: Final = frozenset(
-    {
-        FindingKind.ORPHANED,
-        FindingKind.DOOMED,
-        FindingKind.ABANDONED_UPLOAD,
-        FindingKind.STRAY_PART,
-        FindingKind.STAGED,
-    }
-)
-_NOTES: Final = frozenset(
-    {
-        FindingKind.BEHIND,
-        FindingKind.PUBLISHED_BEHIND,
-        FindingKind.ADOPTED,
-        FindingKind.GAP,
-        FindingKind.TAIL,
-    }
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing, of one segment or of a whole queue (`type` and `base` None).
-
-    `repairable` means that a repair would do away with it, `repaired` that one has, and `failure`
-    why it could not.
-    """
-
-    kind: FindingKind
-    path: str
-    detail: str
-    type: SegmentType | None = None
-    base: int | None = None
-    repairable: bool = False
-    repaired: bool = False
-    failure: str = ""
-
-    @property
-    def severity(self) -> Severity:
-        if self.kind in _LEFTOVERS:
-            return Severity.LEFTOVER
-        return Severity.NOTE if self.kind in _NOTES else Severity.DAMAGE
-
-    @property
-    def place(self) -> str:
-        """The segment or the queue, in one word."""
-        if self.type is None:
-            return self.path
-        return f"{self.path}/{self.type.name}/{self.base}"
+    PUBLISHED_BEHIND = "published-behind", Severity.NOTE
+    ADOPTED = "adopted-history", Severity.NOTE
+    BEHIND = "catalogue-behind", Severity.NOTE
+    GAP = "gap", Severity.NOTE
+    TAIL = "tail", Severity.NOTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +153,7 @@ class AuditReport:
 
     @property
     def damage(self) -> tuple[Finding, ...]:
-        return tuple(each for each in self.left if each.severity is Severity.DAMAGE)
+        return tuple(found for found in self.left if found.is_damage)
 
     @property
     def is_clean(self) -> bool:
@@ -228,14 +166,14 @@ _Files: TypeAlias = Mapping[tuple[str, SegmentType], Sequence[SegmentRecord]]
 
 def unusable_finding(error: MetadataError, broker: str) -> Finding:
     detail = f"readers elsewhere cannot start from it: {error}"
-    return Finding(kind=FindingKind.PUBLISHED_DAMAGED, path=broker, detail=detail)
+    return _found(AuditKind.PUBLISHED_DAMAGED, broker, detail)
 
 
 def missing_findings(metadata: MetadataStore, broker: str) -> Iterator[Finding]:
     """Where nothing is published: of a catalogue that was, this is a loss."""
     if metadata.note(LINEAGE, broker) is not None:
         detail = "it was published, and is gone: readers elsewhere have no catalogue"
-        yield Finding(kind=FindingKind.PUBLISHED_MISSING, path=broker, detail=detail)
+        yield _found(AuditKind.PUBLISHED_MISSING, broker, detail)
 
 
 def published_findings(
@@ -255,14 +193,14 @@ def published_findings(
         behind += lag
         if wrong:
             detail = f"{kind.name}: {place} {wrong}"
-            yield Finding(kind=FindingKind.PUBLISHED_DIFFERS, path=path, detail=detail)
+            yield _found(AuditKind.PUBLISHED_DIFFERS, path, detail)
     for wrong, lag, path in _names(metadata, published, broker):
         behind += lag
         if wrong:
-            yield Finding(kind=FindingKind.PUBLISHED_DIFFERS, path=path, detail=f"{place} {wrong}")
+            yield _found(AuditKind.PUBLISHED_DIFFERS, path, f"{place} {wrong}")
     if behind:
         detail = f"{place} is older than the catalogue: {behind} rows differ"
-        yield Finding(kind=FindingKind.PUBLISHED_BEHIND, path=broker, detail=detail)
+        yield _found(AuditKind.PUBLISHED_BEHIND, broker, detail)
 
 
 def _files(metadata: MetadataStore, broker: str) -> _Files:
@@ -336,7 +274,7 @@ def repaired(
     written ends it.
     """
     repair = _Repair(leftovers, metadata, provider, config, runtime)
-    if any(each.kind is FindingKind.DOOMED for each in findings):
+    if any(each.kind is AuditKind.DOOMED for each in findings):
         append_file.finish(provider, metadata)
     return [repair.done(each) if each.repairable else each for each in findings]
 
@@ -355,13 +293,13 @@ class _Repair:
         self._provider = provider
         self._config = config
         self._runtime = runtime
-        self._steps: dict[FindingKind, Callable[[Finding], str]] = {
-            FindingKind.DOOMED: self._finish,
-            FindingKind.ORPHANED: self._delete,
-            FindingKind.ABANDONED_UPLOAD: self._remove,
-            FindingKind.STRAY_PART: self._remove,
-            FindingKind.STAGED: self._remove,
-            FindingKind.BEHIND: self._catch_up,
+        self._steps: dict[str, Callable[[Finding], str]] = {
+            AuditKind.DOOMED: self._finish,
+            AuditKind.ORPHANED: self._delete,
+            AuditKind.ABANDONED_UPLOAD: self._remove,
+            AuditKind.STRAY_PART: self._remove,
+            AuditKind.STAGED: self._remove,
+            AuditKind.BEHIND: self._catch_up,
         }
 
     def done(self, finding: Finding) -> Finding:
@@ -376,11 +314,11 @@ class _Repair:
     # Each step answers with why it could not, or with nothing.
 
     def _finish(self, finding: Finding) -> str:
-        is_left = finding.path in self._metadata.notes(append_file.KIND)
+        is_left = finding.where in self._metadata.notes(append_file.KIND)
         return "the backend has not deleted it" if is_left else ""
 
     def _delete(self, finding: Finding) -> str:
-        place = finding.path, *_segment(finding)
+        place = _segment(finding)
         if self._metadata.segment(*place) is not None:
             return "a row names it by now"
         with self._provider.open(*place) as segment:
@@ -394,7 +332,8 @@ class _Repair:
 
     def _catch_up(self, finding: Finding) -> str:
         """As at a start of the broker: what the units bear out counts."""
-        _, topic, number = finding.path.split("/", 2)
+        path = finding.place.path
+        _, topic, number = path.split("/", 2)
         row = self._metadata.queue(topic, int(number))
         record = self._metadata.topic(topic)
         if row is None or record is None:
@@ -403,15 +342,15 @@ class _Repair:
             row,
             record,
             self._config,
-            path=finding.path,
+            path=path,
             provider=self._provider,
             metadata=self._metadata,
             clock=self._runtime.clock,
         )
         try:
             recover(file, self._metadata, self._runtime.clock)
-            known = self._metadata.segment(finding.path, *_segment(finding))
-            with self._provider.open(finding.path, *_segment(finding)) as segment:
+            known = self._metadata.segment(*_segment(finding))
+            with self._provider.open(*_segment(finding)) as segment:
                 more = segment.size() - (known.size if known is not None else 0)
             unnamed = f"no unit names the last {more} bytes: they stay as they are" if more else ""
             return file.problem or unnamed
@@ -419,14 +358,15 @@ class _Repair:
             file.close()
 
 
-def _segment(finding: Finding) -> tuple[SegmentType, int]:
-    if finding.type is None or finding.base is None:
-        raise ValueError(f"{finding.path} is no segment")
-    return finding.type, finding.base
+def _segment(finding: Finding) -> SegmentKey:
+    place = finding.place
+    if place.type is None or place.base is None:
+        raise ValueError(f"{finding.where} is no segment")
+    return place.path, place.type, place.base
 
 
 def _is_about(finding: Finding, leftover: Leftover) -> bool:
-    return (leftover.kind, leftover.name) == (finding.kind.value, finding.path)
+    return (leftover.kind, leftover.name) == (finding.kind, finding.where)
 
 
 LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
@@ -449,42 +389,42 @@ def segment_findings(facts: TierFacts) -> Iterator[Finding]:
 def _of_row(row: SegmentRecord, following: SegmentRecord | None, there: int) -> Iterator[Finding]:
     room = there if following is None else following.base_offset - row.base_offset
     if row.type is QUEUE and row.base_offset % UNIT_BYTES:
-        yield _of(row, FindingKind.MISALIGNED, "it begins within a unit")
+        yield _of(row, AuditKind.MISALIGNED, "it begins within a unit")
     if following is not None and row.size > room:
         yield _of(
             row,
-            FindingKind.OVERLAPPING,
+            AuditKind.OVERLAPPING,
             f"{row.size - room} bytes are the next segment's too, which begins at "
             f"{following.base_offset}",
         )
     if row.size and not there:
-        yield _of(row, FindingKind.MISSING, f"{row.size} bytes that were committed are gone")
+        yield _of(row, AuditKind.MISSING, f"{row.size} bytes that were committed are gone")
     elif there < row.size:
         gone = row.size - there
-        yield _of(row, FindingKind.SHORT, f"{gone} of {row.size} bytes are gone")
+        yield _of(row, AuditKind.SHORT, f"{gone} of {row.size} bytes are gone")
     elif min(there, room) > row.size:
         more = min(there, room) - row.size
         yield _of(
             row,
-            FindingKind.BEHIND,
+            AuditKind.BEHIND,
             f"the backend has {more} bytes more than the catalogue's {row.size}",
             repairable=row.type is not INDEX,  # those settle themselves when they are opened
         )
     if there > max(room, row.size):
         detail = f"{there - max(room, row.size)} bytes lie behind its end, and are nobody's"
-        yield _of(row, FindingKind.TAIL, detail)
+        yield _of(row, AuditKind.TAIL, detail)
 
 
 def _apart(row: SegmentRecord, end: int, begin: int) -> Iterator[Finding]:
     if row.type is LOG:
         detail = f"no segment has bytes {end} to {begin} of the log"
-        yield _of(row, FindingKind.HOLE, detail)
+        yield _of(row, AuditKind.HOLE, detail)
     elif row.type is QUEUE:
         first, behind = end // UNIT_BYTES, begin // UNIT_BYTES
         if first == behind:
             return  # a part of a unit
         detail = f"the tier never had messages {first} to {behind - 1}"
-        yield _of(row, FindingKind.GAP, detail)
+        yield _of(row, AuditKind.GAP, detail)
 
 
 def orphan_findings(facts: TierFacts) -> Iterator[Finding]:
@@ -493,14 +433,8 @@ def orphan_findings(facts: TierFacts) -> Iterator[Finding]:
         path, kind, base = key
         size = facts.sizes[key]
         reason, is_spare = _spare(key, size, facts)
-        yield Finding(
-            kind=FindingKind.ORPHANED,
-            path=path,
-            type=kind,
-            base=base,
-            detail=f"{size} bytes that no row names: {reason}",
-            repairable=is_spare,
-        )
+        detail = f"{size} bytes that no row names: {reason}"
+        yield _found(AuditKind.ORPHANED, path, detail, type=kind, base=base, repairable=is_spare)
 
 
 def _spare(key: SegmentKey, size: int, facts: TierFacts) -> tuple[str, bool]:
@@ -533,27 +467,49 @@ def catalogue_findings(facts: TierFacts, metadata: MetadataStore, broker: str) -
             continue
         if not number.isdigit() or (topic, int(number)) not in queues:
             detail = "its segments are in the catalogue, and the queue is not"
-            yield Finding(kind=FindingKind.UNKNOWN_QUEUE, path=path, detail=detail)
+            yield _found(AuditKind.UNKNOWN_QUEUE, path, detail)
     for topic, _ in sorted(queues):
         if topic not in topics and topic not in lost:
             lost.add(topic)
             detail = "its queues are in the catalogue, and the topic is not"
             path = f"{broker}/{topic}"
-            yield Finding(kind=FindingKind.UNKNOWN_TOPIC, path=path, detail=detail)
+            yield _found(AuditKind.UNKNOWN_TOPIC, path, detail)
 
 
-def _of(row: SegmentRecord, kind: FindingKind, detail: str, *, repairable: bool = False) -> Finding:
+def _of(row: SegmentRecord, kind: AuditKind, detail: str, *, repairable: bool = False) -> Finding:
+    return _found(
+        kind, row.path, detail, type=row.type, base=row.base_offset, repairable=repairable
+    )
+
+
+def _found(
+    kind: AuditKind,
+    path: str,
+    detail: str,
+    *,
+    type: SegmentType | None = None,
+    base: int | None = None,
+    repairable: bool = False,
+) -> Finding:
+    """A finding about a segment; without `type` and `base`, about a whole queue or one object."""
+    parts = path.split("/")
+    is_queue = len(parts) == 3 and parts[2].isdigit()
     return Finding(
+        severity=kind.severity,
         kind=kind,
-        path=row.path,
-        type=row.type,
-        base=row.base_offset,
+        where=path if type is None else f"{path}/{type.name}/{base}",
         detail=detail,
+        place=Place(
+            path=path,
+            type=type,
+            base=base,
+            topic=parts[1] if is_queue else None,
+            queue_id=int(parts[2]) if is_queue else None,
+        ),
         repairable=repairable,
     )
 
 
-LOG, QUEUE = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE
 _MAGIC_BYTES = 8
 
 
@@ -583,14 +539,14 @@ class _Queue:
                     if 0 < named < count:
                         final = _unit(segment, named - 1)
                 except (SegmentError, OffsetOutOfRangeError) as error:
-                    yield _of_unit_row(row, FindingKind.UNREADABLE, str(error))
+                    yield _of(row, AuditKind.UNREADABLE, str(error))
                     return
             if first.log_offset < before and not first.is_prefill:
                 detail = "its first unit names bytes before those of the segment before it"
-                yield _of_unit_row(row, FindingKind.DISORDER, detail)
+                yield _of(row, AuditKind.DISORDER, detail)
             if named < count:
                 detail = f"{count - named} of {count} units name bytes that the log has not"
-                yield _of_unit_row(row, FindingKind.UNITS_BEYOND, detail)
+                yield _of(row, AuditKind.UNITS_BEYOND, detail)
             if named and not final.is_prefill:
                 before = final.log_offset + final.message_bytes
                 last = row, named - 1, final
@@ -637,15 +593,11 @@ class _Queue:
         if not is_message and not is_blank(data):
             offset = row.base_offset // UNIT_BYTES + number
             detail = f"message {offset} is not where its unit says, at byte {unit.log_offset}"
-            yield _of_unit_row(row, FindingKind.NO_MESSAGE, detail)
+            yield _of(row, AuditKind.NO_MESSAGE, detail)
 
 
 def _unit(segment: FileSegment, number: int) -> QueueUnit:
     return decode_unit(segment.read(number * UNIT_BYTES, UNIT_BYTES), path=segment.path)
-
-
-def _of_unit_row(row: SegmentRecord, kind: FindingKind, detail: str) -> Finding:
-    return Finding(kind=kind, path=row.path, type=row.type, base=row.base_offset, detail=detail)
 
 
 def audit(
@@ -672,7 +624,7 @@ def audit(
     copied = _published(metadata, published, broker)
     facts = TierFacts.gather(metadata, provider, broker)
     findings = [*segment_findings(facts), *catalogue_findings(facts, metadata, broker)]
-    broken = {each.path for each in findings if each.severity is Severity.DAMAGE}
+    broken = {found.place.path for found in findings if found.is_damage}
     paths = [path for path in dict.fromkeys(path for path, _ in facts.files) if not _index(path)]
     whole = [path for path in paths if path not in broken]
     reads = [runtime.fetch.submit(unit_findings, facts, provider, path) for path in whole]
@@ -724,23 +676,19 @@ def _noted(facts: TierFacts, metadata: MetadataStore, broker: str) -> Iterator[F
             asked = "; is compared at the next start" if is_asked_to_resume(path, metadata) else ""
             is_adopted = is_history(path, metadata)
             detail = reason if is_adopted else f"takes no more: {reason}{asked}"
-            kind = FindingKind.ADOPTED if is_adopted else FindingKind.STOPPED
-            yield Finding(kind=kind, path=path, detail=detail)
+            kind = AuditKind.ADOPTED if is_adopted else AuditKind.STOPPED
+            yield _found(kind, path, detail)
     for key in facts.doomed:
-        yield Finding(
-            kind=FindingKind.DOOMED,
-            path=key,
-            detail="no longer used and still to be deleted",
-            repairable=True,
-        )
+        detail = "no longer used and still to be deleted"
+        yield _found(AuditKind.DOOMED, key, detail, repairable=True)
 
 
 def _left_over(found: Leftover) -> Finding:
-    kind = FindingKind(found.kind)
+    kind = AuditKind(found.kind)
     detail = f"{found.size} bytes that never count" if found.size else "an upload without an end"
-    if kind is FindingKind.STAGED:
+    if kind is AuditKind.STAGED:
         detail = f"{found.size} bytes that a job staged: it has not ended, or was cut short"
-    return Finding(kind=kind, path=found.name, detail=detail, repairable=True)
+    return _found(kind, found.name, detail, repairable=True)
 
 
 def _index(path: str) -> bool:
@@ -748,5 +696,6 @@ def _index(path: str) -> bool:
 
 
 def _order(finding: Finding) -> tuple[str, int, int, str]:
-    kind = -1 if finding.type is None else finding.type.value
-    return finding.path, kind, finding.base or 0, finding.kind.value
+    place = finding.place
+    kind = -1 if place.type is None else place.type.value
+    return place.path, kind, place.base or 0, finding.kind

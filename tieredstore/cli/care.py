@@ -119,6 +119,6 @@ def certify(
         if json:
             write_json(tier_care.check_row(finding))
         else:
-            passed = "passed" if finding.passed else "FAILED"
-            columns.write((finding.check, passed, finding.detail))
+            passed = "FAILED" if finding.is_damage else "passed"
+            columns.write((finding.kind, passed, finding.detail))
     tier_care.tell_failures(findings)

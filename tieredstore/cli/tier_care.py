@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Any, Final
 
-from tieredstore.access.audit import AuditReport, Finding, FindingKind, Severity, audit
+from tieredstore.access.audit import AuditKind, AuditReport, audit
 from tieredstore.access.queue_upload import ask_to_resume
 from tieredstore.access.reader import amend_copy
 from tieredstore.access.rebuild import (
@@ -32,8 +32,9 @@ from tieredstore.cli.tier import (
 from tieredstore.cli.tier_changing import changing, for_writing
 from tieredstore.cli.tier_options import TierOptions, config_of
 from tieredstore.codec.names import queue_path
-from tieredstore.driver.provider import ProbeFinding, SegmentProvider
+from tieredstore.driver.provider import SegmentProvider
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.findings import Finding, Severity
 
 Row = dict[str, Any]
 
@@ -92,7 +93,7 @@ def rebuilt(tier: TierOptions) -> RebuildReport:
             raise CommandError(printable(text), ExitCode.REFUSED) from error
 
 
-def certified(tier: TierOptions, *, again: bool) -> Sequence[ProbeFinding]:
+def certified(tier: TierOptions, *, again: bool) -> Sequence[Finding]:
     """What a backend proved; of a bucket that has failed before, what it failed then."""
     config = config_of(tier)
     if config.provider == "s3":
@@ -126,12 +127,13 @@ def _check_there_is_data(config: StoreConfig, provider: SegmentProvider) -> None
 
 
 def finding_row(finding: Finding) -> Row:
+    place = finding.place
     return {
-        "kind": finding.kind.value,
+        "kind": finding.kind,
         "severity": finding.severity.value,
-        "path": finding.path,
-        "type": None if finding.type is None else finding.type.name,
-        "base_offset": finding.base,
+        "path": place.path,
+        "type": None if place.type is None else place.type.name,
+        "base_offset": place.base,
         "detail": finding.detail,
         "repairable": finding.repairable,
         "repaired": finding.repaired,
@@ -145,7 +147,7 @@ def finding_cells(finding: Finding) -> tuple[str, ...]:
         detail += " (repaired)"
     elif finding.failure:
         detail += f" (not repaired: {finding.failure})"
-    return finding.severity.value, finding.kind.value, finding.place, detail
+    return finding.severity.value, finding.kind, finding.where, detail
 
 
 def summary(report: AuditReport) -> str:
@@ -162,18 +164,18 @@ def tell_damage(report: AuditReport) -> None:
     """Raise what there is to say, when all of it was shown."""
     if report.damage:
         first = report.damage[0]
-        is_stopped = first.kind is FindingKind.STOPPED
+        is_stopped = first.kind is AuditKind.STOPPED
         what_to_do = "mend that, then resume it" if is_stopped else "restore it from a copy"
         raise CommandError(
             printable(
-                f"{len(report.damage)} found damaged, the first: {first.place}: {first.detail}; "
+                f"{len(report.damage)} found damaged, the first: {first.where}: {first.detail}; "
                 f"{what_to_do}"
             ),
             ExitCode.DAMAGE,
         )
     failed = [each for each in report.left if each.failure]
     if failed:
-        text = f"{len(failed)} not repaired, the first: {failed[0].place}: {failed[0].failure}"
+        text = f"{len(failed)} not repaired, the first: {failed[0].where}: {failed[0].failure}"
         raise CommandError(printable(text), ExitCode.REFUSED)
 
 
@@ -214,15 +216,15 @@ def tell_problems(report: RebuildReport) -> None:
         raise CommandError(printable(text), ExitCode.DAMAGE)
 
 
-def check_row(finding: ProbeFinding) -> Row:
-    return {"check": finding.check, "passed": finding.passed, "detail": finding.detail}
+def check_row(finding: Finding) -> Row:
+    return {"check": finding.kind, "passed": not finding.is_damage, "detail": finding.detail}
 
 
-def tell_failures(findings: Sequence[ProbeFinding]) -> None:
-    failed = [finding for finding in findings if not finding.passed]
+def tell_failures(findings: Sequence[Finding]) -> None:
+    failed = [finding for finding in findings if finding.is_damage]
     if failed:
         text = (
-            f"{len(failed)} checks failed, the first: {failed[0].check}: {failed[0].detail}; a "
+            f"{len(failed)} checks failed, the first: {failed[0].kind}: {failed[0].detail}; a "
             "bucket that failed stays refused until `certify --again` passes"
         )
         raise CommandError(printable(text), ExitCode.REFUSED)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from tieredstore.driver.object_client import ObjectClient, ObjectExistsError, ObjectFacts, Range
-from tieredstore.driver.provider import ProbeFinding
 from tieredstore.driver.runtime import SystemClock, ThreadPool
 from tieredstore.model.errors import (
     BackendUnavailableError,
@@ -19,6 +18,7 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
     TieredStoreError,
 )
+from tieredstore.model.findings import Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,27 +26,27 @@ class Certificate:
     """What a store was asked to prove, and whether it did."""
 
     client: str
-    findings: tuple[ProbeFinding, ...]
+    findings: tuple[Finding, ...]
     elapsed_ms: int
 
     @property
     def passed(self) -> bool:
-        return all(finding.passed for finding in self.findings)
+        return not self.failures
 
     @property
-    def failures(self) -> tuple[ProbeFinding, ...]:
-        return tuple(finding for finding in self.findings if not finding.passed)
+    def failures(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.is_damage)
 
     def summary(self) -> str:
         """One line: what a refusal to write says."""
         if self.passed:
             return f"{self.client}: {len(self.findings)} checks passed in {self.elapsed_ms} ms"
-        named = "; ".join(f"{finding.check}: {finding.detail}" for finding in self.failures)
+        named = "; ".join(f"{finding.kind}: {finding.detail}" for finding in self.failures)
         return f"{self.client} is not to be trusted: {named}"
 
     def to_json(self) -> str:
         """For whoever keeps it."""
-        rows = [[found.check, found.passed, found.detail] for found in self.findings]
+        rows = [[found.kind, not found.is_damage, found.detail] for found in self.findings]
         return json.dumps(
             {"client": self.client, "findings": rows, "elapsed_ms": self.elapsed_ms},
             ensure_ascii=False,
@@ -58,7 +58,7 @@ class Certificate:
         try:
             kept = json.loads(text)
             findings = tuple(
-                ProbeFinding(str(check), passed is True, str(detail))
+                Finding.of_check(str(check), passed is True, str(detail))
                 for check, passed, detail in kept["findings"]
             )
             return cls(
@@ -113,7 +113,7 @@ class _Examination:
         self._pool = pool
         self._prefix = prefix
         self._made: set[str] = set()  # known without a listing, which may be what fails
-        self.findings: list[ProbeFinding] = []
+        self.findings: list[Finding] = []
 
     def run(self, page_keys: int) -> None:
         self._made.add(self._prefix + "first")
@@ -140,7 +140,7 @@ class _Examination:
                 raise BackendUnavailableError(error.path, error.operation, text) from error
             except TieredStoreError as error:
                 detail = str(error)
-            self.findings.append(ProbeFinding(name, not detail, detail))
+            self.findings.append(Finding.of_check(name, not detail, detail))
 
     def _put(self, key: str, data: bytes, *, if_match: str | None = None) -> ObjectFacts:
         """With something of its own, so that a layer that tries again can settle lost replies."""

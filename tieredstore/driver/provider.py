@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
 from tieredstore.model.errors import PositionMismatchError, SegmentNotFoundError
+from tieredstore.model.findings import Finding
 from tieredstore.model.values import SegmentType
 
 if TYPE_CHECKING:
@@ -51,15 +52,6 @@ class WritePair:
 
     log: SegmentWrite | None
     queue: SegmentWrite | None
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeFinding:
-    """One thing a backend was asked to prove, and whether it did."""
-
-    check: str
-    passed: bool
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +172,7 @@ class SegmentProvider(ABC):
         """
         return None
 
-    def probe(self) -> Sequence[ProbeFinding]:
+    def probe(self) -> Sequence[Finding]:
         """Can this backend be trusted? Writes, reads, lists and deletes a segment of its own."""
         return _probe(self)
 
@@ -216,11 +208,11 @@ def _write_pair(pair: WritePair) -> None:
 PROBE_PATH = "tieredstore-probe/rmq_sys_PROBE/0"
 
 
-def _probe(provider: SegmentProvider) -> list[ProbeFinding]:
-    findings: list[ProbeFinding] = []
+def _probe(provider: SegmentProvider) -> list[Finding]:
+    findings: list[Finding] = []
 
     def note(check: str, passed: bool, detail: str = "") -> None:
-        findings.append(ProbeFinding(check, passed, detail))
+        findings.append(Finding.of_check(check, passed, detail))
 
     with provider.open(PROBE_PATH, SegmentType.COMMIT_LOG, 0) as segment:
         segment.delete()
@@ -331,7 +323,7 @@ class ProviderWrapper(SegmentProvider):
     def places(self) -> Sequence[tuple[str, str]] | None:
         return self.inner.places()
 
-    def probe(self) -> Sequence[ProbeFinding]:
+    def probe(self) -> Sequence[Finding]:
         return self.inner.probe()
 
     def close(self) -> None:

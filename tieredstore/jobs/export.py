@@ -31,7 +31,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tieredstore.access.audit import Severity
 from tieredstore.access.reader import TieredReader
 from tieredstore.driver.metadata import Json
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS
@@ -48,7 +47,7 @@ from tieredstore.jobs.export_target import (
     put_plan,
     range_name,
 )
-from tieredstore.jobs.job import JobFinding, JobReport, JobState, Plan, RowStream, bounded
+from tieredstore.jobs.job import JobReport, JobState, Plan, RowStream, bounded
 from tieredstore.jobs.scan import DAMAGE, OnCorrupt, Scan, queue_bounds, selected_queues
 from tieredstore.jobs.slices import (
     EVER,
@@ -62,6 +61,7 @@ from tieredstore.jobs.slices import (
 )
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError, MetadataError
+from tieredstore.model.findings import Finding, Severity
 
 NO_DAY: Final = "__HIVE_DEFAULT_PARTITION__"
 """How Hive writes null: a store time that is no day, or a message that cannot be read."""
@@ -292,7 +292,7 @@ class ExportJob:
                 target, self._settings, _ranges_of(plan, self._ledger(with_done=False).planned)
             )
         messages = files = written = damaged = 0
-        findings: list[JobFinding] = []
+        findings: list[Finding] = []
         for row in rows:
             messages += row.messages
             files += row.files
@@ -372,9 +372,9 @@ class ExportJob:
         slices = self._slices(rows, (first, end))
         return ExportItem(source=source, first_offset=first, end_offset=end, slices=tuple(slices))
 
-    def _finding(self, topic: str, queue_id: int, offset: int, reason: str) -> JobFinding:
+    def _finding(self, topic: str, queue_id: int, offset: int, reason: str) -> Finding:
         is_skipped = self.on_corrupt is OnCorrupt.SKIP
-        return JobFinding(
+        return Finding(
             severity=Severity.NOTE if is_skipped else Severity.DAMAGE,
             kind="left-out",
             where=f"{topic}/{queue_id}",

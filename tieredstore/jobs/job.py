@@ -13,11 +13,11 @@ from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
-from tieredstore.access.audit import Severity
 from tieredstore.driver.durable import write_atomically
 from tieredstore.driver.metadata import Json
 from tieredstore.driver.runtime import PENDING_MAX, Clock, Runtime
 from tieredstore.model.errors import MetadataError, SegmentError, TieredStoreError
+from tieredstore.model.findings import Finding, Severity
 
 FINDINGS_MAX: Final = 1_000
 
@@ -40,24 +40,6 @@ class JobState(Enum):
     INCOMPLETE = "incomplete"
     """Some items failed; another run does what is left."""
     INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFinding:
-    """One thing worth telling: `kind` is one word, `where` names the segment, queue or file."""
-
-    severity: Severity
-    kind: str
-    where: str
-    detail: str
-
-    def row(self) -> dict[str, Json]:
-        return {
-            "severity": self.severity.value,
-            "kind": self.kind,
-            "where": self.where,
-            "detail": self.detail,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +68,7 @@ class JobReport:
     counts: Mapping[str, int] = field(default_factory=dict)
     byte_counts: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
-    findings: tuple[JobFinding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     findings_left_out: int = 0
     failures: tuple[ItemFailure, ...] = ()
     facts: Mapping[str, Json] = field(default_factory=dict)
@@ -96,8 +78,8 @@ class JobReport:
     @property
     def exit_code(self) -> JobExit:
         """Damage counts more than what was refused."""
-        if any(each.severity is Severity.DAMAGE for each in self.findings) or any(
-            each.is_damage for each in self.failures
+        if any(found.is_damage for found in self.findings) or any(
+            failure.is_damage for failure in self.failures
         ):
             return JobExit.DAMAGE
         if self.failures or self.state is JobState.INCOMPLETE:
@@ -113,7 +95,7 @@ class JobReport:
             "counts": dict(self.counts),
             "bytes": dict(self.byte_counts),
             "seconds": round(self.seconds, 3),
-            "findings": [each.row() for each in self.findings],
+            "findings": [dict(found.row()) for found in self.findings],
             "findings_left_out": self.findings_left_out,
             "failures": [{"error": each.error, "text": each.text} for each in self.failures],
             "facts": dict(self.facts),
@@ -128,7 +110,7 @@ class JobReport:
         return (json.dumps(self.row(), indent=2) + "\n").encode()
 
 
-def bounded(findings: list[JobFinding]) -> tuple[tuple[JobFinding, ...], int]:
+def bounded(findings: list[Finding]) -> tuple[tuple[Finding, ...], int]:
     """The worst of them, at most FINDINGS_MAX, and how many were left out."""
     order = {severity: place for place, severity in enumerate(Severity)}
     worst = sorted(findings, key=lambda each: (order[each.severity], each.where, each.detail))

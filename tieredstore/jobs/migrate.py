@@ -9,14 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
-from tieredstore.access.audit import Severity
 from tieredstore.driver.metadata import Json
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Clock, SystemClock
 from tieredstore.jobs import cut_over as over
 from tieredstore.jobs.job import (
     Engine,
-    JobFinding,
     JobReport,
     JobState,
     OnProgress,
@@ -49,6 +47,7 @@ from tieredstore.jobs.migrate_plan import (
 )
 from tieredstore.jobs.worker import worker_provider, worker_runtime
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.findings import Finding, Severity
 from tieredstore.model.values import SegmentRecord
 
 
@@ -280,8 +279,8 @@ class _Finish:
         return lines
 
 
-def _damage(kind: str, where: str, detail: str) -> JobFinding:
-    return JobFinding(severity=Severity.DAMAGE, kind=kind, where=where, detail=detail)
+def _damage(kind: str, where: str, detail: str) -> Finding:
+    return Finding(severity=Severity.DAMAGE, kind=kind, where=where, detail=detail)
 
 
 def migrate(

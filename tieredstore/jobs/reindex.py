@@ -12,7 +12,6 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
-from tieredstore.access.audit import Severity
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.checks import Buffer
 from tieredstore.codec.names import index_queue_path, queue_path
@@ -29,7 +28,6 @@ from tieredstore.index.rows import IndexColumns
 from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.jobs.job import (
     Engine,
-    JobFinding,
     JobReport,
     JobState,
     OnProgress,
@@ -65,6 +63,7 @@ from tieredstore.model.errors import (
     SegmentCorruptError,
     SegmentNotFoundError,
 )
+from tieredstore.model.findings import Finding, Severity
 from tieredstore.model.values import SegmentRecord, SegmentType
 
 
@@ -372,11 +371,11 @@ def _staged_blocks(scratch: Scratch, row: FileRow) -> Iterator[Buffer]:
         yield scratch.read(row.name, position, min(BLOCK_BYTES, row.size - position))
 
 
-def _findings(damaged: int) -> tuple[JobFinding, ...]:
+def _findings(damaged: int) -> tuple[Finding, ...]:
     if not damaged:
         return ()
     detail = f"{damaged} messages cannot be read and are not indexed: `verify` names them"
-    return (JobFinding(severity=Severity.DAMAGE, kind="not-indexed", where="tier", detail=detail),)
+    return (Finding(severity=Severity.DAMAGE, kind="not-indexed", where="tier", detail=detail),)
 
 
 NAME: Final = "reindex"

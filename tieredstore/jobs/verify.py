@@ -27,7 +27,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.access.audit import Finding, Severity, audit
+from tieredstore.access.audit import audit
 from tieredstore.access.wiring import GivenParts, open_tier, published_catalogue
 from tieredstore.codec.key_hashes import mixed
 from tieredstore.codec.names import index_queue_path
@@ -49,7 +49,6 @@ from tieredstore.jobs.verify_findings import (
     SHIFT_MIN,
     Findings,
     SumTable,
-    VerifyFinding,
     VerifyKind,
     VerifyRow,
     entry_hashes,
@@ -70,6 +69,7 @@ from tieredstore.jobs.verify_slice import SliceCheck, SliceItem, verify_slice
 from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import MetadataError, OffsetOutOfRangeError, SegmentError
+from tieredstore.model.findings import Finding, Severity
 from tieredstore.model.values import SegmentRecord, SegmentType
 
 _ENTRY: Final = np.dtype(
@@ -496,7 +496,7 @@ class VerifyJob:
             counts.update(self._compare_keys(plan, sums, findings))
         structure = self._audited()
         found = sorted(chain(findings.found(), structure), key=_order)
-        totals = {kind.value: count for kind, count in findings.totals.items() if count}
+        totals = {str(kind): count for kind, count in findings.totals.items() if count}
         for each in structure:
             totals[each.kind] = totals.get(each.kind, 0) + 1
         kinds: dict[str, Json] = dict(sorted(totals.items()))
@@ -547,7 +547,7 @@ class VerifyJob:
             comparison.tell_suspects(suspects)
         return {**compared.counts, "entries": local, "entries_local": local}
 
-    def _audited(self) -> list[VerifyFinding]:
+    def _audited(self) -> Sequence[Finding]:
         parts = open_tier(self.config, GivenParts(), read_only=True)
         try:
             report = audit(
@@ -557,7 +557,7 @@ class VerifyJob:
                 parts.runtime,
                 published=lambda: published_catalogue(self.config, parts.provider),
             )
-            return [_of_audit(each) for each in report.findings]
+            return report.findings
         finally:
             parts.close()
 
@@ -569,18 +569,5 @@ def _summary(counts: Counter[str], kinds: dict[str, Json]) -> str:
     return f"{text}; found: " + ", ".join(f"{count} {kind}" for kind, count in kinds.items())
 
 
-def _of_audit(found: Finding) -> VerifyFinding:
-    parts = found.path.split("/")
-    is_queue = len(parts) == 3 and parts[2].isdigit()
-    return VerifyFinding(
-        severity=found.severity,
-        kind=found.kind.value,
-        where=found.place,
-        detail=found.detail,
-        topic=parts[1] if is_queue else None,
-        queue_id=int(parts[2]) if is_queue else None,
-    )
-
-
-def _order(found: VerifyFinding) -> tuple[int, str, int]:
-    return _ORDER[found.severity], found.where, found.position or 0
+def _order(found: Finding) -> tuple[int, str, int]:
+    return _ORDER[found.severity], found.where, found.place.position or 0

@@ -16,16 +16,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.access.audit import Severity
 from tieredstore.codec.key_hashes import Hashes, mixed
-from tieredstore.driver.metadata import Json
-from tieredstore.jobs.job import JobFinding
+from tieredstore.model.findings import Finding, FindingKind, Place, Severity
 from tieredstore.model.values import INT64_MAX, QueueKey
 
 STRETCHES_MAX: Final = 65_536  # of a whole tier, about
@@ -211,8 +208,8 @@ class SumTable:
 FINDINGS_A_KIND: Final = 20  # of one piece of work; the rest is only counted
 
 
-class VerifyKind(Enum):
-    """One word for each thing that the bytes can have wrong."""
+class VerifyKind(FindingKind):
+    """What the bytes can have wrong."""
 
     LOST_BYTES = "lost-bytes"
     UNREADABLE = "unreadable"
@@ -231,67 +228,22 @@ class VerifyKind(Enum):
     KEY_MISSING = "key-missing"
     KEY_UNFOUNDED = "key-unfounded"
     KEY_TIME = "key-time"
-    # They cost space.
-    SECOND_COPY = "second-copy"
-    KEY_STALE = "key-stale"
-    # A sound tier may have them.
-    FILLED_IN = "filled-in"
-    LOG_AHEAD = "log-ahead"
-    KEYS_NOT_UPLOADED = "keys-not-uploaded"
-    KEYS_EXPIRED = "keys-expired"
-    KEYS_UNCOMPARED = "keys-not-compared"
-    NO_INDEX = "no-index"
-    OLD_INDEX = "old-index-file"
-
-
-_NOTES: Final = frozenset(
-    {
-        *(VerifyKind.FILLED_IN, VerifyKind.LOG_AHEAD, VerifyKind.KEYS_NOT_UPLOADED),
-        *(
-            VerifyKind.KEYS_EXPIRED,
-            VerifyKind.KEYS_UNCOMPARED,
-            VerifyKind.NO_INDEX,
-            VerifyKind.OLD_INDEX,
-        ),
-    }
-)
-
-_LEFTOVERS: Final = frozenset({VerifyKind.SECOND_COPY, VerifyKind.KEY_STALE})
-
-
-def severity_of(kind: VerifyKind) -> Severity:
-    if kind in _NOTES:
-        return Severity.NOTE
-    return Severity.LEFTOVER if kind in _LEFTOVERS else Severity.DAMAGE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyFinding(JobFinding):
-    """One thing, and where: `where` is the path of a segment, a file or a queue.
-
-    `position` is a byte of it, or of the queue's commit log where `where` is a queue.
-    """
-
-    topic: str | None = None
-    queue_id: int | None = None
-    position: int | None = None
-    queue_offset: int | None = None
-
-    def row(self) -> dict[str, Json]:
-        return {
-            **JobFinding.row(self),
-            "topic": self.topic,
-            "queue_id": self.queue_id,
-            "position": self.position,
-            "queue_offset": self.queue_offset,
-        }
+    SECOND_COPY = "second-copy", Severity.LEFTOVER
+    KEY_STALE = "key-stale", Severity.LEFTOVER
+    FILLED_IN = "filled-in", Severity.NOTE
+    LOG_AHEAD = "log-ahead", Severity.NOTE
+    KEYS_NOT_UPLOADED = "keys-not-uploaded", Severity.NOTE
+    KEYS_EXPIRED = "keys-expired", Severity.NOTE
+    KEYS_UNCOMPARED = "keys-not-compared", Severity.NOTE
+    NO_INDEX = "no-index", Severity.NOTE
+    OLD_INDEX = "old-index-file", Severity.NOTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRow:
     """What became of one piece of work."""
 
-    findings: tuple[VerifyFinding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     totals: Mapping[VerifyKind, int] = field(default_factory=dict)
     left_out: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -303,7 +255,7 @@ class Findings:
 
     def __init__(self, *, kept: int = FINDINGS_A_KIND) -> None:
         self._kept = kept
-        self._found: list[VerifyFinding] = []
+        self._found: list[Finding] = []
         self._described: Counter[VerifyKind] = Counter()
         self.totals: Counter[VerifyKind] = Counter()
         self.left_out = 0
@@ -336,15 +288,18 @@ class Findings:
     ) -> None:
         """A finding that was counted by `room` or `rows`."""
         self._found.append(
-            VerifyFinding(
-                severity=severity_of(kind),
-                kind=kind.value,
+            Finding(
+                severity=kind.severity,
+                kind=kind,
                 where=where,
                 detail=detail,
-                topic=None if key is None else key.topic,
-                queue_id=None if key is None else key.queue_id,
-                position=position,
-                queue_offset=queue_offset,
+                place=Place(
+                    path=where,
+                    topic=None if key is None else key.topic,
+                    queue_id=None if key is None else key.queue_id,
+                    position=position,
+                    queue_offset=queue_offset,
+                ),
             )
         )
 
@@ -371,5 +326,5 @@ class Findings:
         self.totals.update(row.totals)
         self.left_out += row.left_out
 
-    def found(self) -> tuple[VerifyFinding, ...]:
+    def found(self) -> tuple[Finding, ...]:
         return tuple(self._found)

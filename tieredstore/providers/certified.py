@@ -144,4 +144,4 @@ def _problems(certificate: Certificate, known: ObjectCapabilities) -> list[str]:
         excused.add("create-only-race")
     if not known.if_match:
         excused.update(("if-match", "if-match-race"))
-    return [each.check for each in certificate.failures if each.check not in excused]
+    return [found.kind for found in certificate.failures if found.kind not in excused]
