@@ -4,7 +4,7 @@ repaired.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
@@ -21,7 +21,7 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.flat import append_file
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.recovery import recover
+from tieredstore.flat.recovery import borne_out, recover
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     MetadataError,
@@ -567,15 +567,13 @@ class _Queue:
         return last.base_offset + max(last.size, self._facts.size(last))
 
     def _named(self, segment: FileSegment, count: int, final: QueueUnit) -> int:
-        """How many units of a segment the log bears out; their records lie in their order."""
+        """How many units of a segment the log bears out; `final` is the last of them."""
 
         def end(number: int) -> int:
-            unit = _unit(segment, number)
+            unit = final if number == count - 1 else _unit(segment, number)
             return 0 if unit.is_prefill else unit.log_offset + unit.message_bytes
 
-        if final.is_prefill or final.log_offset + final.message_bytes <= self._log_end:
-            return count
-        return bisect_right(range(count), self._log_end, key=end)
+        return borne_out(count, end, self._log_end)
 
     def _no_message(self, row: SegmentRecord, number: int, unit: QueueUnit) -> Iterator[Finding]:
         """The last unit's record, as far as it can be told from its first bytes."""

@@ -149,6 +149,17 @@ def _fields(row: SegmentRecord) -> list[Any]:
     return [row.type.name, row.base_offset, row.size, row.begin_timestamp, row.end_timestamp]
 
 
+def borne_out(count: int, end_of: Callable[[int], int], log_end: int) -> int:
+    """How many of the first `count` units of a segment the log bears out.
+
+    `end_of` gives the end of a unit's record by the number of the unit. Records lie in the order
+    of their units, so the last unit usually decides, and a binary search does otherwise.
+    """
+    if end_of(count - 1) <= log_end:
+        return count
+    return bisect_right(range(count), log_end, key=end_of)
+
+
 _HEADER_BYTES = 76  # up to and with the store time of a message born on IPv6
 _MAGICS = frozenset({MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2})
 _UNITS_LOOKED_AT: Final = 64
@@ -351,7 +362,12 @@ def _end_of_units(queue: _Found, index: int, units: int, commit_log: _Found) -> 
     last = _named_by(_unit(queue, index, units - 1), final, commit_log)
     if last is not None:
         return _End(count=units, log_end=last.end, last=last)
-    within = _units_within(queue, index, units, log_end=commit_log.end)
+
+    def end_of(number: int) -> int:
+        unit = _unit(queue, index, number)
+        return unit.log_offset + unit.message_bytes
+
+    within = borne_out(units, end_of, commit_log.end)
     beyond = "queue units name bytes that the log has not"
     sound = _last_sound(queue, index, min(within, units - 1), commit_log)
     if sound is None and not within and units > 1:
@@ -370,21 +386,6 @@ def _end_of_units(queue: _Found, index: int, units: int, commit_log: _Found) -> 
     count = max(0, behind - queue.first_unit(index))
     log_end = 0 if reached is None else reached.end
     return _End(count=count, log_end=log_end, last=reached, problem=f"{units - count} {beyond}")
-
-
-def _units_within(queue: _Found, index: int, units: int, *, log_end: int) -> int:
-    """How many units of a segment name bytes below the end of the log.
-
-    Their records lie in the order of the units; mostly the last one decides.
-    """
-
-    def end(number: int) -> int:
-        unit = _unit(queue, index, number)
-        return unit.log_offset + unit.message_bytes
-
-    if end(units - 1) <= log_end:
-        return units
-    return bisect_right(range(units), log_end, key=end)
 
 
 def _last_sound(queue: _Found, index: int, below: int, commit_log: _Found) -> _Message | None:
