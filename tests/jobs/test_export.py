@@ -231,7 +231,7 @@ def test_workers_in_another_folder_write_to_the_same_place(
     plan = job.plan()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    results = (run_item(job, item, at) for at, item in enumerate(plan.items))
+    results = (run_item(job.work, item, at) for at, item in enumerate(plan.items))
     assert job.finish(plan, RowStream(results, item_count=1)).state is JobState.DONE
     assert messages(tmp_path / "parquet") == tier_messages(tier.config)
 
@@ -241,7 +241,7 @@ def test_workers_that_write_to_disks_of_their_own_are_noticed(tmp_path: Path) ->
     job = ExportJob(config=config, target=str(tmp_path / "here"), topics=("GoldBB",))
     there = replace(job, target=str(tmp_path / "there"))
     plan = job.plan()
-    results = (run_item(there, item, at) for at, item in enumerate(plan.items))
+    results = (run_item(there.work, item, at) for at, item in enumerate(plan.items))
     with pytest.raises(MetadataError, match="do all workers see this folder"):
         job.finish(plan, RowStream(results, item_count=len(plan.items)))
 

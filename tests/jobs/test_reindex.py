@@ -85,7 +85,7 @@ def test_what_was_staged_before_a_failure_is_used_again(config: StoreConfig) -> 
     job = ReindexKeys(config=config)
     plan = job.plan()
     with LocalEngine(threads=1) as engine:
-        results = engine.results(job, plan, on_progress=lambda _: None)
+        results = engine.results(job.work, plan, on_progress=lambda _: None)
         next(results)
         results.close()
     assert job.plan().counts["staged"] == 1

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -202,6 +202,7 @@ class ExportJob:
     for ever: a later run must have the same.
     """
 
+    name: ClassVar[str] = "export"
     config: StoreConfig
     target: str
     target_options: TargetOptions = field(default_factory=TargetOptions)
@@ -229,10 +230,6 @@ class ExportJob:
         # Workers may be in other folders.
         object.__setattr__(self, "config", self.config.with_full_paths())
         object.__setattr__(self, "target", full_target(self.target))
-
-    @property
-    def name(self) -> str:
-        return "export"
 
     def plan(self) -> ExportPlan:
         ledger = self._ledger()

@@ -1,6 +1,5 @@
-"""The shape of a job: plan, items, result rows and report, and the engine that runs items on
-threads.
-"""
+"""Jobs over a whole tier: a plan of items, the work on each, rows and a report, and the engines
+that run items."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from tieredstore.driver.durable import write_atomically
 from tieredstore.driver.metadata import Json
@@ -19,7 +18,15 @@ from tieredstore.driver.runtime import PENDING_MAX, Clock, Runtime
 from tieredstore.model.errors import MetadataError, SegmentError, TieredStoreError
 from tieredstore.model.findings import Finding, Severity
 
+ItemT = TypeVar("ItemT")
+RowT = TypeVar("RowT")
+
 FINDINGS_MAX: Final = 1_000
+FAILURES_MAX: Final = 100
+HOPELESS_FAILURES: Final = 50  # so many, and nothing that went well: the rest would fail too
+THREADS: Final = 8
+THREADS_MAX: Final = 256
+_RANKS: Final = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 class JobExit(IntEnum):
@@ -110,18 +117,15 @@ class JobReport:
         return (json.dumps(self.row(), indent=2) + "\n").encode()
 
 
-def bounded(findings: list[Finding]) -> tuple[tuple[Finding, ...], int]:
+def bounded(findings: Iterable[Finding]) -> tuple[tuple[Finding, ...], int]:
     """The worst of them, at most FINDINGS_MAX, and how many were left out."""
-    order = {severity: place for place, severity in enumerate(Severity)}
-    worst = sorted(findings, key=lambda each: (order[each.severity], each.where, each.detail))
+
+    def order(found: Finding) -> tuple[int, str, int, str]:
+        rank = _RANKS[found.severity]
+        return rank, found.where, found.place.position or 0, found.detail
+
+    worst = sorted(findings, key=order)
     return tuple(worst[:FINDINGS_MAX]), max(0, len(worst) - FINDINGS_MAX)
-
-
-ItemT = TypeVar("ItemT")
-RowT = TypeVar("RowT")
-
-FAILURES_MAX: Final = 100
-HOPELESS_FAILURES: Final = 50  # so many, and nothing that went well: the rest would fail too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +173,9 @@ class Progress:
     bytes_done: int
     bytes_total: int
 
+
+Work: TypeAlias = Callable[[ItemT], Iterable[RowT]]
+"""What is done to one item: the `work` of a job. It pickles where an engine has other processes."""
 
 OnProgress: TypeAlias = Callable[[Progress], None]
 """Called now and then, by one thread at a time. What it raises ends the job."""
@@ -229,29 +236,24 @@ class Job(Protocol[ItemT, RowT]):
 
     def work(self, item: ItemT) -> Iterable[RowT]: ...
 
-    def finish(self, plan: Plan[ItemT], rows: RowStream[RowT]) -> JobReport:
-        """Take all rows, make the result visible. `rows.failures` counts after the last row."""
+    def finish(self, plan: Plan[ItemT], rows: RowStream[RowT]) -> JobReport | Job[Any, Any]:
+        """Take all rows and make the result visible: a report, or the job that does the next step.
 
-
-@runtime_checkable
-class Continued(Protocol):
-    """A job whose next step can be planned only when this one is done; `run_job` does both."""
-
-    def following(self, report: JobReport) -> Job[Any, Any] | None:
-        """The next step; None where there is none, or this one did not come to its end."""
+        `rows.failures` counts after the last row.
+        """
 
 
 class Engine(Protocol):
     """Runs the items of a job: one failing item loses no other's rows."""
 
     def results(
-        self, job: Job[ItemT, RowT], plan: Plan[ItemT], *, on_progress: OnProgress
+        self, work: Work[ItemT, RowT], plan: Plan[ItemT], *, on_progress: OnProgress
     ) -> Generator[ItemResult[RowT], None, None]:
         """One result for each item, in no order. Closing it begins no further item."""
 
 
 def no_progress(progress: Progress) -> None:
-    """For who does not want to know."""
+    """Ignore progress."""
 
 
 def run_job(
@@ -265,7 +267,7 @@ def run_job(
 ) -> JobReport:
     """Plan, work and finish. What the plan refuses is raised; what items meet is in the report.
 
-    Of a job of several steps the first plan is told, and the last report.
+    A job of several steps passes its first plan to `on_plan` and returns its last report.
     """
     begun = clock.monotonic()
     plan = job.plan()
@@ -274,11 +276,11 @@ def run_job(
     if dry_run:
         return replace(planned_report(job.name, plan), seconds=clock.monotonic() - begun)
     # Closed also where `finish` gives up in the middle: no further item is begun.
-    with closing(engine.results(job, plan, on_progress=on_progress)) as results:
-        report = job.finish(plan, RowStream(results, item_count=len(plan.items)))
-    if isinstance(job, Continued) and (next_job := job.following(report)) is not None:
-        report = run_job(next_job, engine, clock=clock, on_progress=on_progress)
-    return replace(report, seconds=clock.monotonic() - begun)
+    with closing(engine.results(job.work, plan, on_progress=on_progress)) as results:
+        outcome = job.finish(plan, RowStream(results, item_count=len(plan.items)))
+    if not isinstance(outcome, JobReport):
+        outcome = run_job(outcome, engine, clock=clock, on_progress=on_progress)
+    return replace(outcome, seconds=clock.monotonic() - begun)
 
 
 def planned_report(name: str, plan: Plan[ItemT]) -> JobReport:
@@ -294,10 +296,6 @@ def planned_report(name: str, plan: Plan[ItemT]) -> JobReport:
         facts=facts,
         lines=plan.lines,
     )
-
-
-THREADS: Final = 8
-THREADS_MAX: Final = 256
 
 
 class LocalEngine(Engine):
@@ -322,7 +320,7 @@ class LocalEngine(Engine):
         self._stopped = True
 
     def results(
-        self, job: Job[ItemT, RowT], plan: Plan[ItemT], *, on_progress: OnProgress
+        self, work: Work[ItemT, RowT], plan: Plan[ItemT], *, on_progress: OnProgress
     ) -> Generator[ItemResult[RowT], None, None]:
         count, total = len(plan.items), plan.bytes_total
         under_way: set[Future[ItemResult[RowT]]] = set()
@@ -330,7 +328,7 @@ class LocalEngine(Engine):
         try:
             while True:
                 while begun < count and len(under_way) < self._threads and not self._stopped:
-                    call = self._runtime.dispatch.submit(run_item, job, plan.items[begun], begun)
+                    call = self._runtime.dispatch.submit(run_item, work, plan.items[begun], begun)
                     under_way.add(call)
                     begun += 1
                 if not under_way:
@@ -353,7 +351,7 @@ class LocalEngine(Engine):
             self._leave(under_way)
 
     def _leave(self, under_way: set[Future[ItemResult[RowT]]]) -> None:
-        """What runs is waited for: it uses what its caller is about to close."""
+        """Wait for what runs: it uses what its caller is about to close."""
         for future in under_way:
             future.cancel()
         wait(under_way)
@@ -370,9 +368,9 @@ class LocalEngine(Engine):
         self.close()
 
 
-def run_item(job: Job[ItemT, RowT], item: ItemT, number: int) -> ItemResult[RowT]:
+def run_item(work: Work[ItemT, RowT], item: ItemT, number: int) -> ItemResult[RowT]:
     """One item, its failure as a value: what the tier or the system refuses touches no other."""
     try:
-        return ItemResult(number=number, rows=tuple(job.work(item)))
+        return ItemResult(number=number, rows=tuple(work(item)))
     except (TieredStoreError, OSError) as error:
         return ItemResult(number=number, failure=ItemFailure.of(error))

@@ -14,9 +14,10 @@ What a crash leaves behind, and who removes it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -35,7 +36,7 @@ from tieredstore.index.contract import CommittedRun
 from tieredstore.index.keys import keys_of_run
 from tieredstore.index.uploaded import first_row_below
 from tieredstore.index.watermarks import QueueId, Watermarks
-from tieredstore.jobs.job import JobReport, LocalEngine, Plan, RowStream, no_progress
+from tieredstore.jobs.job import LocalEngine, Plan, no_progress
 from tieredstore.jobs.key_runs import KeyRun, RunWriter, file_plans, in_order, merged
 from tieredstore.jobs.load_records import (
     FOLDER,
@@ -48,13 +49,15 @@ from tieredstore.jobs.load_records import (
 from tieredstore.jobs.reindex import (
     begin_timestamps,
     begins_in_use,
+    compacted_blocks,
     index_changes,
+    index_row,
     made_file,
     next_base,
 )
 from tieredstore.jobs.worker import OwnedTier, owned_tier
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import BackendUnavailableError, SegmentCorruptError
+from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey, QueueRecord, SegmentRecord, SegmentType
@@ -189,7 +192,7 @@ def _log_segments(
                 segments.append(_next(last))
                 continue
             end = max(end, first + 1)
-            last.pieces.append(_part(piece, first, end))
+            last.pieces.append(replace(piece, first=first, end=end))
             last.size += int(ends[end - 1]) - taken
             first, taken = end, int(ends[end - 1])
     return segments
@@ -209,7 +212,7 @@ def _unit_segments(
                 segments.append(_next(last))
                 continue
             end = min(piece.end, first + room)
-            last.pieces.append(_part(piece, first, end))
+            last.pieces.append(replace(piece, first=first, end=end))
             last.size += (end - first) * UNIT_BYTES
             first = end
     return segments
@@ -217,16 +220,6 @@ def _unit_segments(
 
 def _next(last: NewSegment) -> NewSegment:
     return NewSegment(target=last.target, type=last.type, base=last.base + last.size)
-
-
-def _part(piece: Piece, first: int, end: int) -> Piece:
-    return Piece(
-        portion=piece.portion,
-        first=first,
-        end=end,
-        queue_offset=piece.queue_offset,
-        log_offset=piece.log_offset,
-    )
 
 
 def make_index(tier: OwnedTier, plan: LoadPlan, runs: Sequence[KeyRun]) -> list[Change]:
@@ -245,17 +238,9 @@ def make_index(tier: OwnedTier, plan: LoadPlan, runs: Sequence[KeyRun]) -> list[
     for file, begin in zip(files, begins, strict=True):
         columns = merged(tier.scratch, file.parts, tier.runtime)
         with made_file(tier.config, columns, begin_timestamp=begin) as made:
-            row = SegmentRecord(
-                path=path,
-                type=SegmentType.INDEX,
-                base_offset=base,
-                create_timestamp=tier.runtime.clock.now_ms(),
-                begin_timestamp=begin,
-                end_timestamp=made.end_timestamp,
-            )
+            row = index_row(tier, base, begin=begin, end=made.end_timestamp)
             tier.announce([row])
-            with tier.provider.open(row.path, row.type, row.base_offset) as segment:
-                size = tier.provider.create(segment, made.blocks())
+            size = tier.create(row, compacted_blocks(made))
         rows.append(replace(row, size=size))
         base += size
     adopted, ends = _ends(tier, plan)
@@ -295,47 +280,28 @@ class WrittenSegment:
     runs: tuple[KeyRun, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteSegments:
-    """Makes the segments of a plan. Where `keys_folder` is given, the keys of logs are staged."""
-
-    tier: OwnedTier
-    segments: list[NewSegment]
-    keys_folder: str | None = None
-
-    @property
-    def name(self) -> str:
-        return "load"
-
-    def plan(self) -> Plan[NewSegment]:
-        return Plan(items=self.segments, item_bytes=[each.size for each in self.segments])
-
-    def work(self, item: NewSegment) -> Iterable[WrittenSegment]:
-        made = _Making(self.tier, item, self._keys_of(item))
-        target = item.target
-        with self.tier.provider.open(target.path, item.type, item.base) as segment:
-            size = self.tier.provider.create(segment, made.blocks())
-            if size != item.size:
-                reason = f"{size} bytes were made instead of {item.size}"
-                raise SegmentCorruptError(segment.path, reason, position=0)
-        now = self.tier.runtime.clock.now_ms()
-        runs = () if made.keys is None else tuple(made.keys.finish())
-        yield WrittenSegment(row=item.row(now_ms=now, times=made.times), runs=runs)
-
-    def finish(self, plan: Plan[NewSegment], rows: RowStream[WrittenSegment]) -> JobReport:
-        raise NotImplementedError("whoever plans a load takes the rows")
-
-    def _keys_of(self, item: NewSegment) -> RunWriter | None:
-        if self.keys_folder is None or item.type is not SegmentType.COMMIT_LOG:
-            return None
-        target, first = item.target, item.pieces[0]
-        return RunWriter(
-            self.tier.scratch,
-            f"{self.keys_folder}/keys-{target.topic_id}-{target.key.queue_id}-{item.base}",
+def write_segment(
+    tier: OwnedTier, keys_folder: str | None, item: NewSegment
+) -> Iterator[WrittenSegment]:
+    """Make one segment of a plan. Where a folder for keys is given, the keys of a log are staged
+    there."""
+    keys: RunWriter | None = None
+    target = item.target
+    if keys_folder is not None and item.type is SegmentType.COMMIT_LOG:
+        first = item.pieces[0]
+        keys = RunWriter(
+            tier.scratch,
+            f"{keys_folder}/keys-{target.topic_id}-{target.key.queue_id}-{item.base}",
             topic_id=target.topic_id,
             queue_id=target.key.queue_id,
             first_offset=first.queue_offset + first.first,
         )
+    made = _Making(tier, item, keys)
+    now = tier.runtime.clock.now_ms()
+    tier.create(item.row(now_ms=now), made.blocks())
+    runs = () if keys is None else tuple(keys.finish())
+    now = tier.runtime.clock.now_ms()
+    yield WrittenSegment(row=item.row(now_ms=now, times=made.times), runs=runs)
 
 
 class _Making:
@@ -493,9 +459,8 @@ class _Commit:
         tier = self._tier
         self._check_staged(parts)
         if append_file.finish(tier.provider, tier.metadata):
-            raise BackendUnavailableError(
-                self._config.broker_name, "load", "what was deleted before is still there"
-            )
+            reason = "what was deleted before is still there"
+            raise BackendUnavailableError(self._config.broker_name, "load", reason)
         plan = plan_load(parts, self._config, tier.scratch, self._target)
         paths = [each.path for each in plan.targets]
         with tier.installing([*paths, index_queue_path(self._config.broker_name)]):
@@ -577,11 +542,11 @@ class _Commit:
         self, segments: Sequence[NewSegment], *, keys_folder: str | None = None
     ) -> list[WrittenSegment]:
         """All of them, or the first error."""
-        job = WriteSegments(tier=self._tier, segments=list(segments), keys_folder=keys_folder)
+        work = partial(write_segment, self._tier, keys_folder)
         written: list[WrittenSegment] = []
         with ExitStack() as opened:
             engine = opened.enter_context(LocalEngine(threads=THREADS))
-            results = engine.results(job, job.plan(), on_progress=no_progress)
+            results = engine.results(work, Plan(items=segments), on_progress=no_progress)
             for result in opened.enter_context(closing(results)):
                 if result.failure is not None:
                     raise LoadRefusedError(f"nothing was loaded: {result.failure.text}")

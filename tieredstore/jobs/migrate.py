@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 from tieredstore.driver.metadata import Json
@@ -47,7 +47,7 @@ from tieredstore.jobs.migrate_plan import (
 )
 from tieredstore.jobs.worker import worker_provider, worker_runtime
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.findings import Finding, Severity
+from tieredstore.model.findings import Finding
 from tieredstore.model.values import SegmentRecord
 
 
@@ -63,6 +63,7 @@ class MigrateJob:
       tier that is there, under its broker's name.
     """
 
+    name: ClassVar[str] = "migrate"
     source: StoreConfig
     target: StoreConfig
     topics: tuple[str, ...] = ()
@@ -74,10 +75,6 @@ class MigrateJob:
     def __post_init__(self) -> None:
         for name in ("source", "target"):
             object.__setattr__(self, name, getattr(self, name).with_full_paths())
-
-    @property
-    def name(self) -> str:
-        return "migrate"
 
     @property
     def proof(self) -> Proof:
@@ -161,7 +158,7 @@ class _Finish:
         self._bytes: Counter[str] = Counter()
         self._gone: list[CopyRow] = []
         self._findings = [
-            _damage("source-damaged", queue.path, queue.problem or "")
+            Finding.of_damage("source-damaged", queue.path, queue.problem or "")
             for queue in plan.tier.queues
             if queue.is_damaged
         ]
@@ -250,7 +247,7 @@ class _Finish:
 
     def _found(self, kind: str, row: SegmentRecord, detail: str) -> None:
         where = f"{row.path}/{row.type.name}/{row.base_offset}"
-        self._findings.append(_damage(kind, where, detail))
+        self._findings.append(Finding.of_damage(kind, where, detail))
 
     def _remove_expired(self, tier: SourceTier) -> None:
         """What was copied and is not part of the source any more."""
@@ -277,10 +274,6 @@ class _Finish:
                     "stop both brokers, and run it again with --cut-over"
                 )
         return lines
-
-
-def _damage(kind: str, where: str, detail: str) -> Finding:
-    return Finding(severity=Severity.DAMAGE, kind=kind, where=where, detail=detail)
 
 
 def migrate(

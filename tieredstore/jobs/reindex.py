@@ -6,11 +6,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from hashlib import sha256
-from itertools import chain, count
+from itertools import accumulate, chain, count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.checks import Buffer
@@ -52,7 +51,6 @@ from tieredstore.jobs.worker import (
     owned_already,
     owned_tier,
     scratch_of,
-    without_tier,
     worker_provider,
     worker_runtime,
 )
@@ -63,37 +61,27 @@ from tieredstore.model.errors import (
     SegmentCorruptError,
     SegmentNotFoundError,
 )
-from tieredstore.model.findings import Finding, Severity
+from tieredstore.model.findings import Finding
 from tieredstore.model.values import SegmentRecord, SegmentType
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MadeFile:
-    """A compacted file; its blocks may be asked for again."""
-
-    file: IndexStoreFile
-
-    @property
-    def end_timestamp(self) -> int:
-        return self.file.end_timestamp
-
-    def blocks(self) -> Iterator[Buffer]:
-        compaction = Compaction(
-            self.file.header(), self.file.items(), slot_count=self.file.slot_count
-        )
-        yield from compaction.blocks()
-        times = self.file.times
-        if times is None:
-            raise SegmentCorruptError(str(self.file.path), "items without times", position=0)
-        yield from footer_blocks(compaction, self.file.items(), times, self.file.notes)
+def compacted_blocks(file: IndexStoreFile) -> Iterator[Buffer]:
+    """The bytes of a sealed file as they are uploaded; they may be asked for again."""
+    compaction = Compaction(file.header(), file.items(), slot_count=file.slot_count)
+    yield from compaction.blocks()
+    if file.times is None:
+        raise SegmentCorruptError(str(file.path), "items without times", position=0)
+    yield from footer_blocks(compaction, file.items(), file.times, file.notes)
 
 
 @contextmanager
 def made_file(
     config: StoreConfig, columns: Iterable[IndexColumns], *, begin_timestamp: int
-) -> Iterator[MadeFile]:
-    """Needs about 40 bytes an entry on the disk of this machine, in its folder for what is
-    temporary; it is gone afterwards."""
+) -> Iterator[IndexStoreFile]:
+    """A sealed index file with these entries, which is gone after the block.
+
+    It takes about 40 bytes an entry on the disk of this machine, in its folder for temporary files.
+    """
     with tempfile.TemporaryDirectory(prefix="tieredstore-index-") as folder:
         file = IndexStoreFile.create(
             Path(folder),
@@ -105,22 +93,12 @@ def made_file(
             for each in columns:
                 file.put(each)
             file.seal()
-            yield MadeFile(file=file)
+            yield file
         finally:
             file.close()
 
 
 BLOCK_BYTES: Final = 8 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewIndexFile:
-    """A compacted file that is to be uploaded; `blocks` gives all its bytes in order."""
-
-    begin: int
-    end: int
-    size: int
-    blocks: Callable[[], Iterator[Buffer]]
 
 
 def next_base(tier: OwnedTier) -> int:
@@ -130,34 +108,17 @@ def next_base(tier: OwnedTier) -> int:
     return max([Watermarks(tier.metadata, tier.config.broker_name).end(), *_ends(present)])
 
 
-def index_rows(tier: OwnedTier, files: Sequence[NewIndexFile]) -> list[SegmentRecord]:
-    """Their rows, one behind the other."""
-    base = next_base(tier)
-    rows = []
-    for each in files:
-        rows.append(
-            SegmentRecord(
-                path=index_queue_path(tier.config.broker_name),
-                type=SegmentType.INDEX,
-                base_offset=base,
-                size=each.size,
-                create_timestamp=tier.runtime.clock.now_ms(),
-                begin_timestamp=each.begin,
-                end_timestamp=each.end,
-            )
-        )
-        base += each.size
-    return rows
-
-
-def upload(tier: OwnedTier, row: SegmentRecord, file: NewIndexFile) -> None:
-    """The bytes of an announced row."""
-    with tier.provider.open(row.path, row.type, row.base_offset) as segment:
-        size = tier.provider.create(segment, file.blocks())
-        if size != row.size:
-            raise SegmentCorruptError(
-                segment.path, f"{size} bytes were made instead of {row.size}", position=0
-            )
+def index_row(tier: OwnedTier, base: int, *, begin: int, end: int, size: int = 0) -> SegmentRecord:
+    """The row of a new index file."""
+    return SegmentRecord(
+        path=index_queue_path(tier.config.broker_name),
+        type=SegmentType.INDEX,
+        base_offset=base,
+        size=size,
+        create_timestamp=tier.runtime.clock.now_ms(),
+        begin_timestamp=begin,
+        end_timestamp=end,
+    )
 
 
 def index_changes(
@@ -242,16 +203,10 @@ class FileRow:
 class ReindexFiles:
     """Makes files, stages them and installs them. A file that is staged is not made again."""
 
+    name: ClassVar[str] = FOLDER
     config: StoreConfig
     scope: ReindexScope
     tier: OwnedTier | None = field(default=None, repr=False, compare=False)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return without_tier(self)
-
-    @property
-    def name(self) -> str:
-        return FOLDER
 
     def plan(self) -> Plan[FileItem]:
         scratch = scratch_of(self.config, worker_provider(self.config))
@@ -281,7 +236,7 @@ class ReindexFiles:
         if staged is None:
             columns = merged(scratch, item.plan.parts, worker_runtime())
             with made_file(self.config, columns, begin_timestamp=item.begin) as made:
-                staged = StagedObject(item.name, scratch.put(item.name, made.blocks()))
+                staged = StagedObject(item.name, scratch.put(item.name, compacted_blocks(made)))
         header = decode_header(scratch.read(item.name, 0, HEADER_BYTES), path=item.name)
         yield FileRow(
             number=item.plan.number,
@@ -343,12 +298,15 @@ class ReindexFiles:
             path = index_queue_path(self.config.broker_name)
             tier.finish_doomed(path)
             old = tier.metadata.segments(path, SegmentType.INDEX)
-            files = [_new_file(tier.scratch, row) for row in made]
-            rows = index_rows(tier, files)
+            bases = accumulate((file.size for file in made), initial=next_base(tier))
+            rows = [
+                index_row(tier, base, begin=file.begin, end=file.end, size=file.size)
+                for base, file in zip(bases, made, strict=False)
+            ]
             with tier.installing([path]):
                 tier.announce(rows)
-                for row, file in zip(rows, files, strict=True):
-                    upload(tier, row, file)
+                for row, file in zip(rows, made, strict=True):
+                    tier.create(row, _staged_blocks(tier.scratch, file))
                 tier.metadata.apply([*self._changes(tier, rows), *append_file.doom(old)])
             tier.settle(FOLDER)
 
@@ -360,12 +318,6 @@ class ReindexFiles:
         return [*index_changes(tier, rows, ends), *local]
 
 
-def _new_file(scratch: Scratch, row: FileRow) -> NewIndexFile:
-    return NewIndexFile(
-        begin=row.begin, end=row.end, size=row.size, blocks=partial(_staged_blocks, scratch, row)
-    )
-
-
 def _staged_blocks(scratch: Scratch, row: FileRow) -> Iterator[Buffer]:
     for position in range(0, row.size, BLOCK_BYTES):
         yield scratch.read(row.name, position, min(BLOCK_BYTES, row.size - position))
@@ -375,10 +327,7 @@ def _findings(damaged: int) -> tuple[Finding, ...]:
     if not damaged:
         return ()
     detail = f"{damaged} messages cannot be read and are not indexed: `verify` names them"
-    return (Finding(severity=Severity.DAMAGE, kind="not-indexed", where="tier", detail=detail),)
-
-
-NAME: Final = "reindex"
+    return (Finding.of_damage("not-indexed", "tier", detail),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,15 +343,13 @@ class KeysItem:
 class ReindexKeys:
     """The first step. Runs that an earlier one staged for the same slice are not made again."""
 
+    name: ClassVar[str] = FOLDER
     config: StoreConfig
     split_bytes: int = SPLIT_BYTES
     tier: OwnedTier | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "config", self.config.with_full_paths())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return without_tier(self)
 
     @contextmanager
     def held(self, *, dry_run: bool = False) -> Iterator[ReindexKeys]:
@@ -413,10 +360,6 @@ class ReindexKeys:
             return
         with owned_tier(self.config, threads=THREADS) as tier:
             yield replace(self, tier=tier)
-
-    @property
-    def name(self) -> str:
-        return NAME
 
     def plan(self) -> Plan[KeysItem]:
         wanted = planned_keys(self.config, split_bytes=self.split_bytes)
@@ -445,8 +388,11 @@ class ReindexKeys:
         """How many keys there are, of this slice."""
         yield sum(run.count for run in stage_keys(self.config, item))
 
-    def finish(self, plan: Plan[KeysItem], rows: RowStream[int]) -> JobReport:
+    def finish(self, plan: Plan[KeysItem], rows: RowStream[int]) -> JobReport | ReindexFiles:
         keys = sum(rows)
+        if rows.state is JobState.DONE:
+            wanted = planned_keys(self.config, split_bytes=self.split_bytes)
+            return ReindexFiles(config=self.config, scope=_scope(wanted), tier=self.tier)
         return JobReport(
             job=self.name,
             state=rows.state,
@@ -454,13 +400,6 @@ class ReindexKeys:
             failures=tuple(rows.failures),
             lines=(f"{keys} keys were staged",),
         )
-
-    def following(self, report: JobReport) -> ReindexFiles | None:
-        """The second step, where this one came to its end."""
-        if report.failures or report.state is not JobState.DONE:
-            return None
-        wanted = planned_keys(self.config, split_bytes=self.split_bytes)
-        return ReindexFiles(config=self.config, scope=_scope(wanted), tier=self.tier)
 
 
 def planned_keys(config: StoreConfig, *, split_bytes: int) -> list[KeysItem]:

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ from tieredstore.codec.tiered_index import COMPACTED_ITEM_BYTES, item_position
 from tieredstore.driver.metadata import Json, MetadataStore
 from tieredstore.index.rows import SECOND_SLACK_MS
 from tieredstore.index.watermarks import QueueId, Watermarks
-from tieredstore.jobs.job import FINDINGS_MAX, JobReport, Plan, RowStream
+from tieredstore.jobs.job import JobReport, Plan, RowStream, bounded
 from tieredstore.jobs.slices import (
     SPLIT_BYTES,
     QueueRows,
@@ -69,7 +69,7 @@ from tieredstore.jobs.verify_slice import SliceCheck, SliceItem, verify_slice
 from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import MetadataError, OffsetOutOfRangeError, SegmentError
-from tieredstore.model.findings import Finding, Severity
+from tieredstore.model.findings import Finding
 from tieredstore.model.values import SegmentRecord, SegmentType
 
 _ENTRY: Final = np.dtype(
@@ -430,7 +430,6 @@ def _sure_below(
 
 
 VerifyPlan: TypeAlias = Plan[VerifyItem]
-_ORDER: Final = {severity: place for place, severity in enumerate(Severity)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,16 +441,13 @@ class VerifyJob:
     (`store_path`) is there.
     """
 
+    name: ClassVar[str] = "verify"
     config: StoreConfig
     topics: tuple[str, ...] = ()
     split_bytes: int = SPLIT_BYTES
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "config", self.config.with_full_paths())
-
-    @property
-    def name(self) -> str:
-        return "verify"
 
     def plan(self) -> VerifyPlan:
         picture = TierPicture.take(self.config, topics=self.topics)
@@ -495,7 +491,7 @@ class VerifyJob:
         if self._compares_keys and rows.done_count == rows.item_count:
             counts.update(self._compare_keys(plan, sums, findings))
         structure = self._audited()
-        found = sorted(chain(findings.found(), structure), key=_order)
+        found, left_out = bounded(chain(findings.found(), structure))
         totals = {str(kind): count for kind, count in findings.totals.items() if count}
         for each in structure:
             totals[each.kind] = totals.get(each.kind, 0) + 1
@@ -506,8 +502,8 @@ class VerifyJob:
             state=rows.state,
             counts={"queues": plan.counts["queues"], **counts},
             byte_counts={"read": read_bytes},
-            findings=tuple(found[:FINDINGS_MAX]),
-            findings_left_out=findings.left_out + max(0, len(found) - FINDINGS_MAX),
+            findings=found,
+            findings_left_out=findings.left_out + left_out,
             failures=tuple(rows.failures),
             facts={"kinds": kinds},
             lines=(_summary(counts, kinds),),
@@ -567,7 +563,3 @@ def _summary(counts: Counter[str], kinds: dict[str, Json]) -> str:
     if not kinds:
         return f"{text}: nothing is wrong"
     return f"{text}; found: " + ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-
-
-def _order(found: Finding) -> tuple[int, str, int]:
-    return _ORDER[found.severity], found.where, found.place.position or 0

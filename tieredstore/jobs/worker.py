@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from tieredstore.access.wiring import catalogue_of, provider_of, publisher_of
@@ -15,6 +15,7 @@ from tieredstore.driver.metadata import MetadataStore, Publisher
 from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import Buffer
 from tieredstore.driver.shelf import Scratch
 from tieredstore.flat import append_file
 from tieredstore.flat.append_file import FlatSegment
@@ -25,6 +26,7 @@ from tieredstore.model.errors import (
     BackendUnavailableError,
     InvalidConfigError,
     MetadataError,
+    SegmentCorruptError,
     TieredStoreError,
 )
 from tieredstore.model.printable import log_of
@@ -141,6 +143,7 @@ class OwnedTier:
 
     What a job puts into the backend is named by nobody until its change of the catalogue; a note
     says so before, and a crash in between leaves what the next one who opens the tier deletes.
+    The lock stays in the process that holds it: a job that is pickled takes None with it.
     """
 
     config: StoreConfig
@@ -149,6 +152,9 @@ class OwnedTier:
     metadata: MetadataStore
     scratch: Scratch
     publisher: Publisher | None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_tier, ()
 
     @contextmanager
     def installing(self, paths: Sequence[str]) -> Iterator[None]:
@@ -174,6 +180,15 @@ class OwnedTier:
     def _withdraw(self, paths: Sequence[str]) -> None:
         for path in paths:
             append_file.finish(self.provider, self.metadata, path)
+
+    def create(self, row: SegmentRecord, blocks: Iterable[Buffer]) -> int:
+        """Make a segment of these bytes; where the row says how many, all of them."""
+        with self.provider.open(row.path, row.type, row.base_offset) as segment:
+            size = self.provider.create(segment, blocks)
+            if row.size and size != row.size:
+                reason = f"{size} bytes were made instead of {row.size}"
+                raise SegmentCorruptError(segment.path, reason, position=0)
+        return size
 
     def finish_doomed(self, path: str) -> None:
         """Delete what an earlier writer left to be deleted; BackendUnavailableError where it is
@@ -203,6 +218,10 @@ class OwnedTier:
         names = [each.name for each in self.scratch.listed(folder)]
         for start in range(0, len(names), DELETED_AT_ONCE):
             self.scratch.delete(names[start : start + DELETED_AT_ONCE])
+
+
+def _no_tier() -> None:
+    return None
 
 
 @contextmanager
@@ -239,16 +258,6 @@ def owned_already(
         return
     with owned_tier(config, threads=threads) as opened:
         yield opened
-
-
-def without_tier(job: Any) -> tuple[Any, ...]:
-    """What `__reduce__` of a job gives: the lock stays in the process that holds it."""
-    facts = {spec.name: getattr(job, spec.name) for spec in fields(job) if spec.name != "tier"}
-    return _made, (type(job), facts)
-
-
-def _made(kind: type[Any], facts: dict[str, Any]) -> Any:
-    return kind(**facts)
 
 
 def scratch_of(config: StoreConfig, provider: SegmentProvider) -> Scratch:

@@ -75,6 +75,10 @@ class Finding:
         severity = Severity.NOTE if passed else Severity.DAMAGE
         return cls(severity=severity, kind=check, where="", detail=detail)
 
+    @classmethod
+    def of_damage(cls, kind: str, where: str, detail: str) -> Finding:
+        return cls(severity=Severity.DAMAGE, kind=kind, where=where, detail=detail)
+
     @property
     def is_damage(self) -> bool:
         return self.severity is Severity.DAMAGE

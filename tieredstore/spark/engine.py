@@ -17,12 +17,13 @@ from tieredstore.jobs.job import (
     Engine,
     ItemResult,
     ItemT,
-    Job,
     JobReport,
     OnProgress,
     Plan,
     Progress,
     RowT,
+    Work,
+    no_progress,
     run_item,
     run_job,
 )
@@ -54,18 +55,17 @@ class SparkEngine(Engine):
         self._wave_items = wave_items
 
     def results(
-        self, job: Job[ItemT, RowT], plan: Plan[ItemT], *, on_progress: OnProgress
+        self, work: Work[ItemT, RowT], plan: Plan[ItemT], *, on_progress: OnProgress
     ) -> Generator[ItemResult[RowT], None, None]:
-        told = _Told(plan, on_progress)
-        counter = self._context.accumulator((0, 0), _Counts(told))
-        work = _Work(job, counter)
+        counter = self._context.accumulator((0, 0), _Counts(plan, on_progress))
+        task = _Task(work, counter)
         for begin in range(0, len(plan.items), self._wave_items):
             end = min(begin + self._wave_items, len(plan.items))
             wave = [(at, plan.items[at], plan.bytes_of(at)) for at in range(begin, end)]
             count = self._task_count(wave)
             # Dealt like cards: items often come sorted by size.
             tasks = self._context.parallelize([wave[at::count] for at in range(count)], count)
-            yield from tasks.mapPartitions(work).collect()
+            yield from tasks.mapPartitions(task).collect()
 
     def _task_count(self, wave: Sequence[tuple[int, object, int]]) -> int:
         """Enough to keep all cores busy to the end; not so many that Spark is busy with them."""
@@ -75,46 +75,33 @@ class SparkEngine(Engine):
         return max(1, min(len(wave), wanted if size else TASKS_A_CORE * cores * 4))
 
 
-class _Work:
+class _Task:
     """What a task runs; it goes to the worker by pickle."""
 
-    def __init__(self, job: Any, counter: Any) -> None:
-        self._job = job
+    def __init__(self, work: Any, counter: Any) -> None:
+        self._work = work
         self._counter = counter
 
     def __call__(
         self, groups: Iterable[Sequence[tuple[int, Any, int]]]
     ) -> Iterator[ItemResult[Any]]:
         for number, item, size in chain.from_iterable(groups):
-            result: ItemResult[Any] = run_item(self._job, item, number)
+            result: ItemResult[Any] = run_item(self._work, item, number)
             self._counter.add((1, size))
             yield result
 
 
-class _Told:
-    """Tells what tasks have done. A task that ran twice counts twice: the sum is cut there."""
-
-    def __init__(self, plan: Plan[Any], on_progress: OnProgress) -> None:
-        self._items_total = len(plan.items)
-        self._bytes_total = plan.bytes_total
-        self._on_progress = on_progress
-
-    def __call__(self, items_done: int, bytes_done: int) -> None:
-        self._on_progress(
-            Progress(
-                items_done=min(items_done, self._items_total),
-                items_total=self._items_total,
-                bytes_done=min(bytes_done, self._bytes_total),
-                bytes_total=self._bytes_total,
-            )
-        )
-
-
 class _Counts(AccumulatorParam[tuple[int, int]]):
-    """Items and bytes done. On the driver each addition is told; a worker has nobody to tell."""
+    """Items and bytes done: the driver reports each addition, a worker has no plan and only adds.
 
-    def __init__(self, told: _Told | None) -> None:
-        self._told = told
+    A task that ran twice counts twice: what is reported is cut at the totals of the plan.
+    """
+
+    def __init__(self, plan: Plan[Any] | None, on_progress: OnProgress = no_progress) -> None:
+        self._on_progress = on_progress
+        self._is_driver = plan is not None
+        self._items_total = 0 if plan is None else len(plan.items)
+        self._bytes_total = 0 if plan is None else plan.bytes_total
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Counts, (None,)
@@ -125,10 +112,17 @@ class _Counts(AccumulatorParam[tuple[int, int]]):
     def addInPlace(  # noqa: N802 - Spark's name
         self, value1: tuple[int, int], value2: tuple[int, int]
     ) -> tuple[int, int]:
-        total = value1[0] + value2[0], value1[1] + value2[1]
-        if self._told is not None:
-            self._told(*total)
-        return total
+        items_done, bytes_done = value1[0] + value2[0], value1[1] + value2[1]
+        if self._is_driver:
+            self._on_progress(
+                Progress(
+                    items_done=min(items_done, self._items_total),
+                    items_total=self._items_total,
+                    bytes_done=min(bytes_done, self._bytes_total),
+                    bytes_total=self._bytes_total,
+                )
+            )
+        return items_done, bytes_done
 
 
 def spark_session(name: str, *, master: str = "") -> SparkSession:
