@@ -9,36 +9,32 @@ from dataclasses import dataclass, replace
 from heapq import merge
 from mmap import ACCESS_READ, ACCESS_WRITE, mmap
 from pathlib import Path
+from struct import Struct
 from typing import Any, Final
 
 import numpy as np
 from google_crc32c import extend
 from numpy.typing import NDArray
 
+from tieredstore.codec.chains import ChainLayout, Links
 from tieredstore.codec.java import INT32_MIN, tiered_probes
-from tieredstore.codec.key_hashes import slots_of
+from tieredstore.codec.key_hashes import item_places, slots_of
 from tieredstore.codec.tiered_index import (
     BEGIN_MAGIC,
+    END_MAGIC,
     HEADER_BYTES,
     ITEM_BYTES,
     ITEM_DTYPE,
+    SLOT_BYTES,
     TieredIndexHeader,
     decode_header,
     encode_header,
     file_bytes,
     item_position,
     item_timestamp,
+    seconds_after_begin_many,
 )
 from tieredstore.driver.durable import fsync_directory, write_all
-from tieredstore.index.chains import (
-    LinkedItems,
-    link_items,
-    read_head,
-    store_header,
-    store_slots,
-    view_heads,
-    walk,
-)
 from tieredstore.index.keys import KeyNotes, notes_path
 from tieredstore.index.rows import (
     SECOND_SLACK_MS,
@@ -57,8 +53,14 @@ from tieredstore.model.errors import (
     SegmentSealedError,
     StoreClosedError,
 )
+from tieredstore.model.values import INT32_MAX
+
+LAYOUT: Final = ChainLayout(header_bytes=HEADER_BYTES, slot_bytes=SLOT_BYTES)
 
 _BLOCK_ITEMS: Final = 1 << 19
+# The codec checks what it packs and unpacks, which would triple the cost of a lookup or a put.
+_HEADER: Final = Struct(">iqqii")
+_ITEM: Final = Struct(">iiiqiii")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +212,7 @@ def mend(data: mmap, sizes: FileSizes, notes: KeyNotes | None, item_count: int |
         begin_timestamp=sizes.begin_timestamp,
         path=sizes.path,
     )
-    heads = view_heads(data, sizes.slot_count)
+    heads = LAYOUT.heads(data, sizes.slot_count)
     if not np.array_equal(np.maximum(heads, 0), found.heads):
         heads[:] = found.heads
     cut = count < state.item_count
@@ -533,13 +535,13 @@ class IndexStoreFile:
         held = self.state.times
         state = FileState(
             end_timestamp=max(self.state.end_timestamp, last),
-            used_slot_count=self.state.used_slot_count + linked.used_slots,
+            used_slot_count=self.state.used_slot_count + linked.links.fresh,
             item_count=self.state.item_count + len(linked.items) // ITEM_BYTES,
             times=times if held is None else held.joined(times),
         )
         self.state = state
         write_state(data, state, self.sizes)
-        store_slots(data, linked, slot_count=self.slot_count)
+        LAYOUT.store_heads(data, linked.links, slot_count=self.slot_count)
 
     def find(self, text: str, *, begin: int, end: int, count_max: int) -> list[FoundItem]:
         """Items that may be of this `topic#key`, newest first, about within begin to end."""
@@ -567,7 +569,7 @@ class IndexStoreFile:
     def _walk(
         self, data: mmap, slot: int, key_hash: int, window: tuple[int, int]
     ) -> Iterator[tuple[int, tuple[int, ...]]]:
-        head = read_head(data, slot)
+        head = LAYOUT.head(data, slot)
         if self._mapped.read_only:  # another process may fill it: the slot was read first
             self.state = read_state(data, self.sizes)
         return walk(
@@ -665,3 +667,80 @@ class ItemsChecksum:
             except OSError as error:
                 raise BackendRefusedError(str(file.notes.path), "read", str(error)) from error
         return ItemsChecksum(item_count=item_count, items=items, hashes=hashes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkedItems:
+    """What a batch changes in a file: items are written first, then the header, then the slots."""
+
+    items: memoryview
+    links: Links
+
+
+def link_items(
+    data: mmap, columns: IndexColumns, *, first_item: int, begin_timestamp: int, slot_count: int
+) -> LinkedItems:
+    """Chain the items inside the batch and to the file; the bytes are those of single puts."""
+    hashes, slots = item_places(columns.key_hashes, slot_count)
+    links = LAYOUT.link(data, slots, first_item=first_item, slot_count=slot_count)
+    words = np.empty((len(columns), ITEM_BYTES // 4), ">i4")
+    words[:, 0] = hashes
+    words[:, 1] = _wrapped(columns.topic_ids)
+    words[:, 2] = columns.queue_ids
+    words[:, 3] = columns.log_offsets >> 32
+    words[:, 4] = columns.log_offsets.astype(np.int32)
+    words[:, 5] = columns.message_bytes
+    words[:, 6] = _seconds(columns.store_timestamps, begin_timestamp)
+    words[:, 7] = links.previous
+    return LinkedItems(items=words.reshape(-1).view(np.uint8).data, links=links)
+
+
+def _wrapped(topic_ids: NDArray[np.int64] | int) -> NDArray[np.int32] | int:
+    """The lower 32 bits of the topics' numbers."""
+    if isinstance(topic_ids, int):
+        return ((topic_ids & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
+    return topic_ids.astype(np.int32)
+
+
+def _seconds(timestamps: NDArray[np.int64], begin: int) -> NDArray[np.int64] | NDArray[np.int32]:
+    least = timestamps.min()
+    if least >= begin and timestamps.max() - begin <= 1000 * INT32_MAX:
+        after: NDArray[np.int64] = (timestamps - begin) // 1000
+        return after
+    return seconds_after_begin_many(timestamps, begin_timestamp=begin)
+
+
+def store_header(
+    data: mmap, *, begin: int, end: int, used_slots: int, items: int, capacity: int
+) -> None:
+    magic = END_MAGIC if items + 1 == capacity else BEGIN_MAGIC
+    # In one copy: `pack_into` writes byte by byte, and a kill would leave half a number.
+    data[:HEADER_BYTES] = _HEADER.pack(magic, begin, end, used_slots, items)
+
+
+def walk(
+    data: mmap,
+    head: int,
+    *,
+    item_count: int,
+    slot_count: int,
+    key_hash: int,
+    window: tuple[int, int],
+    path: str,
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Numbers and fields of the items of a chain that match, newest first.
+
+    A chain always leads to smaller numbers: one that does not is damage, not an endless walk.
+    """
+    first, last = window
+    items = item_position(0, slot_count=slot_count)
+    unpack = _ITEM.unpack_from
+    item, above = head, min(item_count, INT32_MAX) + 1
+    while item > 0:
+        if item >= above:
+            reason = f"item {item} of {item_count} follows item {above}"
+            raise SegmentCorruptError(path, reason, position=items + ITEM_BYTES * item)
+        fields = unpack(data, items + ITEM_BYTES * item)
+        if fields[0] == key_hash and first <= fields[5] <= last:
+            yield item, fields
+        above, item = item, fields[6]

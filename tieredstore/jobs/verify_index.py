@@ -26,7 +26,6 @@ from tieredstore.codec.tiered_index import (
     view_compacted_items,
 )
 from tieredstore.driver.segment import FileSegment
-from tieredstore.index.chains import view_heads
 from tieredstore.index.footer import (
     BLOCK_BYTES,
     FENCES_A_BLOCK,
@@ -38,7 +37,7 @@ from tieredstore.index.footer import (
     first_slots,
     has_footer,
 )
-from tieredstore.index.local_file import examine, items_of
+from tieredstore.index.local_file import LAYOUT, examine, items_of
 from tieredstore.index.writer import LocalFolder
 from tieredstore.jobs.verify_findings import Findings, SumTable, VerifyKind, VerifyRow, held_sums
 from tieredstore.jobs.worker import worker_provider
@@ -404,7 +403,7 @@ def _of_file(
     examined = examine(
         data, slot_count=slots, item_count=items_held, begin_timestamp=begin, path=str(path)
     )
-    heads = np.where(view_heads(data, slots) > 0, view_heads(data, slots), 0)
+    heads = np.where(LAYOUT.heads(data, slots) > 0, LAYOUT.heads(data, slots), 0)
     wrong = heads != examined.heads
     # A broker that is just putting has changed the header before the slots.
     if wrong.any() and data[:HEADER_BYTES] == head:

@@ -16,13 +16,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tieredstore.codec.chains import ChainLayout, Links
 from tieredstore.codec.java import local_slot
 from tieredstore.codec.local_index import (
     HEADER_BYTES,
     ITEM_BYTES,
     ITEM_DTYPE,
     SLOT_BYTES,
-    SLOT_DTYPE,
     LocalIndexHeader,
     decode_header,
     decode_slot,
@@ -38,15 +38,13 @@ from tieredstore.local.mapped_file import IndexBlocks
 from tieredstore.model.errors import SegmentCorruptError, SegmentNotFoundError, StoreClosedError
 from tieredstore.model.values import INT32_MAX
 
-VECTOR_ITEMS_MIN: Final = 24
-"""From here on numpy links a batch faster than a loop does (measured)."""
+LAYOUT: Final = ChainLayout(header_bytes=HEADER_BYTES, slot_bytes=SLOT_BYTES, names_next=True)
 
 CLOCK_SLACK_MS: Final = 600_000
 """How far a store timestamp may lie below an earlier one: the clock of a broker may be set back."""
 
 # The codec checks what it packs and unpacks, which would triple the cost of a lookup or a put.
 _HEADER: Final = Struct(">qqqqii")
-_SLOT: Final = Struct(">i")
 _ITEM: Final = Struct(">iqii")
 
 
@@ -72,14 +70,10 @@ class ItemColumns:
 
 @dataclass(slots=True, kw_only=True)
 class LinkedItems:
-    """What a batch changes in a file: written items first, then the header, then the slots.
+    """What a batch changes in a file: written items first, then the header, then the slots."""
 
-    In this order a reader in another thread never meets a slot whose item is not there yet.
-    """
-
-    items: bytes
-    slots: NDArray[np.int64]
-    newest: NDArray[np.int64]
+    items: memoryview
+    links: Links
     header: LocalIndexHeader
 
 
@@ -87,56 +81,26 @@ def link_items(
     data: mmap, header: LocalIndexHeader, columns: ItemColumns, *, slot_count: int
 ) -> LinkedItems:
     """Chain the items inside the batch and to the file; the bytes are those of single puts."""
-    many = len(columns) >= VECTOR_ITEMS_MIN
-    link = _link_many if many else _link_few
-    items, slots, newest, fresh = link(data, header, columns, slot_count)
+    slots = columns.key_hashes % np.int32(slot_count)
+    links = LAYOUT.link(data, slots, first_item=header.next_item, slot_count=slot_count)
+    items = np.empty(len(columns), ITEM_DTYPE)
+    items["key_hash"] = columns.key_hashes
+    items["log_offset"] = columns.log_offsets
+    items["seconds"] = _seconds(header, columns.store_timestamps)
+    items["previous"] = links.previous
     first = header.next_item <= 1
     return LinkedItems(
-        items=items,
-        slots=slots,
-        newest=newest,
+        items=items.view(np.uint8).data,
+        links=links,
         header=LocalIndexHeader(
             begin_timestamp=int(columns.store_timestamps[0]) if first else header.begin_timestamp,
             end_timestamp=int(columns.store_timestamps[-1]),
             begin_log_offset=int(columns.log_offsets[0]) if first else header.begin_log_offset,
             end_log_offset=int(columns.log_offsets[-1]),
-            used_slot_count=header.used_slot_count + fresh,
+            used_slot_count=header.used_slot_count + links.fresh,
             next_item=header.next_item + len(columns),
         ),
     )
-
-
-_Linked = tuple[bytes, NDArray[np.int64], NDArray[np.int64], int]
-
-
-def _link_many(
-    data: mmap, header: LocalIndexHeader, columns: ItemColumns, slot_count: int
-) -> _Linked:
-    count = len(columns)
-    slots = (columns.key_hashes % np.int32(slot_count)).astype(np.int64)
-    order = np.argsort(slots, kind="stable")  # by slot, and within a slot as they came
-    in_order = slots[order]
-    numbers = order + header.next_item
-    starts = np.empty(count, np.bool_)
-    starts[0] = True
-    np.not_equal(in_order[1:], in_order[:-1], out=starts[1:])
-    touched = in_order[starts]
-
-    heads = _view_slots(data, slot_count)[touched].astype(np.int64)
-    heads[(heads < 0) | (heads > numbers[starts])] = 0
-    previous = np.empty(count, np.int64)
-    previous[1:] = numbers[:-1]
-    previous[starts] = heads
-    items = np.empty(count, ITEM_DTYPE)
-    items["key_hash"] = columns.key_hashes
-    items["log_offset"] = columns.log_offsets
-    items["seconds"] = _seconds(header, columns.store_timestamps)
-    items["previous"][order] = previous
-
-    ends = np.empty(count, np.bool_)
-    ends[-1] = True
-    ends[:-1] = starts[1:]
-    return items.tobytes(), touched, numbers[ends], int(np.count_nonzero(heads == 0))
 
 
 def _seconds(header: LocalIndexHeader, timestamps: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -152,40 +116,9 @@ def _seconds(header: LocalIndexHeader, timestamps: NDArray[np.int64]) -> NDArray
     return seconds
 
 
-def _link_few(
-    data: mmap, header: LocalIndexHeader, columns: ItemColumns, slot_count: int
-) -> _Linked:
-    heads: dict[int, int] = {}
-    items = bytearray()
-    number, begin, fresh = header.next_item, header.begin_timestamp, 0
-    rows = zip(
-        columns.key_hashes.tolist(),
-        columns.log_offsets.tolist(),
-        columns.store_timestamps.tolist(),
-        strict=True,
-    )
-    for key_hash, log_offset, timestamp in rows:
-        slot = key_hash % slot_count
-        head = heads.get(slot)
-        if head is None:
-            head = read_slot(data, slot)
-        if not 0 < head <= number:
-            head = 0
-            fresh += 1
-        seconds = seconds_after_begin(timestamp, begin_timestamp=begin)
-        items += _ITEM.pack(key_hash, log_offset, seconds, head)
-        if number <= 1:
-            begin = timestamp
-        heads[slot] = number
-        number += 1
-    slots = np.fromiter(heads.keys(), np.int64, len(heads))
-    return bytes(items), slots, np.fromiter(heads.values(), np.int64, len(heads)), fresh
-
-
 def store_header(data: mmap, header: LocalIndexHeader) -> None:
-    _HEADER.pack_into(
-        data,
-        0,
+    # In one copy: `pack_into` writes byte by byte, and a kill would leave half a number.
+    data[:HEADER_BYTES] = _HEADER.pack(
         header.begin_timestamp,
         header.end_timestamp,
         header.begin_log_offset,
@@ -193,23 +126,6 @@ def store_header(data: mmap, header: LocalIndexHeader) -> None:
         header.used_slot_count,
         header.next_item,
     )
-
-
-def store_slots(data: mmap, linked: LinkedItems, *, slot_count: int) -> None:
-    if len(linked.slots) < VECTOR_ITEMS_MIN:
-        for slot, item in zip(linked.slots.tolist(), linked.newest.tolist(), strict=True):
-            _SLOT.pack_into(data, HEADER_BYTES + SLOT_BYTES * slot, item)
-    else:
-        _view_slots(data, slot_count)[linked.slots] = linked.newest
-
-
-def _view_slots(data: mmap, slot_count: int) -> NDArray[np.int32]:
-    return np.frombuffer(data, SLOT_DTYPE, slot_count, HEADER_BYTES)
-
-
-def read_slot(data: mmap, slot: int) -> int:
-    item: int = _SLOT.unpack_from(data, HEADER_BYTES + SLOT_BYTES * slot)[0]
-    return item
 
 
 def read_item(data: mmap, item: int, *, slot_count: int) -> tuple[int, int, int, int]:
@@ -431,7 +347,7 @@ class IndexFile:
         data[start:end] = linked.items
         store_header(data, linked.header)
         self._header = linked.header
-        store_slots(data, linked, slot_count=self.slot_count)
+        LAYOUT.store_heads(data, linked.links, slot_count=self.slot_count)
         return count
 
     def log_offset_at(self, item: int) -> int:
@@ -469,7 +385,7 @@ class IndexFile:
             data = self._mapped()
         except StoreClosedError:  # expired since the search began
             return []
-        item = read_slot(data, local_slot(key_hash, self.slot_count))
+        item = LAYOUT.head(data, local_slot(key_hash, self.slot_count))
         return select_like_java(
             data,
             self._header,
@@ -495,7 +411,7 @@ class IndexFile:
             data = self._mapped()
         except StoreClosedError:  # expired since the search began
             return iter(())
-        item = read_slot(data, local_slot(key_hash, self.slot_count))
+        item = LAYOUT.head(data, local_slot(key_hash, self.slot_count))
         if self._read_only:
             self._header = _decoded(
                 self.path,

@@ -18,14 +18,14 @@ from tests.local.keys.index_kit import (
     new_file,
     rolled_file,
 )
+from tieredstore.codec import chains
 from tieredstore.codec.java import local_key_hash
 from tieredstore.codec.local_index import (
     decode_item,
     encode_header,
     item_position,
 )
-from tieredstore.local import index_file
-from tieredstore.local.index_file import CLOCK_SLACK_MS, VECTOR_ITEMS_MIN
+from tieredstore.local.index_file import CLOCK_SLACK_MS
 from tieredstore.model.errors import StoreClosedError
 
 
@@ -45,7 +45,7 @@ def test_the_printed_rolled_file_comes_out_of_its_puts(tmp_path: Path) -> None:
 
 
 def test_numpy_makes_the_printed_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_file, "VECTOR_ITEMS_MIN", 1)
+    monkeypatch.setattr(chains, "VECTOR_ITEMS_MIN", 1)
     file = new_file(tmp_path)
     file.put(columns_of(PUTS))
     assert file.path.read_bytes().hex() == PRINTED
@@ -191,4 +191,4 @@ def test_a_search_under_way_outlives_the_file(tmp_path: Path) -> None:
 
 
 def test_both_ways_of_linking_are_in_use() -> None:
-    assert 2 < VECTOR_ITEMS_MIN < 60
+    assert 2 < chains.VECTOR_ITEMS_MIN < 60

@@ -11,6 +11,7 @@ import pytest
 
 from tests.codec.test_local_index import PRINTED
 from tests.local.keys.index_kit import NAME, PUTS, T0, candidates, columns_of, java, new_file
+from tieredstore.codec import chains
 from tieredstore.codec.java import local_key_hash
 from tieredstore.codec.local_index import (
     ITEM_DTYPE,
@@ -20,7 +21,6 @@ from tieredstore.codec.local_index import (
     item_position,
     slot_position,
 )
-from tieredstore.local import index_file
 from tieredstore.local.index_file import IndexFile
 from tieredstore.model.errors import SegmentCorruptError, SegmentNotFoundError
 
@@ -103,7 +103,7 @@ def test_a_next_item_below_one_is_read_as_one(tmp_path: Path, following: int) ->
 def test_a_slot_that_names_no_item_is_an_empty_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: int, vector_items_min: int
 ) -> None:
-    monkeypatch.setattr(index_file, "VECTOR_ITEMS_MIN", vector_items_min)
+    monkeypatch.setattr(chains, "VECTOR_ITEMS_MIN", vector_items_min)
     path = tmp_path / NAME
     path.write_bytes(encode_header(LocalIndexHeader()) + encode_slot(value) * 10 + bytes(160))
     file = IndexFile.open(path, slot_count=10, item_capacity=8)
