@@ -17,6 +17,7 @@ from tieredstore.access.fetcher import Fetcher
 from tieredstore.codec.message import encode_message
 from tieredstore.codec.names import segment_name
 from tieredstore.codec.record import QUEUE_OFFSET_POSITION
+from tieredstore.driver.message_store import ReadRequest
 from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.provider import ProviderWrapper, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
@@ -101,7 +102,9 @@ class Bench:
             started = time.perf_counter()
             at = 0
             while at < MESSAGES:
-                result = fetcher.get_message(TOPIC, 0, at, count_max=count_max, bytes_max=ALL_BYTES)
+                result = fetcher.get_message(
+                    ReadRequest(TOPIC, 0, at, count_max=count_max, bytes_max=ALL_BYTES)
+                )
                 assert result.next_offset > at
                 at = result.next_offset
             return time.perf_counter() - started, len(self.provider.reads)

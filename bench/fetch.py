@@ -20,6 +20,7 @@ from pathlib import Path
 
 from bench._rows import Row, report
 from bench._tiered_queue import BATCH, MESSAGES, TOPIC, Bench
+from tieredstore.driver.message_store import ReadRequest
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.config import MIB
 
@@ -81,7 +82,7 @@ def cached_rows(bench: Bench) -> list[Row]:
             for _ in range(2 * TURNS):
                 started = time.perf_counter()
                 for _ in range(CACHED_CALLS):
-                    fetcher.get_message(TOPIC, 0, 1_000, count_max=count_max)
+                    fetcher.get_message(ReadRequest(TOPIC, 0, 1_000, count_max=count_max))
                 times.append((time.perf_counter() - started) / CACHED_CALLS)
             ours = statistics.median(times)
             rows.append(
@@ -113,7 +114,7 @@ def shared_row(bench: Bench) -> Row:
 
         def read() -> int:
             begun.wait(60)
-            return len(fetcher.get_message(TOPIC, 0, 30_000).messages)
+            return len(fetcher.get_message(ReadRequest(TOPIC, 0, 30_000)).messages)
 
         found = [future.result() for future in [pool.submit(read) for _ in range(READERS)]]
         assert found == [32] * READERS

@@ -13,7 +13,7 @@ from typing import ParamSpec, Self, TypeVar
 from tieredstore.access.admission import TopicFilter
 from tieredstore.access.health import TierHealth
 from tieredstore.access.store import FLUSH_SECONDS, TieredMessageStore
-from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
+from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, ReadRequest
 from tieredstore.model.messages import GetResult, Message, PutResult, QueryResult, SelectedMessage
 from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, StorageLevel
 
@@ -92,29 +92,12 @@ class AsyncTieredStore:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
-        hot = self.store.get_message_hot(
-            topic,
-            queue_id,
-            offset,
-            count_max=count_max,
-            bytes_max=bytes_max,
-            message_filter=message_filter,
-            group=group,
-        )
+        request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
+        hot = self.store.read_hot(request)
         if hot is not None:
             return hot
-        # Handed over by a thread: while the pool has no place, whoever asks it does the work.
-        future = await _in_thread(
-            self.store.get_message_future,
-            topic,
-            queue_id,
-            offset,
-            count_max=count_max,
-            bytes_max=bytes_max,
-            message_filter=message_filter,
-            group=group,
-        )
-        return await asyncio.wrap_future(future)
+        # A thread hands it over: while the pool is full, the submitting thread does the work.
+        return await asyncio.wrap_future(await _in_thread(self.store.read_future, request))
 
     async def query_message(
         self,

@@ -10,6 +10,7 @@ from tests.access.tiered_kit import ListIndex
 from tests.flat.store_kit import Tier
 from tests.flat.tiers import run_of
 from tieredstore.access.fetcher import Fetcher
+from tieredstore.driver.message_store import ReadRequest
 from tieredstore.driver.metrics import Metrics, NoMetrics
 from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
@@ -100,7 +101,9 @@ class Shelf:
         return file
 
     def get(self, offset: int, count_max: int = 32, queue_id: int = 0, **more: Any) -> GetResult:
-        return self.fetcher.get_message(TOPIC, queue_id, offset, count_max=count_max, **more)
+        return self.fetcher.get_message(
+            ReadRequest(TOPIC, queue_id, offset, count_max=count_max, **more)
+        )
 
 
 def offsets(result: GetResult) -> list[int]:

@@ -7,6 +7,7 @@ import pytest
 from tests.access.fetch_kit import ByCode, ByNamedCode, Shelf, a_hundred, numbered, offsets
 from tests.flat.store_kit import unplaced
 from tieredstore.codec.message import decode_message
+from tieredstore.driver.message_store import ReadRequest
 from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
 from tieredstore.model.values import GetStatus, QueueKey, SegmentType
 from tieredstore.testing.samples import TOPIC, a_record
@@ -40,7 +41,7 @@ def test_the_status_tells_where_an_offset_is_and_where_to_go_on(
 def test_a_queue_that_is_not_there_has_a_status_of_its_own(cached: bool) -> None:
     shelf = a_hundred(cached)
     for topic, queue_id in ((TOPIC, 1), ("other", 0), (TOPIC, -1)):
-        result = shelf.fetcher.get_message(topic, queue_id, 7)
+        result = shelf.fetcher.get_message(ReadRequest(topic, queue_id, 7))
         assert result.status is GetStatus.NO_MATCHED_LOGIC_QUEUE
         assert (result.next_offset, result.min_offset, result.max_offset) == (7, 0, 0)
 
@@ -240,8 +241,8 @@ def test_a_closed_fetcher_says_so_every_time() -> None:
     shelf.fetcher.close()
     fetcher = shelf.fetcher
     for call in (
-        lambda: fetcher.get_message(TOPIC, 0, 100),
-        lambda: fetcher.get_message_future(TOPIC, 0, 100),
+        lambda: fetcher.get_message(ReadRequest(TOPIC, 0, 100)),
+        lambda: fetcher.get_message_future(ReadRequest(TOPIC, 0, 100)),
         lambda: fetcher.query_message(TOPIC, "key"),
         lambda: fetcher.store_time(TOPIC, 0, 100),
         lambda: fetcher.commit_offset(TOPIC, 0),

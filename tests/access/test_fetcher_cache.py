@@ -10,6 +10,7 @@ import pytest
 
 from tests.access.cached_file_kit import WAIT_S
 from tests.access.fetch_kit import ByCode, Shelf, numbered, offsets
+from tieredstore.driver.message_store import ReadRequest
 from tieredstore.driver.metrics import (
     READ_CACHE_ACCESS,
     READ_CACHE_BYTES,
@@ -123,15 +124,15 @@ def test_an_answer_that_is_hot_is_there_at_once_and_a_cold_one_comes() -> None:
         shelf.put(numbered(0, 100))
         gate = threading.Event()
         shelf.provider.before_read = lambda: gate.wait(WAIT_S)
-        cold = shelf.fetcher.get_message_future(TOPIC, 0, 5)
+        cold = shelf.fetcher.get_message_future(ReadRequest(TOPIC, 0, 5))
         assert not cold.done()
         gate.set()
         assert offsets(cold.result(WAIT_S)) == list(range(5, 37))
         for offset, status in ((5, GetStatus.FOUND), (100, GetStatus.OFFSET_OVERFLOW_ONE)):
-            hot = shelf.fetcher.get_message_future(TOPIC, 0, offset)
+            hot = shelf.fetcher.get_message_future(ReadRequest(TOPIC, 0, offset))
             assert hot.done()
             assert hot.result().status is status
-        assert shelf.fetcher.get_message_future("none", 0, 0).done()
+        assert shelf.fetcher.get_message_future(ReadRequest("none", 0, 0)).done()
         shelf.fetcher.close()
 
 
@@ -142,7 +143,9 @@ def test_an_answer_across_cached_ranges_is_hot_too() -> None:
         for offset in range(0, 400, 32):
             shelf.get(offset, 32)
         shelf.provider.reads.clear()
-        whole = shelf.fetcher.get_message_future(TOPIC, 0, 0, count_max=400, bytes_max=1 << 30)
+        whole = shelf.fetcher.get_message_future(
+            ReadRequest(TOPIC, 0, 0, count_max=400, bytes_max=1 << 30)
+        )
         assert whole.done()
         assert len(whole.result().messages) == 400
         assert shelf.provider.reads == []

@@ -13,6 +13,7 @@ from tests.access.cached_file_kit import WAIT_S
 from tests.access.fetch_kit import ByCode, Shelf, numbered, offsets
 from tests.flat.store_kit import unplaced
 from tests.s3.s3_clients import CLIENTS
+from tieredstore.driver.message_store import ReadRequest
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.model.errors import BackendUnavailableError
@@ -29,7 +30,7 @@ def test_errors_of_a_future_are_in_it() -> None:
     shelf.put(numbered(0, 10))
     faults.always = Fault.BEFORE
     with pytest.raises(BackendUnavailableError):
-        shelf.fetcher.get_message_future(TOPIC, 0, 0).result()
+        shelf.fetcher.get_message_future(ReadRequest(TOPIC, 0, 0)).result()
 
 
 def questions(shelf: Shelf) -> list[Callable[[], Any]]:
@@ -43,7 +44,7 @@ def questions(shelf: Shelf) -> list[Callable[[], Any]]:
         lambda: fetcher.earliest_time(TOPIC, 0),
         lambda: fetcher.min_offset(TOPIC, 0),
         lambda: [one.queue_offset for one in fetcher.query_message(TOPIC, "key-7").messages],
-        lambda: offsets(fetcher.get_message_future(TOPIC, 0, 55).result()),
+        lambda: offsets(fetcher.get_message_future(ReadRequest(TOPIC, 0, 55)).result()),
     ]
 
 

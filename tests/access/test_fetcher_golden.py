@@ -17,6 +17,7 @@ from tests.flat.golden_tiers import GOLDEN, NOW_MS, differences, expectation
 from tieredstore.access.fetcher import Fetcher
 from tieredstore.codec.message import StoredMessage, decode_message
 from tieredstore.codec.record import peek_queue_id, tags_code
+from tieredstore.driver.message_store import ReadRequest
 from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.file_store import FlatFileStore
@@ -113,7 +114,7 @@ def test_every_message_is_as_java_says(name: str, cached: bool, count_max: int) 
             at = fetcher.min_offset(topic, queue_id)
             assert at is not None
             while at != fetcher.commit_offset(topic, queue_id):
-                result = fetcher.get_message(topic, queue_id, at, count_max=count_max)
+                result = fetcher.get_message(ReadRequest(topic, queue_id, at, count_max=count_max))
                 assert result.messages
                 for one in result.messages:
                     place = topic, queue_id, one.queue_offset, one.log_offset, one.tags_code
@@ -131,13 +132,15 @@ def test_every_message_is_as_java_says(name: str, cached: bool, count_max: int) 
 def page(fetcher: Fetcher, query: dict[str, Any]) -> dict[str, Any]:
     """Our answer in the form of Java's."""
     result = fetcher.get_message(
-        query["topic"],
-        query["queueId"],
-        query["offset"],
-        count_max=query["maxMsgNums"],
-        message_filter=(
-            ByNamedCode(*(tags_code(tag) for tag in query["tags"])) if "tags" in query else None
-        ),
+        ReadRequest(
+            query["topic"],
+            query["queueId"],
+            query["offset"],
+            count_max=query["maxMsgNums"],
+            message_filter=(
+                ByNamedCode(*(tags_code(tag) for tag in query["tags"])) if "tags" in query else None
+            ),
+        )
     )
     records = [one.record for one in result.messages]
     answer = {
@@ -198,7 +201,9 @@ def decoded() -> list[tuple[dict[str, Any], StoredMessage]]:
     with opened("tier-posix") as fetcher:
         for row in rows_of("tier-posix"):
             key = QueueKey(row["topic"], row["queueId"])
-            (one,) = fetcher.get_message(*key, row["queueOffset"], count_max=1).messages
+            (one,) = fetcher.get_message(
+                ReadRequest(*key, row["queueOffset"], count_max=1)
+            ).messages
             found.append((row, decode_message(one.record)))
     return found
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.access.fetch_kit import ByCode, ByNamedCode, Shelf, offsets
 from tests.flat.store_kit import unplaced
+from tieredstore.driver.message_store import ReadRequest
 from tieredstore.model.values import GetStatus
 from tieredstore.testing.samples import a_record
 
@@ -92,12 +93,14 @@ def test_reads_of_any_kind_are_those_of_a_list(
         shelf.put([record(n) for n in span], tags=[n % 5 for n in span], at=FIRST)
     for asked in questions:
         future = shelf.fetcher.get_message_future(
-            "TopicTest",
-            0,
-            asked.offset,
-            count_max=asked.count_max,
-            bytes_max=asked.bytes_max,
-            message_filter=asked.message_filter,
+            ReadRequest(
+                "TopicTest",
+                0,
+                asked.offset,
+                count_max=asked.count_max,
+                bytes_max=asked.bytes_max,
+                message_filter=asked.message_filter,
+            )
         )
         result = future.result()
         status, taken, next_offset = expected(asked, scan_count)

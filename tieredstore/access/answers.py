@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from tieredstore.access.admission import TopicFilter
 from tieredstore.access.dispatcher import Dispatcher
@@ -15,7 +15,14 @@ from tieredstore.access.fetcher import Fetcher
 from tieredstore.access.upkeep import Retention, SealChore, TierFlush
 from tieredstore.access.wiring import TierParts
 from tieredstore.codec.record import LOG_OFFSET_POSITION, SYS_FLAG_POSITION, peek_store_timestamp
-from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, MessageStore
+from tieredstore.driver.message_store import (
+    BYTES_MAX,
+    COUNT_MAX,
+    MessageFilter,
+    MessageStore,
+    ReadRequest,
+    read_from,
+)
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, MESSAGES_OUT, Metrics
 from tieredstore.driver.runtime import Clock, Runtime
 from tieredstore.model.errors import BackendUnavailableError, StoreClosedError
@@ -319,9 +326,6 @@ def _without_place(record: bytes) -> bytes:
     return record[:LOG_OFFSET_POSITION] + record[SYS_FLAG_POSITION:]
 
 
-T_co = TypeVar("T_co", covariant=True)
-
-
 _NO_QUEUE: Final = frozenset({GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE})
 # A store that answers so has not got the message: another one may have it.
 _LACKING: Final = _NO_QUEUE | {
@@ -332,45 +336,6 @@ _LACKING: Final = _NO_QUEUE | {
 # And so where it ends before the offset: another one may go on.
 _ENDS: Final = _LACKING | {GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFLOW_BADLY}
 _EXPECTED: Final = _ENDS | {GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE}
-
-
-class GetMessage(Protocol[T_co]):
-    """`get_message` of a store, or something that is called like it."""
-
-    def __call__(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        *,
-        count_max: int,
-        bytes_max: int,
-        message_filter: MessageFilter | None,
-        group: str,
-    ) -> T_co: ...
-
-
-class MessageRequest(NamedTuple):
-    """What one call of `get_message` asks for."""
-
-    topic: str
-    queue_id: int
-    offset: int
-    count_max: int
-    bytes_max: int
-    message_filter: MessageFilter | None
-    group: str
-
-    def ask(self, get_message: GetMessage[T]) -> T:
-        return get_message(
-            self.topic,
-            self.queue_id,
-            self.offset,
-            count_max=self.count_max,
-            bytes_max=self.bytes_max,
-            message_filter=self.message_filter,
-            group=self.group,
-        )
 
 
 class MessageReads:
@@ -404,19 +369,19 @@ class MessageReads:
         self._metrics = metrics
         self._logs_outcomes = logs_outcomes
 
-    def get(self, request: MessageRequest) -> GetResult:
+    def get(self, request: ReadRequest) -> GetResult:
         for _ in range(_TRIES):
             if not self._reads_tier(request):
-                result = request.ask(self._next.get_message)
+                result = read_from(self._next, request)
                 if not self._tier_may_have(request, result):
                     return result
             started = self._runtime.clock.monotonic()
-            answer = self._answer(request, lambda: request.ask(self._fetcher.get_message), started)
+            answer = self._answer(request, lambda: self._fetcher.get_message(request), started)
             if answer is not None:
                 return answer
         return self._stay(request)
 
-    def get_future(self, request: MessageRequest) -> Future[GetResult]:
+    def get_future(self, request: ReadRequest) -> Future[GetResult]:
         """The same; done at once where no backend and no disk has to be waited for."""
         try:
             if not self._reads_tier(request):
@@ -427,7 +392,7 @@ class MessageReads:
             return _failed(error)
         started = self._runtime.clock.monotonic()
         try:
-            inner = request.ask(self._fetcher.get_message_future)
+            inner = self._fetcher.get_message_future(request)
         except Exception as error:  # noqa: BLE001 - it may be one that is fallen back from
             inner = _failed(error)
 
@@ -441,23 +406,23 @@ class MessageReads:
         inner.add_done_callback(lambda _: _settle(outer, answer))
         return outer
 
-    def get_hot(self, request: MessageRequest) -> GetResult | None:
+    def get_hot(self, request: ReadRequest) -> GetResult | None:
         """The same where no backend and no disk has to be waited for; None where one has."""
         if not self._reads_tier(request):
             return None if self._is_on_disk_only(request) else self._near_hot(request)
         started = self._runtime.clock.monotonic()
-        result = request.ask(self._fetcher.get_message_hot)
+        result = self._fetcher.get_message_hot(request)
         if result is None or (result.status in _ENDS and self._is_on_disk_only(request)):
             return None
         return self._answer(request, lambda: result, started)
 
-    def _near_hot(self, request: MessageRequest) -> GetResult | None:
-        result = request.ask(self._next.get_message)
+    def _near_hot(self, request: ReadRequest) -> GetResult | None:
+        result = read_from(self._next, request)
         if self._tier_may_have(request, result):
             return None  # the other one has to be asked too
         return result
 
-    def _reads_tier(self, request: MessageRequest) -> bool:
+    def _reads_tier(self, request: ReadRequest) -> bool:
         return self._decision.reads_tier(
             self._fetcher,
             request.topic,
@@ -466,7 +431,7 @@ class MessageReads:
             count=request.count_max,
         )
 
-    def _tier_may_have(self, request: MessageRequest, result: GetResult) -> bool:
+    def _tier_may_have(self, request: ReadRequest, result: GetResult) -> bool:
         """Whether the next store had nothing and the tier is worth asking.
 
         Its own retention may have run since the decision, or it lost the queue.
@@ -478,14 +443,14 @@ class MessageReads:
             return False
         return request.offset < commit_offset or result.status in _NO_QUEUE
 
-    def _is_on_disk_only(self, request: MessageRequest) -> bool:
+    def _is_on_disk_only(self, request: ReadRequest) -> bool:
         place = request.topic, request.queue_id, request.offset
         return self._next.contains(*place) and not self._next.in_memory(
             *place, max(1, request.count_max)
         )
 
     def _answer(
-        self, request: MessageRequest, tier: Callable[[], GetResult], started: float
+        self, request: ReadRequest, tier: Callable[[], GetResult], started: float
     ) -> GetResult | None:
         """What the tier says, or the next store where the tier cannot serve it; None where both
         changed meanwhile, so that they have to be asked again."""
@@ -506,9 +471,9 @@ class MessageReads:
             }
             self._metrics.record(API_LATENCY, spent_ms, labels)
         if self._logs_outcomes:
-            log.info("%s: %s", request[:5], result.status.name)
+            log.info("%s: %s", request, result.status.name)
         if result.status in _ENDS and self._next_goes_on(request, result):
-            near = request.ask(self._next.get_message)
+            near = read_from(self._next, request)
             if near.status not in _LACKING:
                 self._count_fallback(request)
                 return near
@@ -518,40 +483,40 @@ class MessageReads:
         self._take_note(request, result)
         return self._with_next_minimum(request, result)
 
-    def _next_goes_on(self, request: MessageRequest, result: GetResult) -> bool:
+    def _next_goes_on(self, request: ReadRequest, result: GetResult) -> bool:
         """Whether the next store has messages behind this offset, or behind the tier's last."""
         maximum = self._next.max_offset(request.topic, request.queue_id)
         return maximum is not None and maximum > min(request.offset, result.max_offset)
 
-    def _near_instead(self, request: MessageRequest) -> GetResult | None:
+    def _near_instead(self, request: ReadRequest) -> GetResult | None:
         """What the next store answers alone, if it has the very first message asked for."""
         if not self._next.contains(request.topic, request.queue_id, request.offset):
             return None
-        near = request.ask(self._next.get_message)
+        near = read_from(self._next, request)
         if near.status in _ENDS:  # it expired meanwhile: the tier may have it
             return None
         self._count_fallback(request)
         return near
 
-    def _count_fallback(self, request: MessageRequest) -> None:
+    def _count_fallback(self, request: ReadRequest) -> None:
         labels = {"operation": "get_message", "topic": request.topic, "group": request.group}
         self._metrics.add(GET_MESSAGE_FALLBACK, 1, labels)
 
-    def _take_note(self, request: MessageRequest, result: GetResult) -> None:
+    def _take_note(self, request: ReadRequest, result: GetResult) -> None:
         if result.messages:
             labels = {"topic": request.topic, "group": request.group}
             self._metrics.add(MESSAGES_OUT, len(result.messages), labels)
         if result.status not in _EXPECTED:
-            log.warning("%s: the tier answers %s", request[:5], result.status.name)
+            log.warning("%s: the tier answers %s", request, result.status.name)
 
-    def _with_next_minimum(self, request: MessageRequest, result: GetResult) -> GetResult:
+    def _with_next_minimum(self, request: ReadRequest, result: GetResult) -> GetResult:
         """The tier may begin later than the store before it."""
         minimum = self._next.min_offset(request.topic, request.queue_id)
         if minimum is None or not 0 <= minimum < result.min_offset:
             return result
         return replace(result, min_offset=minimum)
 
-    def _stay(self, request: MessageRequest) -> GetResult:
+    def _stay(self, request: ReadRequest) -> GetResult:
         """Neither store kept still for long enough: ask again from the same offset."""
         return GetResult(
             status=GetStatus.MESSAGE_WAS_REMOVING,
@@ -625,10 +590,8 @@ class TieredReads:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
-        require_place(topic, queue_id, offset, count_max, bytes_max)
-        return self._loaded().messages.get(
-            MessageRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
-        )
+        request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
+        return self._loaded().messages.get(request)
 
     def get_message_future(
         self,
@@ -643,13 +606,11 @@ class TieredReads:
     ) -> Future[GetResult]:
         """Already done when the answer is hot; else a thread of the fetch pool gives it.
 
-        While that pool has no place the caller's own thread does the work, as everywhere.
-        A closed store raises here; every other error is in the future.
+        While that pool is full the caller's own thread does the work, as everywhere. A closed
+        store raises here; every other error is in the future.
         """
-        require_place(topic, queue_id, offset, count_max, bytes_max)
-        return self._loaded().messages.get_future(
-            MessageRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
-        )
+        request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
+        return self.read_future(request)
 
     def get_message_hot(
         self,
@@ -665,12 +626,18 @@ class TieredReads:
         """The answer where it is hot; None where a backend or a disk has to be waited for.
 
         For callers that may not wait: `get_message_future` does the work itself while the fetch
-        pool has no place.
+        pool is full.
         """
-        require_place(topic, queue_id, offset, count_max, bytes_max)
-        return self._loaded().messages.get_hot(
-            MessageRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
-        )
+        request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
+        return self.read_hot(request)
+
+    def read_future(self, request: ReadRequest) -> Future[GetResult]:
+        """`get_message_future` of a request that is made already."""
+        return self._loaded().messages.get_future(request)
+
+    def read_hot(self, request: ReadRequest) -> GetResult | None:
+        """`get_message_hot` of a request that is made already."""
+        return self._loaded().messages.get_hot(request)
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
         require_place(topic, queue_id)

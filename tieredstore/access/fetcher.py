@@ -9,7 +9,7 @@ from typing import Final
 from tieredstore.access.key_lookup import SCAN_BYTES_MAX, KeyLookup
 from tieredstore.access.pages import CachedSource, ColdError, ExactSource, HotSource, QueuePages
 from tieredstore.access.read_cache import ReadCache
-from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
+from tieredstore.driver.message_store import COUNT_MAX, ReadRequest
 from tieredstore.driver.metrics import (
     READ_CACHE_ACCESS,
     READ_CACHE_BYTES,
@@ -130,68 +130,34 @@ class Fetcher:
 
     # -- messages -----------------------------------------------------------------------------
 
-    def get_message(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        *,
-        count_max: int = COUNT_MAX,
-        bytes_max: int = BYTES_MAX,
-        message_filter: MessageFilter | None = None,
-        group: str = "",
-    ) -> GetResult:
-        """Messages from `offset` on, as a broker's own store answers.
+    def get_message(self, request: ReadRequest) -> GetResult:
+        """Messages from the offset on, as a broker's own store answers.
 
         One message at least where there is one and any is wanted, however large it is;
         `read_ahead_count` units are looked at and `read_ahead_bytes` answered at most. Raises
         BackendError and SegmentCorruptError.
         """
         self._check_open()
-        return self._pages.get(
-            topic, queue_id, offset, count_max, bytes_max, message_filter, self._source
-        )
+        return self._pages.get(request, self._source)
 
-    def get_message_future(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        *,
-        count_max: int = COUNT_MAX,
-        bytes_max: int = BYTES_MAX,
-        message_filter: MessageFilter | None = None,
-        group: str = "",
-    ) -> Future[GetResult]:
+    def get_message_future(self, request: ReadRequest) -> Future[GetResult]:
         """The same: already done where no backend is needed, else a thread of the fetch pool
         gives it. A closed store raises here; every other error is in the future."""
         self._check_open()
-        wanted = topic, queue_id, offset, count_max, bytes_max, message_filter
         future: Future[GetResult] = Future()
         try:
-            future.set_result(self._pages.get(*wanted, self._hot))
+            future.set_result(self._pages.get(request, self._hot))
         except ColdError:
-            return self._runtime.fetch.submit(self._pages.get, *wanted, self._source)
+            return self._runtime.fetch.submit(self._pages.get, request, self._source)
         except Exception as error:  # noqa: BLE001 - whoever asks the future gets it
             future.set_exception(error)
         return future
 
-    def get_message_hot(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        *,
-        count_max: int = COUNT_MAX,
-        bytes_max: int = BYTES_MAX,
-        message_filter: MessageFilter | None = None,
-        group: str = "",
-    ) -> GetResult | None:
+    def get_message_hot(self, request: ReadRequest) -> GetResult | None:
         """The same where no backend is needed; None where one is."""
         self._check_open()
-        wanted = topic, queue_id, offset, count_max, bytes_max, message_filter
         try:
-            return self._pages.get(*wanted, self._hot)
+            return self._pages.get(request, self._hot)
         except ColdError:
             return None
 

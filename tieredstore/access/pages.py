@@ -16,7 +16,7 @@ from tieredstore.access.read_cache import (
 from tieredstore.codec.checks import body_crc
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units
 from tieredstore.codec.record import BODY_CRC_POSITION, INT32, fixed_bytes, peek_sys_flag
-from tieredstore.driver.message_store import MessageFilter
+from tieredstore.driver.message_store import MessageFilter, ReadRequest
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
@@ -29,7 +29,7 @@ from tieredstore.model.errors import (
     StoreClosedError,
 )
 from tieredstore.model.messages import GetResult, MessageRun, SelectedMessage
-from tieredstore.model.values import GetStatus, QueueKey, SegmentType
+from tieredstore.model.values import GetStatus, SegmentType
 
 
 class ColdError(Exception):
@@ -293,49 +293,27 @@ class QueuePages:
         self._files = files
         self._config = config
 
-    def get(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        count_max: int,
-        bytes_max: int,
-        message_filter: MessageFilter | None,
-        source: ByteSource,
-    ) -> GetResult:
-        config = self._config
-        limits = Limits(
-            count_max,
-            min(max(0, bytes_max), config.read_ahead_bytes),
-            config.read_ahead_count,
-            config.read_ahead_bytes,
-            config.checks_pages,
-        )
-        key = QueueKey(topic, queue_id)
+    def get(self, request: ReadRequest, source: ByteSource) -> GetResult:
+        key = request.key
         while True:
             file = self._files.get(key)
             if file is None:
-                return _nothing(GetStatus.NO_MATCHED_LOGIC_QUEUE, offset, 0, 0)
+                return _nothing(GetStatus.NO_MATCHED_LOGIC_QUEUE, request.offset, 0, 0)
             try:
-                result = self._page_of(file, offset, limits, message_filter, source)
+                result = self._page_of(file, request, source)
             except (SegmentCorruptError, StoreClosedError):
                 # What expires or is destroyed during a read is no damage.
-                if self._files.get(key) is file and offset >= file.min_offset:
+                if self._files.get(key) is file and request.offset >= file.min_offset:
                     raise
                 continue
             if result is not None:
                 return result
 
     def _page_of(
-        self,
-        file: FlatMessageFile,
-        offset: int,
-        limits: Limits,
-        message_filter: MessageFilter | None,
-        source: ByteSource,
+        self, file: FlatMessageFile, request: ReadRequest, source: ByteSource
     ) -> GetResult | None:
         """What the queue answers; None if it has changed meanwhile and is to be asked again."""
-        maximum = file.commit_offset
+        offset, maximum = request.offset, file.commit_offset
         if maximum <= 0:
             return _nothing(GetStatus.NO_MESSAGE_IN_QUEUE, offset, 0, 0)
         # `min_offset` reads a record where the log does not begin at its first byte.
@@ -348,9 +326,17 @@ class QueuePages:
             return _nothing(GetStatus.OFFSET_OVERFLOW_ONE, offset, minimum, maximum)
         if offset > maximum:
             return _nothing(GetStatus.OFFSET_OVERFLOW_BADLY, maximum, minimum, maximum)
-        if limits.count_max <= 0:
+        if request.count_max <= 0:
             return _nothing(GetStatus.NO_MATCHED_MESSAGE, offset, minimum, maximum)
-        messages, next_offset = select(file, offset, limits, message_filter, source)
+        config = self._config
+        limits = Limits(
+            request.count_max,
+            min(max(0, request.bytes_max), config.read_ahead_bytes),
+            config.read_ahead_count,
+            config.read_ahead_bytes,
+            config.checks_pages,
+        )
+        messages, next_offset = select(file, offset, limits, request.message_filter, source)
         if messages:
             return GetResult(
                 status=GetStatus.FOUND,

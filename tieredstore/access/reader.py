@@ -12,7 +12,7 @@ from typing import Final, Self, TypeAlias, TypeVar
 
 from tieredstore.access.wiring import GivenParts, TierParts, check_broker, check_place, open_tier
 from tieredstore.codec.names import INDEX_TOPIC
-from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
+from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, ReadRequest
 from tieredstore.driver.metadata import CatalogueFacts, MetadataStore
 from tieredstore.driver.metrics import Metrics
 from tieredstore.driver.provider import ListedSegment, SegmentProvider
@@ -364,19 +364,8 @@ class TieredReader:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
-        require_place(topic, queue_id, offset, count_max, bytes_max)
-        return self._asked(
-            QueueKey(topic, queue_id),
-            lambda: self._loaded().fetcher.get_message(
-                topic,
-                queue_id,
-                offset,
-                count_max=count_max,
-                bytes_max=bytes_max,
-                message_filter=message_filter,
-                group=group,
-            ),
-        )
+        request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
+        return self._asked(request.key, lambda: self._loaded().fetcher.get_message(request))
 
     def query_message(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from tieredstore.model.messages import (
@@ -14,7 +15,7 @@ from tieredstore.model.messages import (
     QueryResult,
     SelectedMessage,
 )
-from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
+from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, require_place
 
 if TYPE_CHECKING:
     from tieredstore.model.config import StoreConfig
@@ -39,6 +40,32 @@ class MessageFilter(Protocol):
     def matches_tags_code(self, tags_code: int) -> bool: ...
 
     def matches_record(self, record: bytes) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """What one call of `get_message` asks for. The method makes it, and it is passed on whole.
+
+    Raises InvalidArgumentError for a topic that is no text, and for numbers that are none.
+    """
+
+    topic: str
+    queue_id: int
+    offset: int
+    count_max: int = COUNT_MAX
+    bytes_max: int = BYTES_MAX
+    message_filter: MessageFilter | None = None
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        require_place(self.topic, self.queue_id, self.offset, self.count_max, self.bytes_max)
+
+    @property
+    def key(self) -> QueueKey:
+        return QueueKey(self.topic, self.queue_id)
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.queue_id} from {self.offset}, {self.count_max} at most"
 
 
 @runtime_checkable
@@ -159,6 +186,19 @@ class MessageStore(Protocol):
         """Delete every topic but the retained and the system's; how many there were."""
 
 
+def read_from(store: MessageStore, request: ReadRequest) -> GetResult:
+    """What a store answers; its contract has the arguments one by one."""
+    return store.get_message(
+        request.topic,
+        request.queue_id,
+        request.offset,
+        count_max=request.count_max,
+        bytes_max=request.bytes_max,
+        message_filter=request.message_filter,
+        group=request.group,
+    )
+
+
 class AbstractPluginMessageStore:
     """A message store around another, which gets every call as it came.
 
@@ -202,15 +242,8 @@ class AbstractPluginMessageStore:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
-        return self.next_store.get_message(
-            topic,
-            queue_id,
-            offset,
-            count_max=count_max,
-            bytes_max=bytes_max,
-            message_filter=message_filter,
-            group=group,
-        )
+        request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
+        return read_from(self.next_store, request)
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
         return self.next_store.min_offset(topic, queue_id)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tieredstore.codec.columns import RecordColumns
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, QueueUnits, decode_units
-from tieredstore.driver.message_store import MessageFilter
+from tieredstore.driver.message_store import MessageFilter, ReadRequest
 from tieredstore.local.commit_log import CommitLog, read_records
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queue import ConsumeQueue, matching_tags
@@ -107,49 +107,29 @@ class QueueReader:
         self._queues = queues
         self._truth = truth
 
-    def get(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        *,
-        count_max: int,
-        bytes_max: int,
-        message_filter: MessageFilter | None,
-    ) -> GetResult:
+    def get(self, request: ReadRequest) -> GetResult:
         while True:
-            queue = self._queues.queue(topic, queue_id)
-            key = QueueKey(topic, queue_id)
+            queue = self._queues.queue(*request.key)
             try:
-                return self._get(key, queue, offset, count_max, bytes_max, message_filter)
+                return self._get(request, queue)
             except OffsetOutOfRangeError:
                 # Files or the queue went meanwhile, then the next look says so.
-                if queue is self._queues.queue(topic, queue_id) and _holds(queue, offset):
+                if queue is self._queues.queue(*request.key) and _holds(queue, request.offset):
                     raise
 
-    def _get(
-        self,
-        key: QueueKey,
-        queue: ConsumeQueue | None,
-        offset: int,
-        count_max: int,
-        bytes_max: int,
-        message_filter: MessageFilter | None,
-    ) -> GetResult:
+    def _get(self, request: ReadRequest, queue: ConsumeQueue | None) -> GetResult:
         if queue is None or queue.max_offset == 0:
             return _nothing(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
-        minimum, maximum = queue.min_offset, queue.max_offset
+        minimum, maximum, offset = queue.min_offset, queue.max_offset, request.offset
         if offset < minimum:
             return _nothing(GetStatus.OFFSET_TOO_SMALL, minimum, minimum, maximum)
         if offset == maximum:
             return _nothing(GetStatus.OFFSET_OVERFLOW_ONE, offset, minimum, maximum)
         if offset > maximum:
             return _nothing(GetStatus.OFFSET_OVERFLOW_BADLY, maximum, minimum, maximum)
-        if count_max <= 0:
+        if request.count_max <= 0:
             return _nothing(GetStatus.NO_MATCHED_MESSAGE, offset, minimum, maximum)
-        status, next_offset, found = self._scan(
-            key, queue, offset, count_max, bytes_max, message_filter
-        )
+        status, next_offset, found = self._scan(request, queue)
         return GetResult(
             status=GetStatus.FOUND if found else status,
             next_offset=next_offset,
@@ -159,13 +139,7 @@ class QueueReader:
         )
 
     def _scan(
-        self,
-        key: QueueKey,
-        queue: ConsumeQueue,
-        offset: int,
-        count_max: int,
-        bytes_max: int,
-        message_filter: MessageFilter | None,
+        self, request: ReadRequest, queue: ConsumeQueue
     ) -> tuple[GetStatus, int, list[SelectedMessage]]:
         """Look at units up to the end of their file until the batch is full.
 
@@ -175,12 +149,14 @@ class QueueReader:
         The batch also ends before the first record that has gone or is damaged, if there is
         anything before it: the next read, from there, tells of it.
         """
-        units = queue.units(offset, min(max(SCAN_COUNT_MIN, count_max), self._file_rest(offset)))
+        key, offset, message_filter = request.key, request.offset, request.message_filter
+        count = min(max(SCAN_COUNT_MIN, request.count_max), self._file_rest(offset))
+        units = queue.units(offset, count)
         if not len(units):  # the queue was emptied just now
             raise OffsetOutOfRangeError(
                 queue.directory, offset=offset, minimum=queue.min_offset, maximum=queue.max_offset
             )
-        limits = self._limits(count_max, bytes_max)
+        limits = self._limits(request.count_max, request.bytes_max)
         chosen = _chosen(units, message_filter)
         asked = message_filter if chosen is None else None
         found: list[SelectedMessage] = []

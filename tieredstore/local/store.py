@@ -16,6 +16,7 @@ from tieredstore.driver.message_store import (
     COUNT_MAX,
     Dispatcher,
     MessageFilter,
+    ReadRequest,
     RetentionGuard,
 )
 from tieredstore.driver.one_process import OneProcess
@@ -287,15 +288,8 @@ class StoreReads:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
-        require_place(topic, queue_id, offset, count_max, bytes_max)
-        return self._up_to_date().reader.get(
-            topic,
-            queue_id,
-            offset,
-            count_max=count_max,
-            bytes_max=bytes_max,
-            message_filter=message_filter,
-        )
+        request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
+        return self._up_to_date().reader.get(request)
 
     def read_range(
         self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
