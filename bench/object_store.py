@@ -1,8 +1,9 @@
 """What a tier costs on an object store, as ratios to the bare client library in the same run.
 
-64 range reads at once through `read_many`, beside the library's own way of many ranges; commits of
-8 MiB, beside a bare create-only put. With s3fs and with obstore, against a fast server on this
-machine. Prints one table; without the server it says so. Exits with 1 where a promise is missed:
+64 range reads at once, as a read of many parts makes them, beside the library's own way of many
+ranges; commits of 8 MiB, beside a bare create-only put. With s3fs and with obstore, against a fast
+server on this machine. Prints one table; without the server it says so. Exits with 1 where a
+promise is missed:
 
     python -m bench.object_store
 """
@@ -18,9 +19,12 @@ from typing import Any, Final
 
 from bench._s3_server import ministack
 from bench._timing import Comparison, compare, report
-from tieredstore.driver.provider import SegmentRead, SegmentWrite, WritePair
+from tieredstore.driver.object_client import Range
+from tieredstore.driver.provider import SegmentWrite, WritePair
+from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import SegmentType
+from tieredstore.providers.object_calls import ObjectCalls
 from tieredstore.providers.object_provider import ObjectProvider, open_client
 from tieredstore.providers.s3_admin import create_bucket
 from tieredstore.providers.s3_settings import ObjectStoreSettings
@@ -62,13 +66,14 @@ def rows_of(client: str, endpoint: str, runtime: Runtime) -> list[Comparison]:
     for position in range(0, SEGMENT_BYTES, len(COMMIT)):
         segment.write(position, COMMIT)
     segment.seal()
-    step = SEGMENT_BYTES // READS  # far from each other: none is merged
+    step = SEGMENT_BYTES // READS
     ranges = [(n * step, READ_BYTES) for n in range(READS)]
-    reads = [SegmentRead(segment, start, length) for start, length in ranges]
+    calls = ObjectCalls(provider.counted, runtime, RetryPolicy())
+    reads = [Range(segment.path, start, length) for start, length in ranges]
     get_ranges, put = BARE[client](settings, segment.path)
     wanted = [COMMIT[start % len(COMMIT) :][:length] for start, length in ranges]
     assert [bytes(each) for each in get_ranges(ranges)] == wanted
-    assert list(provider.read_many(reads)) == wanted
+    assert calls.ranges(reads) == wanted
     grown = provider.open("broker-a/Grown/0", LOG, 0)
     positions = itertools.count(0, len(COMMIT))
 
@@ -81,7 +86,7 @@ def rows_of(client: str, endpoint: str, runtime: Runtime) -> list[Comparison]:
         compare(
             f"{client}: {READS} ranges of 8 KiB at once",
             plain=lambda: get_ranges(ranges),
-            ours=lambda: provider.read_many(reads),
+            ours=lambda: calls.ranges(reads),
             promised=PROMISED[client],
             loops=2,
         ),

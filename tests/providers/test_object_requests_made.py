@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.providers.object_kit import PATH, Bucket, Process
-from tieredstore.driver.provider import SegmentRead, SegmentWrite, WritePair
+from tieredstore.driver.provider import SegmentWrite, WritePair
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.model.values import SegmentType
 
@@ -140,20 +140,6 @@ def test_a_reader_lists_again_when_it_asks_for_a_size_and_time_has_passed() -> N
     assert isinstance(runtime.clock, ManualClock)
     runtime.clock.advance(1_000)
     assert segment.size() == 8
-
-
-def test_reads_near_each_other_are_one_request() -> None:
-    bucket = Bucket()
-    writer = bucket.process().open(PATH, LOG, 0)
-    writer.write(0, bytes(range(200)))
-    process = bucket.process()
-    segment = process.open(PATH, LOG, 0)
-    segment.size()
-    process.forget_requests()
-    reads = [SegmentRead(segment, start, 5) for start in (100, 0, 50, 52, 195)]
-    got = process.provider.read_many(reads)
-    assert got == [bytes(range(200))[start : start + 5] for start in (100, 0, 50, 52, 195)]
-    assert process.requests == {"get": 1}
 
 
 def test_sealing_reads_each_part_once_and_puts_one_object() -> None:

@@ -12,7 +12,6 @@ from typing import Final, ParamSpec, Protocol, TypeAlias, TypeVar
 from tieredstore.driver.provider import (
     ProviderWrapper,
     SegmentProvider,
-    SegmentRead,
     SegmentWrapper,
     WritePair,
 )
@@ -431,22 +430,6 @@ class MeasuredProvider(ProviderWrapper):
 
     def wrap(self, segment: FileSegment) -> MeasuredSegment:
         return MeasuredSegment(segment, self._metrics, self._runtime)
-
-    def read_many(self, reads: Sequence[SegmentRead]) -> Sequence[bytes]:
-        """Each by itself, or in the provider's own way: then each took as long as all."""
-        if not self.retries_itself:
-            return super().read_many(reads)
-        started = self._runtime.clock.monotonic()
-        results: Sequence[bytes] | None = None
-        try:
-            results = self.inner.read_many(reads)
-        finally:
-            for each in _measured(read.segment for read in reads):
-                each.record_call("read", started, success=results is not None)
-        for read, data in zip(reads, results, strict=True):
-            for each in _measured([read.segment]):
-                each.record_download(len(data))
-        return results
 
     def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
         """Each by itself, or in the provider's own way: then both of a pair took as long."""

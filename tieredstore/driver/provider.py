@@ -33,13 +33,6 @@ class ListedSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentRead:
-    segment: FileSegment
-    position: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
 class SegmentWrite:
     segment: FileSegment
     position: int
@@ -74,7 +67,7 @@ class SegmentProvider(ABC):
     * A failure of one read or pair never touches another.
     * `close` is idempotent, waits for nothing and leaves the segments it opened to their owners.
     * One that tries its requests again itself says so in `retries_itself`, and is not wrapped in
-      what would try again; its own `read_many` and `write_many` are then used.
+      what would try again; its own `write_many` is then used.
 
     Raises: what FileSegment raises; InvalidConfigError from `from_config`.
     """
@@ -100,16 +93,6 @@ class SegmentProvider(ABC):
         What has no segment's name is passed over. A prefix ends at a `/`: `broker/a` names neither
         `broker/ab` nor `broker/a-1`.
         """
-
-    def read_many(self, reads: Sequence[SegmentRead]) -> Sequence[bytes]:
-        """All results in order, or the first error; near ranges may be merged."""
-        if len(reads) == 1:
-            return [reads[0].segment.read(reads[0].position, reads[0].length)]
-        futures = [
-            self._runtime.fetch.submit(read.segment.read, read.position, read.length)
-            for read in reads
-        ]
-        return [future.result() for future in futures]
 
     def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
         """Write a round; one future a pair, done as its pair is done.
@@ -279,8 +262,7 @@ class SegmentWrapper(FileSegment):
 class ProviderWrapper(SegmentProvider):
     """Wraps what `inner` opens and forwards the rest.
 
-    `read_many` and `write_many` keep their defaults here, which go through the wrapped segments.
-    A provider with better ways of its own brings its own retry and metrics and needs no wrapper.
+    `write_many` keeps its default here, which goes through the wrapped segments.
     """
 
     def __init__(self, inner: SegmentProvider, runtime: Runtime) -> None:

@@ -1,4 +1,4 @@
-"""Requests of a tier to an object store: retried, merged, and puts settled by looking."""
+"""Requests of a tier to an object store: retried, and puts settled by looking."""
 
 from __future__ import annotations
 
@@ -73,14 +73,13 @@ CHECKSUM: Final = "tiered-crc32c"
 EPOCH: Final = "tiered-epoch"
 
 RANGE_BYTES_MAX: Final = 8 << 20  # the optimum of one GET
-_MERGE_GAP_BYTES: Final = 64 << 10  # reading so much for nothing is cheaper than one more GET
 
 
 class ObjectCalls:
     """One client, with retries.
 
     * A put is create-only and repeated until it is known what became of it.
-    * Every read is as long as was asked. Ranges near each other are one request, long ones several.
+    * Every read is as long as was asked. A long range is several requests.
     """
 
     def __init__(self, client: ObjectClient, runtime: Runtime, policy: RetryPolicy) -> None:
@@ -149,44 +148,24 @@ class ObjectCalls:
         return sent_once
 
     def ranges(self, wanted: Sequence[Range]) -> list[bytes]:
-        """Each range, in order; SegmentNotFoundError where an object is gone."""
-        found = self.ranges_or_errors(wanted)
-        for each in found:
-            if isinstance(each, TieredStoreError):
-                raise each
-        return [each for each in found if isinstance(each, bytes)]
-
-    def ranges_or_errors(self, wanted: Sequence[Range]) -> list[bytes | TieredStoreError]:
-        """Each range or its error: one failure never touches another."""
-        requests, places = _merged(wanted)
-        got = self._got(requests)
-        found: list[bytes | TieredStoreError] = []
-        for each, (first, last) in zip(wanted, places, strict=True):
-            pieces: list[bytes] = []
-            failure: TieredStoreError | None = None
-            for number in range(first, last):
-                piece, request = got[number], requests[number]
+        """Each range, in order; the first error where some cannot be read."""
+        pieces = [_pieces(of_object) for of_object in wanted]
+        got = iter(self._got([piece for several in pieces for piece in several]))
+        found: list[bytes] = []
+        for several in pieces:
+            whole: list[bytes] = []
+            for piece in itertools.islice(got, len(several)):
                 if isinstance(piece, TieredStoreError):
-                    failure = piece
-                    break
-                begin = max(each.start - request.start, 0)
-                end = each.start + each.length - request.start
-                whole = begin == 0 and end >= len(piece)
-                pieces.append(piece if whole else piece[begin:end])
-            if failure is not None:
-                found.append(failure)
-            else:
-                found.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+                    raise piece
+                whole.append(piece)
+            found.append(whole[0] if len(whole) == 1 else b"".join(whole))
         return found
 
     def _got(self, requests: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
-        if len(requests) != 1:
-            return self.client.get_ranges(requests) if requests else []
-        try:
+        if len(requests) == 1:
             only = requests[0]
             return [self.client.get_range(only.key, only.start, only.length)]
-        except TieredStoreError as error:
-            return [error]
+        return self.client.get_ranges(requests) if requests else []
 
     def nonce(self) -> str:
         """Like no other, in this process and in any other."""
@@ -203,27 +182,10 @@ class ObjectCalls:
         return found.size == len(data) and self.client.get_range(key, 0, found.size) == data
 
 
-def _merged(wanted: Sequence[Range]) -> tuple[list[Range], list[tuple[int, int]]]:
-    """The requests to make, and for each range those that hold it: from the first, to behind the
-    last. Ranges that are not sorted are not merged."""
-    requests: list[Range] = []
-    places: list[tuple[int, int]] = []
-    for each in wanted:
-        last = requests[-1] if requests else None
-        if not each.length:
-            places.append((len(requests), len(requests)))
-            continue
-        if last is not None and last.key == each.key and last.start <= each.start:
-            end = each.start + each.length
-            near = each.start <= last.start + last.length + _MERGE_GAP_BYTES
-            if near and end - last.start <= RANGE_BYTES_MAX:
-                length = max(last.length, end - last.start)
-                requests[-1] = Range(last.key, last.start, length)
-                places.append((len(requests) - 1, len(requests)))
-                continue
-        first = len(requests)
-        for start in range(each.start, each.start + each.length, RANGE_BYTES_MAX):
-            length = min(RANGE_BYTES_MAX, each.start + each.length - start)
-            requests.append(Range(each.key, start, length))
-        places.append((first, len(requests)))
-    return requests, places
+def _pieces(wanted: Range) -> list[Range]:
+    """The requests for one range: none for no bytes."""
+    end = wanted.start + wanted.length
+    return [
+        Range(wanted.key, start, min(RANGE_BYTES_MAX, end - start))
+        for start in range(wanted.start, end, RANGE_BYTES_MAX)
+    ]

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Final, Self
 
 from tieredstore.codec.names import cluster_directory
 from tieredstore.driver.metrics import Metrics
-from tieredstore.driver.object_client import AbandonedUpload, ListedKey, ObjectClient, Range
+from tieredstore.driver.object_client import AbandonedUpload, ListedKey, ObjectClient
 from tieredstore.driver.object_requests import CountedClient, PriceTable
 from tieredstore.driver.provider import (
     Leftover,
     ListedSegment,
     SegmentProvider,
-    SegmentRead,
     WritePair,
     refuse_existing,
 )
@@ -24,10 +23,10 @@ from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment, check_queue_path
 from tieredstore.driver.shelf import CATALOGUES, STAGED, remove_staged, staged_leftovers
-from tieredstore.model.errors import BackendRefusedError, InvalidConfigError, TieredStoreError
+from tieredstore.model.errors import BackendRefusedError, InvalidConfigError
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.broker_objects import BrokerParts, Part, sealed_of, segments_of
+from tieredstore.providers.broker_objects import BrokerParts, sealed_of, segments_of
 from tieredstore.providers.certified import Certification
 from tieredstore.providers.fsspec import FsspecClient
 from tieredstore.providers.object_calls import ObjectCalls
@@ -163,26 +162,6 @@ class ObjectProvider(SegmentProvider):
             if name is not None and size:
                 yield ListedSegment(name.path, name.type, name.base, size)
 
-    def read_many(self, reads: Sequence[SegmentRead]) -> Sequence[bytes]:
-        """Ranges near each other are one request; what moved meanwhile is read again alone."""
-        segments = [bare(read.segment) for read in reads]
-        wanted: list[list[tuple[Part | None, Range]]] = []
-        for segment, read in zip(segments, reads, strict=True):
-            wanted.append(segment.ranges(read.position, read.length)[0])
-        flat = [(number, n) for number, each in enumerate(wanted) for n in range(len(each))]
-        flat.sort(key=lambda place: _place(wanted[place[0]][place[1]][1]))
-        got = self._requests.ranges_or_errors([wanted[a][b][1] for a, b in flat])
-        pieces: dict[tuple[int, int], bytes | TieredStoreError] = dict(zip(flat, got, strict=True))
-        results: list[bytes] = []
-        for number, (segment, read) in enumerate(zip(segments, reads, strict=True)):
-            mine = [pieces[number, n] for n in range(len(wanted[number]))]
-            whole = [piece for piece in mine if isinstance(piece, bytes)]
-            if len(whole) == len(mine):
-                results.append(segment.joined(whole, wanted[number]))
-            else:
-                results.append(segment.read(read.position, read.length))
-        return results
-
     def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
         """One put a write, and a few looks for all of them."""
         return ObjectRound(self._runtime.dispatch, pairs).send()
@@ -303,10 +282,6 @@ class _Counted:
         for block in self._blocks:
             self.bytes += memoryview(block).nbytes
             yield block
-
-
-def _place(wanted: Range) -> tuple[str, int]:
-    return wanted.key, wanted.start
 
 
 def open_client(settings: ObjectStoreSettings) -> ObjectClient:

@@ -99,16 +99,16 @@ class ObjectFileSegment(FileSegment):
     # Reading
 
     def read(self, position: int, length: int) -> bytes:
-        ranges, _ = self.ranges(position, length)
+        ranges = self._ranges(position, length)
         broker = self._open_broker()
         try:
-            return self.joined(broker.requests.ranges([each for _, each in ranges]), ranges)
+            return self._joined(broker.requests.ranges([each for _, each in ranges]), ranges)
         except SegmentNotFoundError:  # sealed meanwhile, by us or another process
             segment = broker.reloaded(self._key)
             check_range(self._key, position, length, self._existing_bytes(segment))
             ranges = self._ranges_in(segment, position, length)
         try:
-            return self.joined(broker.requests.ranges([each for _, each in ranges]), ranges)
+            return self._joined(broker.requests.ranges([each for _, each in ranges]), ranges)
         except SegmentNotFoundError as error:
             if segment.deleting is not None:  # by us: it has gone, though we were not told
                 raise SegmentNotFoundError(self._key) from error
@@ -116,9 +116,7 @@ class ObjectFileSegment(FileSegment):
                 self._key, f"an object is gone: {error.path}", position=position
             ) from error
 
-    def ranges(
-        self, position: int, length: int
-    ) -> tuple[list[tuple[Part | None, Range]], SegmentParts]:
+    def _ranges(self, position: int, length: int) -> list[tuple[Part | None, Range]]:
         """Which bytes of which objects these are. May ask the store what there is."""
         broker = self._open_broker()
         segment = broker.segment(self._key)
@@ -126,9 +124,11 @@ class ObjectFileSegment(FileSegment):
         if not broker.is_writer and position + length > _total(segment):
             segment = broker.reloaded(self._key)
         check_range(self._key, position, length, self._existing_bytes(segment))
-        return self._ranges_in(segment, position, length), segment
+        return self._ranges_in(segment, position, length)
 
-    def joined(self, pieces: Sequence[bytes], ranges: Sequence[tuple[Part | None, Range]]) -> bytes:
+    def _joined(
+        self, pieces: Sequence[bytes], ranges: Sequence[tuple[Part | None, Range]]
+    ) -> bytes:
         """One run of bytes; a whole part is compared with its checksum where that is known."""
         for piece, (part, wanted) in zip(pieces, ranges, strict=True):
             if len(piece) != wanted.length:

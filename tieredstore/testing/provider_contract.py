@@ -15,7 +15,6 @@ import pytest
 from tieredstore.driver.provider import (
     ListedSegment,
     SegmentProvider,
-    SegmentRead,
     SegmentWrite,
     WritePair,
 )
@@ -23,7 +22,6 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
 from tieredstore.model.errors import (
     BackendRefusedError,
-    OffsetOutOfRangeError,
     PositionMismatchError,
     SegmentNotFoundError,
 )
@@ -158,18 +156,6 @@ class SegmentProviderContract:
         assert listed("b/a/0") == set(expected[:3])
         for absent in ("c", "b/a/2", "b/a/0/x", "..", "b\0", "\ud800"):
             assert listed(absent) == set()
-
-    def test_many_reads_come_back_in_order(self, provider: SegmentProvider) -> None:
-        segments = []
-        for number in range(5):
-            segment = provider.open(f"b/t/{number}", LOG, 0)
-            segment.write(0, bytes([number]) * 100)
-            segments.append(segment)
-        reads = [SegmentRead(segments[turn % 5], turn, 3) for turn in range(50)]
-        assert list(provider.read_many(reads)) == [bytes([turn % 5]) * 3 for turn in range(50)]
-        assert list(provider.read_many([])) == []
-        with pytest.raises(OffsetOutOfRangeError):
-            provider.read_many([*reads, SegmentRead(segments[0], 99, 2)])
 
     def test_a_round_writes_each_pair_and_answers_for_each(self, provider: SegmentProvider) -> None:
         logs = [provider.open(f"b/t/{number}", LOG, 0) for number in range(4)]
