@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.access.tiered_kit import ShortStore, a_config, numbers
+from tests.access.tiered_kit import a_config, numbers
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.aio import AsyncTieredStore
 from tieredstore.driver.provider import ProviderWrapper, SegmentWrapper
@@ -19,6 +19,7 @@ from tieredstore.driver.segment import FileSegment
 from tieredstore.model.errors import BackendUnavailableError, StoreClosedError
 from tieredstore.model.values import QueueKey, StorageLevel
 from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC, a_message
 
 WAIT = 240.0  # for what has to come; nobody waits that long
@@ -63,7 +64,7 @@ class Tier:
     def __init__(self, folder: Path, runtime: Runtime | None = None, **settings: Any) -> None:
         self.runtime = runtime or Runtime.threads(dispatch_threads=1, fetch_threads=2)
         self.gate = Gate(self.runtime)
-        self.local = ShortStore(self.runtime)
+        self.local = ListMessageStore(self.runtime)
         self.store = TieredMessageStore(
             self.local,
             a_config(folder, **{"read_ahead_enabled": True, **settings}),

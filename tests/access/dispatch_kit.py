@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from tests.testing.list_store import ListMessageStore
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.record import LOG_OFFSET_POSITION, peek_queue_offset
@@ -22,54 +21,12 @@ from tieredstore.flat.reading import read_run
 from tieredstore.index.contract import CommittedRun, Index, IndexAnswer, NoIndex
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import SegmentCorruptError
-from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.memory import MemoryProvider
-from tieredstore.testing.samples import TOPIC, a_message
+from tieredstore.testing.message_store_contract import ListMessageStore
+from tieredstore.testing.samples import TOPIC
 
 KEY = QueueKey(TOPIC, 0)
-
-
-class LossyStore(ListMessageStore):
-    """A local store whose start, confirmed end and damages a test sets."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime)
-        self.starts: dict[QueueKey, int] = {}
-        self.confirmed: int | None = None
-        self.damaged: set[tuple[str, int, int]] = set()
-        self.missing: set[tuple[str, int, int]] = set()  # units of the queue
-        self.reads = 0
-        self.load()
-
-    def min_offset(self, topic: str, queue_id: int) -> int | None:
-        found = super().min_offset(topic, queue_id)
-        return None if found is None else self.starts.get(QueueKey(topic, queue_id), 0)
-
-    def confirmed_offset(self) -> int:
-        return super().confirmed_offset() if self.confirmed is None else self.confirmed
-
-    def read_range(
-        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
-    ) -> MessageRun:
-        self.reads += 1
-        if (topic, queue_id, offset) in self.damaged:
-            raise SegmentCorruptError("log", f"message {offset} is damaged", position=0)
-        gaps = [at for *key, at in self.missing if (*key,) == (topic, queue_id) and at >= offset]
-        count_max = min([count_max, *(at - offset for at in gaps)])
-        return super().read_range(topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max)
-
-    def cut_to(self, key: QueueKey, count: int) -> None:
-        """Lose the newest messages, as a power cut does."""
-        del self._queues[key][count:]
-
-    def fill(self, count: int, *, key: QueueKey = KEY, body_bytes: int = 100) -> None:
-        start = len(self._queues.get(key, []))
-        for number in range(start, start + count):
-            self.put_message(
-                a_message(number, topic=key.topic, queue_id=key.queue_id, body_bytes=body_bytes)
-            )
 
 
 class RecordingIndex(NoIndex):
@@ -202,8 +159,8 @@ def bare(record: memoryview | bytes) -> bytes:
     return bytes(record[:LOG_OFFSET_POSITION]) + bytes(record[LOG_OFFSET_POSITION + 8 :])
 
 
-def a_tier(root: Path, **settings: object) -> tuple[LossyStore, Tier, RecordingIndex]:
+def a_tier(root: Path, **settings: object) -> tuple[ListMessageStore, Tier, RecordingIndex]:
     """Everything in one thread."""
     runtime = Runtime.inline()
-    store, index = LossyStore(runtime), RecordingIndex()
+    store, index = ListMessageStore.opened(runtime), RecordingIndex()
     return store, Tier(root, store, runtime=runtime, index=index, **settings), index  # type: ignore[arg-type]

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.dispatch_kit import KEY, LossyStore, Tier
+from tests.access.dispatch_kit import KEY, Tier
 from tieredstore.access.rebuild import rebuild
 from tieredstore.driver.runtime import Runtime
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 
 
 class Backend:
@@ -24,7 +25,7 @@ class Backend:
     def folder(self, name: str) -> Path:
         return self._root / name
 
-    def life(self, name: str, store: LossyStore) -> Tier:
+    def life(self, name: str, store: ListMessageStore) -> Tier:
         self.folder(name).mkdir(exist_ok=True)
         return Tier(
             self.folder(name),
@@ -44,13 +45,13 @@ def test_its_queue_says_what_to_do_and_a_rebuild_lets_it_be_compared(
     tmp_path: Path, lives: int, own: int
 ) -> None:
     backend = Backend(tmp_path)
-    before = LossyStore(backend.runtime)
+    before = ListMessageStore.opened(backend.runtime)
     first = backend.life("before", before)
     before.fill(5)
     assert first.dispatch(force=True)
     first.close()
 
-    other = LossyStore(backend.runtime)
+    other = ListMessageStore.opened(backend.runtime)
     other.fill(own, body_bytes=77)
     held = backend.held()
     for _ in range(lives):
@@ -72,7 +73,7 @@ def test_its_queue_says_what_to_do_and_a_rebuild_lets_it_be_compared(
     assert KEY in health.stopped
     assert tier.span() == (0, 5)  # the tier's history stands, and can be read
     assert backend.held() == held
-    other.starts[KEY] = 5  # the local store has expired what the tier has under these numbers
+    other.kept_from = 5  # the local store has expired what the tier has under these numbers
     if own > 5:
         assert tier.dispatcher.resume(KEY) is None
         assert tier.dispatch(force=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.dispatch_kit import KEY, LossyStore, Tier
+from tests.access.dispatch_kit import KEY, Tier
 from tieredstore.access.queue_upload import stop_queue
 from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
@@ -16,6 +16,7 @@ from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 
 SECOND_MS = 1000
 
@@ -53,10 +54,10 @@ class WrongSegment(SegmentWrapper):
         return super().size()
 
 
-def a_behind_tier(root: Path) -> tuple[LossyStore, Tier, WrongBytes]:
+def a_behind_tier(root: Path) -> tuple[ListMessageStore, Tier, WrongBytes]:
     """The catalogue says less than the backend holds: recovery has to read."""
     runtime = Runtime.inline()
-    store, provider = LossyStore(runtime), WrongBytes(MemoryProvider(runtime), runtime)
+    store, provider = ListMessageStore.opened(runtime), WrongBytes(MemoryProvider(runtime), runtime)
     tier = Tier(root, store, runtime=runtime, provider=provider, group_commit_enabled=False)
     store.fill(5)
     assert tier.flush()
@@ -137,7 +138,7 @@ def test_a_wrong_answer_after_a_failed_upload_does_not_stop_the_queue_for_good(
     runtime = Runtime.inline()
     faults = Faults()
     wrong = WrongBytes(FaultyProvider(MemoryProvider(runtime), faults, runtime), runtime)
-    store = LossyStore(runtime)
+    store = ListMessageStore.opened(runtime)
     tier = Tier(tmp_path, store, runtime=runtime, provider=wrong, group_commit_enabled=False)
     store.fill(5)
     assert tier.flush()
@@ -161,7 +162,7 @@ def test_a_wrong_answer_after_a_failed_upload_does_not_stop_the_queue_for_good(
 def test_asked_to_resume_a_queue_that_goes_on_failing_says_so(tmp_path: Path) -> None:
     runtime = Runtime.inline()
     faults = Faults()
-    store = LossyStore(runtime)
+    store = ListMessageStore.opened(runtime)
     provider = FaultyProvider(MemoryProvider(runtime), faults, runtime)
     tier = Tier(tmp_path, store, runtime=runtime, provider=provider)
     store.fill(5)

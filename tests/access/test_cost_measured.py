@@ -10,7 +10,6 @@ import pytest
 
 from tests.access import elsewhere_kit
 from tests.access.elsewhere_kit import Elsewhere
-from tests.testing.list_store import ListMessageStore
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.access.survey import MONTH_SECONDS, Load, monthly_cost
 from tieredstore.driver.object_requests import PriceTable
@@ -18,6 +17,7 @@ from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.model.config import StoreConfig
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import a_message
 
 LOOK_MS = 20_000

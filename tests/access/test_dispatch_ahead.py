@@ -73,6 +73,6 @@ def test_where_the_local_message_is_gone_nothing_speaks_against_it(tmp_path: Pat
     tier.dispatch()
     tier = tier.reopened()
     store.fill(10)
-    store.starts[KEY] = 10
+    store.kept_from = 10
     tier.dispatch()
     assert tier.span() == (0, 20)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.dispatch_kit import KEY, LossyStore, Tier
+from tests.access.dispatch_kit import KEY, Tier
 from tieredstore.access.dispatcher import Look
 from tieredstore.driver.provider import WritePair
 from tieredstore.driver.runtime import Runtime
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 
 COUNT = 10
 
@@ -21,7 +22,7 @@ COUNT = 10
 class SlowProvider(MemoryProvider):
     """A message comes while an upload is under way; counts the uploads."""
 
-    def __init__(self, runtime: Runtime, store: LossyStore) -> None:
+    def __init__(self, runtime: Runtime, store: ListMessageStore) -> None:
         super().__init__(runtime)
         self.store = store
         self.commits = 0
@@ -39,7 +40,7 @@ def test_a_busy_queue_behind_a_slow_backend_waits_for_each_full_batch(
     tmp_path: Path, full: dict[str, object]
 ) -> None:
     runtime = Runtime.inline()
-    store = LossyStore(runtime)
+    store = ListMessageStore.opened(runtime)
     provider = SlowProvider(runtime, store)
     tier = Tier(tmp_path, store, runtime=runtime, provider=provider, **full)  # type: ignore[arg-type]
     tier.dispatcher.start()
@@ -53,7 +54,7 @@ def test_a_busy_queue_behind_a_slow_backend_waits_for_each_full_batch(
 
 def test_a_batch_that_was_dropped_from_memory_waits_again(tmp_path: Path) -> None:
     runtime, faults = Runtime.inline(), Faults()
-    store = LossyStore(runtime)
+    store = ListMessageStore.opened(runtime)
     provider = FaultyProvider(MemoryProvider(runtime), faults, runtime)
     tier = Tier(tmp_path, store, runtime=runtime, provider=provider, group_commit_count=COUNT)
     tier.dispatcher.start()

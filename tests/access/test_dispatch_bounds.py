@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.dispatch_kit import LossyStore, RecordingIndex, Tier
+from tests.access.dispatch_kit import RecordingIndex, Tier
 from tieredstore.access.admission import UploadBudget
 from tieredstore.driver.provider import WritePair
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 
 WAIT = 240.0  # for what has to come; nobody waits that long
 
@@ -91,7 +92,11 @@ def drained(tier: Tier, provider: HeldProvider) -> None:
 
 
 def test_with_a_slow_backend_no_bound_is_ever_exceeded(tmp_path: Path, runtime: Runtime) -> None:
-    provider, store, index = HeldProvider(runtime), LossyStore(runtime), RecordingIndex()
+    provider, store, index = (
+        HeldProvider(runtime),
+        ListMessageStore.opened(runtime),
+        RecordingIndex(),
+    )
     keys = [QueueKey("T", number) for number in range(40)]
     for key in keys:
         store.fill(20, key=key, body_bytes=400)
@@ -121,7 +126,7 @@ def test_with_a_slow_backend_no_bound_is_ever_exceeded(tmp_path: Path, runtime: 
 def test_one_batch_larger_than_everything_allowed_goes_alone(
     tmp_path: Path, runtime: Runtime
 ) -> None:
-    provider, store = HeldProvider(runtime), LossyStore(runtime)
+    provider, store = HeldProvider(runtime), ListMessageStore.opened(runtime)
     keys = [QueueKey("T", number) for number in range(5)]
     for key in keys:
         store.fill(2, key=key)
@@ -137,7 +142,7 @@ def test_one_batch_larger_than_everything_allowed_goes_alone(
 def test_a_thousand_queues_are_uploaded_in_few_rounds_by_few_threads(
     tmp_path: Path, runtime: Runtime
 ) -> None:
-    store, index = LossyStore(runtime), RecordingIndex()
+    store, index = ListMessageStore.opened(runtime), RecordingIndex()
     keys = [QueueKey(f"T{number % 50}", number // 50) for number in range(1_000)]
     for key in keys:
         store.fill(1, key=key)
@@ -165,7 +170,7 @@ def test_a_thousand_queues_are_uploaded_in_few_rounds_by_few_threads(
 
 def test_queues_with_little_share_a_buffer_that_one_whole_batch_would_fill(tmp_path: Path) -> None:
     runtime = Runtime.inline()
-    provider, store = HeldProvider(runtime), LossyStore(runtime)
+    provider, store = HeldProvider(runtime), ListMessageStore.opened(runtime)
     keys = [QueueKey("T", number) for number in range(20)]
     for key in keys:
         store.fill(1, key=key)
@@ -205,7 +210,7 @@ def test_a_queue_whose_upload_hangs_delays_nobody_else(tmp_path: Path, runtime: 
         def at_once(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
             return MemoryProvider.write_many(self, pairs)
 
-    provider, store = Hanging(runtime), LossyStore(runtime)
+    provider, store = Hanging(runtime), ListMessageStore.opened(runtime)
     tier = Tier(tmp_path, store, runtime=runtime, provider=provider)
     store.fill(3, key=hung)
     for count in (3, 6):

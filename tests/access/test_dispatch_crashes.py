@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.dispatch_kit import LossyStore, RecordingIndex, Tier
+from tests.access.dispatch_kit import RecordingIndex, Tier
 from tests.s3.s3_clients import CLIENTS
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider, SimulatedCrash
+from tieredstore.testing.message_store_contract import ListMessageStore
 
 KEYS = [QueueKey("A", 0), QueueKey("B", 0), QueueKey("B", 1)]
 SETTINGS: dict[str, object] = {
@@ -21,7 +22,7 @@ SETTINGS: dict[str, object] = {
 }
 
 
-def upload(store: LossyStore, tier: Tier) -> None:
+def upload(store: ListMessageStore, tier: Tier) -> None:
     """Grow three queues and upload them, over segments' ends and a few rounds."""
     for turn in range(6):
         for number, key in enumerate(KEYS):
@@ -33,7 +34,7 @@ def upload(store: LossyStore, tier: Tier) -> None:
 def lives(root: Path, faults: Faults) -> None:
     """A first life that the faults end, and a second one that has none."""
     runtime = Runtime.inline()
-    store, index = LossyStore(runtime), RecordingIndex()
+    store, index = ListMessageStore.opened(runtime), RecordingIndex()
     backend = MemoryProvider(runtime)
     faulty = FaultyProvider(backend, faults, runtime)
     tier = Tier(root, store, runtime=runtime, provider=faulty, index=index, **SETTINGS)  # type: ignore[arg-type]

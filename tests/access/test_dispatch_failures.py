@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.dispatch_kit import KEY, LossyStore, RecordingIndex, Tier, a_tier
+from tests.access.dispatch_kit import KEY, RecordingIndex, Tier, a_tier
 from tieredstore.access.queue_upload import STOPPED_QUEUE
 from tieredstore.driver.metadata import Change
 from tieredstore.driver.runtime import Runtime
@@ -15,6 +15,7 @@ from tieredstore.model.errors import MetadataError
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC
 
 GOOD = QueueKey("Good", 0)
@@ -22,9 +23,9 @@ GOOD = QueueKey("Good", 0)
 
 def a_faulty_tier(
     root: Path, faults: Faults, **settings: object
-) -> tuple[LossyStore, Tier, RecordingIndex]:
+) -> tuple[ListMessageStore, Tier, RecordingIndex]:
     runtime = Runtime.inline()
-    store, index = LossyStore(runtime), RecordingIndex()
+    store, index = ListMessageStore.opened(runtime), RecordingIndex()
     provider = FaultyProvider(MemoryProvider(runtime), faults, runtime)
     tier = Tier(
         root,
@@ -116,7 +117,7 @@ def test_the_local_retention_leads_out_of_a_damaged_record(tmp_path: Path) -> No
     tier.dispatch(force=True)
     assert tier.file().commit_offset == 4
     assert tier.dispatcher.needed_from() is None
-    store.starts[KEY] = 6
+    store.kept_from = 6
     tier.dispatch(force=True)
     assert tier.file().commit_offset == 10
     assert tier.dispatcher.health().lost == {KEY: 2}
@@ -169,7 +170,7 @@ def test_the_index_catches_up_over_a_gap(tmp_path: Path) -> None:
     store.fill(10)
     tier.dispatch(force=True)
     store.fill(10)
-    store.starts[KEY] = 15
+    store.kept_from = 15
     tier.dispatch(force=True)
     index.puts = index.puts[:3]
     tier = tier.reopened()

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.dispatch_kit import KEY, LossyStore, RecordingIndex, Tier, a_tier
+from tests.access.dispatch_kit import KEY, RecordingIndex, Tier, a_tier
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.reading import read_run
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC, a_message
 
 OTHER = QueueKey("Other", 3)
@@ -19,7 +20,7 @@ OTHER = QueueKey("Other", 3)
 def test_a_queue_begins_at_its_oldest_local_message_and_is_uploaded_whole(tmp_path: Path) -> None:
     store, tier, index = a_tier(tmp_path)
     store.fill(200)
-    store.starts[KEY] = 100
+    store.kept_from = 100
     assert tier.dispatch(force=True)
     assert tier.span() == (100, 200)
     assert tier.file().append_offset == 200
@@ -50,7 +51,7 @@ def test_begun_recently_where_all_is_old_it_starts_at_the_end(tmp_path: Path) ->
 def test_begun_recently_it_never_starts_below_the_oldest_local_message(tmp_path: Path) -> None:
     store, tier, _ = a_tier(tmp_path, initial_offset="recent")
     store.fill(50)
-    store.starts[KEY] = 20
+    store.kept_from = 20
     tier.dispatch(force=True)
     assert tier.span() == (20, 50)
 
@@ -58,7 +59,7 @@ def test_begun_recently_it_never_starts_below_the_oldest_local_message(tmp_path:
 def test_an_empty_queue_makes_no_rows(tmp_path: Path) -> None:
     store, tier, _ = a_tier(tmp_path)
     store.fill(3)
-    store.starts[KEY] = 3
+    store.kept_from = 3
     assert tier.dispatch(force=True)
     assert not tier.files.files()
     assert not tier.metadata.queues()
@@ -163,7 +164,7 @@ def test_messages_lost_before_their_upload_leave_a_gap_and_no_more(tmp_path: Pat
     store.fill(10)
     tier.dispatch(force=True)
     store.fill(20)
-    store.starts[KEY] = 25
+    store.kept_from = 25
     tier.dispatch(force=True)
     assert tier.span() == (0, 30)
     assert tier.dispatcher.health().lost == {KEY: 15}
@@ -177,7 +178,7 @@ def test_messages_lost_before_the_first_upload_are_counted_too(tmp_path: Path) -
     store, tier, _ = a_tier(tmp_path)
     store.fill(10)
     tier.dispatch()  # it begins at 0, and nothing is due
-    store.starts[KEY] = 4
+    store.kept_from = 4
     tier.dispatch(force=True)
     assert tier.span() == (4, 10)
     assert tier.dispatcher.health().lost == {KEY: 4}
@@ -245,7 +246,7 @@ def test_what_was_committed_is_in_the_catalogue(tmp_path: Path) -> None:
 
 
 def test_a_pass_ends_where_the_queue_ended_when_it_began(tmp_path: Path) -> None:
-    class Growing(LossyStore):
+    class Growing(ListMessageStore):
         def read_range(
             self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
         ) -> MessageRun:
@@ -255,7 +256,7 @@ def test_a_pass_ends_where_the_queue_ended_when_it_began(tmp_path: Path) -> None
             )
 
     runtime = Runtime.inline()
-    store = Growing(runtime)
+    store = Growing.opened(runtime)
     store.fill(10)
     tier = Tier(tmp_path, store, runtime=runtime, index=RecordingIndex(), group_commit_count=4)
     assert tier.dispatch(force=True)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.dispatch_kit import LossyStore, RecordingIndex, Tier
+from tests.access.dispatch_kit import RecordingIndex, Tier
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 
 FAULTS = (Fault.BEFORE, Fault.AFTER, Fault.HALF)
 KEYS = [QueueKey("T", number) for number in range(12)]
@@ -23,7 +24,7 @@ def test_in_the_end_every_message_is_in_the_tier_and_indexed(tmp_path: Path, see
     dice = random.Random(seed)
     faults = Faults({step: dice.choice(FAULTS) for step in range(4_000) if dice.random() < 0.05})
     with Runtime.threads(dispatch_threads=3, fetch_threads=2) as runtime:
-        store, index = LossyStore(runtime), RecordingIndex()
+        store, index = ListMessageStore.opened(runtime), RecordingIndex()
         tier = Tier(
             tmp_path,
             store,

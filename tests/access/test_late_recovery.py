@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.dispatch_kit import KEY, LossyStore, Tier
+from tests.access.dispatch_kit import KEY, Tier
 from tieredstore.access import upkeep
 from tieredstore.access.upkeep import Retention
 from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
@@ -17,6 +17,7 @@ from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 
 LOST = QueueKey(KEY.topic, 1)
 HOUR_MS = 3_600_000
@@ -51,7 +52,7 @@ def down() -> None:
 def half_open_tier(root: Path) -> tuple[Tier, AskedFirst]:
     """Of two queues one was out of reach when the tier was opened; most of it is old."""
     runtime = Runtime.inline()
-    store, provider = LossyStore(runtime), AskedFirst(MemoryProvider(runtime), runtime)
+    store, provider = ListMessageStore.opened(runtime), AskedFirst(MemoryProvider(runtime), runtime)
     tier = Tier(
         root,
         store,

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.dispatch_kit import KEY, LossyStore, Tier, a_tier
+from tests.access.dispatch_kit import KEY, Tier, a_tier
 from tieredstore.access.upkeep import Retention
 from tieredstore.driver.metadata import Change
 from tieredstore.model.errors import MetadataError
 from tieredstore.model.values import QueueKey
+from tieredstore.testing.message_store_contract import ListMessageStore
 
 HOURS_MS = 3_600_000
 
@@ -27,7 +28,7 @@ def a_retention(tier: Tier) -> Retention:
     )
 
 
-def refused_rows(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LossyStore, Tier]:
+def refused_rows(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ListMessageStore, Tier]:
     """Old messages that were uploaded; the catalogue took no row of the second batch."""
     store, tier, _ = a_tier(root, group_commit_enabled=False)
     store.fill(10)

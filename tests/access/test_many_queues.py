@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.access.tiered_kit import a_config
-from tests.access.trimmed_store import TrimmedStore
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.runtime import DISPATCH_THREADS, FETCH_THREADS, Runtime, SystemClock
 from tieredstore.model.values import QueueKey
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import a_message
 
 KIB = 1024
@@ -34,7 +34,7 @@ class Trickle:
     def __init__(self, folder: Path, count: int) -> None:
         self.keys = [QueueKey("Trickle", queue_id) for queue_id in range(count)]
         self.runtime = Runtime.threads()
-        self.local = TrimmedStore(self.runtime)
+        self.local = ListMessageStore(self.runtime)
         config = a_config(
             folder,
             provider="posix",

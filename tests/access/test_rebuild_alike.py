@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.access.tiered_kit import ShortStore, a_config
+from tests.access.tiered_kit import a_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.rebuild import RebuildReport, rebuild
 from tieredstore.access.store import TieredMessageStore
@@ -22,6 +22,7 @@ from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import STORE_TIMESTAMP, a_message
 
 QUEUE = SegmentType.CONSUME_QUEUE
@@ -43,7 +44,7 @@ class Written:
     def __init__(self, folder: Path) -> None:
         self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
         self.provider = MemoryProvider(self.runtime)
-        self.local = ShortStore(self.runtime)
+        self.local = ListMessageStore(self.runtime)
         self.config = a_config(folder, **SETTINGS)
         self.metadata: MetadataStore = JsonMetadataStore.open(folder / "catalogue.json")
         self.folder = folder

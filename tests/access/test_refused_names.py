@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.dispatch_kit import LossyStore, Tier, a_tier
+from tests.access.dispatch_kit import Tier, a_tier
 from tests.local.store_audit import opened
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
@@ -20,6 +20,7 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendRefusedError
 from tieredstore.model.values import PutStatus, QueueKey, QueueRecord, SegmentRecord, SegmentType
 from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import a_message
 
 ODD = QueueKey("a\\b", 0)
@@ -40,7 +41,7 @@ def test_others_go_on_and_expire_beside_it(tmp_path: Path, topic: str) -> None:
     odd = QueueKey(topic, 0)
     runtime = Runtime.inline()
     provider = NarrowProvider(MemoryProvider(runtime), runtime)
-    store = LossyStore(runtime)
+    store = ListMessageStore.opened(runtime)
     tier = Tier(tmp_path, store, runtime=runtime, provider=provider)
     store.fill(3, key=odd)
     store.fill(20, key=GOOD)

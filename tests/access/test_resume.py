@@ -8,24 +8,24 @@ import pytest
 
 from tests.access.dispatch_kit import KEY, Tier, a_tier
 from tests.access.tiered_kit import Broker
-from tests.access.trimmed_store import TrimmedStore
 from tieredstore.access.queue_upload import STOPPED_QUEUE, ask_to_resume, stop_queue
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import a_message
 
 PATH = f"broker-a/{KEY.topic}/{KEY.queue_id}"
 
 
-def put(store: TrimmedStore, first: int, end: int) -> None:
+def put(store: ListMessageStore, first: int, end: int) -> None:
     for number in range(first, end):
         store.put_message(a_message(number, topic=KEY.topic, queue_id=KEY.queue_id))
 
 
-def a_stopped_tier(root: Path) -> tuple[TrimmedStore, Tier, int]:
+def a_stopped_tier(root: Path) -> tuple[ListMessageStore, Tier, int]:
     """20 messages are in the tier, the local store has 12 of them; where its log ended."""
     runtime = Runtime.inline()
-    store = TrimmedStore(runtime)
+    store = ListMessageStore(runtime)
     store.load()
     store.start()
     tier = Tier(root, store, runtime=runtime)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.access.tiered_kit import ShortStore, a_config, numbers
+from tests.access.tiered_kit import a_config, numbers
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.names import INDEX_TOPIC, index_queue_path
@@ -15,6 +15,7 @@ from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.messages import Message
 from tieredstore.model.values import QueueRecord
 from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_message
 
 
@@ -24,7 +25,7 @@ class KeyBroker:
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
         self.provider = MemoryProvider(self.runtime)
-        self.local = ShortStore(self.runtime)
+        self.local = ListMessageStore(self.runtime)
         sizes = {"index_slot_count": 100, "index_item_count": 50}
         self.config = a_config(folder, **{**sizes, **settings})
         self.catalogue = self._opened()
@@ -140,7 +141,7 @@ def test_the_parts_of_the_settings_work_together(tmp_path: Path) -> None:
     settings = {"provider": "posix", "path": str(tmp_path / "tier"), "index_slot_count": 100}
     config = a_config(tmp_path, index_item_count=70, **settings)
     runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
-    local = ShortStore(runtime)
+    local = ListMessageStore(runtime)
     with TieredMessageStore(local, config) as store:  # real threads, real time
         for number in range(100):
             store.put_message(a_message(number))

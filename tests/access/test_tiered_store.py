@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.tiered_kit import Broker, ListIndex, ShortStore, a_config, numbers
+from tests.access.tiered_kit import Broker, ListIndex, a_config, numbers
 from tests.local.store_audit import expire_one_file
-from tests.testing.list_store import ListMessageStore
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.runtime import Runtime
@@ -23,7 +22,7 @@ from tieredstore.model.errors import (
     StoreClosedError,
 )
 from tieredstore.model.values import StorageLevel
-from tieredstore.testing.message_store_contract import MessageStoreContract
+from tieredstore.testing.message_store_contract import ListMessageStore, MessageStoreContract
 from tieredstore.testing.samples import TOPIC, a_message
 
 
@@ -160,7 +159,7 @@ def test_shutdown_ends_although_the_backend_is_gone(broker: Broker) -> None:
 def test_the_parts_end_in_order_and_the_next_store_last(tmp_path: Path) -> None:
     life: list[str] = []
 
-    class Next(ShortStore):
+    class Next(ListMessageStore):
         def shutdown(self) -> None:
             life.append("next store")
             super().shutdown()

@@ -10,7 +10,7 @@ from time import monotonic
 
 import pytest
 
-from tests.access.dispatch_kit import KEY, LossyStore
+from tests.access.dispatch_kit import KEY
 from tests.access.tiered_kit import Broker
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.message_store import MessageStore, RetentionGuard
@@ -22,6 +22,7 @@ from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import QueueKey, SegmentType
 from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import a_message
 
 WAIT = 240.0  # for what has to come; nobody waits that long
@@ -84,7 +85,7 @@ def test_with_a_runtime_of_its_own_a_backend_that_never_answers_ends_in_time(
     tmp_path: Path,
 ) -> None:
     with Runtime.threads() as runtime:
-        local = LossyStore(runtime)
+        local = ListMessageStore.opened(runtime)
         store = a_hung_store(tmp_path, local)
         store.load()
         store.start()
@@ -98,7 +99,7 @@ def test_with_a_runtime_of_its_own_a_backend_that_never_answers_ends_in_time(
 @pytest.mark.parametrize("drain", [True, False])
 def test_with_full_pools_too(tmp_path: Path, drain: bool) -> None:
     with Runtime.threads(dispatch_threads=2, fetch_threads=2, pending_max=4) as runtime:
-        local = LossyStore(runtime)
+        local = ListMessageStore.opened(runtime)
         store = a_hung_store(tmp_path, local, runtime)
         store.load()
         store.start()
@@ -111,7 +112,7 @@ def test_with_full_pools_too(tmp_path: Path, drain: bool) -> None:
 
 def test_a_chore_that_hangs_does_not_keep_the_store_from_ending(tmp_path: Path) -> None:
     with Runtime.threads() as runtime:
-        local = LossyStore(runtime)
+        local = ListMessageStore.opened(runtime)
         store = a_hung_store(tmp_path, local, runtime)
         store.load()
         hanging = threading.Event()
@@ -130,7 +131,7 @@ def test_a_chore_that_hangs_does_not_keep_the_store_from_ending(tmp_path: Path) 
 def test_an_index_that_hangs_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tieredstore.access.wiring.INDEX_SECONDS_MIN", SECONDS)
     with Runtime.threads() as runtime:
-        store = a_hung_store(tmp_path, LossyStore(runtime), runtime)
+        store = a_hung_store(tmp_path, ListMessageStore.opened(runtime), runtime)
         store.load()
 
         def hang() -> None:
@@ -147,7 +148,7 @@ def test_a_flush_ends_in_time_too_and_leaves_one_thread_behind(
 ) -> None:
     before = set(threading.enumerate())  # one of another test may be ending
     with Runtime.threads(dispatch_threads=2, fetch_threads=2, pending_max=pending_max) as runtime:
-        local = LossyStore(runtime)
+        local = ListMessageStore.opened(runtime)
         store = a_hung_store(tmp_path, local, runtime)
         store.load()
         store.start()
@@ -169,7 +170,7 @@ def test_a_flush_ends_in_time_too_and_leaves_one_thread_behind(
 def test_a_flush_ends_in_time_where_the_index_hangs(tmp_path: Path) -> None:
     may_go.set()
     with Runtime.threads() as runtime:
-        store = a_hung_store(tmp_path, LossyStore(runtime), runtime)
+        store = a_hung_store(tmp_path, ListMessageStore.opened(runtime), runtime)
         store.load()
         store.start()
         may_go.clear()
@@ -269,7 +270,7 @@ def test_a_foreign_store_that_fails_while_it_is_drained_keeps_nothing_from_being
     tmp_path: Path,
 ) -> None:
     with Runtime.threads() as runtime:
-        local = LossyStore(runtime)
+        local = ListMessageStore.opened(runtime)
         store = a_hung_store(tmp_path, local, runtime)
         store.load()
         store.start()

@@ -10,7 +10,6 @@ from time import monotonic
 import pytest
 
 from tests.access.tiered_kit import a_config
-from tests.access.trimmed_store import TrimmedStore
 from tests.local.store_audit import a_config as a_local_config
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.message_store import MessageStore
@@ -18,10 +17,11 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError
 from tieredstore.providers.posix_shelf import PosixGenerations
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC, a_message
 
 
-class LateStore(TrimmedStore):
+class LateStore(ListMessageStore):
     """Confirms nothing before it is asked to; its disk may be broken."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -91,7 +91,7 @@ def test_a_store_that_cannot_make_durable_what_it_took_makes_the_flush_fail(
 def test_of_a_store_that_confirms_by_itself_only_what_is_confirmed_counts(
     tmp_path: Path, runtime: Runtime
 ) -> None:
-    local = TrimmedStore(runtime)
+    local = ListMessageStore(runtime)
     with a_store(tmp_path, local, runtime) as store:
         put(store, 3)
         local.confirmed = local.end

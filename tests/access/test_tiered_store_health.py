@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.tiered_kit import Broker, ShortStore, numbers
+from tests.access.tiered_kit import Broker, numbers
 from tieredstore.driver.message_store import RetentionGuard
 from tieredstore.model.messages import DispatchRequest
 from tieredstore.model.values import QueueKey, StorageLevel
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC
 
 
@@ -85,7 +86,7 @@ def test_health_names_a_queue_that_is_ahead_and_stopped(broker: Broker) -> None:
     broker.open()
     broker.fill(5)
     broker.store.shutdown()
-    broker.local = ShortStore(broker.runtime)
+    broker.local = ListMessageStore(broker.runtime)
     broker.store = broker.wrap(broker.local)
     broker.open()
     broker.put(2)

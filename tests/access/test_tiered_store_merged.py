@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.access.tiered_kit import STEP_MS, Broker, ShortStore, numbers, time_of
+from tests.access.tiered_kit import STEP_MS, Broker, numbers, time_of
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.values import Boundary, QueueKey, StorageLevel
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC
 
 LOWER, UPPER = Boundary
@@ -151,7 +152,7 @@ def test_every_time_leads_to_its_message_whoever_has_it(
     assert broker.store.offset_by_time(TOPIC, 0, at + 1, boundary) == number + 1
 
 
-class LocalTimes(ShortStore):
+class LocalTimes(ListMessageStore):
     """It searches as RocketMQ's local store does: UPPER is the last message not behind the time."""
 
     def offset_by_time(

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.tiered_kit import ShortStore, a_config, numbers
+from tests.access.tiered_kit import a_config, numbers
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.values import GetStatus, StorageLevel
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC, a_message
 
 COUNT = 400
@@ -37,7 +38,7 @@ def test_every_reader_sees_every_message_once_and_in_order(
     tmp_path: Path, level: StorageLevel
 ) -> None:
     runtime = Runtime.threads(dispatch_threads=2, fetch_threads=2)
-    local = ShortStore(runtime)
+    local = ListMessageStore(runtime)
     config = a_config(tmp_path, storage_level=level, group_commit_count=20, read_ahead_enabled=True)
     store = TieredMessageStore(local, config, runtime=runtime)
     seen: list[list[int]] = []
@@ -64,7 +65,7 @@ def test_every_reader_sees_every_message_once_and_in_order(
 
 def test_readers_of_a_store_that_is_shut_down_are_told_so_and_none_waits(tmp_path: Path) -> None:
     runtime = Runtime.threads(dispatch_threads=1, fetch_threads=2)
-    local = ShortStore(runtime)
+    local = ListMessageStore(runtime)
     store = TieredMessageStore(local, a_config(tmp_path, storage_level="FORCE"), runtime=runtime)
     outcomes: list[str] = []
     reading = threading.Barrier(4)

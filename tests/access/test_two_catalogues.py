@@ -7,20 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.dispatch_kit import KEY, LossyStore, RecordingIndex, Tier, a_tier
+from tests.access.dispatch_kit import KEY, RecordingIndex, Tier, a_tier
 from tieredstore.driver.metadata import Json
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat import recovery
 from tieredstore.flat.expiry import expire
 from tieredstore.model.values import SegmentRecord
 from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 
 
-def two_brokers(root: Path) -> tuple[Tier, Tier, LossyStore, LossyStore]:
+def two_brokers(root: Path) -> tuple[Tier, Tier, ListMessageStore, ListMessageStore]:
     """Both have tiered three messages: the bytes are those of the first."""
     runtime = Runtime.inline()
     backend = MemoryProvider(runtime)
-    stores = LossyStore(runtime), LossyStore(runtime)
+    stores = ListMessageStore.opened(runtime), ListMessageStore.opened(runtime)
     tiers = []
     for name, store in zip(("a", "b"), stores, strict=True):
         (root / name).mkdir()
@@ -72,7 +73,7 @@ def test_messages_of_another_broker_do_not_count_after_a_restart(tmp_path: Path,
     second.check()
 
 
-def a_lagging_tier(root: Path) -> tuple[LossyStore, Tier]:
+def a_lagging_tier(root: Path) -> tuple[ListMessageStore, Tier]:
     """Six messages are uploaded; the catalogue names three."""
     store, tier, _ = a_tier(root, group_commit_enabled=False)
     store.fill(3)
@@ -102,11 +103,11 @@ def test_our_own_messages_count_once_they_were_compared(tmp_path: Path) -> None:
 
 def test_what_the_local_store_no_longer_has_counts(tmp_path: Path) -> None:
     store, tier = a_lagging_tier(tmp_path)
-    store.starts[KEY] = 5
+    store.kept_from = 5
     assert tier.dispatch(force=True)
     assert tier.span() == (0, 6)
     assert tier.file().unconfirmed_from is None
-    store.starts[KEY] = 0
+    store.kept_from = 0
     tier.check()
 
 

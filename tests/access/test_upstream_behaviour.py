@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.access.dispatch_kit import KEY, LossyStore, RecordingIndex, Tier
+from tests.access.dispatch_kit import KEY, RecordingIndex, Tier
 from tieredstore.access.rounds import Taken
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import AppendStatus, QueueKey
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 
 OTHER = QueueKey("Other", 0)
 
@@ -27,7 +28,7 @@ class Failing:
     def __init__(self, root: Path, **settings: object) -> None:
         self.faults = Faults()
         runtime = Runtime.inline()
-        self.store, self.index = LossyStore(runtime), RecordingIndex()
+        self.store, self.index = ListMessageStore.opened(runtime), RecordingIndex()
         self.store.fill(1)
         provider = FaultyProvider(MemoryProvider(runtime), self.faults, runtime)
         self.tier = Tier(

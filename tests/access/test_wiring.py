@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.tiered_kit import ShortStore, a_config
+from tests.access.tiered_kit import a_config
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.access.wiring import GivenParts, load_plugins, open_tier
 from tieredstore.driver.message_store import MessageStore
@@ -19,11 +19,12 @@ from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError, MetadataError, StoreClosedError
 from tieredstore.providers.posix import PosixProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 
 JAVA_NAME = "org.apache.rocketmq.tieredstore.TieredMessageStore"
 
 
-class Outer(ShortStore):
+class Outer(ListMessageStore):
     """A plugin as a broker may have one: it is called with what it wraps and the settings."""
 
     def __init__(self, next_store: MessageStore, config: StoreConfig) -> None:
@@ -114,7 +115,7 @@ def test_parts_that_cannot_be_built_leave_the_catalogue_unlocked(
 
 
 def test_no_plugins_leave_the_broker_its_own_store(tmp_path: Path) -> None:
-    base = ShortStore(Runtime.inline())
+    base = ListMessageStore(Runtime.inline())
     assert load_plugins(base, a_config(tmp_path)) is base
 
 
@@ -129,7 +130,7 @@ def test_no_plugins_leave_the_broker_its_own_store(tmp_path: Path) -> None:
     ],
 )
 def test_the_tiered_store_has_these_names(tmp_path: Path, name: str) -> None:
-    base = ShortStore(Runtime.inline())
+    base = ListMessageStore(Runtime.inline())
     config = a_config(tmp_path, plugins=(name,))
     store = load_plugins(base, config)
     assert isinstance(store, TieredMessageStore)
@@ -145,12 +146,12 @@ def test_a_brokers_properties_file_names_the_plugins_as_java_does(tmp_path: Path
     conf = tmp_path / "broker.conf"
     conf.write_text(f"messageStorePlugIn={JAVA_NAME}, {dotted(Inner)}\nbrokerName=b\n")
     config = StoreConfig.from_broker_conf(conf)
-    store = load_plugins(ShortStore(Runtime.inline()), config)
+    store = load_plugins(ListMessageStore(Runtime.inline()), config)
     assert isinstance(store, TieredMessageStore)
 
 
 def test_the_first_plugin_is_the_outermost(tmp_path: Path) -> None:
-    base = ShortStore(Runtime.inline())
+    base = ListMessageStore(Runtime.inline())
     config = a_config(tmp_path, plugins=f"{dotted(Outer)}, {dotted(Inner)}")
     outer = load_plugins(base, config)
     assert type(outer) is Outer
@@ -172,7 +173,7 @@ def test_the_first_plugin_is_the_outermost(tmp_path: Path) -> None:
 def test_a_plugin_that_cannot_be_loaded_is_named(tmp_path: Path, name: str, message: str) -> None:
     config = a_config(tmp_path, plugins=("tiered", name))
     with pytest.raises(InvalidConfigError, match=message) as caught:
-        load_plugins(ShortStore(Runtime.inline()), config)
+        load_plugins(ListMessageStore(Runtime.inline()), config)
     assert "plugins: " in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 

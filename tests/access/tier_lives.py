@@ -20,7 +20,6 @@ from tests.access.tier_audit import (
     check_nothing_is_left_over,
 )
 from tests.access.tiered_kit import a_config
-from tests.access.trimmed_store import TrimmedStore
 from tests.flat.store_kit import FaultyCatalogue
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.record import peek_store_timestamp
@@ -31,6 +30,7 @@ from tieredstore.metadata.tables import Tables
 from tieredstore.model.values import GetStatus, QueueKey
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Faults, FaultyProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import STORE_TIMESTAMP, a_message
 
 RESERVE_HOURS = 2
@@ -72,7 +72,7 @@ class Lives:
             self.inner = processes(self.runtime, Faults())
         else:
             self.inner = (inner or MemoryProvider)(self.runtime)
-        self.local = TrimmedStore(self.runtime)
+        self.local = ListMessageStore(self.runtime)
         self.index = DurableIndex()
         self.ledger = Ledger(reserve_hours=RESERVE_HOURS)
         self.config = a_config(folder, **{**SETTINGS, **settings})

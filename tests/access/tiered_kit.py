@@ -5,118 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.testing.list_store import ListMessageStore
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
-from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
 from tieredstore.driver.metrics import Metric, NoMetrics
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.index.contract import CommittedRun, IndexAnswer, IndexHit, NoIndex
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
-from tieredstore.model.values import INT64_MAX, Boundary, GetStatus
+from tieredstore.model.messages import GetResult, QueryResult
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_body, a_message
 
 STEP_MS = 1000  # between two messages
-
-
-class ShortStore(ListMessageStore):
-    """A store that has lost the messages below `kept_from`, of every queue, and holds those from
-    `cached_from` on in memory."""
-
-    kept_from = 0
-    cached_from = 0
-    calls: list[str]
-
-    def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime)
-        self.calls = []
-
-    def get_message(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        *,
-        count_max: int = COUNT_MAX,
-        bytes_max: int = BYTES_MAX,
-        message_filter: MessageFilter | None = None,
-        group: str = "",
-    ) -> GetResult:
-        self.calls.append("get_message")
-        queue = self._queue(topic, queue_id)
-        if queue and offset < self.kept_from:
-            minimum = min(self.kept_from, len(queue))
-            return GetResult(
-                status=GetStatus.OFFSET_TOO_SMALL,
-                next_offset=minimum,
-                min_offset=minimum,
-                max_offset=len(queue),
-            )
-        return super().get_message(
-            topic,
-            queue_id,
-            offset,
-            count_max=count_max,
-            bytes_max=bytes_max,
-            message_filter=message_filter,
-            group=group,
-        )
-
-    def min_offset(self, topic: str, queue_id: int) -> int | None:
-        queue = self._queue(topic, queue_id)
-        return min(self.kept_from, len(queue)) if queue else None
-
-    def contains(self, topic: str, queue_id: int, offset: int) -> bool:
-        return offset >= self.kept_from and super().contains(topic, queue_id, offset)
-
-    def in_memory(self, topic: str, queue_id: int, offset: int, count: int = 1) -> bool:
-        return offset >= self.cached_from and self.contains(topic, queue_id, offset)
-
-    def min_log_offset(self) -> int | None:
-        return self._kept[0].log_offset if self._kept else None
-
-    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
-        self.calls.append("store_time")
-        return None if offset < self.kept_from else super().store_time(topic, queue_id, offset)
-
-    def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
-        messages = self._kept if topic is None else self._queue(topic, queue_id)[self.kept_from :]
-        return decode_message(messages[0].record).store_timestamp if messages else None
-
-    def offset_by_time(
-        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
-    ) -> int | None:
-        self.calls.append(f"offset_by_time {boundary.value}")
-        found = super().offset_by_time(topic, queue_id, timestamp, boundary)
-        return None if found is None else max(found, self.min_offset(topic, queue_id) or 0)
-
-    def query_message(
-        self,
-        topic: str,
-        key: str,
-        *,
-        count_max: int = COUNT_MAX,
-        begin: int = 0,
-        end: int = INT64_MAX,
-    ) -> QueryResult:
-        self.calls.append("query_message")
-        found = super().query_message(topic, key, count_max=INT64_MAX, begin=begin, end=end)
-        kept = [one for one in found.messages if one.queue_offset >= self.kept_from]
-        return QueryResult(messages=kept[:count_max])
-
-    def read_range(
-        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
-    ) -> MessageRun:
-        count_max = count_max if offset >= self.kept_from else 0
-        return super().read_range(topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max)
-
-    @property
-    def _kept(self) -> list[SelectedMessage]:
-        kept = [one for queue in self._queues.values() for one in queue[self.kept_from :]]
-        return sorted(kept, key=lambda one: one.log_offset)
 
 
 class ListIndex(NoIndex):
@@ -179,7 +80,7 @@ class Counts(NoMetrics):
 
 
 class Broker:
-    """A tiered store around a ShortStore, in one thread; the bytes stay when it is shut down."""
+    """A tiered store around a store of lists, in one thread; a shutdown keeps the bytes."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
@@ -187,7 +88,7 @@ class Broker:
         self.provider = FaultyProvider(MemoryProvider(self.runtime), self.faults, self.runtime)
         self.index = ListIndex()
         self.metrics = Counts()
-        self.local = ShortStore(self.runtime)
+        self.local = ListMessageStore(self.runtime)
         self.config = a_config(folder, **settings)
         self.store = self.wrap(self.local)
 

@@ -11,9 +11,9 @@ import pytest
 from google_crc32c import value as crc32c
 
 from tests.docs.pages import page, section, tables
-from tests.testing.list_store import ListMessageStore
 from tieredstore import StoreConfig, TieredMessageStore
 from tieredstore.driver.runtime import Runtime
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC, a_message
 
 U64 = (1 << 64) - 1

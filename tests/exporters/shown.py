@@ -15,8 +15,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.access.tiered_kit import ShortStore, a_config
-from tests.testing.list_store import ListMessageStore
+from tests.access.tiered_kit import a_config
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.metrics import BASE_LABELS, Metric, MetricKind, Metrics
 from tieredstore.driver.runtime import Runtime
@@ -24,6 +23,7 @@ from tieredstore.exporters.otel import OpenTelemetryMetrics
 from tieredstore.exporters.prometheus import PrometheusMetrics
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import StorageLevel
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_message
 
 BROKER = {"cluster": "c", "node_id": "broker-a"}
@@ -156,7 +156,7 @@ class EventfulBroker:
                 **settings,
             },
         )
-        self.local = ShortStore(self.runtime)
+        self.local = ListMessageStore(self.runtime)
         self.store = self._opened()
 
     def _opened(self) -> TieredMessageStore:
@@ -181,7 +181,7 @@ class EventfulBroker:
     def live_again(self) -> None:
         """The broker comes back with an empty disk, and loses messages before their upload."""
         self.store.shutdown()
-        self.local = ShortStore(self.runtime)
+        self.local = ListMessageStore(self.runtime)
         self.store = self._opened()
         self.put(*range(3), topic=NEW_TOPIC)
         assert self.store.flush()

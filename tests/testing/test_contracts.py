@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 
-from tests.testing.list_store import ListMessageStore
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.message_store import AbstractPluginMessageStore, MessageStore
 from tieredstore.driver.provider import SegmentWrapper
@@ -25,7 +24,7 @@ from tieredstore.model.values import SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing import samples
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider, SimulatedCrash
-from tieredstore.testing.message_store_contract import MessageStoreContract
+from tieredstore.testing.message_store_contract import ListMessageStore, MessageStoreContract
 from tieredstore.testing.samples import a_body, a_record
 from tieredstore.testing.segment_contract import FileSegmentContract
 
@@ -35,6 +34,10 @@ LOG = SegmentType.COMMIT_LOG
 class TestListMessageStore(MessageStoreContract):
     def open_store(self) -> MessageStore:
         return ListMessageStore(Runtime.inline())
+
+    def expire(self, store: MessageStore) -> None:
+        assert isinstance(store, ListMessageStore)
+        store.kept_from += 3
 
 
 class TestPluginThatChangesNothing(MessageStoreContract):

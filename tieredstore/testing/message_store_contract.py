@@ -8,25 +8,51 @@
             store.delete_oldest()
 
 What every store must hold is here; durability, time and keys come with the stores that have them.
-`check_page` is the rule of a page, for further tests.
+`check_page` is the rule of a page, for further tests. `ListMessageStore` is a store in memory, for
+tests of what stands around a store: a test says which messages it has lost and how it fails.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Self
 
+import numpy as np
 import pytest
 
-from tieredstore.codec.message import decode_message
-from tieredstore.codec.record import tags_code
-from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, MessageStore
-from tieredstore.model.errors import StoreClosedError
-from tieredstore.model.messages import DispatchRequest, GetResult
-from tieredstore.model.values import GetStatus, PutStatus, QueueKey
+from tieredstore.codec.message import decode_message, encode_message
+from tieredstore.codec.record import (
+    encode_properties,
+    peek_store_timestamp,
+    split_keys,
+    tags_code,
+)
+from tieredstore.driver.message_store import (
+    BYTES_MAX,
+    COUNT_MAX,
+    Dispatcher,
+    MessageFilter,
+    MessageStore,
+    RetentionGuard,
+)
+from tieredstore.driver.runtime import Runtime
+from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
+from tieredstore.model.messages import (
+    DispatchRequest,
+    GetResult,
+    Message,
+    MessageRun,
+    PutResult,
+    QueryResult,
+    SelectedMessage,
+)
+from tieredstore.model.values import INT64_MAX, Boundary, GetStatus, PutStatus, QueueKey
 from tieredstore.testing.samples import TOPIC, a_body, a_message
 
 PAGED_COUNT = 60  # messages of which pages are read while the oldest go
+_QUEUE = QueueKey(TOPIC, 0)
 
 
 def _all(_offset: int) -> bool:
@@ -277,3 +303,338 @@ class MessageStoreContract:
         ):
             with pytest.raises(StoreClosedError):
                 call()
+
+
+class ListMessageStore:
+    """A message store in memory: one list for the log, one for each queue.
+
+    A test sets what has become of the messages:
+
+    | set or call | effect |
+    | --- | --- |
+    | `kept_from` | the messages below this queue offset have expired, in every queue |
+    | `trim`, `lose_below` | the log has expired below an offset; `trim` asks the guards first |
+    | `lose_from` | the end of the log is lost, as in a power cut |
+    | `cut_to` | the end of one queue is lost, but not of the log |
+    | `cached_from` | `in_memory` is true from this queue offset on |
+    | `confirmed` | the confirmed offset; None: the end of the log |
+    | `damaged` | these messages (topic, queue, offset) cannot be read |
+    | `missing` | a range that is read ends before these messages |
+
+    `calls` names the reads in the order in which they came.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._clock = runtime.clock
+        self._log: list[SelectedMessage] = []
+        self._queues: dict[QueueKey, list[SelectedMessage]] = {}
+        self._dispatchers: list[Dispatcher] = []
+        self._guards: list[RetentionGuard] = []
+        self._end = 0
+        self._open = False
+        self.kept_from = 0
+        self.trimmed_to = 0
+        self.cached_from = 0
+        self.confirmed: int | None = None
+        self.damaged: set[tuple[str, int, int]] = set()
+        self.missing: set[tuple[str, int, int]] = set()
+        self.calls: list[str] = []
+
+    @classmethod
+    def opened(cls, runtime: Runtime) -> Self:
+        store = cls(runtime)
+        store.load()
+        return store
+
+    # Losses
+
+    @property
+    def end(self) -> int:
+        """Where the log ends."""
+        return self._end
+
+    def kept(self, key: QueueKey) -> list[SelectedMessage]:
+        return self._queues.get(key, [])[self._first(key) :]
+
+    def trim(self, log_offset: int) -> int:
+        """Expire the log as far as the guards allow; where it begins now."""
+        needed = [guard() for guard in self._guards]
+        self.lose_below(min([log_offset, *(one for one in needed if one is not None)]))
+        return self.trimmed_to
+
+    def lose_below(self, log_offset: int) -> None:
+        self.trimmed_to = max(self.trimmed_to, min(log_offset, self._end))
+
+    def lose_from(self, log_offset: int) -> None:
+        log_offset = max(log_offset, self.trimmed_to)
+        self._log = [one for one in self._log if one.log_offset < log_offset]
+        for key, queue in self._queues.items():
+            self._queues[key] = [one for one in queue if one.log_offset < log_offset]
+        self._end = min(self._end, log_offset)
+        if self.confirmed is not None:
+            self.confirmed = min(self.confirmed, self._end)
+
+    def cut_to(self, key: QueueKey, count: int) -> None:
+        del self._queues[key][count:]
+
+    def restart(self) -> None:
+        """Become the store of another process: closed, without dispatchers and guards."""
+        self._dispatchers.clear()
+        self._guards.clear()
+        self.shutdown()
+
+    # Life
+
+    def load(self) -> None:
+        self._open = True
+
+    def start(self) -> None:
+        self._check_open()
+
+    def shutdown(self) -> None:
+        self._open = False
+
+    def destroy(self) -> None:
+        self._queues.clear()
+        self._log.clear()
+
+    # Puts
+
+    def put_message(self, message: Message) -> PutResult:
+        self._check_open()
+        queue = self._queues.setdefault(QueueKey(message.topic, message.queue_id), [])
+        now = self._clock.now_ms()
+        record = encode_message(
+            topic=message.topic,
+            queue_id=message.queue_id,
+            queue_offset=len(queue),
+            log_offset=self._end,
+            born_timestamp=message.born_timestamp,
+            born_host=message.born_host,
+            store_timestamp=now,
+            store_host=message.store_host,
+            body=message.body,
+            property_bytes=encode_properties(message.properties),
+        )
+        selected = SelectedMessage(
+            queue_offset=len(queue),
+            log_offset=self._end,
+            tags_code=tags_code(message.properties.get("TAGS")),
+            record=record,
+        )
+        queue.append(selected)
+        self._log.append(selected)
+        self._end += len(record)
+        self._dispatch(message, selected, now)
+        return PutResult(
+            status=PutStatus.PUT_OK,
+            queue_offset=selected.queue_offset,
+            log_offset=selected.log_offset,
+            size=len(record),
+            store_timestamp=now,
+        )
+
+    def fill(self, count: int, *, key: QueueKey = _QUEUE, body_bytes: int = 100) -> None:
+        """Put sample messages behind those of the queue; each carries its queue offset."""
+        start = len(self._queues.get(key, []))
+        for number in range(start, start + count):
+            self.put_message(
+                a_message(number, topic=key.topic, queue_id=key.queue_id, body_bytes=body_bytes)
+            )
+
+    def _dispatch(self, message: Message, selected: SelectedMessage, now: int) -> None:
+        request = DispatchRequest(
+            topic=message.topic,
+            queue_id=message.queue_id,
+            queue_offset=selected.queue_offset,
+            log_offset=selected.log_offset,
+            size=len(selected.record),
+            tags_code=selected.tags_code,
+            store_timestamp=now,
+            unique_key=message.properties.get("UNIQ_KEY"),
+            keys=split_keys(message.properties.get("KEYS")),
+        )
+        for dispatcher in self._dispatchers:
+            dispatcher([request])
+
+    # Reads
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> GetResult:
+        self.calls.append("get_message")
+        queue = self._queue(topic, queue_id)
+        first, end = self._first(QueueKey(topic, queue_id)), len(queue)
+        found: list[SelectedMessage] = []
+        next_offset = offset
+        if not queue:
+            status, next_offset = GetStatus.NO_MESSAGE_IN_QUEUE, 0
+        elif offset < first:
+            status, next_offset = GetStatus.OFFSET_TOO_SMALL, first
+        elif offset == end:
+            status = GetStatus.OFFSET_OVERFLOW_ONE
+        elif offset > end:
+            status, next_offset = GetStatus.OFFSET_OVERFLOW_BADLY, end
+        else:
+            found = self._window(queue, offset, count_max, bytes_max)
+            status = GetStatus.FOUND if found else GetStatus.NO_MATCHED_MESSAGE
+            next_offset = offset + len(found)
+        if message_filter is not None:
+            found = [
+                one
+                for one in found
+                if message_filter.matches_tags_code(one.tags_code)
+                and message_filter.matches_record(one.record)
+            ]
+            if status is GetStatus.FOUND and not found:
+                status = GetStatus.NO_MATCHED_MESSAGE
+        return GetResult(
+            status=status, next_offset=next_offset, min_offset=first, max_offset=end, messages=found
+        )
+
+    def min_offset(self, topic: str, queue_id: int) -> int | None:
+        return self._first(QueueKey(topic, queue_id)) if self._queue(topic, queue_id) else None
+
+    def max_offset(self, topic: str, queue_id: int) -> int | None:
+        return len(self._queue(topic, queue_id)) or None
+
+    def confirmed_offset(self) -> int:
+        return self._end if self.confirmed is None else self.confirmed
+
+    def min_log_offset(self) -> int | None:
+        kept = self._kept_log()
+        return kept[0].log_offset if kept else None
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
+    ) -> int | None:
+        self.calls.append(f"offset_by_time {boundary.value}")
+        queue = self._queue(topic, queue_id)
+        if not queue:
+            return None
+        times = [peek_store_timestamp(one.record) for one in queue]
+        found = sum(time < timestamp for time in times)
+        if boundary is Boundary.UPPER:
+            found += max(0, times.count(timestamp) - 1)
+        return max(found, self._first(QueueKey(topic, queue_id)))
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        self.calls.append("store_time")
+        if not self.contains(topic, queue_id, offset):
+            return None
+        return peek_store_timestamp(self._queue(topic, queue_id)[offset].record)
+
+    def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
+        kept = self._kept_log() if topic is None else self.kept(QueueKey(topic, queue_id))
+        return peek_store_timestamp(kept[0].record) if kept else None
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = COUNT_MAX,
+        begin: int = 0,
+        end: int = INT64_MAX,
+    ) -> QueryResult:
+        self.calls.append("query_message")
+        self._check_open()
+        found = []
+        for one in reversed(self._kept_log()):
+            message = decode_message(one.record)
+            has_key = message.unique_key == key or key in message.keys
+            if message.topic == topic and has_key and begin <= message.store_timestamp <= end:
+                found.append(one)
+        return QueryResult(messages=found[:count_max])
+
+    def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
+        self._check_open()
+        return next((one for one in self._log if one.log_offset == log_offset), None)
+
+    def contains(self, topic: str, queue_id: int, offset: int) -> bool:
+        queue = self._queue(topic, queue_id)
+        return self._first(QueueKey(topic, queue_id)) <= offset < len(queue)
+
+    def in_memory(self, topic: str, queue_id: int, offset: int, count: int = 1) -> bool:
+        return offset >= self.cached_from and self.contains(topic, queue_id, offset)
+
+    def read_range(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+    ) -> MessageRun:
+        self.calls.append("read_range")
+        if (topic, queue_id, offset) in self.damaged:
+            raise SegmentCorruptError("log", f"message {offset} is damaged", position=0)
+        gaps = [at for *key, at in self.missing if (*key,) == (topic, queue_id) and at >= offset]
+        count_max = min([count_max, *(at - offset for at in gaps)])
+        if not self.contains(topic, queue_id, offset):
+            count_max = 0
+        found = self._window(self._queue(topic, queue_id), offset, count_max, bytes_max)
+        lengths = np.array([len(one.record) for one in found], dtype=np.int32)
+        return MessageRun(
+            first_offset=offset,
+            log_offsets=np.array([one.log_offset for one in found], dtype=np.int64),
+            message_bytes=lengths,
+            tags_codes=np.array([one.tags_code for one in found], dtype=np.int64),
+            starts=np.cumsum(lengths, dtype=np.int64) - lengths,
+            records=b"".join(one.record for one in found),
+        )
+
+    # What a broker registers and deletes
+
+    def add_dispatcher(self, dispatcher: Dispatcher) -> None:
+        self._dispatchers.append(dispatcher)
+
+    def add_retention_guard(self, guard: RetentionGuard) -> None:
+        self._guards.append(guard)
+
+    def queues(self) -> Iterable[QueueKey]:
+        return list(self._queues)
+
+    def delete_topics(self, topics: Iterable[str]) -> int:
+        wanted = set(topics)
+        deleted = {key: self._queues.pop(key) for key in self.queues() if key.topic in wanted}
+        gone = {one.log_offset for queue in deleted.values() for one in queue}
+        self._log = [one for one in self._log if one.log_offset not in gone]
+        return len({key.topic for key in deleted})
+
+    def clean_unused_topics(self, retained: Iterable[str]) -> int:
+        kept = set(retained)
+        return self.delete_topics({key.topic for key in self._queues} - kept)
+
+    def _queue(self, topic: str, queue_id: int) -> list[SelectedMessage]:
+        self._check_open()
+        return self._queues.get(QueueKey(topic, queue_id), [])
+
+    def _first(self, key: QueueKey) -> int:
+        """The queue offset of the first message that is kept."""
+        queue = self._queues.get(key, [])
+        at = bisect_left(queue, self.trimmed_to, key=lambda one: one.log_offset)
+        return max(at, min(self.kept_from, len(queue)))
+
+    def _kept_log(self) -> list[SelectedMessage]:
+        at = bisect_left(self._log, self.trimmed_to, key=lambda one: one.log_offset)
+        return [one for one in self._log[at:] if one.queue_offset >= self.kept_from]
+
+    def _window(
+        self, queue: list[SelectedMessage], offset: int, count_max: int, bytes_max: int
+    ) -> list[SelectedMessage]:
+        found: list[SelectedMessage] = []
+        size = 0
+        for one in queue[offset:][: max(0, count_max)]:
+            size += len(one.record)
+            if found and size > bytes_max:
+                break
+            found.append(one)
+        return found
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StoreClosedError("the store is not open")
