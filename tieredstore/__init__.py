@@ -7,6 +7,8 @@ asked for: `tieredstore --help` needs none of them.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from tieredstore.model.moved import find_moved_modules
+
 if TYPE_CHECKING:
     from tieredstore.access.health import TierHealth
     from tieredstore.access.reader import TieredReader
@@ -132,6 +134,8 @@ _NAMES = {
         "StorageLevel TopicRecord"
     ),
 }
+find_moved_modules()
+
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 
