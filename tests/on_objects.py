@@ -79,7 +79,6 @@ MODULES = frozenset(
         "tests.flat.test_segment_times",
         "tests.flat.test_segment_writer",
         "tests.flat.test_time_search",
-        "tests.index.test_compaction",
         "tests.index.test_footer",
         "tests.index.test_index_failed_sync",
         "tests.index.test_index_odd_times",
@@ -91,7 +90,6 @@ MODULES = frozenset(
         "tests.index.test_index_takeover",
         "tests.index.test_index_threads",
         "tests.index.test_index_upkeep",
-        "tests.index.test_uploaded_file",
         "tests.index.test_uploaded_index",
     }
 )

@@ -38,7 +38,7 @@ from tieredstore.index.footer import (
     may_hold,
 )
 from tieredstore.index.rows import TimeRange
-from tieredstore.index.search import UploadedFile
+from tieredstore.index.uploaded import UploadedFile
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT32_MAX, SegmentType
 from tieredstore.providers.memory import MemoryProvider

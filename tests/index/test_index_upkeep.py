@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.index.store_kit import BROKER, INDEX_PATH, SLOTS, Shop, put_again
-from tieredstore.index.search import NearFooter, UploadedFile
+from tieredstore.index.footer import NearFooter
+from tieredstore.index.uploaded import UploadedFile
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import SegmentType
 from tieredstore.testing.faults import Fault, SimulatedCrash

@@ -38,8 +38,9 @@ from tieredstore.codec.tiered_index import (
     slot_position,
 )
 from tieredstore.index.compaction import fences_of_table
+from tieredstore.index.footer import NearFooter
 from tieredstore.index.rows import FoundItem, TimeRange
-from tieredstore.index.search import NearFooter, UploadedFile
+from tieredstore.index.uploaded import UploadedFile
 from tieredstore.model.values import INT64_MAX
 
 FOREVER = {"begin": -INT64_MAX, "end": INT64_MAX}

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tieredstore.index.compaction import Compaction, footer_blocks
-from tieredstore.index.footer import decode_tail
+from tieredstore.index.footer import NearFooter, decode_tail
 from tieredstore.index.local_file import IndexStoreFile
-from tieredstore.index.search import NearFooter, UploadedFile
+from tieredstore.index.uploaded import UploadedFile
 
 
 @dataclass(slots=True)

@@ -348,3 +348,25 @@ def decode_tail(tail: Buffer, *, file_bytes: int, path: str = "") -> Footer:
     if not adds_up or footer.first_slots[0] != 0:
         raise SegmentCorruptError(path, "a footer of another file", position=at)
     return footer
+
+
+Read = Callable[[int, int], bytes]
+"""Position and length to exactly so many bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearFooter:
+    """A footer whose bytes are at hand: `read` counts from its first byte."""
+
+    footer: Footer
+    read: Read
+
+    @classmethod
+    def open(cls, read: Read, footer_bytes: int, *, file_bytes: int, path: str) -> NearFooter:
+        """A copy of the footer; `file_bytes` is the file with it, even if it has none itself."""
+        size = min(footer_bytes, TAIL_BYTES)
+        tail = read(footer_bytes - size, size)
+        footer = decode_tail(tail, file_bytes=file_bytes, path=path)
+        if footer.footer_bytes != footer_bytes:
+            raise SegmentCorruptError(path, "the copy of a footer is cut off", position=0)
+        return cls(footer=footer, read=read)

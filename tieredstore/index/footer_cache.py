@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 
 from tieredstore.codec.checks import Buffer
 from tieredstore.driver.durable import NO_LINK, make_directories
-from tieredstore.index.footer import TAIL_BYTES, has_footer
-from tieredstore.index.search import NearFooter
+from tieredstore.index.footer import TAIL_BYTES, NearFooter, has_footer
 from tieredstore.model.errors import SegmentCorruptError, SegmentNotFoundError
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import SegmentRecord

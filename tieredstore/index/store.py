@@ -1,5 +1,16 @@
-"""`IndexStore`: the key index of a tier, which takes keys of committed messages and finds
-messages by them.
+"""The key index of a tier: it takes keys of committed messages and finds messages by them.
+
+An open goes on with the local files that are of use, whoever filled them last:
+
+| a local file that                        | becomes                                   |
+| ---------------------------------------- | ----------------------------------------- |
+| is in the backend with all durable items | removed                                   |
+| is damaged, or gone                      | given up: its messages are put again      |
+| has items and an upload that was begun   | full: it is uploaded again                |
+| is empty, and not the last one           | removed                                   |
+
+What RocketMQ has put meanwhile is believed as far as its uploaded files show message by message. An upload is one stream: the file compacted, its footer behind it, and a copy of
+the footer for the cache.
 """
 
 from __future__ import annotations
@@ -46,278 +57,7 @@ from tieredstore.model.printable import log_of
 
 log = log_of(__name__)
 
-
-class CompactUpload:
-    """Uploads one file at a time, from one thread at a time."""
-
-    def __init__(
-        self,
-        filling: Filling,
-        uploaded: UploadedTable,
-        watermarks: Watermarks,
-        metadata: MetadataStore,
-        cache: FooterCache,
-        *,
-        is_stopped: Callable[[], bool],
-    ) -> None:
-        self._filling = filling
-        self._uploaded = uploaded
-        self._watermarks = watermarks
-        self._metadata = metadata
-        self._cache = cache
-        self._is_stopped = is_stopped
-
-    def upload(self, file: IndexStoreFile) -> None:
-        """The full file is in the backend, and gone from the disk; what was begun is finished.
-
-        Raises what the backend, the disk and the catalogue raise: then it is still a local file,
-        or found to be in the backend the next time.
-        """
-        if self._uploaded.has_leftovers:
-            self._uploaded.settle()
-        begin = file.begin_timestamp
-        forgotten = self._watermarks.forgotten(begin)
-        if not file.item_count or self._uploaded.holds(begin, file.item_count):
-            self._metadata.apply(forgotten)
-        else:
-            self._stream(file)
-        self._filling.remove(file)
-
-    def _stream(self, file: IndexStoreFile) -> None:
-        compaction = Compaction(file.header(), file.items(), slot_count=file.slot_count)
-        begin = file.begin_timestamp
-        with self._cache.keeping() as copy:
-            segment = self._uploaded.upload(
-                self._until_stopped(_blocks(compaction, file, copy)),
-                *self._watermarks.forgotten(begin),
-                begin=begin,
-                end=file.end_timestamp,
-                from_offset=self._watermarks.end(),
-            )
-            copy.keep(segment.origin)
-        self._uploaded.show()
-
-    def _until_stopped(self, blocks: Iterator[Buffer]) -> Iterator[Buffer]:
-        """Who shuts the store down does not wait for hundreds of MiB: they are sent again."""
-        for block in blocks:
-            if self._is_stopped():
-                raise StoreClosedError("the index is being closed")
-            yield block
-
-
-def _blocks(compaction: Compaction, file: IndexStoreFile, copy: FooterCopy) -> Iterator[Buffer]:
-    """The whole file; its footer goes into the cache too."""
-    yield from compaction.blocks()
-    times = file.times
-    if times is None:
-        raise SegmentCorruptError(str(file.path), "items without times", position=0)
-    for block in footer_blocks(compaction, file.items(), times, file.notes):
-        copy.write(block)
-        yield block
-
-
 TAKEN_OVER_BYTES_MAX: Final = 2 << 30  # of files that are read at an open
-
-
-def open_local_files(
-    config: StoreConfig,
-    folder: LocalFolder,
-    uploaded: UploadedTable,
-    watermarks: Watermarks,
-    metadata: MetadataStore,
-    *,
-    now_ms: int,
-) -> list[IndexStoreFile]:
-    """The files to go on with, oldest first; the catalogue knows of all that changed.
-
-    InvalidConfigError where the store has other sizes: then nothing was changed.
-    """
-    _check_sizes(config, folder, uploaded, watermarks, metadata, now_ms)
-    begins = folder.begins()
-    begun = {each.begin_timestamp for each in uploaded.segments}
-    opened: list[IndexStoreFile] = []
-    try:
-        for begin in begins:
-            if begin in begun and _has_all(uploaded, begin, watermarks.item_count(begin)):
-                metadata.apply(watermarks.forgotten(begin))
-                folder.remove(begin)
-                continue
-            file = folder.open(begin, watermarks.durable(begin))
-            if file is None:
-                _give_up(begin, folder, watermarks, metadata)
-            else:
-                opened.append(file)
-                # What is in the backend gets no more keys: one whose upload was begun neither.
-                if file.item_count and (begin in begun or uploaded.has_leftovers):
-                    file.seal()
-        for begin in set(watermarks.begins()) - set(begins):
-            # RocketMQ fills our files further, uploads them at its end, and deletes them here.
-            if begin in begun and _has_all(uploaded, begin, watermarks.item_count(begin)):
-                log.info("the index file %d was uploaded by somebody else", begin)
-                metadata.apply(watermarks.forgotten(begin))
-                continue
-            log.warning("the index file %d is gone, it is made again", begin)
-            _give_up(begin, folder, watermarks, metadata)
-    except BaseException:
-        for file in opened:
-            file.close()
-        raise
-    folder.remove_stray_notes()
-    metadata.apply(watermarks.unknown())
-    _take_over_puts(uploaded, watermarks, metadata, now_ms)
-    return _without_empty(opened)
-
-
-def _take_over_puts(
-    uploaded: UploadedTable, watermarks: Watermarks, metadata: MetadataStore, now_ms: int
-) -> None:
-    """Move the watermarks over what RocketMQ has committed and put since, as its uploaded files
-    show message by message. All else is put again, also where the backend does not tell."""
-    lags = watermarks.behind()
-    since = min((lag.put_at for lag in lags), default=0)
-    recent = [each for each in uploaded.segments if lags and _is_since(each, since)]
-    if not recent or sum(each.record.size for each in recent) > TAKEN_OVER_BYTES_MAX:
-        return
-    try:
-        files = [each for each in recent if _is_of_rocketmq(each)]
-        places = _places(files, [lag.queue for lag in lags]) if files else {}
-        ends = {
-            lag.queue: _put_to(uploaded, lag, np.unique(np.concatenate(places[lag.queue])))
-            for lag in lags
-            if lag.queue in places
-        }
-    except (BackendError, SegmentError, OffsetOutOfRangeError) as error:
-        log.warning("what RocketMQ has put into the index is put again: %s", error)
-        return
-    metadata.apply(watermarks.moved(ends, dict.fromkeys(ends, now_ms)))
-
-
-def _is_since(segment: UploadedSegment, since: int) -> bool:
-    return segment.record.create_timestamp >= since
-
-
-def _is_of_rocketmq(segment: UploadedSegment) -> bool:
-    file = segment.file()
-    return file.footer is None and not file.is_legacy
-
-
-def _places(
-    files: Iterable[UploadedSegment], queues: Collection[QueueId]
-) -> dict[QueueId, list[NDArray[np.int64]]]:
-    """Where the messages of these queues lie that the files have keys of."""
-    known = {(queue.topic_id << 32) + queue.queue_id: queue for queue in queues}
-    found: dict[QueueId, list[NDArray[np.int64]]] = {}
-    for file in files:
-        for items in file.item_blocks():
-            numbers = items["topic_id"].astype(np.int64) << 32
-            numbers += items["queue_id"].astype(np.int64)
-            for number in known.keys() & set(np.unique(numbers).tolist()):
-                places = items["log_offset"][numbers == number].astype(np.int64)
-                found.setdefault(known[number], []).append(np.unique(places))
-    return found
-
-
-def _put_to(uploaded: UploadedTable, lag: QueueLag, places: NDArray[np.int64]) -> int:
-    """The first queue offset whose message is at none of these places."""
-    at = lag.mark
-    for units in uploaded.queue_units(lag.path, lag.mark, lag.end):
-        missing = np.flatnonzero(~np.isin(units.log_offsets, places))
-        if len(missing):
-            return at + int(missing[0])
-        at += len(units.log_offsets)
-    return at
-
-
-def _has_all(uploaded: UploadedTable, begin: int, item_count: int | None) -> bool:
-    """Whether a local file is of no use any more; no where the backend does not tell."""
-    if not item_count:  # its upload was noted to its end, or nothing in it was durable
-        return True
-    try:
-        return uploaded.holds(begin, item_count)
-    except (BackendError, SegmentError) as error:
-        log.warning("the index file %d was uploaded and is kept: %s", begin, error)
-        return False
-
-
-def _give_up(
-    begin: int, folder: LocalFolder, watermarks: Watermarks, metadata: MetadataStore
-) -> None:
-    """The watermarks go back before the file does."""
-    metadata.apply(watermarks.lost(begin, is_ours=folder.is_ours(begin)))
-    folder.remove(begin)
-
-
-def _without_empty(files: list[IndexStoreFile]) -> list[IndexStoreFile]:
-    """An empty file is of use only as the one to be filled next."""
-    kept = [file for file in files[:-1] if file.item_count]
-    for file in files[:-1]:
-        if not file.item_count:
-            file.delete()
-    return [*kept, *files[-1:]]
-
-
-def _check_sizes(
-    config: StoreConfig,
-    folder: LocalFolder,
-    uploaded: UploadedTable,
-    watermarks: Watermarks,
-    metadata: MetadataStore,
-    now_ms: int,
-) -> None:
-    """The sizes are those of the store, or become so. Somebody else's index is taken over.
-
-    One of ours whose notes are lost is not: nobody knows what it has. Then all is put again.
-    """
-    slots, items = config.index_slot_count, config.index_item_count
-    is_noted = watermarks.check_sizes(slot_count=slots, item_capacity=items)
-    begins = folder.begins()
-    for begin in begins:
-        if not (is_noted and folder.is_ours(begin)):  # else another length is damage
-            folder.check_size(begin)
-    if is_noted:
-        return
-    has_foreign = bool(begins)
-    has_ours = any(folder.is_ours(begin) for begin in begins)
-    for each in uploaded.segments:
-        is_ours = _check_uploaded(each, slots)
-        has_ours |= is_ours is True
-        has_foreign |= is_ours is False
-    changes = [watermarks.sizes(slot_count=slots, item_capacity=items)]
-    if has_foreign and not has_ours:
-        changes += watermarks.adopted(now_ms=now_ms)
-    metadata.apply(changes)
-
-
-def _check_uploaded(segment: UploadedSegment, slot_count: int) -> bool | None:
-    """Whether it is one of ours; None if it is damaged. Raises what the backend raises.
-
-    Java's files do not say how many slots they have; but their length does.
-    """
-    size, handle = segment.record.size, segment.flat.segment
-    try:
-        tail = handle.read(max(0, size - TAIL_BYTES), min(size, TAIL_BYTES))
-        if has_footer(tail):
-            footer = decode_tail(tail, file_bytes=size, path=handle.path)
-            _check(footer.slot_count == slot_count, slot_count, handle.path)
-            return True
-        header = decode_header(handle.read(0, HEADER_BYTES), path=handle.path)
-    except SegmentError as error:
-        log.warning("the sizes of an index file could not be checked: %s", error)
-        return None
-    wanted = compacted_file_bytes(slot_count=slot_count, item_count=header.item_count)
-    # Those of RocketMQ 5.1 are four bytes longer.
-    _check(size in (wanted, wanted + 4), slot_count, handle.path)
-    return False
-
-
-def _check(is_right: bool, slot_count: int, path: str) -> None:
-    if not is_right:
-        raise InvalidConfigError(
-            f"index_slot_count: {slot_count}, but {path} was made with another number; "
-            "it must never change"
-        )
-
-
 STEP_MS: Final = 5_000
 UPLOAD_AGAIN_MS: Final = 60_000
 _ASKED_AGAIN_MAX: Final = 16
@@ -385,10 +125,7 @@ class IndexStore:
             self._filling = self._new_filling()
             begins = [row.begin_timestamp or 0 for row in self._uploaded.rows()]
             begins += self._watermarks.begins()
-            now = self._runtime.clock.now_ms()
-            known = self._uploaded, self._watermarks, self._metadata
-            files = open_local_files(self._config, self._folder, *known, now_ms=now)
-            self._filling.open(files, begins=begins)
+            self._filling.open(self._open_local_files(), begins=begins)
             self._is_open, self._is_closing = True, False
             self._process = self._this_process()
 
@@ -437,6 +174,10 @@ class IndexStore:
     @property
     def problem(self) -> str | None:
         return self._filling.problem if self.failure is None else str(self.failure)
+
+    @property
+    def figures(self) -> IndexFigures:
+        return self._uploaded.figures(*self._filling.file_counts)
 
     # -- keys ---------------------------------------------------------------------------------
 
@@ -540,7 +281,53 @@ class IndexStore:
             if full:
                 self._filling.sync()
             for file in full:
-                self._compact_upload().upload(file)
+                self._upload(file)
+
+    def _upload(self, file: IndexStoreFile) -> None:
+        """The full file is in the backend, and gone from the disk; what was begun is finished.
+
+        Raises what the backend, the disk and the catalogue raise: then it is still a local file,
+        or found to be in the backend the next time.
+        """
+        if self._uploaded.has_leftovers:
+            self._uploaded.settle()
+        begin = file.begin_timestamp
+        forgotten = self._watermarks.forgotten(begin)
+        if not file.item_count or self._uploaded.holds(begin, file.item_count):
+            self._metadata.apply(forgotten)
+        else:
+            compaction = Compaction(file.header(), file.items(), slot_count=file.slot_count)
+            with self._cache.keeping() as copy:
+                segment = self._uploaded.upload(
+                    self._blocks(compaction, file, copy),
+                    *forgotten,
+                    begin=begin,
+                    end=file.end_timestamp,
+                    from_offset=self._watermarks.end(),
+                )
+                copy.keep(segment.origin)
+            self._uploaded.renew()
+        self._filling.remove(file)
+
+    def _blocks(
+        self, compaction: Compaction, file: IndexStoreFile, copy: FooterCopy
+    ) -> Iterator[Buffer]:
+        """The whole file; its footer goes into the cache too.
+
+        A shutdown cuts it short: the caller does not wait for hundreds of MiB, they are sent again.
+        """
+        yield from map(self._unless_closing, compaction.blocks())
+        times = file.times
+        if times is None:
+            raise SegmentCorruptError(str(file.path), "items without times", position=0)
+        for block in footer_blocks(compaction, file.items(), times, file.notes):
+            copy.write(block)
+            yield self._unless_closing(block)
+
+    def _unless_closing(self, block: Buffer) -> Buffer:
+        if self._is_closing:
+            raise StoreClosedError("the index is being closed")
+        return block
 
     def _upload_in_time(self, now: int) -> None:
         """One that failed waits a while: it may be hundreds of MiB."""
@@ -560,16 +347,6 @@ class IndexStore:
         for each in self._uploaded.segments:
             if each.wants_copy:
                 each.make_copy()
-
-    def _compact_upload(self) -> CompactUpload:
-        return CompactUpload(
-            self._filling,
-            self._uploaded,
-            self._watermarks,
-            self._metadata,
-            self._cache,
-            is_stopped=lambda: self._is_closing,
-        )
 
     def _new_filling(self) -> Filling:
         return Filling(self._folder, self._watermarks, self._metadata, self._runtime.clock)
@@ -591,6 +368,171 @@ class IndexStore:
     def _this_process(self) -> OneProcess:
         return OneProcess(f"the key index in {self._folder.path}")
 
-    @property
-    def figures(self) -> IndexFigures:
-        return self._uploaded.figures(*self._filling.file_counts)
+    # -- opening ------------------------------------------------------------------------------
+
+    def _open_local_files(self) -> list[IndexStoreFile]:
+        """The files to go on with, oldest first; the catalogue knows of all that changed.
+
+        InvalidConfigError where the store has other sizes: then nothing was changed.
+        """
+        self._check_sizes()
+        folder, watermarks = self._folder, self._watermarks
+        begins = folder.begins()
+        begun = {segment.begin_timestamp for segment in self._uploaded.segments}
+        opened: list[IndexStoreFile] = []
+        try:
+            for begin in begins:
+                if begin in begun and self._is_uploaded(begin):
+                    self._metadata.apply(watermarks.forgotten(begin))
+                    folder.remove(begin)
+                    continue
+                file = folder.open(begin, watermarks.durable(begin))
+                if file is None:
+                    self._give_up(begin)
+                    continue
+                opened.append(file)
+                # What is in the backend gets no more keys: one whose upload was begun neither.
+                if file.item_count and (begin in begun or self._uploaded.has_leftovers):
+                    file.seal()
+            for begin in set(watermarks.begins()) - set(begins):
+                # RocketMQ fills our files further, uploads them at its end, and deletes them here.
+                if begin in begun and self._is_uploaded(begin):
+                    log.info("the index file %d was uploaded by somebody else", begin)
+                    self._metadata.apply(watermarks.forgotten(begin))
+                else:
+                    log.warning("the index file %d is gone, it is made again", begin)
+                    self._give_up(begin)
+        except BaseException:
+            for file in opened:
+                file.close()
+            raise
+        folder.remove_stray_notes()
+        self._metadata.apply(watermarks.unknown())
+        self._take_over_puts()
+        for file in opened[:-1]:  # an empty file is of use only as the one to be filled next
+            if not file.item_count:
+                file.delete()
+        return [*(file for file in opened[:-1] if file.item_count), *opened[-1:]]
+
+    def _check_sizes(self) -> None:
+        """The sizes are those of the store, or become so. Somebody else's index is taken over.
+
+        One of ours whose notes are lost is not: nobody knows what it has. Then all is put again.
+        """
+        folder, slots = self._folder, self._config.index_slot_count
+        items = self._config.index_item_count
+        is_noted = self._watermarks.check_sizes(slot_count=slots, item_capacity=items)
+        begins = folder.begins()
+        for begin in begins:
+            if not (is_noted and folder.is_ours(begin)):  # else another length is damage
+                folder.check_size(begin)
+        if is_noted:
+            return
+        ours = [folder.is_ours(begin) for begin in begins]
+        uploaded = [_check_uploaded(segment, slots) for segment in self._uploaded.segments]
+        changes = [self._watermarks.sizes(slot_count=slots, item_capacity=items)]
+        if (begins or False in uploaded) and not (any(ours) or True in uploaded):
+            changes += self._watermarks.adopted(now_ms=self._runtime.clock.now_ms())
+        self._metadata.apply(changes)
+
+    def _is_uploaded(self, begin: int) -> bool:
+        """Whether a local file is of no use any more; no where the backend does not tell."""
+        durable = self._watermarks.durable(begin)
+        # Its upload was noted to its end, or nothing in it was durable.
+        if durable is None or not durable.item_count:
+            return True
+        try:
+            return self._uploaded.holds(begin, durable.item_count)
+        except (BackendError, SegmentError) as error:
+            log.warning("the index file %d was uploaded and is kept: %s", begin, error)
+            return False
+
+    def _give_up(self, begin: int) -> None:
+        """The watermarks go back before the file does."""
+        self._metadata.apply(self._watermarks.lost(begin, is_ours=self._folder.is_ours(begin)))
+        self._folder.remove(begin)
+
+    def _take_over_puts(self) -> None:
+        """Move the watermarks over what RocketMQ has committed and put since, as its uploaded files
+        show message by message. All else is put again, also where the backend does not tell."""
+        lags = {lag.queue: lag for lag in self._watermarks.behind()}
+        since = min((lag.put_at for lag in lags.values()), default=0)
+        recent = [
+            segment
+            for segment in self._uploaded.segments
+            if lags and segment.record.create_timestamp >= since
+        ]
+        if not recent or sum(segment.record.size for segment in recent) > TAKEN_OVER_BYTES_MAX:
+            return
+        try:
+            files = [segment for segment in recent if _is_of_rocketmq(segment)]
+            ends = {
+                queue: self._put_to(lags[queue], np.unique(np.concatenate(places)))
+                for queue, places in _places(files, lags).items()
+            }
+        except (BackendError, SegmentError, OffsetOutOfRangeError) as error:
+            log.warning("what RocketMQ has put into the index is put again: %s", error)
+            return
+        now = self._runtime.clock.now_ms()
+        self._metadata.apply(self._watermarks.moved(ends, dict.fromkeys(ends, now)))
+
+    def _put_to(self, lag: QueueLag, places: NDArray[np.int64]) -> int:
+        """The first queue offset whose message is at none of these places."""
+        at = lag.mark
+        for units in self._uploaded.queue_units(lag.path, lag.mark, lag.end):
+            missing = np.flatnonzero(~np.isin(units.log_offsets, places))
+            if len(missing):
+                return at + int(missing[0])
+            at += len(units.log_offsets)
+        return at
+
+
+def _is_of_rocketmq(segment: UploadedSegment) -> bool:
+    file = segment.file()
+    return file.footer is None and not file.is_legacy
+
+
+def _places(
+    files: Iterable[UploadedSegment], queues: Collection[QueueId]
+) -> dict[QueueId, list[NDArray[np.int64]]]:
+    """Where the messages of these queues lie that the files have keys of."""
+    known = {(queue.topic_id << 32) + queue.queue_id: queue for queue in queues}
+    found: dict[QueueId, list[NDArray[np.int64]]] = {}
+    for file in files:
+        for items in file.item_blocks():
+            numbers = items["topic_id"].astype(np.int64) << 32
+            numbers += items["queue_id"].astype(np.int64)
+            for number in known.keys() & set(np.unique(numbers).tolist()):
+                places = items["log_offset"][numbers == number].astype(np.int64)
+                found.setdefault(known[number], []).append(np.unique(places))
+    return found
+
+
+def _check_uploaded(segment: UploadedSegment, slot_count: int) -> bool | None:
+    """Whether it is one of ours; None if it is damaged. Raises what the backend raises.
+
+    Java's files do not say how many slots they have; but their length does.
+    """
+    size, handle = segment.record.size, segment.flat.segment
+    try:
+        tail = handle.read(max(0, size - TAIL_BYTES), min(size, TAIL_BYTES))
+        if has_footer(tail):
+            footer = decode_tail(tail, file_bytes=size, path=handle.path)
+            _check(footer.slot_count == slot_count, slot_count, handle.path)
+            return True
+        header = decode_header(handle.read(0, HEADER_BYTES), path=handle.path)
+    except SegmentError as error:
+        log.warning("the sizes of an index file could not be checked: %s", error)
+        return None
+    wanted = compacted_file_bytes(slot_count=slot_count, item_count=header.item_count)
+    # Those of RocketMQ 5.1 are four bytes longer.
+    _check(size in (wanted, wanted + 4), slot_count, handle.path)
+    return False
+
+
+def _check(is_right: bool, slot_count: int, path: str) -> None:
+    if not is_right:
+        raise InvalidConfigError(
+            f"index_slot_count: {slot_count}, but {path} was made with another number; "
+            "it must never change"
+        )

@@ -10,19 +10,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from heapq import merge
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.codec.checks import Buffer
+from tieredstore.codec.java import local_key_hash, local_slot, tiered_probes
+from tieredstore.codec.key_hashes import key_hash
 from tieredstore.codec.names import index_queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units
 from tieredstore.codec.tiered_index import (
     COMPACTED_ITEM_BYTES,
     HEADER_BYTES,
+    SLOT_BYTES,
     compacted_file_bytes,
+    decode_compacted_slot,
     decode_header,
+    is_legacy_compacted,
     slot_position,
     view_compacted_items,
 )
@@ -32,7 +40,20 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
 from tieredstore.index.compaction import fences_of_table
 from tieredstore.index.contract import NOTHING, CommittedRun, IndexAnswer, IndexFigures, IndexHit
-from tieredstore.index.footer import TAIL_BYTES, decode_tail, has_footer
+from tieredstore.index.footer import (
+    BLOCK_BYTES,
+    GROUP_BYTES,
+    TAIL_BYTES,
+    Footer,
+    Group,
+    NearFooter,
+    Read,
+    block_of,
+    decode_tail,
+    find_group,
+    has_footer,
+    may_hold,
+)
 from tieredstore.index.footer_cache import FooterCache, Origin
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.rows import (
@@ -40,10 +61,11 @@ from tieredstore.index.rows import (
     FoundItem,
     TimeRange,
     foreign_times,
+    seconds_window,
     undated,
     with_true_times,
 )
-from tieredstore.index.search import Asked, LocalFiles, UploadedFile, ask, ask_local
+from tieredstore.index.search import Asked, LocalFiles, ask, ask_local
 from tieredstore.index.watermarks import QueueId, Watermarks, indexed_offset
 from tieredstore.index.writer import LocalFolder
 from tieredstore.model.config import StoreConfig
@@ -66,6 +88,189 @@ FENCES_PART: Final = 1024  # the fences of a file without a footer are smaller t
 FENCES_BYTES_MIN: Final = 4200
 FAILED_COPIES_MAX: Final = 30
 ASKED_OFTEN: Final = 8  # so many lookups, and a file without a footer gets fences of its own
+
+
+class UploadedFile:
+    """One file, which never changes; any thread may ask.
+
+    A lookup reads one range of at most 16 KiB where the footer is near, two ranges where only its
+    tail is known, and two where there is none. A slot with more items is read in pages, newest
+    first, until the caller has enough.
+    """
+
+    def __init__(
+        self,
+        read: Read,
+        items_end: int,
+        *,
+        path: str,
+        slot_count: int,
+        begin_timestamp: int,
+        is_legacy: bool = False,
+        footer: Footer | None = None,
+        near: NearFooter | None = None,
+    ) -> None:
+        self.path = path
+        self.slot_count = slot_count
+        self.begin_timestamp = begin_timestamp
+        self.is_legacy = is_legacy
+        self.footer = footer
+        self._read_bytes = read
+        self._near = near
+        self._items_start = slot_position(slot_count)
+        self._items_end = items_end
+
+    @classmethod
+    def open(
+        cls,
+        read: Read,
+        size: int,
+        *,
+        slot_count: int,
+        path: str = "",
+        trust_footer: bool = True,
+    ) -> UploadedFile:
+        """Look at the end of the file, and at its header where it has no footer of ours.
+
+        `slot_count` is what files without a footer were made with. A footer that is damaged can be
+        passed over: what lies before it is a file as Java writes it.
+        """
+        if not size:  # Java uploads nothing where there is no item
+            return cls(read, 0, path=path, slot_count=slot_count, begin_timestamp=0)
+        tail_bytes = min(size, TAIL_BYTES)
+        tail = _exactly(read, size - tail_bytes, tail_bytes, path)
+        if trust_footer and has_footer(tail):
+            footer = decode_tail(tail, file_bytes=size, path=path)
+            return cls._with(read, path, footer, None)
+        head = tail if size <= TAIL_BYTES else _exactly(read, 0, HEADER_BYTES, path)
+        header = decode_header(head, path=path)
+        is_legacy = is_legacy_compacted(header, file_bytes=size, slot_count=slot_count)
+        wanted = compacted_file_bytes(slot_count=slot_count, item_count=header.item_count)
+        has_more = has_footer(tail) and size > wanted  # the footer is passed over
+        if size != (wanted + 4 if is_legacy else wanted) and not has_more:
+            raise SegmentCorruptError(
+                path,
+                f"{size} bytes, but {slot_count} slots and {header.item_count} items take {wanted}",
+                position=HEADER_BYTES,
+            )
+        return cls(
+            read,
+            wanted,
+            path=path,
+            slot_count=slot_count,
+            begin_timestamp=header.begin_timestamp,
+            is_legacy=is_legacy,
+        )
+
+    @classmethod
+    def with_footer(cls, read: Read, near: NearFooter, *, path: str = "") -> UploadedFile:
+        """Without a read: the footer is near."""
+        return cls._with(read, path, near.footer, near)
+
+    @classmethod
+    def _with(cls, read: Read, path: str, footer: Footer, near: NearFooter | None) -> UploadedFile:
+        return cls(
+            read,
+            footer.position,
+            path=path,
+            slot_count=footer.slot_count,
+            begin_timestamp=footer.begin_timestamp,
+            footer=footer,
+            near=near,
+        )
+
+    def may_hold(self, text: str) -> bool:
+        """False only if no message has this `topic#key`: known without a read, or not at all."""
+        near = self._near
+        if near is None or not near.footer.filter_blocks:
+            return True
+        value = key_hash(text)
+        position = BLOCK_BYTES * block_of(value, near.footer.filter_blocks)
+        block = near.read(position, BLOCK_BYTES)
+        return may_hold(block, value, path=self.path, position=near.footer.position + position)
+
+    def find(self, text: str, *, begin: int, end: int, count_max: int) -> list[FoundItem]:
+        """Items that may be of this `topic#key`, newest first, about within begin to end."""
+        if count_max <= 0 or begin > end or not self.may_hold(text):
+            return []
+        return list(islice(self.matches(text, begin=begin, end=end), count_max))
+
+    def matches(self, text: str, *, begin: int, end: int) -> Iterator[FoundItem]:
+        """The same without a limit and without the filter; pages are read as they are needed.
+
+        Where two hashes are probed, the items of both are merged by time.
+        """
+        if self._items_end <= self._items_start:
+            return
+        rows = [self._of_hash(*probe, begin, end) for probe in self._probes(text)]
+        if len(rows) == 1:
+            yield from rows[0]
+        else:
+            yield from merge(*rows, key=lambda item: -item.store_timestamp)
+
+    def _of_hash(self, hash_: int, slot: int, begin: int, end: int) -> Iterator[FoundItem]:
+        group = self._group(slot)
+        for start in range(group.start, group.end, GROUP_BYTES):
+            size = min(GROUP_BYTES, group.end - start)
+            yield from self._items(start, size, hash_, begin, end)
+
+    def _probes(self, text: str) -> tuple[tuple[int, int], ...]:
+        if self.is_legacy:
+            hash_ = local_key_hash(text)  # 5.1 took 0 for the hash that has no absolute value
+            return ((hash_, local_slot(hash_, self.slot_count)),)
+        probes = tiered_probes(text, self.slot_count)
+        all_ours = self.footer is not None and self.footer.filter_blocks > 0
+        return probes[:1] if all_ours else probes
+
+    def _group(self, slot: int) -> Group:
+        footer = self.footer
+        if footer is not None:
+            at = footer.fence_block_position(slot)
+            if self._near is not None:
+                block = self._near.read(at, BLOCK_BYTES)
+            else:
+                block = _exactly(self._read_bytes, footer.position + at, BLOCK_BYTES, self.path)
+            return find_group(
+                block,
+                slot,
+                first=self._items_start,
+                end=self._items_end,
+                path=self.path,
+                position=footer.position + at,
+            )
+        at = slot_position(slot)
+        data = _exactly(self._read_bytes, at, SLOT_BYTES, self.path)
+        place = decode_compacted_slot(data, path=self.path)
+        end = place.position + place.items_bytes
+        if place.items_bytes and not self._items_start <= place.position < end <= self._items_end:
+            reason = f"a slot with items from {place.position} to {end}"
+            raise SegmentCorruptError(self.path, reason, position=at)
+        return Group(place.position, end)
+
+    def _items(
+        self, start: int, size: int, hash_: int, begin: int, end: int
+    ) -> Iterator[FoundItem]:
+        data = _exactly(self._read_bytes, start, size, self.path)
+        items = view_compacted_items(data, path=self.path)
+        origin = self.begin_timestamp
+        if self.is_legacy:
+            unit, first, last = 1, begin - origin, end - origin
+        else:
+            first, last = seconds_window(begin, end, begin_timestamp=origin)
+            unit = 1000
+        for at in np.flatnonzero(items["key_hash"] == hash_).tolist():
+            _, topic_id, queue_id, log_offset, message_bytes, time = items[at].item()
+            if first <= time <= last:
+                time = origin + unit * time
+                yield FoundItem(topic_id, queue_id, log_offset, message_bytes, time)
+
+
+def _exactly(read: Read, position: int, length: int, path: str) -> bytes:
+    data = read(position, length)
+    if len(data) != length:
+        reason = f"{len(data)} bytes were read of {length}"
+        raise SegmentCorruptError(path, reason, position=position)
+    return data
 
 
 class UploadedSegment:
@@ -301,7 +506,7 @@ class UploadedTable:
     def load(self) -> None:
         """What the catalogue names; the backend is not asked."""
         self._file.load()
-        self._renew()
+        self.renew()
 
     def rows(self) -> list[SegmentRecord]:
         return list(self._metadata.segments(self.path, SegmentType.INDEX))
@@ -361,7 +566,7 @@ class UploadedTable:
                 log.warning("%s was uploaded, but not noted", each.segment.path)
                 each.widen(begin, end, size=size)
                 self._metadata.put(each.record)
-        self._renew()
+        self.renew()
 
     def upload(
         self,
@@ -399,10 +604,6 @@ class UploadedTable:
         if lowered is not None:
             first.record = lowered
         return UploadedSegment(flat, self._cache, slot_count=self._slot_count)
-
-    def show(self) -> None:
-        """Let what was uploaded be seen."""
-        self._renew()
 
     def drop_before(self, before_ms: int) -> int:
         """Drop the oldest files, those all of whose messages were stored before a time."""
@@ -446,7 +647,7 @@ class UploadedTable:
         try:
             self._file.drop(dropped, Watermarks.end_at(self._file.commit_offset), *also)
         finally:
-            self._renew()
+            self.renew()
         if self._cache is not None:
             for each in dropped:
                 self._cache.forget(Origin.of(each.record))
@@ -470,7 +671,8 @@ class UploadedTable:
             return footer.times.last < before_ms
         return min(segment.latest, last) < before_ms
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
+        """Show what the catalogue has as whole files; a file that is known stays the same one."""
         held = {each.origin: each for each in self.segments}
         table = []
         for flat in self._file.segments:

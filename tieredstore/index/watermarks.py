@@ -198,10 +198,6 @@ class Watermarks:
 
     # Of a local file
 
-    def item_count(self, begin: int) -> int | None:
-        durable = self.durable(begin)
-        return None if durable is None else durable.item_count
-
     def durable(self, begin: int) -> Durable | None:
         """What is known to be on the disk of a local file."""
         value = self._metadata.note(FILE, str(begin))
@@ -247,7 +243,7 @@ class Watermarks:
         """
         held = self._metadata.notes(QUEUE)
         starts = {key.partition("/")[2]: at for key, at in self._starts(begin).items()}
-        if not starts and self.item_count(begin) is None and not is_ours:
+        if not starts and self.durable(begin) is None and not is_ours:
             starts = dict.fromkeys(held, 0)
         changes = self.forgotten(begin)
         for key, start in starts.items():
