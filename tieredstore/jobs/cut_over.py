@@ -20,7 +20,13 @@ from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.index import watermarks
 from tieredstore.jobs.migrate_copy import place_of
-from tieredstore.jobs.migrate_plan import OBJECT_PROVIDERS, SourceQueue, SourceTier, target_path
+from tieredstore.jobs.migrate_plan import (
+    OBJECT_PROVIDERS,
+    SourceQueue,
+    SourceTier,
+    target_key,
+    target_path,
+)
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -122,7 +128,7 @@ def not_there(
     """
     index = () if adopt else tier.index
     rows = [*(row for each in tier.queues for row in (*each.log, *each.units)), *index]
-    wanted = {(row.path, row.type, row.base_offset): row for row in (_row(r, target) for r in rows)}
+    wanted = {target_key(row, target): _row(row, target) for row in rows}
     provider.refresh()
     # Of a tier that others use too, only its own queues; else all of them at once.
     for path in sorted({path for path, *_ in wanted}) if adopt else [target.broker_name]:

@@ -42,7 +42,7 @@ from tieredstore.jobs.migrate_plan import (
     read_source,
     snippet,
     source_made_with,
-    target_path,
+    target_key,
     with_names,
 )
 from tieredstore.jobs.worker import worker_provider, worker_runtime
@@ -219,10 +219,7 @@ class _Finish:
         if not self._gone:
             return
         tier = read_source(self._job.source, topics=self._job.topics)
-        there = {
-            (target_path(row.path, self._job.target), row.type, row.base_offset): row
-            for row in tier.rows()
-        }
+        there = {target_key(row, self._job.target): row for row in tier.rows()}
         for gone in self._gone:
             row = there.get(gone.key)
             if row is None:
@@ -235,7 +232,7 @@ class _Finish:
         now = read_source(job.source, topics=job.topics)
         over.check_same(self._plan.tier, now)
         for row in over.not_there(now, job.target, provider, adopt=job.adopt):
-            journal.add((row.path, row.type, row.base_offset), Copied(0, 0))  # once more
+            journal.add(row.key, Copied(0, 0))  # once more
             self._found("lost-copy", row, "it was copied, and the target has it not: run it again")
         if self._findings:
             return False
@@ -251,10 +248,7 @@ class _Finish:
 
     def _remove_expired(self, tier: SourceTier) -> None:
         """What was copied and is not part of the source any more."""
-        kept = {
-            (target_path(row.path, self._job.target), row.type, row.base_offset)
-            for row in tier.rows()
-        }
+        kept = {target_key(row, self._job.target) for row in tier.rows()}
         for path, kind, base in self._plan.known.keys() - kept:
             with self._job.target_provider().open(path, kind, base) as segment:
                 segment.delete()

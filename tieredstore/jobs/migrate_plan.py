@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from tieredstore.access.queue_upload import STOPPED_QUEUE
@@ -23,6 +22,7 @@ from tieredstore.flat import recovery
 from tieredstore.index import watermarks
 from tieredstore.jobs.job import Plan
 from tieredstore.jobs.migrate_copy import BLOCK_BYTES, Copied, CopyItem, Key, Proof, place_of
+from tieredstore.jobs.slices import TopicPatterns
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendUnavailableError,
@@ -88,7 +88,12 @@ def read_source(config: StoreConfig, *, topics: tuple[str, ...] = ()) -> SourceT
     try:
         metadata = parts.metadata
         _check_broker(config, metadata)
-        names = _wanted(metadata, topics)
+        # A catalogue that lost a topic still has its queues.
+        known = {record.topic for record in metadata.topics()}
+        known |= {record.topic for record in metadata.queues()}
+        patterns = TopicPatterns(topics)
+        patterns.refuse_unknown(known)
+        names = {topic for topic in known if patterns.match(topic)}
         parts.load()
         amend_problems(parts.files, metadata, parts.provider, config.broker_name)
         queues = _queues(parts, names)
@@ -133,19 +138,6 @@ def _check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
         raise UnknownNameError(
             f"broker_name: {config.broker_name!r} is not in the catalogue; there are: {known}"
         )
-
-
-def _wanted(metadata: MetadataStore, patterns: tuple[str, ...]) -> set[str]:
-    # A catalogue that lost a topic still has its queues.
-    known = {record.topic for record in metadata.topics()}
-    known |= {record.topic for record in metadata.queues()}
-    for pattern in patterns:
-        if not any(fnmatchcase(topic, pattern) for topic in known):
-            some = ", ".join(sorted(known)[:_NAMES_SHOWN])
-            raise UnknownNameError(f"no topic is called {pattern!r}; there are: {some}")
-    if not patterns:
-        return known
-    return {topic for topic in known if any(fnmatchcase(topic, each) for each in patterns)}
 
 
 def _queues(parts: TierParts, topics: set[str]) -> list[SourceQueue]:
@@ -232,6 +224,11 @@ def target_path(path: str, target: StoreConfig) -> str:
     return queue_path(target.broker_name, topic, int(queue_id))
 
 
+def target_key(row: SegmentRecord, target: StoreConfig) -> Key:
+    """What names a segment of the source in the target."""
+    return target_path(row.path, target), row.type, row.base_offset
+
+
 def plan_migration(
     tier: SourceTier,
     known: Mapping[Key, Copied],
@@ -284,7 +281,7 @@ def _item(
     row: SegmentRecord, known: Mapping[Key, Copied], target: StoreConfig, *, is_growing: bool
 ) -> CopyItem | None:
     path = target_path(row.path, target)
-    copied = known.get((path, row.type, row.base_offset), Copied(0, 0))
+    copied = known.get(target_key(row, target), Copied(0, 0))
     if copied.size == row.size:
         return None
     return CopyItem(

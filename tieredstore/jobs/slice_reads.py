@@ -1,4 +1,4 @@
-"""One slice read ahead: its messages as runs or as Arrow batches."""
+"""One slice of a queue read ahead: its messages as runs, and what of it is damaged."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from tieredstore.codec.columns import RecordFields
 from tieredstore.codec.queue_unit import UNIT_BYTES
-from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.reading import damaged_body, read_run
-from tieredstore.jobs.arrow import MessageTable
 from tieredstore.jobs.slices import Slice
 from tieredstore.jobs.worker import queue_file, worker_runtime
 from tieredstore.model.config import StoreConfig
@@ -81,8 +77,6 @@ class SliceReader:
         *,
         on_damage: OnDamage | None = None,
         file: FlatMessageFile | None = None,
-        runtime: Runtime | None = None,
-        run_bytes: int = RUN_BYTES,
         run_count: int = RUN_COUNT,
         checks_bodies: bool = True,
     ) -> None:
@@ -90,9 +84,8 @@ class SliceReader:
         self._slice = slice
         self._on_damage = on_damage
         self._file = file or queue_file(config, slice.key, slice.path, slice.rows)
-        self._runtime = runtime or worker_runtime()
+        self._runtime = worker_runtime()
         self._source = _UnitsAhead(self._file.queue, slice)
-        self._run_bytes = run_bytes
         self._run_count = run_count
         self._count_max = run_count
         self._pending: Damage | None = None  # may go on in the next message
@@ -120,18 +113,6 @@ class SliceReader:
                 self._flush()
             yield fields
 
-    def batches(
-        self,
-        table: MessageTable,
-        *,
-        rows: Callable[[RecordFields], NDArray[np.int64]] | None = None,
-    ) -> Iterator[pa.RecordBatch]:
-        """Batches of these columns; `rows` chooses among the sound rows of a run."""
-        for fields in self.fields():
-            chosen = np.flatnonzero(fields.sound) if rows is None else rows(fields)
-            if len(chosen):
-                yield table.batch(self._slice.key, fields, chosen)
-
     # Reading
 
     def _ask(self, offset: int) -> Future[_Found]:
@@ -147,7 +128,7 @@ class SliceReader:
                     self._file,
                     offset,
                     count_max=min(self._count_max, end - offset),
-                    bytes_max=self._run_bytes,
+                    bytes_max=RUN_BYTES,
                     source=self._source,
                 )
             except SegmentCorruptError as error:

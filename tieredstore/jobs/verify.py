@@ -64,7 +64,7 @@ from tieredstore.jobs.verify_index import (
     verify_index,
     verify_local_index,
 )
-from tieredstore.jobs.verify_keys import Compared, IndexedQueue, KeyComparison, QueueNumber, within
+from tieredstore.jobs.verify_keys import Compared, IndexedQueue, KeyComparison, queue_of, within
 from tieredstore.jobs.verify_slice import SliceCheck, SliceItem, verify_slice
 from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.config import StoreConfig
@@ -87,7 +87,7 @@ class EntryComparison:
 
     config: StoreConfig
     compared: Compared
-    queues: Mapping[QueueNumber, IndexedQueue]
+    queues: Mapping[QueueId, IndexedQueue]
     index: Sequence[IndexItem]
     shift: int
     findings: Findings
@@ -107,7 +107,7 @@ class EntryComparison:
     def _wanted(self) -> NDArray[Any]:
         found = []
         for row in self.compared.suspects:
-            number = int(row["topic_id"]), int(row["queue_id"])
+            number = queue_of(row)
             queue = self.queues[number]
             first, end = int(row["first"]), int(row["end"])
             if first >= end:
@@ -207,21 +207,15 @@ class EntryComparison:
             self._tell(VerifyKind.KEY_TIME, row, text)
 
     def _tell_unfounded(self, unfounded: NDArray[Any]) -> None:
-        starts = np.fromiter(
-            (
-                self.queues[int(row["topic_id"]), int(row["queue_id"])].log_start
-                for row in unfounded
-            ),
-            np.int64,
-            len(unfounded),
-        )
+        log_starts = (self.queues[queue_of(row)].log_start for row in unfounded)
+        starts = np.fromiter(log_starts, np.int64, len(unfounded))
         wrong = unfounded[unfounded["log_offset"] >= starts]
         for row in wrong[: self.findings.room(VerifyKind.KEY_UNFOUNDED, len(wrong))]:
             text = f"no message at byte {row['log_offset']} has the key or the size of this entry"
             self._tell(VerifyKind.KEY_UNFOUNDED, row, text)
 
     def _tell(self, kind: VerifyKind, row: Any, text: str) -> None:
-        queue = self.queues[int(row["topic_id"]), int(row["queue_id"])]
+        queue = self.queues[queue_of(row)]
         self.findings.describe(
             kind,
             self._paths[int(row["file"])],
@@ -238,7 +232,7 @@ class EntryComparison:
         A file may be full in the middle of the keys of one message.
         """
         explained = np.zeros(len(missing), np.bool_)
-        for number in {(int(row["topic_id"]), int(row["queue_id"])) for row in missing}:
+        for number in {queue_of(row) for row in missing}:
             mine = (missing["topic_id"] == number[0]) & (missing["queue_id"] == number[1])
             theirs = found[(found["topic_id"] == number[0]) & (found["queue_id"] == number[1])]
             stretches = theirs["log_offset"] >> self.shift
@@ -258,7 +252,7 @@ class EntryComparison:
                     comparison.tell_not_uploaded(number, int(np.count_nonzero(behind)), first)
         missing = missing[~explained]
         for row in missing[: self.findings.room(VerifyKind.KEY_MISSING, len(missing))]:
-            queue = self.queues[int(row["topic_id"]), int(row["queue_id"])]
+            queue = self.queues[queue_of(row)]
             offset = int(row["queue_offset"])
             self.findings.describe(
                 VerifyKind.KEY_MISSING,
@@ -299,7 +293,7 @@ class TierPicture:
     index: tuple[SegmentRecord, ...]
     slot_count: int
     index_has_expired: bool
-    sure_below: Mapping[QueueNumber, int]
+    sure_below: Mapping[QueueId, int]
     shift: int
 
     @classmethod
@@ -367,7 +361,7 @@ class TierPicture:
             shift=self.shift,
             next_offset=next_offset,
             is_first=is_first,
-            sure_below=self.sure_below.get((topic_id, queue.key.queue_id), 0),
+            sure_below=self.sure_below.get(QueueId(topic_id, queue.key.queue_id), 0),
             more_rows=more,
         )
         return item, each.approximate_bytes + len(each) * UNIT_BYTES
@@ -379,12 +373,12 @@ class TierPicture:
                 yield item, row.size // len(items)
 
 
-def indexed_queues(items: Iterable[VerifyItem]) -> dict[QueueNumber, IndexedQueue]:
+def indexed_queues(items: Iterable[VerifyItem]) -> dict[QueueId, IndexedQueue]:
     """The queues of these slices, as they were when it was planned."""
-    slices: dict[QueueNumber, list[SliceItem]] = {}
+    slices: dict[QueueId, list[SliceItem]] = {}
     for item in items:
         if isinstance(item, SliceItem) and item.topic_id >= 0:
-            slices.setdefault((item.topic_id, item.slice.key.queue_id), []).append(item)
+            slices.setdefault(item.queue, []).append(item)
     found = {}
     for number, mine in slices.items():
         rows = {row.key: row for item in mine for row in item.slice.rows}
@@ -414,7 +408,7 @@ def _rows(
 
 def _sure_below(
     config: StoreConfig, queues: list[QueueRows], topic_ids: Mapping[str, int], marks: Watermarks
-) -> Iterator[tuple[QueueNumber, int]]:
+) -> Iterator[tuple[QueueId, int]]:
     """Up to where our own notes say that an index file which can be seen here has all keys."""
     seen = is_seen(config)
     unseen: dict[QueueId, int] = {}
@@ -426,7 +420,7 @@ def _sure_below(
         if topic_id is not None:
             queue = QueueId(topic_id, rows.key.queue_id)
             below = marks.of_queue(rows.key.topic, queue)
-            yield (topic_id, queue.queue_id), min(below, unseen.get(queue, below))
+            yield queue, min(below, unseen.get(queue, below))
 
 
 VerifyPlan: TypeAlias = Plan[VerifyItem]

@@ -1,27 +1,27 @@
-"""The findings of a verification, and the sums that compare keys with index entries in one
-pass.
+"""What a verification finds, and the sums that compare keys of messages with entries of the index.
 
-Are the keys of all messages and the entries of the index the same? Told by sums, in one pass.
+Sums tell in one pass whether the keys of all messages and the entries of the index are the same.
+The log offset of an entry alone says which stretch of a queue's log it belongs to, and each stretch
+has one row of sums. Stretches are so long that all rows fit into memory; only those whose sums are
+not zero are then compared entry by entry.
 
-Which stretch an entry belongs to follows from its log offset alone. How long stretches are is
-chosen so that there are few enough to be kept in memory; those that are not zero are then looked at
-entry by entry.
-
-RocketMQ also puts an empty key where KEYS has two blanks in a row or begins with one; we do not. So
-what such messages would add is summed up apart: stretches are right with all of it or without.
+RocketMQ also puts an empty key where KEYS has two blanks in a row or begins with one; we do not.
+What such messages would add is therefore summed up apart, and a stretch is right with all of it or
+without.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.codec.key_hashes import Hashes, mixed
+from tieredstore.index.watermarks import QueueId
 from tieredstore.model.findings import Finding, FindingKind, Place, Severity
 from tieredstore.model.values import INT64_MAX, QueueKey
 
@@ -48,6 +48,32 @@ _ADDED: Final = (
 _COLUMNS: Final = ("wanted", "print", "times")
 _EMPTY_COLUMNS: Final = ("empties", "empty_print", "empty_times")
 _SIGN: Final = 1 << 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Columns of one length, which a subclass names."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    def chosen(self, rows: NDArray[Any] | slice) -> Self:
+        names = [column.name for column in fields(self)]
+        return replace(self, **{name: getattr(self, name)[rows] for name in names})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageKeys(Columns):
+    """One row for each key of each message; `is_empty` rows are of the empty key, which only
+    RocketMQ puts. `ipv6`: whether RocketMQ takes part of an address for the store time."""
+
+    log_offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    hashes: NDArray[np.int64]
+    times: NDArray[np.int64]
+    queue_offsets: NDArray[np.int64]
+    ipv6: NDArray[np.bool_]
+    is_empty: NDArray[np.bool_]
 
 
 def stretch_shift(log_bytes: int) -> int:
@@ -82,65 +108,55 @@ def prints(
     return mixed(what + log_offsets.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
 
-def wanted_sums(
-    *,
-    topic_id: int,
-    queue_id: int,
-    shift: int,
-    log_offsets: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    hashes: NDArray[np.int64],
-    times: NDArray[np.int64],
-    queue_offsets: NDArray[np.int64],
-    are_empty: bool = False,
-) -> Sums:
+def wanted_sums(queue: QueueId, keys: MessageKeys, shift: int, *, are_empty: bool) -> Sums:
     """Of the keys of some messages of one queue, one entry for each key; or of empty keys."""
-    stretches = log_offsets >> shift
+    stretches = keys.log_offsets >> shift
     if (stretches[1:] < stretches[:-1]).any():
         order = np.argsort(stretches, kind="stable")
-        stretches, log_offsets, sizes = stretches[order], log_offsets[order], sizes[order]
-        hashes, times, queue_offsets = hashes[order], times[order], queue_offsets[order]
+        stretches, keys = stretches[order], keys.chosen(order)
     starts = np.flatnonzero(np.append(True, stretches[1:] != stretches[:-1]))
     count, print_, total = _EMPTY_COLUMNS if are_empty else _COLUMNS
-    sums = np.zeros(len(starts), SUM_DTYPE)
-    sums["topic_id"], sums["queue_id"], sums["stretch"] = topic_id, queue_id, stretches[starts]
+    sums = _sums_of(queue.topic_id, queue.queue_id, stretches[starts])
     sums[count] = np.diff(np.append(starts, len(stretches)))
-    sums[print_] = np.add.reduceat(prints(log_offsets, sizes, hashes), starts)
-    sums[total] = np.add.reduceat(times, starts)
-    sums["first"] = np.minimum.reduceat(queue_offsets, starts)
-    sums["end"] = np.maximum.reduceat(queue_offsets, starts) + 1
+    sums[print_] = np.add.reduceat(prints(keys.log_offsets, keys.sizes, keys.hashes), starts)
+    sums[total] = np.add.reduceat(keys.times, starts)
+    sums["first"] = np.minimum.reduceat(keys.queue_offsets, starts)
+    sums["end"] = np.maximum.reduceat(keys.queue_offsets, starts) + 1
     return sums
 
 
 def held_sums(items: NDArray[Any], times: NDArray[np.int64], *, shift: int) -> Sums:
     """Of items of an index file, as it is written or uploaded."""
+    if not len(items):
+        return NO_SUMS
     log_offsets = items["log_offset"].astype(np.int64)
     topics, queues = items["topic_id"].astype(np.int64), items["queue_id"].astype(np.int64)
     sizes = items["message_bytes"].astype(np.int64)
     all_prints = prints(log_offsets, sizes, entry_hashes(items["key_hash"]))
     stretches = log_offsets >> shift
-    if not len(items):
-        return NO_SUMS
     order = _order(topics, queues, stretches)
     topics, queues, stretches = topics[order], queues[order], stretches[order]
     starts = _starts(topics, queues, stretches)
-    sums = np.zeros(len(starts), SUM_DTYPE)
-    sums["topic_id"], sums["queue_id"] = topics[starts], queues[starts]
-    sums["stretch"] = stretches[starts]
+    sums = _sums_of(topics[starts], queues[starts], stretches[starts])
     sums["held"] = np.diff(np.append(starts, len(stretches)))
     sums["print"] = 0 - np.add.reduceat(all_prints[order], starts)
     sums["times"] = -np.add.reduceat(times[order], starts)
-    sums["first"] = INT64_MAX
     return sums
 
 
-def marks(*, topic_id: int, queue_id: int, stretches: NDArray[np.int64], name: str) -> Sums:
+def marks(queue: QueueId, stretches: NDArray[np.int64], name: str) -> Sums:
     """Messages that are counted as `damaged` or `ipv6`, one for each of the stretches."""
-    sums = np.zeros(len(stretches), SUM_DTYPE)
-    sums["topic_id"], sums["queue_id"], sums["stretch"] = topic_id, queue_id, stretches
-    sums["first"] = INT64_MAX
+    sums = _sums_of(queue.topic_id, queue.queue_id, stretches)
     sums[name] = 1
     return consolidated(sums)
+
+
+def _sums_of(topics: Any, queues: Any, stretches: NDArray[np.int64]) -> Sums:
+    """A row for each stretch, with no message yet."""
+    sums = np.zeros(len(stretches), SUM_DTYPE)
+    sums["topic_id"], sums["queue_id"], sums["stretch"] = topics, queues, stretches
+    sums["first"] = INT64_MAX
+    return sums
 
 
 def consolidated(sums: Sums) -> Sums:
@@ -328,3 +344,13 @@ class Findings:
 
     def found(self) -> tuple[Finding, ...]:
         return tuple(self._found)
+
+    def row(self, counts: Mapping[str, int], sums: SumTable) -> VerifyRow:
+        """All that was found, as the outcome of one piece of work."""
+        return VerifyRow(
+            findings=self.found(),
+            totals=dict(self.totals),
+            left_out=self.left_out,
+            counts=dict(counts),
+            sums=sums.table(),
+        )

@@ -144,13 +144,7 @@ def verify_index(config: StoreConfig, item: IndexItem) -> VerifyRow:
             IndexFileCheck(segment, item, findings).run(take)
         except (SegmentError, OffsetOutOfRangeError) as error:
             findings.add(VerifyKind.INDEX_FILE, segment.path, str(error), position=_position(error))
-    return VerifyRow(
-        findings=findings.found(),
-        totals=dict(findings.totals),
-        left_out=findings.left_out,
-        counts=counts,
-        sums=sums.table(),
-    )
+    return findings.row(counts, sums)
 
 
 class IndexFileCheck:
@@ -376,12 +370,7 @@ def verify_local_index(
         except FileNotFoundError:
             continue  # it has been uploaded meanwhile
         except SegmentError as error:
-            findings.add(
-                VerifyKind.INDEX_FILE,
-                str(path),
-                str(error),
-                position=getattr(error, "position", None),
-            )
+            findings.add(VerifyKind.INDEX_FILE, str(path), str(error), position=_position(error))
     return count
 
 

@@ -19,15 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.index.rows import SECOND_SLACK_MS
+from tieredstore.index.watermarks import QueueId
 from tieredstore.jobs.verify_findings import Findings, Sums, VerifyKind
 from tieredstore.model.values import INT64_MAX, QueueKey, SegmentRecord
 
 LOOKED_AT_STRETCHES_MAX: Final = 256
 LOOKED_AT_ENTRIES_MAX: Final = 4_000_000
 LOOKED_AT_BYTES_MAX: Final = 2 * 1024**3  # of index files and stretches of the log
-
-QueueNumber = tuple[int, int]
-"""Topic id and queue id: how an index names a queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +41,12 @@ class IndexedQueue:
     sure_below: int = 0
 
 
-def within(items: NDArray[Any], queues: Mapping[QueueNumber, IndexedQueue]) -> NDArray[np.bool_]:
+def queue_of(row: Any) -> QueueId:
+    """The queue that a row of sums, or of entries, is about."""
+    return QueueId(int(row["topic_id"]), int(row["queue_id"]))
+
+
+def within(items: NDArray[Any], queues: Mapping[QueueId, IndexedQueue]) -> NDArray[np.bool_]:
     """Items of an index file that a broker may be filling: not those of messages that are newer
     than what was planned."""
     topics, numbers = items["topic_id"].astype(np.int64), items["queue_id"].astype(np.int64)
@@ -51,7 +54,7 @@ def within(items: NDArray[Any], queues: Mapping[QueueNumber, IndexedQueue]) -> N
     kept = np.ones(len(items), np.bool_)
     codes = (topics << 32) | (numbers & 0xFFFFFFFF)
     for at in np.unique(codes, return_index=True)[1].tolist():
-        queue = queues.get((int(topics[at]), int(numbers[at])))
+        queue = queues.get(queue_of(items[at]))
         if queue is not None:
             kept &= (codes != codes[at]) | (offsets < queue.log_end)
     return kept
@@ -62,8 +65,8 @@ class Compared:
     """What a comparison came to: stretches that want a closer look, and counts."""
 
     suspects: Sums
-    first_held: dict[QueueNumber, int]  # the first stretch that the index has anything of
-    last_held: dict[QueueNumber, int]  # and the last one
+    first_held: dict[QueueId, int]  # the first stretch that the index has anything of
+    last_held: dict[QueueId, int]  # and the last one
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -72,7 +75,7 @@ class KeyComparison:
 
     def __init__(
         self,
-        queues: Mapping[QueueNumber, IndexedQueue],
+        queues: Mapping[QueueId, IndexedQueue],
         *,
         shift: int,
         findings: Findings,
@@ -132,7 +135,7 @@ class KeyComparison:
     def tell_suspects(self, suspects: Sums) -> None:
         """What is known of them without a closer look."""
         for row in suspects:
-            queue = self._queues[int(row["topic_id"]), int(row["queue_id"])]
+            queue = self._queues[queue_of(row)]
             wanted, held = int(row["wanted"]), int(row["held"])
             start = int(row["stretch"]) << self._shift
             where = f"bytes {start} to {start + (1 << self._shift)} of the log"
@@ -152,7 +155,7 @@ class KeyComparison:
                 count=max(1, wanted - held),
             )
 
-    def tell_not_uploaded(self, number: QueueNumber, count: int, first: int) -> None:
+    def tell_not_uploaded(self, number: QueueId, count: int, first: int) -> None:
         queue = self._queues[number]
         text = f"{count} keys of messages from {first} on are in no index file that is seen here"
         kind = VerifyKind.KEYS_NOT_UPLOADED
@@ -161,7 +164,7 @@ class KeyComparison:
             text = f"{text}; up to {queue.sure_below} all were made durable"
         self._findings.add(kind, queue.path, text, key=queue.key, queue_offset=first, count=count)
 
-    def tell_expired(self, number: QueueNumber, count: int, first: int) -> None:
+    def tell_expired(self, number: QueueId, count: int, first: int) -> None:
         queue = self._queues[number]
         text = f"{count} keys of the oldest messages from {first} on: index files were dropped"
         self._findings.add(
@@ -173,14 +176,14 @@ class KeyComparison:
             count=count,
         )
 
-    def _tell_expired(self, wrong: Sums, first_held: Mapping[QueueNumber, int]) -> Sums:
+    def _tell_expired(self, wrong: Sums, first_held: Mapping[QueueId, int]) -> Sums:
         """Stretches before the first one that the index still has; gives the others."""
         before = wrong["stretch"] < _limits(wrong, first_held, INT64_MAX)
         for number, mine in _by_queue(wrong[before]):
             self.tell_expired(number, int(mine["wanted"].sum()), int(mine["first"].min()))
         return wrong[~before]
 
-    def _tell_unseen(self, wrong: Sums, last_held: Mapping[QueueNumber, int]) -> Sums:
+    def _tell_unseen(self, wrong: Sums, last_held: Mapping[QueueId, int]) -> Sums:
         """Stretches behind the last one that the index has anything of; gives the others."""
         behind = wrong["stretch"] > _limits(wrong, last_held, -1)
         unseen = wrong[behind]
@@ -202,7 +205,7 @@ class KeyComparison:
         new = np.append(True, (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1]))
         starts = np.flatnonzero(new[: len(sums)])
         for start, stop in zip(starts, np.append(starts, len(sums))[1:], strict=True):
-            queue = self._queues.get((int(topics[start]), int(queues[start])))
+            queue = self._queues.get(queue_of(sums[start]))
             if queue is not None:
                 bounds[start:stop] = queue.log_start, queue.log_end
         return bounds
@@ -220,18 +223,20 @@ def _are_wrong(rows: Sums) -> NDArray[np.bool_]:
     return ~right
 
 
-def _by_queue(rows: Sums) -> Iterator[tuple[QueueNumber, Sums]]:
-    numbers = zip(rows["topic_id"].tolist(), rows["queue_id"].tolist(), strict=True)
-    for number in dict.fromkeys(numbers):
+def _by_queue(rows: Sums) -> Iterator[tuple[QueueId, Sums]]:
+    for number in dict.fromkeys(_queues(rows)):
         yield number, rows[(rows["topic_id"] == number[0]) & (rows["queue_id"] == number[1])]
 
 
-def _limits(rows: Sums, held: Mapping[QueueNumber, int], default: int) -> NDArray[np.int64]:
-    numbers = zip(rows["topic_id"].tolist(), rows["queue_id"].tolist(), strict=True)
-    return np.fromiter((held.get(number, default) for number in numbers), np.int64, len(rows))
+def _queues(rows: Sums) -> Iterator[QueueId]:
+    return map(QueueId, rows["topic_id"].tolist(), rows["queue_id"].tolist())
 
 
-def _stretches_held(held: Sums) -> dict[QueueNumber, int]:
+def _limits(rows: Sums, held: Mapping[QueueId, int], default: int) -> NDArray[np.int64]:
+    found = (held.get(number, default) for number in _queues(rows))
+    return np.fromiter(found, np.int64, len(rows))
+
+
+def _stretches_held(held: Sums) -> dict[QueueId, int]:
     """Of each queue the last of these rows."""
-    numbers = zip(held["topic_id"].tolist(), held["queue_id"].tolist(), strict=True)
-    return dict(zip(numbers, held["stretch"].tolist(), strict=True))
+    return dict(zip(_queues(held), held["stretch"].tolist(), strict=True))

@@ -35,10 +35,13 @@ from tieredstore.codec.record import (
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.segment import FileSegment
 from tieredstore.flat.reading import HOLE_BYTES_MAX, RECORD_BYTES_MIN
+from tieredstore.index.watermarks import QueueId
 from tieredstore.jobs.arrow import PropertyColumns, cut_spans
 from tieredstore.jobs.slices import Slice
 from tieredstore.jobs.verify_findings import (
+    Columns,
     Findings,
+    MessageKeys,
     SumTable,
     VerifyKind,
     VerifyRow,
@@ -175,7 +178,7 @@ Tell: TypeAlias = Callable[[VerifyKind, NDArray[np.bool_], Callable[[int], str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+class Named(Columns):
     """Rows of units: queue offsets, and what each unit says of its message."""
 
     queue_offsets: Rows
@@ -183,20 +186,9 @@ class Named:
     sizes: Rows
     tags_codes: Rows
 
-    def __len__(self) -> int:
-        return len(self.places)
-
     @property
     def ends(self) -> Rows:
         return self.places + self.sizes
-
-    def chosen(self, rows: NDArray[Any] | slice) -> Named:
-        return Named(
-            queue_offsets=self.queue_offsets[rows],
-            places=self.places[rows],
-            sizes=self.sizes[rows],
-            tags_codes=self.tags_codes[rows],
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,34 +338,6 @@ def groups_of(named: Named, log: SegmentBytes) -> Iterator[range]:
             at = end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageKeys:
-    """One row for each key of each message; `is_empty` rows are of the empty key, which only
-    RocketMQ puts. `ipv6`: whether RocketMQ takes part of an address for the store time."""
-
-    log_offsets: Rows
-    sizes: Rows
-    hashes: Rows
-    times: Rows
-    queue_offsets: Rows
-    ipv6: NDArray[np.bool_]
-    is_empty: NDArray[np.bool_]
-
-    def __len__(self) -> int:
-        return len(self.log_offsets)
-
-    def chosen(self, rows: NDArray[np.bool_]) -> MessageKeys:
-        return MessageKeys(
-            log_offsets=self.log_offsets[rows],
-            sizes=self.sizes[rows],
-            hashes=self.hashes[rows],
-            times=self.times[rows],
-            queue_offsets=self.queue_offsets[rows],
-            ipv6=self.ipv6[rows],
-            is_empty=self.is_empty[rows],
-        )
-
-
 def keys_of_messages(topic: str, named: Named, fields: RecordFields, rows: Rows) -> MessageKeys:
     """Of these rows, whose records are whole."""
     data = bytes(fields.records)  # no copy: it is what was read
@@ -430,13 +394,9 @@ class SliceFindings:
             offset = int(named.queue_offsets[row])
             path, position = self._units.place(offset * UNIT_BYTES)
             named_bytes = f"{named.sizes[row]} bytes at {named.places[row]}"
+            text = f"the unit of message {offset} names {named_bytes}: {why}"
             self._findings.describe(
-                kind,
-                path,
-                f"the unit of message {offset} names {named_bytes}: {why}",
-                key=self._key,
-                position=position,
-                queue_offset=offset,
+                kind, path, text, key=self._key, position=position, queue_offset=offset
             )
 
     def records(
@@ -446,13 +406,9 @@ class SliceFindings:
         for row in self._findings.rows(kind, wrong):
             path, position = self._log.place(int(named.places[row]))
             offset = int(named.queue_offsets[row])
+            text = f"message {offset}: {say(row)}"
             self._findings.describe(
-                kind,
-                path,
-                f"message {offset}: {say(row)}",
-                key=self._key,
-                position=position,
-                queue_offset=offset,
+                kind, path, text, key=self._key, position=position, queue_offset=offset
             )
 
     def lost_units(self, start: int, end: int) -> None:
@@ -483,13 +439,7 @@ class SliceFindings:
     ) -> None:
         path, position = file.place(at)
         self._findings.add(
-            kind,
-            path,
-            text,
-            key=self._key,
-            position=position,
-            queue_offset=offset,
-            count=count,
+            kind, path, text, key=self._key, position=position, queue_offset=offset, count=count
         )
 
 
@@ -610,6 +560,10 @@ class SliceItem:
     sure_below: int = 0
     more_rows: tuple[SegmentRecord, ...] = ()
 
+    @property
+    def queue(self) -> QueueId:
+        return QueueId(self.topic_id, self.slice.key.queue_id)
+
 
 def verify_slice(config: StoreConfig, item: SliceItem) -> VerifyRow:
     """Read all of it once. What cannot be read is a finding; raises BackendError all the same."""
@@ -646,33 +600,15 @@ class SliceCheck:
         self._units.close()
 
     def row(self) -> VerifyRow:
-        return VerifyRow(
-            findings=self._findings.found(),
-            totals=dict(self._findings.totals),
-            left_out=self._findings.left_out,
-            counts=dict(self._counts),
-            sums=self._sums.table(),
-        )
+        return self._findings.row(self._counts, self._sums)
 
     def count_keys(self, keys: MessageKeys) -> None:
         self._counts["keys"] += int(np.count_nonzero(~keys.is_empty))
         for are_empty in (False, True):
             mine = keys.chosen(keys.is_empty == are_empty)
-            if not len(mine):
-                continue
-            self._sums.add(
-                wanted_sums(
-                    topic_id=self._item.topic_id,
-                    queue_id=self._key.queue_id,
-                    shift=self._item.shift,
-                    log_offsets=mine.log_offsets,
-                    sizes=mine.sizes,
-                    hashes=mine.hashes,
-                    times=mine.times,
-                    queue_offsets=mine.queue_offsets,
-                    are_empty=are_empty,
-                )
-            )
+            if len(mine):
+                sums = wanted_sums(self._item.queue, mine, self._item.shift, are_empty=are_empty)
+                self._sums.add(sums)
         self._mark(keys.log_offsets[keys.ipv6], "ipv6")
 
     def run(self) -> Iterator[MessageKeys]:
@@ -826,14 +762,7 @@ class SliceCheck:
 
     def _mark(self, places: Rows, name: str) -> None:
         if len(places):
-            self._sums.add(
-                marks(
-                    topic_id=self._item.topic_id,
-                    queue_id=self._key.queue_id,
-                    stretches=places >> self._item.shift,
-                    name=name,
-                )
-            )
+            self._sums.add(marks(self._item.queue, places >> self._item.shift, name))
 
 
 def _beside(named: Named, wrong: NDArray[np.bool_]) -> Rows:

@@ -73,7 +73,7 @@ from tieredstore.spark.engine import plain_failures
 from tieredstore.spark.options import ReadOptions, Starting
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceStreamReader, DataSourceWriter
+    from pyspark.sql.datasource import DataSourceWriter
 
 log = log_of(__name__)
 
@@ -178,8 +178,6 @@ class TierDataSource(DataSource):
             return kind(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        from tieredstore.spark.source import TierStreamReader
-
         with plain_failures():
             return TierStreamReader(with_schema(ReadOptions.parse(self.options), schema), schema)
 
@@ -432,9 +430,8 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._scan = ScanReader(options, schema)
         self._tier: TieredReader | None = None
-        self._target: dict[QueueKey, int] | None = (
-            None  # of AvailableNow: nothing behind it is read
-        )
+        # Of the trigger AvailableNow: nothing behind these offsets is read.
+        self._target: dict[QueueKey, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tier": None}  # workers have no catalogue
