@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.access.tier_lives import Lives
-from tests.metadata.crash_disk import Crash, Disk
+from tests.every_step import every_step
 from tieredstore.driver.runtime import Runtime
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.model.values import QueueKey, SegmentType
 from tieredstore.providers.posix import PosixProvider
+from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
 
 CRASHES = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF]
@@ -174,20 +175,11 @@ def crash_on_disk(folder: Path, stop_at: int) -> bool:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("fsync", "fdatasync"):  # a process that dies leaves its pages behind
             patch.setattr(os, name, lambda descriptor: None)
-        watched = folder / "watched"
-        watched.mkdir()
-        disk = Disk(watched, stop_at=stop_at)
-        with pytest.MonkeyPatch.context() as stopping:
-            disk.patch(stopping)
-            try:
-                live(lives, steps, Faults())
-                died = False
-            except Crash:
-                died = True
-        disk.close()
+        with ForgetfulDisk(folder, stop_at=stop_at) as disk:
+            live(lives, steps, Faults())
         assert live(lives, steps)
         disks.close()
-    return died
+    return disk.died
 
 
 @pytest.mark.parametrize("stop_at", range(1, 900, 23))
@@ -198,9 +190,9 @@ def test_nor_does_a_crash_at_a_step_on_the_disk(tmp_path: Path, stop_at: int) ->
 @pytest.mark.torture
 @pytest.mark.parametrize("part", range(20))
 def test_nor_at_any_step_on_the_disk(tmp_path: Path, part: int) -> None:
-    for stop_at in range(1 + part, 2_000, 20):
-        if not crash_on_disk(tmp_path / str(stop_at), stop_at):
-            break
+    every_step(
+        lambda step: crash_on_disk(tmp_path / str(step), 1 + part + 20 * step),
+    )
 
 
 @pytest.mark.parametrize("kept", [0, 2])

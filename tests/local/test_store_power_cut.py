@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,89 +21,8 @@ from tests.local.store_audit import (
 from tieredstore.codec.message import decode_message
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.samples import a_message
-
-PAGE = 4096
-
-
-class Disk:
-    """What surely is on disk: each file's bytes at its last sync, each directory's names at its.
-
-    Files are told apart by their inode. A file whose name was never synced may be missing, and a
-    page that changed since the last sync may be the old one or the new.
-    """
-
-    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
-        self.root = root
-        self.bytes: dict[int, bytes] = {}
-        self.names: dict[Path, dict[str, int]] = {}
-        self._kept: list[int] = []  # held open, so that no inode comes twice
-        for folder, _, files in os.walk(root):  # what an earlier cut left is there
-            for name in files:
-                path = Path(folder, name)
-                self.bytes[path.stat().st_ino] = path.read_bytes()
-            self._note(Path(folder), -1)
-        for name in ("fsync", "fdatasync"):
-            patch.setattr(os, name, self._noting(getattr(os, name)))
-
-    def _noting(self, sync: Callable[[int], None]) -> Callable[[int], None]:
-        def call(descriptor: int) -> None:
-            sync(descriptor)
-            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-            if path == self.root or self.root in path.parents:
-                self._note(path, descriptor)
-
-        return call
-
-    def _note(self, path: Path, descriptor: int) -> None:
-        if not path.is_dir():
-            self.bytes[os.fstat(descriptor).st_ino] = Path(
-                f"/proc/self/fd/{descriptor}"
-            ).read_bytes()
-            return
-        names = {}
-        for item in path.iterdir():
-            names[item.name] = item.stat().st_ino
-            if item.is_file() and item.name != "lock":
-                self._kept.append(os.open(item, os.O_RDONLY))
-        self.names[path] = names
-
-    def close(self) -> None:
-        for descriptor in self._kept:
-            os.close(descriptor)
-
-    def cut(self, target: Path, dice: random.Random) -> None:
-        """The directory as it may be when the power is back."""
-        lose = dice.choice((0.0, 0.3, 0.7, 1.0))
-        for folder, _, files in os.walk(self.root):
-            here = Path(folder)
-            known = self.names.get(here, {})
-            for parent in (here, *here.parents):
-                if parent == self.root:
-                    break
-                if parent.name not in self.names.get(parent.parent, {}) and dice.random() < lose:
-                    break
-            else:
-                parent = self.root
-            if parent != self.root:
-                continue
-            there = target / here.relative_to(self.root)
-            there.mkdir(parents=True, exist_ok=True)
-            for name in files:
-                path = here / name
-                inode = path.stat().st_ino
-                if known.get(name) != inode and dice.random() < lose:
-                    continue
-                (there / name).write_bytes(self._mixed(path, inode, lose, dice))
-
-    def _mixed(self, path: Path, inode: int, lose: float, dice: random.Random) -> bytes:
-        data = path.read_bytes()
-        old = self.bytes.get(inode, b"").ljust(len(data), b"\0")[: len(data)]
-        pages = []
-        for at in range(0, len(data), PAGE):
-            page = slice(at, at + PAGE)
-            pages.append(old[page] if dice.random() < lose else data[page])
-        return b"".join(pages)
 
 
 def run(store: LocalMessageStore, prefix: str, dice: random.Random) -> list[Ack]:
@@ -155,15 +72,13 @@ def histories(root: Path, seed: int) -> None:
     for generation in range(4):
         here, after = root / f"{generation}", root / f"{generation + 1}"
         here.mkdir(exist_ok=True)
-        with pytest.MonkeyPatch.context() as patch:
-            disk = Disk(here, patch)
+        with ForgetfulDisk(here) as disk:
             store = opened(here, flush_disk_type=flush)
             check_acks(store, sure)
             check_queues(store)
             acks = run(store, f"{generation}", dice)
             confirmed = store.confirmed_offset()
             disk.cut(after, dice)
-            disk.close()
         ended = [ack for ack in acks if ack.log_offset < confirmed]
         if flush == "SYNC_FLUSH":
             assert ended == acks

@@ -13,17 +13,17 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.metadata.crash_disk import Crash, Disk
+from tests.every_step import every_step
 from tieredstore.driver.metadata import Change, DeleteSegment, Put, PutNote
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.metadata.journal import commit_line
 from tieredstore.model.errors import MetadataError
 from tieredstore.model.values import SegmentType, TopicRecord
+from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.metadata_contract import PATH, log_segment
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metadata"
 NAME = "tieredStoreMetadata.json"
-STEPS_MAX = 500
 
 BATCHES: list[list[Change]] = [
     [Put(log_segment(1, 1)), Put(log_segment(101)), PutNote("k", "n", 1)],
@@ -86,9 +86,7 @@ def a_journal(folder: Path) -> None:
     with JsonMetadataStore.open(folder / NAME) as store:
         store.put(log_segment(70))
         store.put_note("k", "old", 1)
-        copy = Disk(folder, stop_at=0)
-        copy.written(folder.with_name("killed"))
-        copy.close()
+        ForgetfulDisk(folder).written(folder.with_name("killed"))
     shutil.rmtree(folder)
     folder.with_name("killed").rename(folder)
     with (folder / f"{NAME}.journal").open("ab") as journal:
@@ -148,17 +146,6 @@ def reopened(folder: Path) -> State:
     return seen
 
 
-def stopped(disk: Disk, run: Callable[[], None]) -> bool:
-    """Run on that disk: did it crash?"""
-    with pytest.MonkeyPatch.context() as patch:
-        disk.patch(patch)
-        try:
-            run()
-        except Crash:
-            return True
-    return False
-
-
 @every_start
 @by_hand_or_by_size
 def test_a_crash_at_any_step_leaves_all_that_was_acknowledged(
@@ -166,23 +153,24 @@ def test_a_crash_at_any_step_leaves_all_that_was_acknowledged(
 ) -> None:
     start = prepared(prepare, tmp_path)
     states = expected_states(start, tmp_path / "expected")
-    for stop_at in range(1, STEPS_MAX):
-        folder = tmp_path / f"at-{stop_at}"
-        shutil.copytree(start, folder)
-        disk, history = Disk(folder, stop_at=stop_at), History(states)
-        crashed = stopped(disk, lambda: history.run(folder, compact_at, journal_bytes_max))  # noqa: B023
-        written = reopened(disk.written(tmp_path / f"written-{stop_at}"))
-        synced = reopened(disk.synced(tmp_path / f"synced-{stop_at}"))
-        disk.close()
-        assert written in history.allowed, stop_at
-        assert synced in history.allowed, stop_at
+
+    def live(stop_at: int) -> tuple[ForgetfulDisk, History]:
+        folder = shutil.copytree(start, tmp_path / f"at-{stop_at}")
+        history = History(states)
+        with ForgetfulDisk(folder, stop_at=stop_at + 1) as disk:
+            history.run(folder, compact_at, journal_bytes_max)
+        return disk, history
+
+    def check(life: tuple[ForgetfulDisk, History], stop_at: int) -> bool:
+        disk, history = life
+        assert reopened(disk.written(tmp_path / f"written-{stop_at}")) in history.allowed
+        assert reopened(disk.synced(tmp_path / f"synced-{stop_at}")) in history.allowed
         if prepare is not an_overtaken_journal:  # our own crash is not taken for RocketMQ's work
             assert not list(tmp_path.glob("*/*.stale"))
-        if not crashed:
-            assert history.acknowledged == len(BATCHES)
-            assert stop_at > 25
-            return
-    pytest.fail("the history never came to its end")
+        assert disk.died or history.acknowledged == len(BATCHES)
+        return disk.died
+
+    assert every_step(live, check) > 25
 
 
 @every_start
@@ -192,23 +180,25 @@ def test_an_error_at_any_step_loses_nothing_that_was_acknowledged(
 ) -> None:
     start = prepared(prepare, tmp_path)
     states = expected_states(start, tmp_path / "expected")
-    refused = 0
-    for stop_at in range(1, STEPS_MAX):
-        folder = tmp_path / f"at-{stop_at}"
-        shutil.copytree(start, folder)
-        disk, history = Disk(folder, stop_at=stop_at, error=True), History(states)
-        with pytest.MonkeyPatch.context() as patch:
-            disk.patch(patch)
+    refused: list[int] = []
+
+    def live(stop_at: int) -> tuple[ForgetfulDisk, History]:
+        folder = shutil.copytree(start, tmp_path / f"at-{stop_at}")
+        history = History(states)
+        with ForgetfulDisk(folder, stop_at=stop_at + 1, error=True) as disk:
             try:
                 history.run(folder, compact_at, journal_bytes_max)
             except MetadataError:
-                refused += 1
-        disk.close()
-        assert reopened(folder) in history.allowed, stop_at
-        if disk.steps < stop_at:
-            assert refused > 5
-            return
-    pytest.fail("the history never came to its end")
+                refused.append(stop_at)
+        return disk, history
+
+    def check(life: tuple[ForgetfulDisk, History], stop_at: int) -> bool:
+        disk, history = life
+        assert reopened(disk.folder) in history.allowed, stop_at
+        return bool(disk.failed)
+
+    every_step(live, check)
+    assert len(refused) > 5
 
 
 @pytest.mark.slow
@@ -219,28 +209,24 @@ def test_a_crash_while_recovering_from_a_crash_is_no_different(tmp_path: Path) -
     states = expected_states(start, tmp_path / "expected")
     for first in range(1, 80, 3):
         for second in range(1, 20, 2):
-            folder = tmp_path / f"at-{first}-{second}"
+            folder, history = tmp_path / f"at-{first}-{second}", History(states)
             shutil.copytree(start, folder)
-            disk, history = Disk(folder, stop_at=first), History(states)
-            stopped(disk, lambda: history.run(folder, 3, None))  # noqa: B023
+            with ForgetfulDisk(folder, stop_at=first) as disk:
+                history.run(folder, 3, None)
             again = disk.synced(tmp_path / f"again-{first}-{second}")
-            disk.close()
-            disk = Disk(again, stop_at=second)
-            stopped(disk, lambda: JsonMetadataStore.open(again / NAME).close())  # noqa: B023
+            with ForgetfulDisk(again, stop_at=second) as disk:
+                JsonMetadataStore.open(again / NAME).close()
             last = disk.synced(tmp_path / f"last-{first}-{second}")
-            disk.close()
             assert reopened(last) in history.allowed, (first, second)
             for used in (folder, again, last):
                 shutil.rmtree(used)
 
 
 def test_missing_folders_are_made_durable(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, stop_at=0)
-    with pytest.MonkeyPatch.context() as patch:
-        disk.patch(patch)
-        JsonMetadataStore.open(tmp_path / "store" / NAME).close()
-    assert "store" in disk._names
-    disk.close()
+    (tmp_path / "root").mkdir()
+    with ForgetfulDisk(tmp_path / "root") as disk:
+        JsonMetadataStore.open(tmp_path / "root" / "store" / NAME).close()
+    assert (disk.synced(tmp_path / "synced") / "store").is_dir()
 
 
 def test_what_a_reopened_store_shows_is_durable(tmp_path: Path) -> None:
@@ -248,15 +234,13 @@ def test_what_a_reopened_store_shows_is_durable(tmp_path: Path) -> None:
     start = prepared(a_journal, tmp_path)
     journal = start / f"{NAME}.journal"
     journal.write_bytes(journal.read_bytes().removesuffix(b'{"crc":"12'))
-    disk = Disk(start, stop_at=0)
+    disk = ForgetfulDisk(start)
     with journal.open("ab") as file:
         file.write(commit_line(3, [b'{"put":"note","kind":"k","key":"unsynced","value":1}']))
-    with pytest.MonkeyPatch.context() as patch:
-        disk.patch(patch)
+    with disk:
         store = JsonMetadataStore.open(start / NAME)
     seen = state(store)
     picture = disk.synced(tmp_path / "picture")
     store.close()
-    disk.close()
     assert seen[1] == {"old": 1, "unsynced": 1}
     assert reopened(picture) == seen

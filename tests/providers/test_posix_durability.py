@@ -18,6 +18,7 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.posix import PosixProvider
+from tieredstore.testing.disk import ForgetfulDisk
 
 LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
 
@@ -27,76 +28,52 @@ def provider(tmp_path: Path) -> PosixProvider:
     return PosixProvider(tmp_path, "GoldenCluster", Runtime.inline())
 
 
-class Syncs:
-    """Notes each sync: of which file, how long it was, and of which directory."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.files: list[tuple[str, int]] = []
-        self.directories: list[str] = []
-        real_fsync, real_fdatasync = os.fsync, os.fdatasync
-
-        def note(descriptor: int) -> None:
-            path = os.readlink(f"/proc/self/fd/{descriptor}")
-            if os.path.isdir(path):
-                self.directories.append(path)
-            else:
-                self.files.append((path, os.fstat(descriptor).st_size))
-
-        def fsync(descriptor: int) -> None:
-            note(descriptor)
-            real_fsync(descriptor)
-
-        def fdatasync(descriptor: int) -> None:
-            note(descriptor)
-            real_fdatasync(descriptor)
-
-        monkeypatch.setattr(os, "fsync", fsync)
-        monkeypatch.setattr(os, "fdatasync", fdatasync)
+def held(disk: ForgetfulDisk, moment: str) -> dict[str, bytes]:
+    """The files that a power cut at this moment leaves, by where they were."""
+    copy = disk.synced(disk.folder.with_name(f"{disk.folder.name}-{moment}"))
+    found = (path for path in copy.rglob("*") if path.is_file())
+    return {str(disk.folder / path.relative_to(copy)): path.read_bytes() for path in found}
 
 
 class TestDurability:
     def test_bytes_and_every_new_name_are_synced(
-        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, provider: PosixProvider, tmp_path: Path
     ) -> None:
-        syncs = Syncs(monkeypatch)
-        segment = provider.open("b/t/0", LOG, 0)
-        segment.write(0, b"first")
-        assert syncs.files == [(segment.path, 5)]
-        below = Path(segment.path).relative_to(tmp_path).parts
-        parents = [tmp_path.joinpath(*below[:depth]) for depth in range(len(below))]
-        assert set(syncs.directories) >= {str(parent) for parent in parents}
+        with ForgetfulDisk(tmp_path) as disk:
+            segment = provider.open("b/t/0", LOG, 0)
+            segment.write(0, b"first")
+            assert held(disk, "first write") == {segment.path: b"first"}
 
-        syncs.directories.clear()
-        segment.write(5, b"second")
-        assert syncs.files[-1] == (segment.path, 11)
-        assert syncs.directories == []
+            disk.syncs.clear()
+            segment.write(5, b"second")
+            assert held(disk, "second write") == {segment.path: b"firstsecond"}
+            assert disk.syncs == [(Path(segment.path), 11)]  # its name is durable already
 
-        segment.delete()
-        assert syncs.directories == [str(Path(segment.path).parent)]
+            segment.delete()
+            assert held(disk, "deletion") == {}
 
     def test_what_a_dead_process_left_is_synced_before_it_counts(
-        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch
+        self, provider: PosixProvider, tmp_path: Path
     ) -> None:
         segment = provider.open("b/t/0", LOG, 0)
         segment.write(0, b"first")
-        with open(segment.path, "ab") as file:
-            file.write(b"not yet synced")
-        syncs = Syncs(monkeypatch)
-        again = provider.open("b/t/0", LOG, 0)
-        assert again.size() == 19
-        assert syncs.files == [(segment.path, 19)]
-        assert again.size() == 19
-        assert len(syncs.files) == 1  # known by now
-        with pytest.raises(PositionMismatchError) as caught:
-            segment.write(5, b"late")
+        with ForgetfulDisk(tmp_path) as disk:
+            with open(segment.path, "ab") as file:
+                file.write(b"not yet synced")
+            again = provider.open("b/t/0", LOG, 0)
+            assert again.size() == 19
+            assert held(disk, "look") == {segment.path: b"firstnot yet synced"}
+            assert again.size() == 19
+            assert disk.syncs.count((Path(segment.path), 19)) == 1  # known by now
+            with pytest.raises(PositionMismatchError) as caught:
+                segment.write(5, b"late")
         assert caught.value.actual == 19
-        assert len(syncs.files) == 2  # the other handle did not know
+        assert disk.syncs.count((Path(segment.path), 19)) == 2  # the other handle did not know
 
     def test_a_created_segment_appears_whole_and_durable(
-        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch
+        self, provider: PosixProvider, tmp_path: Path
     ) -> None:
         segment = provider.open("b/rmq_sys_INDEX/0", INDEX, 0)
-        syncs = Syncs(monkeypatch)
         seen: list[bool] = []
 
         def blocks() -> Iterator[bytes]:
@@ -104,10 +81,11 @@ class TestDurability:
             seen.append(Path(segment.path).exists())
             yield b"tail"
 
-        provider.create(segment, blocks())
+        with ForgetfulDisk(tmp_path) as disk:
+            provider.create(segment, blocks())
         assert seen == [False]
-        assert syncs.files == [(segment.path + ".tmp", 8)]
-        assert syncs.directories[-1] == str(Path(segment.path).parent)
+        assert disk.syncs[-2] == (Path(segment.path + ".tmp"), 8)
+        assert held(disk, "creation") == {segment.path: b"headtail"}
 
     def test_a_crash_in_a_create_leaves_no_segment_and_no_waste(
         self, provider: PosixProvider

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -30,41 +29,9 @@ from tieredstore.local import index_file, index_service
 from tieredstore.local.index_file import IndexCut, IndexFile, cut_back
 from tieredstore.local.index_service import IndexService
 from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.testing.disk import ForgetfulDisk
 
 STEPS = st.lists(st.one_of(st.integers(1, 12), st.just("flush")), min_size=1, max_size=12)
-
-
-class Disk:
-    """What is surely on disk of each index file: its bytes when it was last flushed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.durable: dict[str, bytes] = {}
-        flush, create = IndexFile.flush, IndexFile.create.__func__  # type: ignore[attr-defined]
-
-        def flushed(file: IndexFile) -> None:
-            flush(file)
-            self.durable[file.name] = file.path.read_bytes()
-
-        def created(cls: type[IndexFile], /, path: Path, **sizes: int) -> IndexFile:
-            file: IndexFile = create(cls, path, **sizes)
-            self.durable[file.name] = path.read_bytes()
-            return file
-
-        monkeypatch.setattr(IndexFile, "flush", flushed)
-        monkeypatch.setattr(IndexFile, "create", classmethod(created))
-
-    def crash(self, root: Path, to: Path, dice: random.Random) -> None:
-        """The store after a power cut: of every unflushed page the old bytes or the new."""
-        shutil.copytree(root, to)
-        for path in (to / "index").iterdir() if (to / "index").exists() else ():
-            old, new = self.durable[path.name], path.read_bytes()
-            page = dice.choice([1, 4, 20, 40, 64, 4096])
-            chance = dice.choice([0.0, 0.5, 1.0])
-            pages = (
-                (new if dice.random() < chance else old)[start : start + page]
-                for start in range(0, len(new), page)
-            )
-            path.write_bytes(b"".join(pages))
 
 
 def clean_files(rows: list[Row]) -> list[bytes]:
@@ -93,15 +60,12 @@ def test_after_a_power_cut_the_files_are_those_of_a_store_that_had_none(
 ) -> None:
     """Also where the log lost its last messages, and others came to their places."""
     rows = made_up_rows(160)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        pytest.MonkeyPatch.context() as monkeypatch,
-    ):
-        root, after = Path(folder, "store"), Path(folder, "after")
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "store")
         root.mkdir()
-        disk = Disk(monkeypatch)
-        done = run(loaded(root), steps, rows)
-        disk.crash(root, after, random.Random(seed))
+        with ForgetfulDisk(root) as disk:
+            done = run(loaded(root), steps, rows)
+        after = disk.cut(Path(folder, "after"), random.Random(seed))
 
         left = max(0, done - lost)
         others = [
@@ -131,20 +95,17 @@ def test_a_second_crash_during_the_replay_loses_nothing_either(
     steps: list[int | str], again: list[int | str], seed: int
 ) -> None:
     rows, dice = made_up_rows(160), random.Random(seed)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        pytest.MonkeyPatch.context() as monkeypatch,
-    ):
-        first, second, third = (Path(folder, name) for name in "abc")
+    with tempfile.TemporaryDirectory() as folder:
+        first = Path(folder, "a")
         first.mkdir()
-        disk = Disk(monkeypatch)
-        done = run(loaded(first), steps, rows)
-        disk.crash(first, second, dice)
-        service = service_at(second)
-        start = service.load(abnormal=True)
-        disk.durable = index_bytes(second) if (second / "index").exists() else {}
-        run(service, again, [row for row in rows[:done] if row.log_offset >= start])
-        disk.crash(second, third, dice)
+        with ForgetfulDisk(first) as disk:
+            done = run(loaded(first), steps, rows)
+        second = disk.cut(Path(folder, "b"), dice)
+        with ForgetfulDisk(second) as disk:
+            service = service_at(second)
+            start = service.load(abnormal=True)
+            run(service, again, [row for row in rows[:done] if row.log_offset >= start])
+        third = disk.cut(Path(folder, "c"), dice)
         with service_at(third) as service:
             start = service.load(abnormal=True)
             replay(service, rows[:done], start=min(start, service.truncate(100 * done)))

@@ -1,0 +1,248 @@
+"""A disk that forgets what was not synced, and a process that dies at any of its steps.
+
+    with ForgetfulDisk(folder, stop_at=7) as disk:
+        write_something(folder)          # the 7th step does not happen, nor does any behind it
+    reopen(disk.written(elsewhere))      # the process died, the machine went on
+    reopen(disk.synced(elsewhere_too))   # the power went, and all that was not synced with it
+    reopen(disk.cut(a_third, dice))      # the power went, and some of that with it
+
+What is forgotten, for each kind of change:
+
+| change | durable when | else, after a power cut |
+| --- | --- | --- |
+| bytes, by `pwrite`, `write` or a mapping | the file was synced | any piece may be the old one |
+| length | the file was synced | may be the old one |
+| a new name, of a file or folder | its folder was synced | may be missing, with all below it |
+| a removed name | its folder was synced | may be back, with the file's synced bytes |
+| a name given to another file | its folder was synced | the old file, the new one, or neither |
+
+A file's bytes and its name are apart: a synced file without a synced name is lost, and a synced
+name may lead to an empty file. What is in the folder before the disk is entered is durable.
+
+Steps are the calls of `os` in `STEPS` that concern the folder. Files that are made by
+`os.open` or `open` appear without a step of their own. For one thread, and Linux.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import pytest
+
+STEPS: Final = (
+    *("pwrite", "write", "ftruncate", "posix_fallocate", "fsync", "fdatasync"),
+    *("replace", "rename", "link", "unlink", "remove", "mkdir", "rmdir"),
+)
+PIECES: Final = (1, 4, 20, 40, 64, 512, 4096)  # bytes that are kept or forgotten together
+LOSSES: Final = (0.0, 0.3, 0.7, 1.0)
+
+
+class Crash(BaseException):
+    """The process has stopped. No `except Exception` of the code under test takes it."""
+
+
+def _is_lock(name: str) -> bool:
+    """Closing any descriptor of a locked file gives the lock away, so none is opened."""
+    return name == "lock" or name.endswith(".lock")
+
+
+class ForgetfulDisk:
+    """The disk below one folder. While it is entered it sees what the process does there.
+
+    `stop_at` is the number of the step that does not happen, from 1; of a write `torn` bytes go
+    out, or half of it. The process dies there: this step and all further ones raise `Crash`, which
+    the `with` block swallows, and `died` is true. With `error` that step fails with EIO instead,
+    once, and the process goes on. 0: nothing stops.
+    """
+
+    def __init__(
+        self, folder: Path, *, stop_at: int = 0, error: bool = False, torn: int | None = None
+    ) -> None:
+        self.folder = Path(os.path.realpath(folder))
+        self.steps = 0
+        self.died = False
+        self.failed = ""  # the step that failed or stopped
+        self.syncs: list[tuple[Path, int]] = []  # each file or folder, and the bytes of it
+        self._stop_at, self._error, self._torn = stop_at, error, torn
+        self._bytes: dict[int, bytes] = {}  # by inode, of files, as synced
+        self._names: dict[int, dict[str, int]] = {}  # by inode, of folders, as synced
+        self._held: dict[int, int] = {}  # open descriptors, so that no inode comes twice
+        self._real: dict[str, Callable[..., Any]] = {}
+        self._patch = pytest.MonkeyPatch()
+        weakref.finalize(self, _close_all, self._held)
+        for place, _, names in os.walk(self.folder):
+            self._sync_folder(Path(place))
+            for name in names:
+                self._bytes[Path(place, name).stat().st_ino] = self._read(Path(place, name))
+
+    def __enter__(self) -> Self:
+        self._real = {name: getattr(os, name) for name in STEPS}
+        for name in STEPS:
+            self._patch.setattr(os, name, self._step(name))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self._patch.undo()
+        return isinstance(error, Crash)
+
+    # What is on the disk afterwards
+
+    def written(self, target: Path) -> Path:
+        """All that was written, as another process finds it."""
+        return self._picture(target, lambda: False)
+
+    def synced(self, target: Path) -> Path:
+        """What was synced and nothing else."""
+        return self._picture(target, lambda: True)
+
+    def cut(self, target: Path, dice: random.Random) -> Path:
+        """What was synced, and of each later change perhaps some."""
+        loss, piece = dice.choice(LOSSES), dice.choice(PIECES)
+        return self._picture(target, lambda: dice.random() < loss, piece)
+
+    def _picture(self, target: Path, forgets: Callable[[], bool], piece: int = 1 << 62) -> Path:
+        now = {self.folder.stat().st_ino: self.folder}
+        for place, folders, files in os.walk(self.folder):
+            for name in (*folders, *files):
+                now[Path(place, name).stat().st_ino] = Path(place, name)
+        self._mix(self.folder.stat().st_ino, target, now, forgets, piece)
+        return target
+
+    def _mix(
+        self,
+        folder: int,
+        target: Path,
+        now: dict[int, Path],
+        forgets: Callable[[], bool],
+        piece: int,
+    ) -> None:
+        target.mkdir(exist_ok=True)
+        old = self._names.get(folder, {})
+        new = _inodes(now[folder]) if folder in now else {}
+        for name in sorted(old.keys() | new.keys()):
+            inode = new.get(name)
+            if inode != old.get(name) and forgets():
+                # A new file below an old name: once more, whether the name is lost altogether.
+                inode = None if inode and old.get(name) and not forgets() else old.get(name)
+            if inode is None:
+                continue
+            if inode in self._names or (inode in now and now[inode].is_dir()):
+                self._mix(inode, target / name, now, forgets, piece)
+            elif _is_lock(name):
+                (target / name).touch()
+            else:
+                data = self._read(now[inode]) if inode in now else self._of_held(inode)
+                kept = _mixed(self._bytes.get(inode, b""), data, forgets, piece)
+                (target / name).write_bytes(kept)
+
+    # What the process does
+
+    def _step(self, name: str) -> Callable[..., Any]:
+        real = self._real[name]
+
+        def step(*arguments: Any, **named: Any) -> Any:
+            if not self._concerns(name, arguments, named):
+                return real(*arguments, **named)
+            if self.died:
+                raise Crash(name)
+            self.steps += 1
+            if self.steps == self._stop_at:
+                self._stop(name, arguments)
+            result = real(*arguments, **named)
+            if name in {"fsync", "fdatasync"}:
+                self._note_sync(arguments[0])
+            return result
+
+        return step
+
+    def _stop(self, name: str, arguments: tuple[Any, ...]) -> None:
+        self.failed = name
+        if name in {"pwrite", "write"}:
+            descriptor, data, *position = arguments
+            data = memoryview(data).cast("B")
+            torn = len(data) // 2 if self._torn is None else self._torn
+            self._real[name](descriptor, data[:torn], *position)
+        if self._error:
+            raise OSError(errno.EIO, f"{name} failed")
+        self.died = True
+        raise Crash(name)
+
+    def _concerns(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
+        places = arguments[:2] if name in {"replace", "rename", "link"} else arguments[:1]
+        return any(self._is_below(place, named.get("dir_fd")) for place in places)
+
+    def _is_below(self, place: Any, folder: int | None) -> bool:
+        if isinstance(place, int):
+            path = os.readlink(f"/proc/self/fd/{place}").removesuffix(" (deleted)")
+        else:
+            text = os.fsdecode(place)
+            if folder is not None:
+                text = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), text)
+            path = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
+        return path == str(self.folder) or path.startswith(f"{self.folder}/")
+
+    # What is synced
+
+    def _note_sync(self, descriptor: int) -> None:
+        status, link = os.fstat(descriptor), f"/proc/self/fd/{descriptor}"
+        path = Path(os.readlink(link).removesuffix(" (deleted)"))
+        self.syncs.append((path, status.st_size))
+        if path.is_dir():
+            self._sync_folder(path)
+        elif not _is_lock(path.name):
+            self._hold(status.st_ino, link)
+            self._bytes[status.st_ino] = self._of_held(status.st_ino)
+
+    def _sync_folder(self, path: Path) -> None:
+        names, inode = _inodes(path), path.stat().st_ino
+        self._names[inode] = names
+        self._hold(inode, path)
+        for name, inode in names.items():
+            if not _is_lock(name):
+                self._hold(inode, path / name)
+
+    def _hold(self, inode: int, path: Path | str) -> None:
+        if inode not in self._held:
+            self._held[inode] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _read(self, path: Path) -> bytes:
+        """Through a descriptor that stays open: a closed one would end the locks of the file."""
+        if _is_lock(path.name):
+            return b""
+        inode = path.stat().st_ino
+        self._hold(inode, path)
+        return self._of_held(inode)
+
+    def _of_held(self, inode: int) -> bytes:
+        descriptor = self._held[inode]
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+
+
+def _inodes(folder: Path) -> dict[str, int]:
+    return {item.name: item.inode() for item in os.scandir(folder)}
+
+
+def _mixed(old: bytes, new: bytes, forgets: Callable[[], bool], piece: int) -> bytes:
+    if old == new:
+        return new
+    length = len(old) if forgets() else len(new)
+    old, new = old.ljust(length, b"\0")[:length], new.ljust(length, b"\0")[:length]
+    places = range(0, length, piece)
+    return b"".join((old if forgets() else new)[at : at + piece] for at in places)
+
+
+def _close_all(held: dict[int, int]) -> None:
+    while held:
+        os.close(held.popitem()[1])
