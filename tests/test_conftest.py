@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 
+from tests import conftest
 from tests.disk_with_room import sitecustomize
 
 
@@ -70,3 +72,30 @@ def test_the_disk_has_room_for_tests_and_for_the_processes_they_start(tmp_path: 
         check=True,
     )
     assert shutil.disk_usage(tmp_path) == half == tuple(map(int, started.stdout.split()))
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "flags", "roomy"),
+    [(conftest.ROOM_BYTES, 0, True), (64 << 20, 0, False), (1 << 40, os.ST_NOEXEC, False)],
+    ids=["room", "a container's", "no scripts"],
+)
+def test_temporary_folders_are_in_memory_where_stores_and_scripts_have_room(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free_bytes: int, flags: int, *, roomy: bool
+) -> None:
+    found = SimpleNamespace(f_bavail=free_bytes // 4096, f_frsize=4096, f_flag=flags)
+    monkeypatch.setattr(os, "statvfs", lambda path: found)
+    assert conftest.has_room(tmp_path) == roomy
+    assert not conftest.has_room(tmp_path / "missing")
+
+
+def test_a_folder_that_was_asked_for_is_taken(tmp_path: Path) -> None:
+    code = "import tests.conftest, tempfile; print(tempfile.gettempdir())"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.strip() == str(tmp_path)
