@@ -233,10 +233,13 @@ def _body(environ: WSGIEnvironment) -> bytes:
 
 
 def moto_application() -> Any:
-    """Moto's S3, one request at a time. It keeps everything in memory and takes any keys."""
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    """Moto's S3, one request at a time. It keeps everything in memory and takes any keys.
 
-    return one_at_a_time(DomainDispatcherApplication(create_backend_app))
+    Without moto's dispatcher: it lists the folders of all its services for each request.
+    """
+    from moto.moto_server.werkzeug_app import create_backend_app
+
+    return one_at_a_time(create_backend_app("s3"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
