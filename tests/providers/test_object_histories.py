@@ -150,8 +150,8 @@ class History:
                 late = network.late.pop(self.dice.randrange(len(network.late)))
                 try:
                     late()
-                except (SegmentNotFoundError, ObjectExistsError):
-                    pass
+                except (SegmentNotFoundError, OffsetOutOfRangeError, ObjectExistsError):
+                    pass  # the late request of somebody who does not wait for it any more
 
     def _write(self, process: Process, place: Place) -> None:
         segment = process.open(*place)
@@ -226,5 +226,5 @@ def test_what_was_acknowledged_is_there_in_many_histories() -> None:
         seed = random.SystemRandom().getrandbits(32)
         try:
             run(seed, 60)
-        except AssertionError as error:
+        except Exception as error:
             raise AssertionError(f"seed {seed}") from error
