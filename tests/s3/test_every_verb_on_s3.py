@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from tests.cli.verb_kit import (
 )
 from tests.s3.moto_server import Door
 from tests.s3.s3_clients import new_settings
+from tieredstore.driver.retry import RetryPolicy
+from tieredstore.providers import object_provider
 from tieredstore.providers.object_provider import open_client
 from tieredstore.providers.s3_settings import ObjectStoreSettings
 
@@ -55,6 +58,13 @@ def refusing(settings: ObjectStoreSettings, moto: tuple[str, Door]) -> Iterator[
         moto[1].answers[kind] = Response(text, 403, content_type="application/xml")
     yield
     moto[1].answers.clear()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that fails is sent again as often as ever, and at once."""
+    at_once = partial(RetryPolicy, first_wait_ms=0)
+    monkeypatch.setattr(object_provider, "RetryPolicy", at_once)
 
 
 def in_bucket(bench: Bench, settings: ObjectStoreSettings, **others: object) -> list[str]:
@@ -120,6 +130,7 @@ def check_refusal(name: str, code: int, told: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_A_TIER)
+@pytest.mark.usefixtures("impatient")
 def test_an_address_where_nobody_answers_is_one_line(
     bench: Bench, settings: ObjectStoreSettings, name: str
 ) -> None:
@@ -135,11 +146,12 @@ def test_an_address_where_nobody_answers_is_one_line(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["topics", "cat", "audit", "verify", "metadata snapshot"])
+@pytest.mark.usefixtures("impatient")
 def test_a_server_that_never_replies_is_given_up(
     bench: Bench, settings: ObjectStoreSettings, moto: tuple[str, Door], tmp_path: Path, name: str
 ) -> None:
     conf = tmp_path / "hasty.toml"
-    conf.write_text("request_timeout_ms = 200\n")
+    conf.write_text("request_timeout_ms = 20\n")
     with moto[1].breaking("stalled", rate=1.0):
         ran = bench.run(name, "--config", conf, *in_bucket(bench, settings))
     assert ran.code == 5, ran.err
