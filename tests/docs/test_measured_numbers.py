@@ -22,8 +22,8 @@ TOPIC = "OrderEvents"
 def test_a_proof_takes_about_as_many_requests_as_the_page_says() -> None:
     client = MemoryObjectClient()
     assert certify(client).passed
-    assert "about 1 300 small requests" in prose("object-store-layout.md")
-    assert 1_250 <= client.requests.total() < 1_400
+    assert "about 1 200 small requests" in prose("object-store-layout.md")
+    assert 1_150 <= client.requests.total() < 1_250
 
 
 def test_a_segment_takes_about_as_many_bytes_of_the_catalogue_as_the_page_says(

@@ -29,12 +29,11 @@ class Net:
         *,
         metadata: Mapping[str, str] | None = None,
         if_absent: bool = True,
-        if_match: str | None = None,
     ) -> ObjectFacts:
         if self.matches("put", key):
             self._puts.append((key, bytes(data), metadata or {}))
             raise BackendUnavailableError(key, "put", "no answer")
-        return self._put(key, data, metadata=metadata, if_absent=if_absent, if_match=if_match)
+        return self._put(key, data, metadata=metadata, if_absent=if_absent)
 
     def _hold_delete(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
         if self.matches("delete", keys[0]):

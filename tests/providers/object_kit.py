@@ -59,14 +59,11 @@ class StruckClient(ObjectClientWrapper):
         *,
         metadata: Mapping[str, str] | None = None,
         if_absent: bool = True,
-        if_match: str | None = None,
     ) -> ObjectFacts:
         return self._struck(
             "put",
             key,
-            lambda: self.inner.put(
-                key, data, metadata=metadata, if_absent=if_absent, if_match=if_match
-            ),
+            lambda: self.inner.put(key, data, metadata=metadata, if_absent=if_absent),
         )
 
     def put_stream(

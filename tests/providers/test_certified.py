@@ -11,6 +11,7 @@ import pytest
 from tests.providers.object_kit import CLUSTER, PATH
 from tieredstore.driver.certify import Certificate, certify
 from tieredstore.driver.object_client import ObjectClient, ObjectClientWrapper, ObjectFacts
+from tieredstore.driver.provider import ProbeFinding
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import (
@@ -213,6 +214,26 @@ def test_what_is_no_certificate_is_asked_for_again(kept: bytes) -> None:
     client.put(certificate_key(client), kept, if_absent=False)
     assert puts_of_a_write(client) > 10
     assert puts_of_a_write(client) == 3
+
+
+@pytest.mark.parametrize("create_only", [True, False])
+def test_what_an_older_version_said_of_if_match_refuses_no_writer(create_only: bool) -> None:
+    client = MemoryObjectClient()
+    older = Certificate(
+        client=client.describe(),
+        findings=(
+            ProbeFinding("create-only-race", create_only, "" if create_only else "2 writers won"),
+            ProbeFinding("if-match", False, "it wants the ETag without quotes"),
+            ProbeFinding("if-match-race", False, "2 of 16 racing writers won"),
+        ),
+        elapsed_ms=1,
+    )
+    keep(client, older)
+    if create_only:
+        assert puts_of_a_write(client) == 3  # nothing is asked again
+    else:
+        with pytest.raises(BackendRefusedError, match="create-only-race: 2 writers won"):
+            puts_of_a_write(client)
 
 
 def test_a_network_that_fails_is_no_verdict() -> None:

@@ -36,7 +36,6 @@ def test_everything_comes_from_the_store_s_settings(tmp_path: Any) -> None:
         encryption="aws:kms",
         encryption_key="k",
         conditional_put=False,
-        etag_quoting=False,
         checksum="crc32c",
         connect_timeout_ms=1,
         request_timeout_ms=2,
@@ -49,7 +48,16 @@ def test_everything_comes_from_the_store_s_settings(tmp_path: Any) -> None:
     for name in ("region", "session_token", "addressing", "storage_class", "encryption"):
         assert getattr(settings, name) == getattr(config, name)
     assert not settings.conditional_put
-    assert not settings.etag_quoting
+
+
+def test_an_old_setting_for_etags_changes_nothing_and_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plain = ObjectStoreSettings.from_config(StoreConfig(bucket="b"))
+    assert caplog.text == ""
+    config = StoreConfig(bucket="b").with_env({"TIEREDSTORE_ETAG_QUOTING": "false"})
+    assert ObjectStoreSettings.from_config(config) == plain
+    assert "etag_quoting" in caplog.text
 
 
 @pytest.mark.parametrize(

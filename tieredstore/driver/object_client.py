@@ -18,7 +18,7 @@ KEYS_PER_REQUEST: Final = 1_000  # of a listing's page and of a batch delete
 
 
 class ObjectExistsError(SegmentError):
-    """The condition of a put did not hold: the key is taken, or the object is another by now.
+    """A put that was to create an object met one: the key is taken.
 
     It may be our own earlier attempt whose reply was lost: look before calling it a conflict.
     """
@@ -62,14 +62,13 @@ class AbandonedUpload:
 class ObjectCapabilities:
     """What a store does exactly; what it does not, its client does as well as it can.
 
-    * `create_only`, `if_match`: of racing writers one wins, whichever process they are in.
+    * `create_only`: of racing writers one wins, whichever process they are in.
     * `metadata`: what was put beside an object comes back.
     * `atomic_put`: nobody sees half an object.
     * `paged_uploads`: a large stream travels in parts.
     """
 
     create_only: bool = True
-    if_match: bool = True
     metadata: bool = True
     atomic_put: bool = True
     paged_uploads: bool = True
@@ -150,12 +149,11 @@ class ObjectClient(ABC):
         *,
         metadata: Mapping[str, str] | None = None,
         if_absent: bool = True,
-        if_match: str | None = None,
     ) -> ObjectFacts:
         """A whole object in one request, durable on return.
 
-        By default only where there is none; with `if_match` only in place of the object with this
-        etag; with neither, in place of whatever is there. ObjectExistsError otherwise.
+        With `if_absent` only where there is none, else ObjectExistsError; without it in place of
+        whatever is there.
         """
 
     @abstractmethod
@@ -237,9 +235,8 @@ class ObjectClientWrapper(ObjectClient):
         *,
         metadata: Mapping[str, str] | None = None,
         if_absent: bool = True,
-        if_match: str | None = None,
     ) -> ObjectFacts:
-        return self.inner.put(key, data, metadata=metadata, if_absent=if_absent, if_match=if_match)
+        return self.inner.put(key, data, metadata=metadata, if_absent=if_absent)
 
     def put_stream(
         self,

@@ -57,14 +57,13 @@ def own_object(
     return facts if same and facts.size == size else None
 
 
-def refuse_conflict(head: Head, key: str, if_match: str | None) -> None:
-    """Where a store has no conditions: a look before the put, which promises nothing."""
+def refuse_existing_object(head: Head, key: str) -> None:
+    """A look before the put, for a store without conditions. It promises nothing."""
     try:
-        there: str | None = head(key).etag
+        head(key)
     except SegmentNotFoundError:
-        there = None
-    if there != if_match:
-        raise ObjectExistsError(key)
+        return
+    raise ObjectExistsError(key)
 
 
 def settling(
@@ -150,12 +149,9 @@ class RetryingClient(ObjectClientWrapper):
         *,
         metadata: Mapping[str, str] | None = None,
         if_absent: bool = True,
-        if_match: str | None = None,
     ) -> ObjectFacts:
         def put() -> ObjectFacts:
-            return self.inner.put(
-                key, data, metadata=metadata, if_absent=if_absent, if_match=if_match
-            )
+            return self.inner.put(key, data, metadata=metadata, if_absent=if_absent)
 
         return self._put(put, key, data, metadata)
 
@@ -406,7 +402,6 @@ class CountedClient(ObjectClientWrapper):
         *,
         metadata: Mapping[str, str] | None = None,
         if_absent: bool = True,
-        if_match: str | None = None,
     ) -> ObjectFacts:
         facts = self._counted(
             "put",
@@ -415,7 +410,6 @@ class CountedClient(ObjectClientWrapper):
             data,
             metadata=metadata,
             if_absent=if_absent,
-            if_match=if_match,
         )
         self._count_bytes("put", facts.size)
         return facts

@@ -99,7 +99,7 @@ class StoreConfig(Settings):
     conditional_put: bool = setting(
         True, "The object store honours conditions; without them only one writer is safe"
     )
-    etag_quoting: bool = setting(True, "Conditions quote the ETag; Ceph wants False")
+    etag_quoting: bool = setting(True, "Read by nobody: no request compares an ETag")
     checksum: str = setting(
         "", "Checksum sent along for the store to check: crc32, crc32c, sha256 or crc64nvme"
     )

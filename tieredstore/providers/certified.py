@@ -142,6 +142,4 @@ def _problems(certificate: Certificate, known: ObjectCapabilities) -> list[str]:
         excused.add("metadata")
     if not known.create_only:
         excused.add("create-only-race")
-    if not known.if_match:
-        excused.update(("if-match", "if-match-race"))
     return [found.kind for found in certificate.failures if found.kind not in excused]

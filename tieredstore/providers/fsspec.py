@@ -48,10 +48,10 @@ class FsspecClient(ObjectClient):
     """Objects as files below one root of one filesystem.
 
     * memory: exact in all, within its one process.
-    * local: creates and replaces exactly only between threads of one process; a crash may leave
+    * local: creates exactly only between threads of one process; a crash may leave
       half a file; metadata is not kept. The posix provider is what directories are for.
     * others: creates with the filesystem's own `mode="create"`, which is as good as it is there;
-      replaces after a look; metadata is not kept.
+      metadata is not kept.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
@@ -70,7 +70,6 @@ class FsspecClient(ObjectClient):
         local = self._protocol in ("file", "local")
         return ObjectCapabilities(
             create_only=not local,
-            if_match=exact,
             metadata=exact,
             atomic_put=not local,
             paged_uploads=False,
@@ -104,16 +103,14 @@ class FsspecClient(ObjectClient):
         *,
         metadata: Mapping[str, str] | None = None,
         if_absent: bool = True,
-        if_match: str | None = None,
     ) -> ObjectFacts:
-        create = if_absent and if_match is None
         with self._step(key, "put") as fs:
             path = self._root + key
-            if self._looked_at and (create or if_match is not None):
-                self._refuse_conflict(fs, key, if_match)
+            if self._looked_at and if_absent:
+                self._refuse_existing(fs, key)
             if self._looked_at:
                 fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            mode = {} if self._looked_at or not create else {"mode": "create"}
+            mode = {} if self._looked_at or not if_absent else {"mode": "create"}
             fs.pipe_file(path, bytes(data), **mode)
             self._remember(fs, path, metadata)
             return self._facts(fs, key)
@@ -203,7 +200,7 @@ class FsspecClient(ObjectClient):
                         file.write(block)
                 with _STEP:
                     if if_absent:
-                        self._refuse_conflict(fs, key, None)
+                        self._refuse_existing(fs, key)
                     fs.mv(temporary, self._root + key)
             except BaseException:
                 if fs.exists(temporary):
@@ -211,14 +208,12 @@ class FsspecClient(ObjectClient):
                 raise
             return self._facts(fs, key)
 
-    def _refuse_conflict(self, fs: Any, key: str, if_match: str | None) -> None:
-        there: str | None = None
+    def _refuse_existing(self, fs: Any, key: str) -> None:
         try:
-            there = self._facts(fs, key).etag
+            self._facts(fs, key)
         except (FileNotFoundError, SegmentNotFoundError):
-            pass
-        if there != if_match:
-            raise ObjectExistsError(key)
+            return
+        raise ObjectExistsError(key)
 
     def _facts(self, fs: Any, key: str) -> ObjectFacts:
         path = self._root + key

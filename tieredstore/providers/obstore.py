@@ -25,7 +25,7 @@ from tieredstore.driver.object_client import (
     check_object_range,
     once,
 )
-from tieredstore.driver.object_requests import refuse_conflict, settling
+from tieredstore.driver.object_requests import refuse_existing_object, settling
 from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -317,9 +317,7 @@ class ObstoreClient(ObjectClient):
     @property
     def capabilities(self) -> ObjectCapabilities:
         exact = self._settings.conditional_put
-        return ObjectCapabilities(
-            create_only=exact, if_match=exact, paged_uploads=self._second is not None
-        )
+        return ObjectCapabilities(create_only=exact, paged_uploads=self._second is not None)
 
     def describe(self) -> str:
         return f"obstore, {self._settings.place()}"
@@ -383,20 +381,12 @@ class ObstoreClient(ObjectClient):
         *,
         metadata: Mapping[str, str] | None = None,
         if_absent: bool = True,
-        if_match: str | None = None,
     ) -> ObjectFacts:
         if started_elsewhere():
-            return self._instead("put").put(
-                key, data, metadata=metadata, if_absent=if_absent, if_match=if_match
-            )
-        mode: Any = "overwrite"
-        if not self._settings.conditional_put:
-            if if_absent or if_match is not None:
-                refuse_conflict(self.head, key, if_match)
-        elif if_match is not None:
-            mode = {"e_tag": if_match if self._settings.etag_quoting else if_match.strip('"')}
-        elif if_absent:
-            mode = "create"
+            return self._instead("put").put(key, data, metadata=metadata, if_absent=if_absent)
+        exact = self._settings.conditional_put
+        if if_absent and not exact:
+            refuse_existing_object(self.head, key)
         attributes = dict(metadata or {})
         if self._settings.storage_class:
             attributes["Storage-Class"] = self._settings.storage_class
@@ -406,7 +396,7 @@ class ObstoreClient(ObjectClient):
                 self._prefix + key,
                 data,
                 attributes=attributes,
-                mode=mode,
+                mode="create" if if_absent and exact else "overwrite",
                 use_multipart=False,
             )
         return ObjectFacts(

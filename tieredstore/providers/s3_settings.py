@@ -19,10 +19,13 @@ from tieredstore.model.errors import (
     StoreClosedError,
     TieredStoreError,
 )
+from tieredstore.model.printable import log_of
 from tieredstore.model.settings import Secret
 
 if TYPE_CHECKING:
     from tieredstore.model.config import StoreConfig
+
+log = log_of(__name__)
 
 ADDRESSINGS: Final = ("auto", "path", "virtual")
 CHECKSUMS: Final = ("", "crc32", "crc32c", "sha256", "crc64nvme")
@@ -49,7 +52,6 @@ class ObjectStoreSettings:
     encryption: str = ""
     encryption_key: str = ""
     conditional_put: bool = True
-    etag_quoting: bool = True
     checksum: str = ""
     connect_timeout_ms: int = 5_000
     request_timeout_ms: int = 60_000
@@ -82,6 +84,8 @@ class ObjectStoreSettings:
 
     @classmethod
     def from_config(cls, config: StoreConfig) -> ObjectStoreSettings:
+        if not config.etag_quoting:
+            log.warning("etag_quoting is read by nobody any more: take it out of the settings")
         return cls(
             bucket=config.bucket,
             prefix=config.prefix,
@@ -95,7 +99,6 @@ class ObjectStoreSettings:
             encryption=config.encryption,
             encryption_key=config.encryption_key,
             conditional_put=config.conditional_put,
-            etag_quoting=config.etag_quoting,
             checksum=config.checksum,
             connect_timeout_ms=config.connect_timeout_ms,
             request_timeout_ms=config.request_timeout_ms,

@@ -31,14 +31,13 @@ from tieredstore.driver.object_client import (
     ListedKey,
     ObjectCapabilities,
     ObjectClient,
-    ObjectExistsError,
     ObjectFacts,
     Range,
     beyond_end,
     check_object_range,
     once,
 )
-from tieredstore.driver.object_requests import Head, refuse_conflict, settling
+from tieredstore.driver.object_requests import Head, refuse_existing_object, settling
 from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -280,7 +279,6 @@ class S3Puts:
         *,
         metadata: Mapping[str, str],
         if_absent: bool,
-        if_match: str | None,
     ) -> ObjectFacts:
         asked = {
             **self._at(key),
@@ -289,15 +287,9 @@ class S3Puts:
             "Body": _body(data),
             "Metadata": dict(metadata),
         }
-        if if_match is not None:
-            asked["IfMatch"] = if_match if self._settings.etag_quoting else if_match.strip('"')
-        elif if_absent:
+        if if_absent:
             asked["IfNoneMatch"] = "*"
-        try:
-            reply = self._connection.call("put_object", key, **asked)
-        except SegmentNotFoundError as error:
-            # A replacement found nothing to replace: the object is another by now, namely none.
-            raise ObjectExistsError(key) from error
+        reply = self._connection.call("put_object", key, **asked)
         return ObjectFacts(
             key=key,
             size=memoryview(data).nbytes,
@@ -325,7 +317,7 @@ class S3Puts:
             whole = first
 
             def put() -> ObjectFacts:
-                return self.put(key, whole, metadata=metadata, if_absent=if_absent, if_match=None)
+                return self.put(key, whole, metadata=metadata, if_absent=if_absent)
 
             return attempt(settling(put, head, key, len(whole), metadata))
         upload_id = attempt(lambda: self._start(key, metadata))
@@ -477,7 +469,7 @@ class S3fsClient(ObjectClient):
     @property
     def capabilities(self) -> ObjectCapabilities:
         exact = self._settings.conditional_put
-        return ObjectCapabilities(create_only=exact, if_match=exact)
+        return ObjectCapabilities(create_only=exact)
 
     def describe(self) -> str:
         return f"s3fs, {self._settings.place()}"
@@ -508,17 +500,15 @@ class S3fsClient(ObjectClient):
         *,
         metadata: Mapping[str, str] | None = None,
         if_absent: bool = True,
-        if_match: str | None = None,
     ) -> ObjectFacts:
         exact = self._settings.conditional_put
-        if not exact and (if_absent or if_match is not None):
-            refuse_conflict(self.head, key, if_match)
+        if if_absent and not exact:
+            refuse_existing_object(self.head, key)
         return self._puts.put(
             key,
             data,
             metadata=metadata or {},
             if_absent=if_absent and exact,
-            if_match=if_match if exact else None,
         )
 
     def put_stream(
@@ -532,7 +522,7 @@ class S3fsClient(ObjectClient):
     ) -> ObjectFacts | None:
         exact = self._settings.conditional_put
         if if_absent and not exact:
-            attempt(lambda: refuse_conflict(self.head, key, None))
+            attempt(lambda: refuse_existing_object(self.head, key))
         return self._puts.put_stream(
             key,
             blocks,

@@ -252,7 +252,6 @@ class FaultyClient(ObjectClientWrapper):
         *,
         metadata: Mapping[str, str] | None = None,
         if_absent: bool = True,
-        if_match: str | None = None,
     ) -> ObjectFacts:
         facts = self._struck(
             "put",
@@ -262,7 +261,6 @@ class FaultyClient(ObjectClientWrapper):
             data,
             metadata=metadata,
             if_absent=if_absent,
-            if_match=if_match,
         )
         self._newest = key
         return facts

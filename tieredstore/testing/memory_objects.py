@@ -57,14 +57,9 @@ class MemoryObjects:
         metadata: Mapping[str, str] | None,
         *,
         if_absent: bool = False,
-        if_match: str | None = None,
     ) -> ObjectFacts:
         with self.guard:
-            known = self.held.get(key)
-            if if_match is not None:
-                if known is None or known[1].etag != if_match:
-                    raise ObjectExistsError(key)
-            elif if_absent and known is not None:
+            if if_absent and key in self.held:
                 raise ObjectExistsError(key)
             facts = ObjectFacts(
                 key=key,
@@ -111,10 +106,9 @@ class MemoryObjectClient(ObjectClient):
         *,
         metadata: Mapping[str, str] | None = None,
         if_absent: bool = True,
-        if_match: str | None = None,
     ) -> ObjectFacts:
         self._count("put")
-        return self.objects.put(key, bytes(data), metadata, if_absent=if_absent, if_match=if_match)
+        return self.objects.put(key, bytes(data), metadata, if_absent=if_absent)
 
     def put_stream(
         self,

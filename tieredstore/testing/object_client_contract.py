@@ -95,19 +95,6 @@ class ObjectClientContract:
         client.put_stream("k", [b"third"], if_absent=False)
         assert client.get_range("k", 0, 5) == b"third"
 
-    def test_an_object_is_replaced_only_while_it_is_the_same(self, client: ObjectClient) -> None:
-        first = client.put("k", b"first")
-        second = client.put("k", b"second", if_match=first.etag)
-        with pytest.raises(ObjectExistsError):
-            client.put("k", b"third", if_match=first.etag)
-        assert client.get_range("k", 0, 6) == b"second"
-        assert client.head("k").etag == second.etag
-        client.delete_many(["k"])
-        with pytest.raises(ObjectExistsError):
-            client.put("k", b"fourth", if_match=second.etag)
-        with pytest.raises(SegmentNotFoundError):
-            client.head("k")
-
     def test_of_racing_writers_one_creates(self, client: ObjectClient) -> None:
         pool = ThreadPool("race", threads=8, pending_max=8)
         try:
