@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from typing import Self, TypeAlias
 
 from tieredstore.model.errors import BackendRefusedError, OffsetOutOfRangeError
@@ -10,6 +11,19 @@ from tieredstore.model.topics import why_no_directory
 from tieredstore.model.values import INT64_MAX, SegmentType
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class CountedBlocks:
+    """A stream of blocks that can be read once, and knows how many bytes it gave so far."""
+
+    def __init__(self, blocks: Iterable[Buffer]) -> None:
+        self._blocks = iter(blocks)
+        self.bytes = 0
+
+    def __iter__(self) -> Iterator[Buffer]:
+        for block in self._blocks:
+            self.bytes += memoryview(block).nbytes
+            yield block
 
 
 class FileSegment(ABC):

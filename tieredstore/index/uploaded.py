@@ -37,6 +37,7 @@ from tieredstore.codec.tiered_index import (
 from tieredstore.driver.metadata import Change, MetadataStore, Put
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import CountedBlocks
 from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
 from tieredstore.index.compaction import fences_of_table
 from tieredstore.index.contract import NOTHING, CommittedRun, IndexAnswer, IndexFigures, IndexHit
@@ -586,10 +587,10 @@ class UploadedTable:
         self._file.adopt(record)
         flat = self._file.segments[-1]
         flat.segment.delete()  # what a segment of this name left behind
-        sent = _Counted(blocks)
+        sent = CountedBlocks(blocks)
         size = self._provider.create(flat.segment, sent)
-        if size != sent.count:
-            reason = f"{size} bytes were uploaded, not {sent.count}"
+        if size != sent.bytes:
+            reason = f"{size} bytes were uploaded, not {sent.bytes}"
             raise SegmentCorruptError(flat.segment.path, reason, position=0)
         unfinished = flat.record
         flat.widen(begin, end, size=size)
@@ -715,19 +716,6 @@ def first_row_below(rows: Sequence[SegmentRecord]) -> SegmentRecord | None:
     if not rows or rows[0].begin_timestamp is None or min(begins) >= rows[0].begin_timestamp:
         return None
     return replace(rows[0], begin_timestamp=max(0, min(begins) - 1))
-
-
-class _Counted:
-    """A stream of blocks whose bytes are counted."""
-
-    def __init__(self, blocks: Iterable[Buffer]) -> None:
-        self.count = 0
-        self._blocks = blocks
-
-    def __iter__(self) -> Iterator[Buffer]:
-        for block in self._blocks:
-            self.count += memoryview(block).nbytes
-            yield block
 
 
 def _is_unfinished(record: SegmentRecord) -> bool:

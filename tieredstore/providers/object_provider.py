@@ -21,7 +21,7 @@ from tieredstore.driver.provider import (
 )
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
-from tieredstore.driver.segment import Buffer, FileSegment, check_queue_path
+from tieredstore.driver.segment import Buffer, CountedBlocks, FileSegment, check_queue_path
 from tieredstore.driver.shelf import CATALOGUES, STAGED, remove_staged, staged_leftovers
 from tieredstore.model.errors import BackendRefusedError, InvalidConfigError
 from tieredstore.model.printable import log_of
@@ -175,7 +175,7 @@ class ObjectProvider(SegmentProvider):
         parts = broker.segment(inner.path)
         with parts.guard:
             end_deletion(broker, parts)
-            counted = _Counted(blocks)
+            counted = CountedBlocks(blocks)
             create(broker, parts, counted)
         return counted.bytes
 
@@ -269,19 +269,6 @@ class ObjectProvider(SegmentProvider):
             return True
         facts = self._requests.head(listed.key)
         return facts is not None and sealed_of(facts, boundary, gone) is not None
-
-
-class _Counted:
-    """A stream that knows how long it is so far."""
-
-    def __init__(self, blocks: Iterable[Buffer]) -> None:
-        self._blocks = blocks
-        self.bytes = 0
-
-    def __iter__(self) -> Iterator[Buffer]:
-        for block in self._blocks:
-            self.bytes += memoryview(block).nbytes
-            yield block
 
 
 def open_client(settings: ObjectStoreSettings) -> ObjectClient:

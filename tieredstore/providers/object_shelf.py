@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Final
 
 from tieredstore.driver.object_client import ListedKey, ObjectExistsError, Range
-from tieredstore.driver.segment import Buffer
+from tieredstore.driver.segment import Buffer, CountedBlocks
 from tieredstore.driver.shelf import (
     Generations,
     GenerationTakenError,
@@ -115,13 +115,13 @@ class ObjectScratch(Scratch):
 
     def put(self, name: str, blocks: Iterable[Buffer]) -> int:
         check_name(name)
-        counted = _Counted(blocks)
-        head = counted.head(_ONE_PUT_BYTES)
+        counted = CountedBlocks(blocks)
+        beginning, is_all = _beginning(counted)
         try:
-            if counted.is_done:
-                self._folder.put(name, b"".join(head))
+            if is_all:
+                self._folder.put(name, b"".join(beginning))
             else:
-                self._folder.put_stream(name, chain(head, counted))
+                self._folder.put_stream(name, chain(beginning, counted))
         except ObjectExistsError:
             size = self._folder.size(name)
             if size is None:
@@ -145,25 +145,11 @@ class ObjectScratch(Scratch):
         self._folder.delete([check_name(name) for name in names])
 
 
-class _Counted:
-    """A stream whose beginning can be taken off, and that knows how long it is so far."""
-
-    def __init__(self, blocks: Iterable[Buffer]) -> None:
-        self._blocks = iter(blocks)
-        self.bytes = 0
-        self.is_done = False
-
-    def head(self, bytes_max: int) -> list[Buffer]:
-        """All of it, or the first blocks that are more than so many bytes together."""
-        taken: list[Buffer] = []
-        for block in self:
-            taken.append(block)
-            if self.bytes > bytes_max:
-                return taken
-        self.is_done = True
-        return taken
-
-    def __iter__(self) -> Iterator[Buffer]:
-        for block in self._blocks:
-            self.bytes += memoryview(block).nbytes
-            yield block
+def _beginning(blocks: CountedBlocks) -> tuple[list[Buffer], bool]:
+    """The blocks up to the first that makes them too much for one put; whether these are all."""
+    taken: list[Buffer] = []
+    for block in blocks:
+        taken.append(block)
+        if blocks.bytes > _ONE_PUT_BYTES:
+            return taken, False
+    return taken, True

@@ -28,10 +28,10 @@ before, and the name has another life: its next parts have the number behind the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from tieredstore.driver.object_client import ObjectExistsError, Range
-from tieredstore.driver.segment import Buffer
+from tieredstore.driver.segment import Buffer, CountedBlocks
 from tieredstore.model.errors import (
     BackendUnavailableError,
     PositionMismatchError,
@@ -72,14 +72,6 @@ def put_note(requests: ObjectCalls, key: str) -> bool:
 _BATCH_BYTES: Final = 8 << 20  # of parts read at a time; twice as much is in memory at most
 
 
-class Counted(Protocol):
-    """A stream that knows how long it is so far."""
-
-    bytes: int
-
-    def __iter__(self) -> Iterator[Buffer]: ...
-
-
 def seal(broker: BrokerParts, segment: SegmentParts) -> None:
     """Make the parts one object; under the guard of the segment, with its epoch claimed."""
     epoch = broker.epoch_of(segment)
@@ -101,7 +93,7 @@ def seal(broker: BrokerParts, segment: SegmentParts) -> None:
         remove_parts(broker, segment)
 
 
-def create(broker: BrokerParts, segment: SegmentParts, blocks: Counted) -> None:
+def create(broker: BrokerParts, segment: SegmentParts, blocks: CountedBlocks) -> None:
     """A sealed segment from a stream, under the guard of the segment: step 3 without parts.
 
     Where its key is not safe, the stream becomes one part, and that is sealed.
