@@ -22,7 +22,7 @@ def test_what_a_type_checker_sees_is_what_a_program_gets() -> None:
     tree = ast.parse(Path(tieredstore.__file__).read_text())
     (for_checkers,) = [node for node in tree.body if isinstance(node, ast.If)]
     seen = {
-        alias.name: (node.module or "").removeprefix("tieredstore.")
+        alias.name: f"{(node.module or '').removeprefix('tieredstore.')}.{alias.name}"
         for node in for_checkers.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names

@@ -1,12 +1,12 @@
 """tieredstore: the second tier of RocketMQ's message store, for Python brokers.
 
-What lives here: the names that a user needs, and nothing else. Each is imported when it is first
-asked for: `tieredstore --help` needs none of them.
+The names that a user needs, and nothing else. Each is imported when it is first asked for:
+`tieredstore --help` needs none of them.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from tieredstore.model.lazy_names import lazy_names
 from tieredstore.model.moved import find_moved_modules
 
 if TYPE_CHECKING:
@@ -134,18 +134,8 @@ _NAMES = {
         "StorageLevel TopicRecord"
     ),
 }
+_HOMES = {name: f"{home}.{name}" for home, names in _NAMES.items() for name in names.split()}
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+
 find_moved_modules()
-
-_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

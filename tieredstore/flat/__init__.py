@@ -3,8 +3,9 @@
 Layer: container. It knows drivers and bytes, not brokers: who asks and when lives in `access`.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from tieredstore.model.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tieredstore.flat.message_file import FlatCommitLogFile, FlatConsumeQueueFile
@@ -12,18 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["FlatCommitLogFile", "FlatConsumeQueueFile"]
 
 _HOMES = {
-    "FlatCommitLogFile": "message_file",
-    "FlatConsumeQueueFile": "message_file",
+    "FlatCommitLogFile": "message_file.FlatCommitLogFile",
+    "FlatConsumeQueueFile": "message_file.FlatConsumeQueueFile",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,7 +1,8 @@
 """The key index of the tier: files that are filled, compacted, uploaded and searched."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from tieredstore.model.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tieredstore.index.local_file import IndexStoreFile
@@ -11,21 +12,9 @@ if TYPE_CHECKING:
 __all__ = ["IndexStore", "IndexStoreFile", "IndexStoreService"]
 
 _HOMES = {
-    "IndexStore": "store",
-    "IndexStoreFile": "local_file",
-    "IndexStoreService": "store",
+    "IndexStore": "store.IndexStore",
+    "IndexStoreFile": "local_file.IndexStoreFile",
+    "IndexStoreService": "store.IndexStore",
 }
 
-_REAL = {"IndexStoreService": "IndexStore"}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), _REAL.get(name, name))
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

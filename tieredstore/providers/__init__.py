@@ -3,8 +3,9 @@
 Imported as `tieredstore.providers` and under no other name.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from tieredstore.model.lazy_names import lazy_names
 
 if __name__ != "tieredstore.providers":
     raise ImportError("import it as tieredstore.providers: a second copy has classes of its own")
@@ -17,21 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["MemoryFileSegment", "PosixFileSegment", "S3FileSegment"]
 
 _HOMES = {
-    "MemoryFileSegment": "memory",
-    "PosixFileSegment": "posix",
-    "S3FileSegment": "object_segment",
+    "MemoryFileSegment": "memory.MemoryFileSegment",
+    "PosixFileSegment": "posix.PosixFileSegment",
+    "S3FileSegment": "object_segment.ObjectFileSegment",
 }
 
-_REAL = {"S3FileSegment": "ObjectFileSegment"}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), _REAL.get(name, name))
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)
