@@ -27,7 +27,7 @@ from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import Metrics, NoMetrics
 from tieredstore.driver.provider import SegmentProvider
-from tieredstore.driver.runtime import Deadline, InlinePool, Runtime, Service, in_time
+from tieredstore.driver.runtime import Deadline, InlinePool, Runtime, Service, with_deadline
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.index.contract import Index
 from tieredstore.model.config import MIB, StoreConfig
@@ -447,7 +447,7 @@ class Dispatcher:
         def drain() -> bool:
             return self.dispatch_once(force=True, timeout=deadline.left())
 
-        draining = in_time(self._runtime, "drain", drain, deadline.left())
+        draining = with_deadline(self._runtime, "drain", drain, deadline.left())
         return draining.done() and draining.result()
 
     # What others ask

@@ -11,7 +11,7 @@ from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.health import CatalogueHealth
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore, Publisher, StaleCatalogueError
-from tieredstore.driver.runtime import Clock, Deadline, Runtime, in_time
+from tieredstore.driver.runtime import Clock, Deadline, Runtime, with_deadline
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.expiry import Expired, expire, kept_from, would_expire
 from tieredstore.flat.file_store import FlatFileStore
@@ -205,7 +205,7 @@ class TierFlush:
             finally:
                 self._alone.release()
 
-        flushing = in_time(self._runtime, "tier-flush", flush, deadline.left())
+        flushing = with_deadline(self._runtime, "tier-flush", flush, deadline.left())
         if not flushing.done():
             log.warning("a flush is late: the backend or the broker's store does not answer")
             return False
@@ -213,7 +213,7 @@ class TierFlush:
 
     def make_durable(self, timeout: float | None) -> bool:
         """Only have the broker's store confirm what it took; whether it did, in time."""
-        flushing = in_time(
+        flushing = with_deadline(
             self._runtime, "local-flush", lambda: ask_to_confirm(self._next), timeout
         )
         return flushing.done() and flushing.result()

@@ -28,7 +28,7 @@ from tieredstore.driver.registry import (
     resolve,
 )
 from tieredstore.driver.retry import RetryingProvider, RetryPolicy
-from tieredstore.driver.runtime import Deadline, Runtime, in_time
+from tieredstore.driver.runtime import Deadline, Runtime, with_deadline
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.index.contract import Index, NoIndex
 from tieredstore.index.store import IndexStore
@@ -288,7 +288,7 @@ class TierParts:
         left = self._ending.left()
         if not self.publishing.has_changes or left == 0:
             return
-        if not in_time(self.runtime, "tier-catalogue-end", self.publishing.step, left).done():
+        if not with_deadline(self.runtime, "tier-catalogue-end", self.publishing.step, left).done():
             log.warning("the catalogue was not published in time")
 
     def _end_index(self) -> None:
@@ -298,7 +298,7 @@ class TierParts:
             self.index.shutdown()
             return
         seconds = max(left, INDEX_SECONDS_MIN)
-        ended = in_time(self.runtime, "tier-index-end", self.index.shutdown, seconds)
+        ended = with_deadline(self.runtime, "tier-index-end", self.index.shutdown, seconds)
         if not ended.done():
             log.warning("the key index did not end in time")
             return

@@ -306,19 +306,18 @@ def _run(
 ONCE_MS: Final = 24 * 3_600_000  # the interval of a service that is stopped after its first step
 
 
-def in_time(runtime: Runtime, name: str, call: Callable[[], T], seconds: float | None) -> Future[T]:
-    """Make a call in a thread of its own and wait so many seconds for it.
+def with_deadline(
+    runtime: Runtime, name: str, call: Callable[[], T], seconds: float | None
+) -> Future[T]:
+    """Make a call in a thread of its own and wait at most so many seconds for it.
 
-    What it returns or raises is in the future. One that is not done is still under way, and
-    nothing will stop it. An inline runtime has no other thread: there the caller does it.
+    The future holds what the call returns or raises. A call that is not done goes on, and nothing
+    stops it. An inline runtime has no other thread: there the caller makes the call.
     """
     future: Future[T] = Future()
 
     def step() -> None:
-        try:
-            future.set_result(call())
-        except Exception as error:  # noqa: BLE001 - whoever asks the future gets it
-            future.set_exception(error)
+        _run(future, call)
 
     service = runtime.service(name, step, interval_ms=ONCE_MS)
     service.wake()

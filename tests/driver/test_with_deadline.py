@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from tieredstore.driver.runtime import Runtime, in_time
+from tieredstore.driver.runtime import Runtime, with_deadline
 
 
 def test_a_call_that_does_not_end_is_left_behind() -> None:
     gate = threading.Event()
     with Runtime.threads() as runtime:
-        future = in_time(runtime, "test", lambda: gate.wait(240), 0.05)
+        future = with_deadline(runtime, "test", lambda: gate.wait(240), 0.05)
         assert not future.done()
         gate.set()
         assert future.result(240)
@@ -20,7 +20,7 @@ def test_a_call_that_does_not_end_is_left_behind() -> None:
 
 def test_what_a_call_returns_or_raises_is_in_the_future() -> None:
     for runtime in (Runtime.inline(), Runtime.threads()):
-        assert in_time(runtime, "test", lambda: 7, 240).result(0) == 7
+        assert with_deadline(runtime, "test", lambda: 7, 240).result(0) == 7
         with pytest.raises(ValueError, match="invalid literal"):
-            in_time(runtime, "test", lambda: int("x"), 240).result(0)
+            with_deadline(runtime, "test", lambda: int("x"), 240).result(0)
         runtime.close()
