@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, TypeAlias, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -147,22 +147,47 @@ UNSET_RESERVE: Final = -1
 NESTING_MAX: Final = 100
 """How deep a note may nest, and a field that we do not know but carry along."""
 
-TOPIC_FIELDS: Final = frozenset({"topicId", "topic", "status", "reserveTime", "updateTimestamp"})
-QUEUE_FIELDS: Final = frozenset({"queue", "minOffset", "maxOffset", "updateTimestamp"})
-QUEUE_NAME_FIELDS: Final = frozenset({"brokerName", "queueId", "topic"})
-SEGMENT_FIELDS: Final = frozenset(
-    {
-        "path",
-        "type",
-        "baseOffset",
-        "status",
-        "size",
-        "createTimestamp",
-        "beginTimestamp",
-        "endTimestamp",
-        "sealTimestamp",
-    }
-)
+Int32: TypeAlias = Annotated[int, msgspec.Meta(ge=-INT32_MAX - 1, le=INT32_MAX)]
+Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
+NumberOrUnset: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=INT64_MAX)]
+QueueId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
+
+
+class TopicRow(msgspec.Struct, rename="camel"):
+    """What RocketMQ's JSON says of a topic. In this and other rows null stands for a default."""
+
+    topic: str
+    topic_id: Number = 0
+    status: Int32 = 0
+    # A reserve time that is missing is not known: Java's 0 would let everything expire at once.
+    reserve_time: NumberOrUnset = UNSET_RESERVE
+    update_timestamp: Int64 = 0
+
+
+class QueueName(msgspec.Struct, rename="camel"):
+    topic: str
+    queue_id: QueueId
+    broker_name: str = ""
+
+
+class QueueRow(msgspec.Struct, rename="camel"):
+    queue: dict[str, Any] = {}  # a QueueName, with nulls of its own
+    min_offset: NumberOrUnset = 0
+    max_offset: NumberOrUnset = 0
+    update_timestamp: Int64 = 0
+
+
+class SegmentRow(msgspec.Struct, rename="camel"):
+    path: str
+    type: SegmentType
+    base_offset: Number
+    status: Int32 = 0
+    size: NumberOrUnset = 0
+    create_timestamp: Int64 = 0
+    begin_timestamp: Int64 = UNSET_TIME
+    end_timestamp: Int64 = UNSET_TIME
+    seal_timestamp: Int64 = 0
 
 
 def topic_row(record: TopicRecord) -> Row:
@@ -206,33 +231,28 @@ def segment_row(record: SegmentRecord) -> Row:
 
 def read_topic(row: Mapping[str, Json], topic: str | None = None) -> TopicRecord:
     """The record of a row; `topic` is the key it stands under, and the name if it has none."""
-    # A reserve time that is missing is not known: Java's 0 would let everything expire at once.
-    has_reserve = row.get("reserveTime") is not None
-    reserve = _integer(row, "reserveTime", -1) if has_reserve else UNSET_RESERVE
+    found = _converted(row, TopicRow, {"topic": topic})
     return TopicRecord(
-        topic=_text(row, "topic", topic),
-        topic_id=_integer(row, "topicId", 0),
-        reserve_hours=None if reserve == UNSET_RESERVE else reserve,
-        status=_integer(row, "status", -INT32_MAX - 1, INT32_MAX),
-        update_timestamp=_integer(row, "updateTimestamp", -INT64_MAX - 1),
+        topic=found.topic,
+        topic_id=found.topic_id,
+        reserve_hours=None if found.reserve_time == UNSET_RESERVE else found.reserve_time,
+        status=found.status,
+        update_timestamp=found.update_timestamp,
     )
 
 
 def read_queue(
     row: Mapping[str, Json], topic: str | None = None, queue_id: int | None = None
 ) -> QueueRecord:
-    name = row.get("queue")
-    if name is None:
-        name = {}
-    if not isinstance(name, dict):
-        raise ValueError(f"queue must be an object, not {_short(name)}")
+    found = _converted(row, QueueRow, {})
+    name = _converted(found.queue, QueueName, {"topic": topic, "queueId": queue_id})
     return QueueRecord(
-        broker_name=_text(name, "brokerName", "", same=False),
-        topic=_text(name, "topic", topic),
-        queue_id=_keyed(name, "queueId", queue_id, INT32_MAX),
-        min_offset=_integer(row, "minOffset", -1),
-        max_offset=_integer(row, "maxOffset", -1),
-        update_timestamp=_integer(row, "updateTimestamp", -INT64_MAX - 1),
+        broker_name=name.broker_name,
+        topic=name.topic,
+        queue_id=name.queue_id,
+        min_offset=found.min_offset,
+        max_offset=found.max_offset,
+        update_timestamp=found.update_timestamp,
     )
 
 
@@ -243,21 +263,25 @@ def read_segment(
     base_offset: int | None = None,
 ) -> SegmentRecord:
     """The record of a row; the table it stands in decides its type, whatever the row says."""
+    if type is not None:
+        row = {**row, "type": int(type)}
+    found = _converted(row, SegmentRow, {"path": path, "baseOffset": base_offset})
+    if type is None and found.size < 0:
+        raise ValueError(f"size {found.size} is less than 0")
     # RocketMQ's table can say -1, after a look-up that failed: as good as not known, which is 0.
-    size = max(0, _integer(row, "size", 0 if type is None else -1))
-    base_offset = _keyed(row, "baseOffset", base_offset, INT64_MAX)
-    if base_offset + size > INT64_MAX:
-        raise ValueError(f"baseOffset {base_offset} and size {size} end beyond {INT64_MAX}")
+    size = max(0, found.size)
+    if found.base_offset + size > INT64_MAX:
+        raise ValueError(f"baseOffset {found.base_offset} and size {size} end beyond {INT64_MAX}")
     return SegmentRecord(
-        path=_text(row, "path", path),
-        type=SegmentType(_integer(row, "type", 0, 2)) if type is None else type,
-        base_offset=base_offset,
+        path=found.path,
+        type=found.type,
+        base_offset=found.base_offset,
         size=size,
-        create_timestamp=_integer(row, "createTimestamp", -INT64_MAX - 1),
-        begin_timestamp=_time(row, "beginTimestamp"),
-        end_timestamp=_time(row, "endTimestamp"),
-        status=_integer(row, "status", -INT32_MAX - 1, INT32_MAX),
-        seal_timestamp=_integer(row, "sealTimestamp", -INT64_MAX - 1),
+        create_timestamp=found.create_timestamp,
+        begin_timestamp=None if found.begin_timestamp == UNSET_TIME else found.begin_timestamp,
+        end_timestamp=None if found.end_timestamp == UNSET_TIME else found.end_timestamp,
+        status=found.status,
+        seal_timestamp=found.seal_timestamp,
     )
 
 
@@ -271,7 +295,7 @@ def row_name(record: Record) -> str:
             return f"topic {record.topic}"
 
 
-def unknown_fields(row: Mapping[str, Json], known: frozenset[str]) -> Row:
+def unknown_fields(row: Mapping[str, Json], known: Collection[str]) -> Row:
     """The fields that are not ours, to be carried along."""
     found = {name: value for name, value in row.items() if name not in known}
     refuse_deep(found)
@@ -293,48 +317,28 @@ def refuse_deep(value: Json) -> None:
     raise ValueError(f"it nests deeper than {NESTING_MAX}")
 
 
-def _integer(row: Mapping[str, Json], field: str, minimum: int, maximum: int = INT64_MAX) -> int:
-    value = row.get(field)
-    if value is None:
-        return 0
-    if type(value) is not int:  # a bool is an int, but not here
-        raise ValueError(f"{field} must be an integer, not {_short(value)}")
-    if not minimum <= value <= maximum:
-        raise ValueError(f"{field} {value} is not within {minimum} to {maximum}")
-    return value
+R = TypeVar("R", bound=msgspec.Struct)
 
 
-def _time(row: Mapping[str, Json], field: str) -> int | None:
-    # A time that is missing is not known, as one that is unset.
-    if row.get(field) is None:
-        return None
-    value = _integer(row, field, -INT64_MAX - 1)
-    return None if value == UNSET_TIME else value
-
-
-def _keyed(row: Mapping[str, Json], field: str, key: int | None, maximum: int) -> int:
-    """An integer that stands in the row and is its key in the table too."""
-    if row.get(field) is None:
-        if key is None:
-            raise ValueError(f"{field} is missing")
-        row = {field: key}
-    value = _integer(row, field, 0, maximum)
-    if key is not None and value != key:
-        raise ValueError(f"{field} {value} stands under the key {key}")
-    return value
-
-
-def _text(row: Mapping[str, Json], field: str, key: str | None, *, same: bool = True) -> str:
-    value = row.get(field)
-    if value is None:
-        value = key
-    if not isinstance(value, str):
-        raise ValueError(f"{field} must be a string, not {_short(value)}")
-    if same and key is not None and value != key:
-        raise ValueError(f"{field} {_short(value)} stands under the key {_short(key)}")
-    if not value.isascii():
-        value.encode()  # half a surrogate pair has no bytes
-    return value
+def _converted(row: Mapping[str, Json], kind: type[R], keys: Mapping[str, Json]) -> R:
+    """The row in its own type; `keys` it stands under fill in for fields that are missing, and
+    equal those that are not. Raises ValueError naming the field."""
+    keys = {name: key for name, key in keys.items() if key is not None}
+    members = keys | {name: value for name, value in row.items() if value is not None}
+    try:
+        found = msgspec.convert(members, kind)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$.")
+        if not place:
+            raise
+        field = place.rstrip("`")
+        raise ValueError(f"{field} {_short(members.get(field))}: {reason}") from error
+    for name, value in members.items():
+        if name in keys and value != keys[name]:
+            raise ValueError(f"{name} {_short(value)} stands under the key {_short(keys[name])}")
+        if isinstance(value, str) and not value.isascii():
+            value.encode()  # half a surrogate pair has no bytes
+    return found
 
 
 def _short(value: object) -> str:
@@ -427,7 +431,7 @@ class Tables:
             try:
                 members = _row(row)
                 record = self.topics[topic] = read_topic(members, topic)
-                self._keep_unknown((topic,), members, TOPIC_FIELDS)
+                self._keep_unknown((topic,), members, TopicRow)
             except ValueError as error:
                 raise ValueError(f"{TOPIC_TABLE} {topic}: {error}") from error
             self.topic_serial = max(self.topic_serial, record.topic_id)
@@ -439,7 +443,7 @@ class Tables:
                 try:
                     members = _row(row)
                     found[queue_id] = read_queue(members, topic, queue_id)
-                    self._keep_unknown((topic, queue_id), members, QUEUE_FIELDS)
+                    self._keep_unknown((topic, queue_id), members, QueueRow)
                 except ValueError as error:
                     raise ValueError(f"{QUEUE_TABLE} {topic} {queue_id}: {error}") from error
 
@@ -450,15 +454,15 @@ class Tables:
                 try:
                     members = _row(row)
                     found[base] = read_segment(members, path, type, base)
-                    self._keep_unknown((path, type, base), members, SEGMENT_FIELDS)
+                    self._keep_unknown((path, type, base), members, SegmentRow)
                 except ValueError as error:
                     raise ValueError(f"{name} {path} {base}: {error}") from error
 
-    def _keep_unknown(self, key: RowKey, row: Row, known: frozenset[str]) -> None:
-        found = unknown_fields(row, known)
+    def _keep_unknown(self, key: RowKey, row: Row, kind: type[msgspec.Struct]) -> None:
+        found = unknown_fields(row, kind.__struct_encode_fields__)
         name = row.get("queue")
-        if isinstance(name, dict) and "queue" in known:
-            inner = unknown_fields(name, QUEUE_NAME_FIELDS)
+        if isinstance(name, dict) and kind is QueueRow:
+            inner = unknown_fields(name, QueueName.__struct_encode_fields__)
             if inner:
                 found["queue"] = inner
         if found:
