@@ -1,6 +1,4 @@
-"""The contract of an object store's client: the few requests that a tier needs; the base class
-of wrappers.
-"""
+"""The contract of an object store's client: the few requests that a tier needs."""
 
 from __future__ import annotations
 

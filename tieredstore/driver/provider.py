@@ -1,6 +1,4 @@
-"""The contract of a provider, which opens, lists and batches segments; base classes for
-wrappers of both.
-"""
+"""The contract of a provider, which opens, lists and writes segments; base classes for wrappers."""
 
 from __future__ import annotations
 

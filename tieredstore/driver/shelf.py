@@ -1,12 +1,7 @@
-"""The contracts for small named objects beside the segments: published catalogues and staged
-files.
-
-The contract of the place where catalogues are published, beside the segments of a tier.
+"""The contracts for small named objects beside the segments: published catalogues, and files that
+jobs stage on their way into a tier.
 
     .catalog/<h8>_<cluster>/<broker>/<generation, 20 digits>.json
-
-The contract of the place for bytes that are on their way into a tier, and no part of it yet.
-
     .staged/<h8>_<cluster>/<broker>/<name>
 """
 

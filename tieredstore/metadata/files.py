@@ -1,6 +1,4 @@
-"""The files of a catalogue, the lock of its one writer, and compaction.
-
-The files of a catalogue, what each is for, and reading them together.
+"""The files of a catalogue: read together, changed by the one writer that holds the lock.
 
 tieredStoreMetadata.json                 the snapshot: RocketMQ's own file
 tieredStoreMetadata.json.bak             the snapshot before it, RocketMQ's too

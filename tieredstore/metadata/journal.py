@@ -1,15 +1,4 @@
-"""The journal of a catalogue: checksummed lines of JSON, and appending them durably.
-
-Changes of the catalogue as JSON: what a line of the journal holds, and what it may hold.
-
-{"put":"topic" | "queue" | "segment","row":{RocketMQ's fields}}
-{"put":"note","kind":…,"key":…,"value":…}
-{"delete":"topic","topic":…}
-{"delete":"queue","topic":…,"queueId":…}
-{"delete":"segment","path":…,"type":…,"baseOffset":…}
-{"delete":"note","kind":…,"key":…}
-
-The format of the journal: checksummed lines of JSON, and how much of a file is whole.
+"""The journal of a catalogue: checksummed lines of JSON, each appended durably.
 
     line      {"crc":"1a2b3c4d",<body>}\n       CRC32C, in hex, over all bytes after the comma
     header    "line":0,"format":1,"snapshot":{"length":…,"crc32c":…} or null where there was none
@@ -17,7 +6,14 @@ The format of the journal: checksummed lines of JSON, and how much of a file is 
     compact   "line":n,"next":{"length":…,"crc32c":…}    the snapshot that holds all lines above
 
 A line is synced before the next is written, so only the last can be torn. An invalid line that a
-valid one follows is damage. What lives here is pure; `journal_file` writes it.
+valid one follows is damage. The changes of a commit:
+
+    {"put":"topic" | "queue" | "segment","row":{RocketMQ's fields}}
+    {"put":"note","kind":…,"key":…,"value":…}
+    {"delete":"topic","topic":…}
+    {"delete":"queue","topic":…,"queueId":…}
+    {"delete":"segment","path":…,"type":…,"baseOffset":…}
+    {"delete":"note","kind":…,"key":…}
 """
 
 from __future__ import annotations

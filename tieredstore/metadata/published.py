@@ -1,7 +1,6 @@
-"""A published catalogue: its format, publishing one generation after the other, and reading it
-elsewhere.
+"""A catalogue published beside its tier: written one generation after the other, read elsewhere.
 
-The format of a published catalogue: one JSON object in one line, checksummed as the journal's.
+A generation is one JSON object in one line, checksummed as a line of the journal is:
 
     {"crc":"1a2b3c4d",              CRC32C, in hex, over all bytes after the comma
      "format":1,
@@ -56,8 +55,7 @@ PUBLISHED_BYTES_MAX: Final = 256 * 1024 * 1024
 _BODY: Final = b',"catalogue":'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedHeader:
+class PublishedHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Who published what, and when."""
 
     generation: int
@@ -82,14 +80,7 @@ class _Format(msgspec.Struct):
     format: int
 
 
-class _Line(msgspec.Struct):
-    generation: int
-    epoch: int
-    writer: str
-    lineage: str
-    written_ms: int
-    cluster: str
-    broker: str
+class _Line(PublishedHeader, frozen=True, kw_only=True):
     catalogue: dict[str, msgspec.Raw]
     notes: dict[str, dict[str, msgspec.Raw]]
 
@@ -107,16 +98,7 @@ def body_of(tables: Tables) -> bytes:
 
 def encode(header: PublishedHeader, body: bytes) -> bytes:
     """The object. Raises ValueError where it would be larger than any reader takes."""
-    facts = {
-        "format": FORMAT,
-        "generation": header.generation,
-        "epoch": header.epoch,
-        "writer": header.writer,
-        "lineage": header.lineage,
-        "written_ms": header.written_ms,
-        "cluster": header.cluster,
-        "broker": header.broker,
-    }
+    facts = {"format": FORMAT, **msgspec.structs.asdict(header)}
     data = seal(b"%s,%s}" % (msgspec.json.encode(facts)[1:-1], body))
     if len(data) > PUBLISHED_BYTES_MAX:
         raise ValueError(f"it has {len(data)} bytes, more than {PUBLISHED_BYTES_MAX}")
@@ -162,15 +144,8 @@ def _line_of(data: bytes, place: str) -> _Line:
 
 
 def _header(line: _Line) -> PublishedHeader:
-    return PublishedHeader(
-        generation=line.generation,
-        epoch=line.epoch,
-        writer=line.writer,
-        lineage=line.lineage,
-        written_ms=line.written_ms,
-        cluster=line.cluster,
-        broker=line.broker,
-    )
+    """Without the tables, which would stay in memory."""
+    return msgspec.convert(line, PublishedHeader, from_attributes=True)
 
 
 def _json(raw: msgspec.Raw) -> Json:

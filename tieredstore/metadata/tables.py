@@ -1,6 +1,6 @@
-"""The catalogue in memory: tables, how changes act on them, and their rows in RocketMQ's JSON.
+"""The tables of a catalogue, how changes act on them, and their text in RocketMQ's own JSON.
 
-RocketMQ's own JSON: integer keys without quotes, tabs, and fields in a fixed order.
+That JSON has integer keys without quotes, tabs, and fields in a fixed order:
 
     {                                       one member a line, indented by tabs
         "commitLogFileSegmentTable":{         no space after the colon

@@ -1,6 +1,4 @@
-"""Enumerations, queue keys and catalogue rows.
-
-The rows of the catalogue: topics, queues and segments.
+"""Enumerations, queue keys, and the rows of the catalogue: topics, queues and segments.
 
 Unset times are None here and 9223372036854775807 only in RocketMQ's JSON.
 """
