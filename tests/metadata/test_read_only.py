@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tieredstore.metadata import JsonMetadataStore, follower
+from tieredstore.metadata import JsonMetadataStore, files
 from tieredstore.metadata.files import CatalogueFiles, load
 from tieredstore.model.errors import MetadataError
 from tieredstore.testing.metadata_contract import TOPIC, log_segment
@@ -124,7 +124,7 @@ def test_while_only_the_journal_grows_only_its_new_lines_are_read(
         store.put(log_segment(0))
         with reader_of(path) as reader:
             with monkeypatch.context() as patch:
-                patch.setattr(follower, "load", None)  # nothing is read as a whole
+                patch.setattr(files, "load", None)  # nothing is read as a whole
                 for number in range(1, 5):
                     store.put(log_segment(number))
                     store.put_note("kind", "key", number)
@@ -252,10 +252,10 @@ def test_a_reader_gives_up_on_files_that_never_rest(
         path.with_name("copy").replace(path)
         return load(files, read)
 
-    monkeypatch.setattr(follower, "load", restless)
+    monkeypatch.setattr(files, "load", restless)
     with pytest.raises(MetadataError, match="8 times"):
         reader_of(path)
-    assert loads == follower.LOADS_MAX
+    assert loads == files.LOADS_MAX
 
 
 @pytest.mark.parametrize("moving", [True, False])
@@ -274,7 +274,7 @@ def test_what_looks_damaged_is_read_again_only_if_somebody_is_writing(
             path.with_name("copy").replace(path)
         raise MetadataError(str(path), "looks damaged")
 
-    monkeypatch.setattr(follower, "load", confused)
+    monkeypatch.setattr(files, "load", confused)
     if moving:
         reader_of(path).close()
         assert loads == 2

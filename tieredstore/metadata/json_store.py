@@ -15,8 +15,13 @@ from tieredstore.driver.one_process import LockOfOneProcess
 from tieredstore.driver.runtime import SystemClock
 from tieredstore.driver.shelf import Generations
 from tieredstore.metadata import journal as codec
-from tieredstore.metadata.files import Catalogue, CatalogueFiles, CatalogueWriter, OpenReport
-from tieredstore.metadata.follower import Follower
+from tieredstore.metadata.files import (
+    Catalogue,
+    CatalogueFiles,
+    CatalogueWriter,
+    Follower,
+    OpenReport,
+)
 from tieredstore.metadata.memory_store import MemoryReads
 from tieredstore.metadata.published import CataloguePublisher, PublishedSource
 from tieredstore.metadata.tables import Tables
