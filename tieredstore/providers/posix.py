@@ -39,7 +39,12 @@ from tieredstore.model.errors import (
     StoreClosedError,
 )
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.posix_shelf import PosixGenerations, PosixScratch, backend_error
+from tieredstore.providers.posix_shelf import (
+    PosixGenerations,
+    PosixScratch,
+    backend_error,
+    translated,
+)
 
 if TYPE_CHECKING:
     from tieredstore.model.config import StoreConfig
@@ -94,7 +99,7 @@ class PosixFileSegment(FileSegment):
                 if position != 0:
                     raise PositionMismatchError(self.path, expected=position, actual=0) from None
                 if view:
-                    with self._translated("create"):
+                    with translated(self.path, "create"):
                         make_directories(self._file.parent)
                     self._append(os.O_RDWR | os.O_CREAT, view, position)
 
@@ -105,7 +110,7 @@ class PosixFileSegment(FileSegment):
     def delete(self) -> None:
         with self._end_guard:
             self._check_open()
-            with self._translated("delete"):
+            with translated(self.path, "delete"):
                 temporary = self._file.with_name(self._file.name + ".tmp")  # of a broken create
                 temporary.unlink(missing_ok=True)
                 self._file.unlink(missing_ok=True)
@@ -120,7 +125,7 @@ class PosixFileSegment(FileSegment):
         """The whole file at once: it appears under its name when it is complete and durable."""
         with self._end_guard:
             self._check_writable()
-            with self._translated("create"):
+            with translated(self.path, "create"):
                 make_directories(self._file.parent)
                 try:
                     write_atomically(self._file, blocks)
@@ -188,24 +193,12 @@ class PosixFileSegment(FileSegment):
         self._check_open()
         if flags & os.O_CREAT:
             flags |= NO_LINK
-        with self._translated(operation):
+        with translated(self.path, operation):
             descriptor = os.open(self._file, flags | os.O_CLOEXEC, 0o666)
             try:
                 yield descriptor
             finally:
                 os.close(descriptor)
-
-    @contextmanager
-    def _translated(self, operation: str) -> Iterator[None]:
-        """The one place where the operating system's errors become ours."""
-        try:
-            yield
-        except FileNotFoundError as error:
-            if isinstance(error, SegmentNotFoundError):
-                raise
-            raise SegmentNotFoundError(self.path) from error
-        except OSError as error:
-            raise backend_error(self.path, operation, error) from error
 
 
 class PosixProvider(SegmentProvider):

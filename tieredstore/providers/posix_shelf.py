@@ -53,6 +53,19 @@ def backend_error(path: str, operation: str, error: OSError) -> BackendError:
     return kind(path, operation, error.strerror or str(error))
 
 
+@contextmanager
+def translated(path: str | os.PathLike[str], operation: str) -> Iterator[None]:
+    """Makes errors of the operating system ours."""
+    try:
+        yield
+    except SegmentNotFoundError:
+        raise
+    except FileNotFoundError as error:
+        raise SegmentNotFoundError(os.fspath(path)) from error
+    except OSError as error:
+        raise backend_error(os.fspath(path), operation, error) from error
+
+
 _UNFINISHED: Final = ".new"
 _BEING_WRITTEN: Final = ".tmp"  # what `write_atomically` adds
 
@@ -86,7 +99,7 @@ class PosixGenerations(Generations):
 
     def read(self, listed: ListedGeneration) -> bytes:
         path = self._file(listed.number)
-        with self._translated(path, "read"), path.open("rb") as file:
+        with translated(path, "read"), path.open("rb") as file:
             data = file.read(listed.size)
         if len(data) < listed.size:
             raise OffsetOutOfRangeError(str(path), offset=listed.size, minimum=0, maximum=len(data))
@@ -95,7 +108,7 @@ class PosixGenerations(Generations):
     def create(self, number: int, data: bytes) -> None:
         path = self._file(number)
         unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
-        with self._translated(path, "create"):
+        with translated(path, "create"):
             make_directories(self._folder)
             try:
                 write_atomically(unfinished, [data])
@@ -109,7 +122,7 @@ class PosixGenerations(Generations):
     def delete(self, numbers: Sequence[int]) -> None:
         """Also what others were writing under these numbers when they were stopped."""
         wanted = {generation_name(number) for number in numbers}
-        with self._translated(self._folder, "delete"):
+        with translated(self._folder, "delete"):
             for name in self._names():
                 if _final(name) in wanted:
                     (self._folder / name).unlink(missing_ok=True)
@@ -124,15 +137,6 @@ class PosixGenerations(Generations):
 
     def _file(self, number: int) -> Path:
         return self._folder / generation_name(number)
-
-    @contextmanager
-    def _translated(self, path: Path, operation: str) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise SegmentNotFoundError(str(path)) from error
-        except OSError as error:
-            raise backend_error(str(path), operation, error) from error
 
 
 def _final(name: str) -> str:
@@ -157,7 +161,7 @@ class PosixScratch(Scratch):
         path = self._file(name)
         # Two processes may put the same bytes: each has a file of its own until the last moment.
         unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
-        with self._translated(path, "stage"):
+        with translated(path, "stage"):
             make_directories(path.parent)
             try:
                 write_atomically(unfinished, blocks)
@@ -169,7 +173,7 @@ class PosixScratch(Scratch):
 
     def read(self, name: str, position: int, length: int) -> bytes:
         path = self._file(name)
-        with self._translated(path, "read"):
+        with translated(path, "read"):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 check_range(str(path), position, length, os.fstat(descriptor).st_size)
@@ -186,7 +190,7 @@ class PosixScratch(Scratch):
 
     def listed(self, folder: str = "") -> Sequence[StagedObject]:
         found = []
-        with self._translated(self._folder, "list"):
+        with translated(self._folder, "list"):
             for directory, _, names in os.walk(self._folder / folder):
                 for name in names:
                     path = Path(directory, name)
@@ -198,7 +202,7 @@ class PosixScratch(Scratch):
     def delete(self, names: Sequence[str]) -> None:
         """Folders that become empty go too."""
         paths = [self._file(name) for name in names]
-        with self._translated(self._folder, "delete"):
+        with translated(self._folder, "delete"):
             for path in paths:
                 path.unlink(missing_ok=True)
             for folder in {path.parent for path in paths}:
@@ -216,14 +220,3 @@ class PosixScratch(Scratch):
 
     def _file(self, name: str) -> Path:
         return self._folder / check_name(name)
-
-    @contextmanager
-    def _translated(self, path: Path, operation: str) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError as error:
-            if isinstance(error, SegmentNotFoundError):
-                raise
-            raise SegmentNotFoundError(str(path)) from error
-        except OSError as error:
-            raise backend_error(str(path), operation, error) from error
