@@ -1,7 +1,4 @@
-"""Files, names and replacements that survive a power cut; a lock on a file that Java honours
-too.
-
-A lock on a file that other processes, Java's among them, honour too.
+"""Files, names and replacements that survive a power cut, and a lock that Java honours too.
 
 POSIX record locks belong to the process: a second lock in the same process would succeed, and
 closing *any* descriptor of the file releases them all. So the paths that this process holds are

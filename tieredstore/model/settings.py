@@ -1,5 +1,5 @@
-"""How a setting is declared, and how settings are read from keywords, TOML, the environment or
-a broker.conf.
+"""Settings: how one is declared, and how they are read from keywords, TOML, the environment or a
+broker.conf.
 """
 
 from __future__ import annotations

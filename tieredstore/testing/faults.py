@@ -237,13 +237,7 @@ class FaultyClient(ObjectClientWrapper):
         return self._struck("get", key, self.inner.get_range, key, start, length)
 
     def get_ranges(self, ranges: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
-        found: list[bytes | TieredStoreError] = []
-        for each in ranges:
-            try:
-                found.append(self.get_range(each.key, each.start, each.length))
-            except TieredStoreError as error:
-                found.append(error)
-        return found
+        return ObjectClient.get_ranges(self, ranges)  # each range meets a fault of its own
 
     def put(
         self,

@@ -1,8 +1,6 @@
-"""An object store in memory, with a real one's conditions.
+"""An object store in memory, with a real one's conditions, and an S3 server to try a tier on:
 
-A WSGI application that is asked one thing at a time, and an S3 server to try a tier on.
-
-    python -m tieredstore.testing.memory_objects --port 9000
+python -m tieredstore.testing.memory_objects --port 9000
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Every promise of `FileSegment` as a test suite and as a state machine.
 
-Every promise of `FileSegment` as a test, for whoever writes one.
-
     class TestMySegment(FileSegmentContract):
         def open_segment(self, path: str) -> FileSegment:
             return MySegment(path, SegmentType.COMMIT_LOG, 0)

@@ -1,7 +1,5 @@
 """Every promise of the places for published catalogues and staged files as test suites.
 
-Every promise of `Generations` as a test, for whoever writes one.
-
 class TestMyGenerations(GenerationsContract):
     def open_generations(self, broker: str) -> Generations:
         return MyGenerations(broker)  # of one backend, however often it is called in a test
