@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.access.wiring import GivenParts, open_tier
+from tieredstore.access.wiring import open_tier
 from tieredstore.codec.message import encode_message
 from tieredstore.driver.runtime import Runtime
 from tieredstore.index.contract import CommittedRun
@@ -51,7 +51,7 @@ def written(folder: Path, count: int, *, body_bytes: int, has_index: bool = Fals
     config = config_of(folder)
     template = _Template(body_bytes, has_all=not has_index)
     with Runtime.threads() as runtime:
-        parts = open_tier(config, GivenParts(runtime=runtime))
+        parts = open_tier(config, runtime=runtime)
         parts.load()
         parts.index.start()
         file = parts.files.create(TOPIC, 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tieredstore.access.wiring import GivenParts, TierParts, open_tier
+from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.codec.message import encode_message
 from tieredstore.codec.record import encode_properties, tags_code
 from tieredstore.driver.runtime import Runtime
@@ -34,7 +34,7 @@ def written_tier(root: Path, *, megabytes: int) -> StoreConfig:
         index_slot_count=200_000,
         index_item_count=800_000,
     )
-    parts = open_tier(config, GivenParts(runtime=Runtime.threads()))
+    parts = open_tier(config, runtime=Runtime.threads())
     try:
         parts.load()
         parts.index.start()
@@ -51,7 +51,7 @@ def written_tier(root: Path, *, megabytes: int) -> StoreConfig:
     return config
 
 
-def _batch(parts: TierParts, file: FlatMessageFile, first: int, now_ms: int) -> int:
+def _batch(parts: Tier, file: FlatMessageFile, first: int, now_ms: int) -> int:
     queue_id = file.key.queue_id
     records = [
         encode_message(

@@ -48,7 +48,7 @@ class Elsewhere:
         return ObjectProvider(client, "cluster-a", runtime)
 
     def publish(self) -> None:
-        self.broker.store._loaded().parts.publishing.step()
+        self.broker.tier.publishing.step()
 
     def config(self, **settings: Any) -> StoreConfig:
         nowhere = str(self._folder / "nowhere")
@@ -63,7 +63,7 @@ class Elsewhere:
         self.broker.runtime.clock.sleep(3 * HOUR_S)
         self.broker.put(3, first=first)
         assert self.broker.store.flush()
-        self.broker.store._loaded().retention.step()
+        self.broker.retention.step()
 
 
 def offsets(reader: TieredReader, topic: str = TOPIC) -> list[int]:

@@ -31,7 +31,7 @@ def there(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Elsewhere]
 
 def found(there: Elsewhere, copy: MetadataStore | None = None) -> list[tuple[str, str]]:
     """Kind and detail of what is said of the published one; `copy` in the place of the real one."""
-    parts = there.broker.store._loaded().parts
+    parts = there.broker.tier
     config, provider = there.broker.config, parts.provider
 
     def published() -> MetadataStore | None:
@@ -54,7 +54,7 @@ def test_a_published_catalogue_that_is_up_to_date_has_nothing_to_tell(there: Els
 def test_one_that_lags_is_a_note_also_behind_expiry_and_a_deletion(there: Elsewhere) -> None:
     there.broker.fill(4, topic="Gone")
     there.publish()
-    there.broker.store._loaded().parts.publishing._is_stale = True  # publishes no more
+    there.broker.tier.publishing._is_stale = True  # publishes no more
     there.expire(12)
     there.broker.store.delete_topics(["Gone"])
     there.broker.fill(3, topic="New")
@@ -65,7 +65,7 @@ def test_one_that_lags_is_a_note_also_behind_expiry_and_a_deletion(there: Elsewh
 
 def test_one_that_is_gone_or_damaged_is_damage(there: Elsewhere) -> None:
     there.publish()
-    parts = there.broker.store._loaded().parts
+    parts = there.broker.tier
     generations = parts.provider.generations("broker-a")
     assert generations is not None
     generations.create(2, b"nothing")
@@ -102,7 +102,7 @@ def test_what_age_does_not_explain_is_damage(
     change: Callable[[list[SegmentRecord]], list[SegmentRecord]],
     told: str,
 ) -> None:
-    metadata = there.broker.store._loaded().parts.metadata
+    metadata = there.broker.tier.metadata
     copy = MemoryMetadataStore(place="elsewhere", clock_ms=there.broker.runtime.clock.now_ms)
     rows = list(metadata.segments(PATH, LOG))
     assert len(rows) > 2

@@ -94,7 +94,7 @@ def test_a_bill_is_estimated_within_five_percent(tmp_path: Path, queues: int) ->
             for number in range(ROUNDS + 1):
                 put_into_each(store, queues, number)
                 assert store.flush()
-                store._loaded().parts.publishing.step()
+                store._loaded().tier.publishing.step()
                 if number == 0:
                     client.requests.clear()
             counted = Counter(client.requests)

@@ -155,7 +155,7 @@ class World:
 
     def tiered_ones(self) -> set[Message]:
         """As the tier's catalogue has them, past the reads."""
-        file = self.store._loaded().parts.files.get(QueueKey(TOPIC, 0))
+        file = self.store._loaded().tier.files.get(QueueKey(TOPIC, 0))
         if file is None or not file.is_started:
             return set()
         spans = [(each.base // 20, each.end // 20) for each in file.queue.segments]
@@ -219,7 +219,7 @@ class World:
 
     @property
     def _fetcher(self) -> Any:
-        return self.store._loaded().parts.fetcher
+        return self.store._loaded().tier.fetcher
 
     @property
     def steps(self) -> int:

@@ -58,7 +58,7 @@ def test_messages_that_expire_while_they_are_read_are_stepped_over(tmp_path: Pat
         broker.runtime.clock.sleep(3 * 3600)
         broker.put(3, first=12)
         assert broker.store.flush()
-        broker.store._loaded().retention.step()
+        broker.retention.step()
         assert (broker.store.min_offset(TOPIC, 0) or 0) > 2
         reader.refresh()
         found += [one.queue_offset for one in messages]
@@ -85,8 +85,8 @@ def expiring(tmp_path: Path) -> Iterator[tuple[Broker, TieredReader]]:
 
 
 def expire(broker: Broker) -> int:
-    broker.store._loaded().retention.step()
-    minimum = broker.store._loaded().parts.fetcher.min_offset(TOPIC, 0)
+    broker.retention.step()
+    minimum = broker.tier.fetcher.min_offset(TOPIC, 0)
     assert minimum is not None
     assert minimum > 6
     return minimum

@@ -76,7 +76,7 @@ def test_what_has_expired_since_is_no_damage(there: Elsewhere) -> None:
     there.publish()
     with there.reader() as before:
         there.expire(10)  # and nothing is published
-        first = there.broker.store._loaded().parts.files.files()[0].min_offset
+        first = there.broker.tier.files.files()[0].min_offset
         assert 0 < first < 10
         for reader in (before, there.reader()):
             with reader:
@@ -94,7 +94,7 @@ def test_where_all_that_it_names_has_expired_what_came_since_is_found(there: Els
     there.publish()
     with there.reader() as before:
         there.expire(12)
-        assert there.broker.store._loaded().parts.files.files()[0].min_offset == 12
+        assert there.broker.tier.files.files()[0].min_offset == 12
         for reader in (before, there.reader()):
             with reader:
                 reader.refresh()
@@ -170,7 +170,7 @@ def test_a_queue_that_began_anew_is_no_damage_before_it_is_published(
 def test_a_hole_is_damage_here_too(there: Elsewhere) -> None:
     there.broker.fill(12)
     there.publish()
-    logs = there.broker.store._loaded().parts.files.files()[0].log.segments
+    logs = there.broker.tier.files.files()[0].log.segments
     assert len(logs) > 3
     logs[2].segment.delete()
     with there.reader() as reader, pytest.raises((SegmentCorruptError, SegmentNotFoundError)):

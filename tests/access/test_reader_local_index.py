@@ -8,7 +8,7 @@ import pytest
 
 from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.wiring import GivenParts, open_tier
+from tieredstore.access.wiring import open_tier
 from tieredstore.codec.tiered_index import TieredIndexHeader, encode_header, file_bytes
 from tieredstore.driver.runtime import Runtime
 from tieredstore.index.store import IndexStore
@@ -72,7 +72,7 @@ def test_what_a_running_broker_has_put_and_not_noted_is_found_or_said_to_be_miss
     config = posix_config(tmp_path)
     made = WrittenTier(config=config)
     made.add(TOPIC, 0, SEALED, seal=True)
-    parts = open_tier(config, GivenParts(runtime=Runtime.inline(now_ms=START_MS)))
+    parts = open_tier(config, runtime=Runtime.inline(now_ms=START_MS))
     try:
         parts.load()
         made._write(parts, next(iter(made.ends)), LATER, 50, (), 0)

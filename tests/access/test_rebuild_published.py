@@ -56,14 +56,12 @@ def test_an_empty_catalogue_starts_from_what_is_published(there: Elsewhere, tmp_
     broker.fill(12)
     broker.put(3, topic="Gone")
     assert broker.store.flush()
-    metadata = broker.store._loaded().parts.metadata
+    metadata = broker.tier.metadata
     topic = metadata.topic(TOPIC)
     assert topic is not None
     metadata.put(dataclasses.replace(topic, reserve_hours=7, topic_id=41))
     there.publish()
-    broker.store._loaded().parts.publishing._is_stale = (
-        True  # what it does now is published no more
-    )
+    broker.tier.publishing._is_stale = True  # what it does now is published no more
     broker.store.delete_topics(["Gone"])
     broker.put(9, first=12)
     assert broker.store.flush()
@@ -129,7 +127,7 @@ def test_with_nothing_published_it_is_the_rebuild_of_old(there: Elsewhere, tmp_p
 def test_bytes_that_are_missing_since_are_a_problem(there: Elsewhere, tmp_path: Path) -> None:
     there.broker.fill(12)
     there.publish()
-    there.broker.store._loaded().parts.files.files()[0].log.segments[-1].segment.delete()
+    there.broker.tier.files.files()[0].log.segments[-1].segment.delete()
     lost = Rebuilding(there, tmp_path / "new.json")
     report = lost.rebuild()
     assert any("the backend only to" in each for each in report.problems)

@@ -123,7 +123,7 @@ def test_one_whose_lost_bytes_came_back_goes_on(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     broker.open()
     broker.fill(4)
-    path = f"broker-a/{broker.store._loaded().parts.files.files()[0].key.topic}/0"
+    path = f"broker-a/{broker.tier.files.files()[0].key.topic}/0"
     with broker.provider.open(path, SegmentType.COMMIT_LOG, 0) as segment:
         data = segment.read(0, segment.size())
         segment.delete()
@@ -147,7 +147,7 @@ def test_nothing_is_kept_of_why_a_queue_was_stopped_when_its_topic_is_deleted(
     broker = Broker(tmp_path)
     store = broker.open()
     broker.fill(4)
-    parts = store._loaded().parts
+    parts = store._loaded().tier
     (file,) = parts.files.files()
     stop_queue(file, "somebody said so", parts.metadata)
     assert store.delete_topics([file.key.topic]) == 1

@@ -44,8 +44,7 @@ class ObjectBroker(Broker):
             assert self.store.flush()
 
     def chore(self) -> None:
-        assert self.store._tier is not None
-        self.store._tier.sealing.step()
+        self.sealing.step()
 
 
 def copy(objects: MemoryObjects, folder: Path) -> None:
@@ -80,8 +79,7 @@ def test_a_bucket_is_copied_to_a_folder_after_a_flush_that_seals(tmp_path: Path)
     with copied.store as store:
         assert numbers(store.get_message(TOPIC, 0, 0)) == expected
         assert numbers(store.get_message("other topic|%", 0, 0)) == [0, 1, 2]
-        assert store._tier is not None
-        assert [file.problem for file in store._tier.parts.files.files()] == [None, None]
+        assert [file.problem for file in copied.tier.files.files()] == [None, None]
 
 
 def test_the_chore_seals_what_has_rolled(tmp_path: Path) -> None:
@@ -114,12 +112,11 @@ def test_a_store_that_cannot_be_reached_is_asked_again_in_the_next_round(tmp_pat
         broker.commits(10)
         broker.struck.always = Fault.BEFORE
         broker.chore()
-        assert store._tier is not None
-        assert len(store._tier.sealing.errors) > 0
+        assert len(broker.sealing.errors) > 0
         assert not store.flush(seal=True)
         broker.struck.forgive()
         broker.chore()
-        assert store._tier.sealing.errors == {}
+        assert broker.sealing.errors == {}
         assert store.flush(seal=True)
         assert broker.parts() == []
 
@@ -128,10 +125,9 @@ def test_a_flush_that_seals_leaves_a_queue_alone_that_is_busy(tmp_path: Path) ->
     broker = ObjectBroker(tmp_path, MemoryObjects())
     with broker.store as store:
         broker.commits(2)
-        assert store._tier is not None
-        with store._tier.dispatcher.alone_with(QueueKey(TOPIC, 0), timeout=0) as alone:
+        with broker.dispatcher.alone_with(QueueKey(TOPIC, 0), timeout=0) as alone:
             assert alone
-            assert not store._tier.sealing.seal_all(0)
+            assert not broker.sealing.seal_all(0)
         assert store.flush(seal=True)
 
 

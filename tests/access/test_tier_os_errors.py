@@ -67,12 +67,10 @@ def seal(root: Path) -> tuple[TieredMessageStore, Operation]:
 def expire(root: Path) -> tuple[TieredMessageStore, Operation]:
     store = filled(root)
     store.flush(seal=True)
-    tier = store._tier
-    assert tier is not None
-    clock = tier.parts.runtime.clock
+    clock = store._loaded().tier.runtime.clock
     assert isinstance(clock, ManualClock)
     clock.advance(100 * HOUR_MS)
-    return store, tier.retention.step
+    return store, store._loaded().retention.step
 
 
 def shutdown(root: Path) -> tuple[TieredMessageStore, Operation]:

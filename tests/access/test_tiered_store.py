@@ -173,25 +173,17 @@ def test_the_parts_end_in_order_and_the_next_store_last(tmp_path: Path) -> None:
     store.load()
     store.start()
     store.put_message(a_message(0))
-    tier = store._loaded()
-    for name, part in (("files", tier.parts.files), ("metadata", tier.parts.metadata)):
-        close = part.close
-
-        def closing(name: str = name, close: object = close) -> None:
-            life.append(name)
-            close()  # type: ignore[operator]
-
-        if name == "files":
-            tier.parts._owned.callback(closing, name)
-    shutdown = tier.dispatcher.shutdown
+    opened = store._loaded()
+    opened.tier._owned.callback(life.append, "parts")
+    shutdown = opened.dispatcher.shutdown
 
     def ending(**how: object) -> bool:
         life.append("dispatcher")
         return shutdown(**how)  # type: ignore[arg-type]
 
-    tier.dispatcher.shutdown = ending  # type: ignore[method-assign]
+    opened.dispatcher.shutdown = ending  # type: ignore[method-assign]
     store.shutdown()
-    assert life == ["dispatcher", "files", "index", "next store"]
+    assert life == ["dispatcher", "parts", "index", "next store"]
 
 
 def test_one_part_that_fails_to_end_keeps_no_other_from_it(broker: Broker) -> None:
@@ -201,7 +193,7 @@ def test_one_part_that_fails_to_end_keeps_no_other_from_it(broker: Broker) -> No
     def refuse(**_: object) -> bool:
         raise BackendUnavailableError("x", "shutdown", "planned")
 
-    broker.store._loaded().dispatcher.shutdown = refuse  # type: ignore[method-assign]
+    broker.dispatcher.shutdown = refuse  # type: ignore[method-assign]
     with pytest.raises(BackendUnavailableError):
         broker.store.shutdown()
     with pytest.raises(StoreClosedError):

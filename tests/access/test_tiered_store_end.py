@@ -137,7 +137,7 @@ def test_an_index_that_hangs_neither(tmp_path: Path, monkeypatch: pytest.MonkeyP
         def hang() -> None:
             may_go.wait(WAIT)
 
-        store._loaded().parts.index.shutdown = hang  # type: ignore[method-assign]
+        store._loaded().tier.index.shutdown = hang  # type: ignore[method-assign]
         assert seconds_of(lambda: store.shutdown(timeout=SECONDS)) < LATE
         may_go.set()
 
@@ -178,7 +178,7 @@ def test_a_flush_ends_in_time_where_the_index_hangs(tmp_path: Path) -> None:
         def hang() -> None:
             may_go.wait(WAIT)
 
-        store._loaded().parts.index.seal = hang  # type: ignore[method-assign]
+        store._loaded().tier.index.seal = hang  # type: ignore[method-assign]
         answers: list[bool] = []
         assert seconds_of(lambda: answers.append(store.flush(SECONDS, seal=True))) < LATE
         assert answers == [False]
@@ -276,7 +276,7 @@ def test_a_foreign_store_that_fails_while_it_is_drained_keeps_nothing_from_being
         store.start()
         local.fill(1)
         assert arrived.wait(WAIT)
-        tier = store._loaded()
+        opened = store._loaded()
         ended: list[str] = []
         end_local = local.shutdown
 
@@ -289,13 +289,13 @@ def test_a_foreign_store_that_fails_while_it_is_drained_keeps_nothing_from_being
             end_local()
 
         def parts_close() -> None:
-            assert not tier.dispatcher._claims.busy_count
+            assert not opened.dispatcher._claims.busy_count
             ended.append("parts")
 
         local.queues = fail  # type: ignore[method-assign]
         local.shutdown = local_ends  # type: ignore[method-assign]
-        tier.parts._owned.callback(parts_close)
+        opened.tier._owned.callback(parts_close)
         with pytest.raises(_ForeignError, match="no queues today"):
             store.shutdown(timeout=WAIT)
         assert ended == ["parts", "local"]
-        assert tier.dispatcher._walk.is_stopped
+        assert opened.dispatcher._walk.is_stopped

@@ -103,11 +103,10 @@ def test_expired_segments_go_by_the_reserve_hours_of_their_topic(tmp_path: Path)
     broker.fill(20)
     broker.put(20, topic="Kept")
     assert broker.store.flush()
-    tier = broker.store._loaded()
-    kept = tier.parts.metadata.topic("Kept")
-    assert kept is not None
-    tier.parts.metadata.delete_topic("Kept")
-    tier.parts.metadata.add_topic("Kept", reserve_hours=5)
+    metadata = broker.tier.metadata
+    assert metadata.topic("Kept") is not None
+    metadata.delete_topic("Kept")
+    metadata.add_topic("Kept", reserve_hours=5)
     broker.local.kept_from = 20
     broker.runtime.clock.sleep(3 * 3600)
     *_, expiring = broker.store._services  # others seal, and publish the catalogue
@@ -128,7 +127,7 @@ def test_nothing_expires_where_that_is_switched_off(tmp_path: Path) -> None:
     broker.runtime.clock.sleep(1000 * 3600)
     for service in broker.store._services:
         service.wake()
-    broker.store._loaded().retention.step()
+    broker.retention.step()
     assert numbers(broker.store.get_message(TOPIC, 0, 0)) == [0, 1, 2, 3, 4]
     broker.store.shutdown()
 
@@ -138,7 +137,7 @@ def test_an_expiry_that_fails_is_named_and_comes_again(tmp_path: Path) -> None:
     broker.open()
     broker.fill(5, kept_from=5)
     broker.runtime.clock.sleep(3 * 3600)
-    retention = broker.store._loaded().retention
+    retention = broker.retention
     broker.cut()
     retention.step()
     assert broker.store.min_offset(TOPIC, 0) == 5
@@ -167,11 +166,10 @@ def test_a_queue_that_is_being_uploaded_expires_in_a_later_round(
     broker.open()
     broker.fill(5, kept_from=5)
     broker.runtime.clock.sleep(3 * 3600)
-    tier = broker.store._loaded()
-    with tier.dispatcher.alone_with(QueueKey(TOPIC, 0)):
-        tier.retention.step()
+    with broker.dispatcher.alone_with(QueueKey(TOPIC, 0)):
+        broker.retention.step()
         assert broker.store.min_offset(TOPIC, 0) == 0
-    tier.retention.step()
+    broker.retention.step()
     assert broker.store.min_offset(TOPIC, 0) == 5
     broker.store.shutdown()
 

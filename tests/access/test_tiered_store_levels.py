@@ -128,8 +128,7 @@ def test_what_the_tier_says_of_offsets_nobody_has_comes_as_it_is(
     broker.fill(3)
     broker.store.level = FORCE
     wanted = GetResult(status=status, next_offset=7, min_offset=0, max_offset=3)
-    tier = broker.store._loaded()
-    tier.parts.fetcher.get_message = lambda *_, **__: wanted  # type: ignore[method-assign]
+    broker.tier.fetcher.get_message = lambda *_, **__: wanted  # type: ignore[method-assign]
     assert broker.store.get_message(TOPIC, 0, 50) is wanted
 
 
@@ -149,8 +148,7 @@ def test_what_the_tier_has_not_got_is_read_from_the_next_store(
     broker.fill(3)
     broker.store.level = FORCE
     lacking = GetResult(status=status, next_offset=3, min_offset=3, max_offset=3)
-    tier = broker.store._loaded()
-    tier.parts.fetcher.get_message = lambda *_, **__: lacking  # type: ignore[method-assign]
+    broker.tier.fetcher.get_message = lambda *_, **__: lacking  # type: ignore[method-assign]
     assert numbers(broker.store.get_message(TOPIC, 0, 1, group="g")) == [1, 2]
     assert broker.metrics.of(GET_MESSAGE_FALLBACK) == 1
     wanted = {"operation": "get_message", "topic": TOPIC, "group": "g"}
@@ -163,11 +161,10 @@ def test_the_minimum_of_an_answer_is_the_smaller_one_and_its_maximum_the_tiers(
     broker.fill(5)
     broker.put(5, first=5)
     broker.store.level = FORCE
-    tier = broker.store._loaded()
     later = broker.store.get_message(TOPIC, 0, 2)
     assert (later.min_offset, later.max_offset) == (0, 5)
     result = replace(later, min_offset=2)
-    tier.parts.fetcher.get_message = lambda *_, **__: result  # type: ignore[method-assign]
+    broker.tier.fetcher.get_message = lambda *_, **__: result  # type: ignore[method-assign]
     answer = broker.store.get_message(TOPIC, 0, 2)
     assert (answer.min_offset, answer.max_offset) == (0, 5)
     broker.local.kept_from = 3
@@ -180,7 +177,7 @@ def test_nobody_is_sent_past_messages_that_only_the_next_store_has(tmp_path: Pat
     broker.open()
     broker.put(300)
     assert broker.store.flush()
-    begin = broker.store._loaded().parts.fetcher.min_offset(TOPIC, 0)
+    begin = broker.tier.fetcher.min_offset(TOPIC, 0)
     assert begin is not None
     assert 0 < begin < 300
     broker.store.level = FORCE
@@ -246,7 +243,7 @@ def test_an_unreachable_tier_is_an_error_where_nobody_else_has_the_message(broke
 def test_damage_in_the_tier_is_never_hidden(broker: Broker) -> None:
     broker.fill(6)
     broker.store.level = FORCE
-    fetcher = broker.store._loaded().parts.fetcher
+    fetcher = broker.tier.fetcher
 
     def damaged(*_: object, **__: object) -> GetResult:
         raise SegmentCorruptError("broker-a/TopicTest/0", "a flipped bit", position=3)

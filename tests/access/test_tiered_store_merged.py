@@ -53,8 +53,7 @@ def test_a_queue_that_only_the_next_store_has_is_its_own(broker: Broker) -> None
 
 
 def test_an_empty_queue_of_the_tier_does_not_say_where_messages_begin(broker: Broker) -> None:
-    tier = broker.store._loaded()
-    tier.parts.files.create("Late", 0).start_at(0)
+    broker.tier.files.create("Late", 0).start_at(0)
     broker.put(9, topic="Late")
     broker.local.kept_from = 8
     assert broker.store.min_offset("Late", 0) == 8
@@ -83,7 +82,7 @@ def test_queues_of_both_are_named_once(broker: Broker) -> None:
 def test_a_tier_that_cannot_say_where_it_begins_is_an_error_not_a_wrong_answer(
     broker: Broker,
 ) -> None:
-    fetcher = broker.store._loaded().parts.fetcher
+    fetcher = broker.tier.fetcher
 
     def unreachable(*_: object) -> int:
         raise BackendUnavailableError("tier", "read", "planned")
@@ -104,7 +103,7 @@ def test_the_earliest_time_of_a_queue_is_the_smaller_one_that_is_known(
     broker: Broker, near: int | None, far: int | None, wanted: int | None
 ) -> None:
     broker.local.earliest_time = lambda *_: near  # type: ignore[method-assign]
-    fetcher = broker.store._loaded().parts.fetcher
+    fetcher = broker.tier.fetcher
     fetcher.earliest_time = lambda *_: far  # type: ignore[method-assign]
     assert broker.store.earliest_time(TOPIC, 0) == wanted
 
@@ -122,7 +121,7 @@ def test_the_store_time_comes_from_the_store_that_has_the_message(broker: Broker
 def test_the_level_says_who_is_asked_for_a_store_time(broker: Broker) -> None:
     broker.local.kept_from = 0
     broker.local.store_time = lambda *_: 2  # type: ignore[method-assign]
-    fetcher = broker.store._loaded().parts.fetcher
+    fetcher = broker.tier.fetcher
     fetcher.store_time = lambda *_: 1  # type: ignore[method-assign]
     broker.store.level = StorageLevel.DISABLE
     assert broker.store.store_time(TOPIC, 0, 3) == 2
@@ -237,7 +236,7 @@ def test_a_time_is_looked_up_on_both_sides_of_the_millisecond_at_which_the_next_
 
 def test_the_boundary_is_handed_on(broker: Broker) -> None:
     asked: list[object] = []
-    fetcher = broker.store._loaded().parts.fetcher
+    fetcher = broker.tier.fetcher
     fetcher.offset_by_time = lambda *args: asked.append(args[-1])  # type: ignore[method-assign]
     assert broker.store.offset_by_time(TOPIC, 0, time_of(1), UPPER) == 6
     assert asked == [UPPER]

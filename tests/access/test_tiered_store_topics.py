@@ -31,7 +31,7 @@ def test_deleted_topics_go_from_both_stores(broker: Broker) -> None:
     assert broker.store.delete_topics([TOPIC, "Nowhere"]) == 1
     assert broker.store.max_offset(TOPIC, 0) is None
     assert set(broker.store.queues()) == {QueueKey("Other", 0)}
-    metadata = broker.store._loaded().parts.metadata
+    metadata = broker.tier.metadata
     assert metadata.topic(TOPIC) is None
     assert not metadata.queues(TOPIC)
     assert {found.path for found in broker.provider.list()} == {"broker-a/Other/0"}
@@ -58,7 +58,7 @@ def test_cleaning_keeps_what_is_retained_and_what_the_system_needs(broker: Broke
     for topic in ("Retained", "Unused"):
         broker.put(2, topic=topic)
     assert broker.store.flush()
-    metadata = broker.store._loaded().parts.metadata
+    metadata = broker.tier.metadata
     kept = {"SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel", "%LMQ%light"}
     for topic in kept:
         metadata.add_topic(topic)
@@ -73,7 +73,7 @@ def test_a_topic_whose_upload_does_not_end_is_not_deleted_by_halves(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tieredstore.access.store.FLUSH_SECONDS", 0.0)
-    with broker.store._loaded().dispatcher.alone_with(QueueKey(TOPIC, 0)):
+    with broker.dispatcher.alone_with(QueueKey(TOPIC, 0)):
         with pytest.raises(BackendUnavailableError):
             broker.store.delete_topics([TOPIC])
         assert set(broker.local.queues()) == {QueueKey(TOPIC, 0)}
@@ -87,7 +87,7 @@ def test_a_topic_whose_bytes_cannot_be_deleted_is_gone_and_they_follow(broker: B
     assert not list(broker.store.queues())
     assert len(list(broker.provider.inner.list())) == 2
     broker.faults.always = None
-    broker.store._loaded().retention.step()
+    broker.retention.step()
     assert not list(broker.provider.inner.list())
 
 
@@ -106,6 +106,6 @@ def test_a_topic_stays_rejected_over_loads_of_the_store(broker: Broker) -> None:
     broker.store.shutdown()
     broker.open()
     assert broker.store.topic_filter is known
-    assert broker.store._loaded().dispatcher.topic_filter is known
+    assert broker.dispatcher.topic_filter is known
     assert broker.store.flush()
     assert broker.store.committed_offset(TOPIC, 0) is None

@@ -25,8 +25,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 def test_a_tier_that_has_nothing_of_a_queue_yet_is_not_asked_for_it(
     broker: Broker, offset: int
 ) -> None:
-    tier = broker.store._loaded()
-    tier.parts.files.create(TOPIC, 0).start_at(0)
+    broker.tier.files.create(TOPIC, 0).start_at(0)
     broker.put(20)
     own = broker.local.get_message(TOPIC, 0, offset)
     assert own.status is GetStatus.OFFSET_TOO_SMALL
@@ -39,8 +38,7 @@ def test_a_tier_that_begins_late_and_has_nothing_yet_leaves_reads_to_the_next_st
 ) -> None:
     broker.put(20)
     broker.local.kept_from = broker.local.cached_from = 5
-    tier = broker.store._loaded()
-    tier.parts.files.create(TOPIC, 0).start_at(8)
+    broker.tier.files.create(TOPIC, 0).start_at(8)
     result = broker.store.get_message(TOPIC, 0, 2)
     assert (result.status, result.next_offset) == (GetStatus.OFFSET_TOO_SMALL, 5)
 

@@ -36,7 +36,7 @@ def filled(folder: Path, **settings: Any) -> KeyBroker:
 
 def killed(broker: KeyBroker) -> None:
     """The next process has loaded, and has done nothing else yet."""
-    index = broker.store._loaded().parts.index
+    index = broker.store._loaded().tier.index
     assert isinstance(index, IndexStore)
     index._filling.close()
     broker.store._started = True  # what it does in the background is of the process that is gone
@@ -146,7 +146,7 @@ def test_what_a_file_has_that_the_disk_could_not_sync_counts_as_not_indexed(
 ) -> None:
     """Its pages may be dropped at any time; it is made again after a restart."""
     broker = filled(tmp_path)
-    index = broker.store._loaded().parts.index
+    index = broker.store._loaded().tier.index
     assert isinstance(index, IndexStore)
     with monkeypatch.context() as patch:
 
@@ -173,7 +173,7 @@ def test_what_was_stored_after_the_times_that_are_asked_for_is_not_read(tmp_path
     broker = filled(tmp_path)
     killed(broker)
     reads = count_reads(broker)
-    first = broker.store._loaded().parts.fetcher.store_time(TOPIC, 0, 0)
+    first = broker.store._loaded().tier.fetcher.store_time(TOPIC, 0, 0)
     assert first is not None
     reads.clear()
     result = broker.store.query_message(TOPIC, "key-1", end=first - 2000)
@@ -190,10 +190,10 @@ def test_many_queues_that_wait_are_not_read_one_by_one(tmp_path: Path) -> None:
     assert broker.store.flush()
     killed(broker)
     reads = count_reads(broker)
-    found = broker.store._loaded().parts.fetcher.query_message(TOPIC, "key-7")
+    found = broker.store._loaded().tier.fetcher.query_message(TOPIC, "key-7")
     assert (found.complete, found.lags, reads) == (False, True, [])
     assert broker.store.flush()
-    found = broker.store._loaded().parts.fetcher.query_message(TOPIC, "key-7")
+    found = broker.store._loaded().tier.fetcher.query_message(TOPIC, "key-7")
     assert (found.complete, len(found.messages)) == (True, 1)
     broker.store.shutdown()
 
@@ -201,7 +201,7 @@ def test_many_queues_that_wait_are_not_read_one_by_one(tmp_path: Path) -> None:
 def count_reads(broker: KeyBroker) -> list[tuple[str, int]]:
     """What the queues of the tier read from now on: the cache is not asked."""
     reads: list[tuple[str, int]] = []
-    lookup = broker.store._loaded().parts.fetcher._keys
+    lookup = broker.store._loaded().tier.fetcher._keys
     inner: Callable[..., bytes] = lookup._source.read
 
     class Counted:

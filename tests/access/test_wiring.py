@@ -8,7 +8,7 @@ import pytest
 
 from tests.access.tiered_kit import a_config
 from tieredstore.access.store import TieredMessageStore
-from tieredstore.access.wiring import GivenParts, load_plugins, open_tier
+from tieredstore.access.wiring import load_plugins, open_tier
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metrics import MeasuredProvider, NoMetrics
 from tieredstore.driver.registry import MESSAGE_STORES, names
@@ -51,7 +51,7 @@ def dotted(kind: type) -> str:
 
 def test_the_parts_of_the_settings_are_measured_and_tried_again(tmp_path: Path) -> None:
     config = a_config(tmp_path, provider="posix", path=str(tmp_path / "tier"))
-    parts = open_tier(config, GivenParts())
+    parts = open_tier(config)
     assert isinstance(parts.provider, RetryingProvider)
     assert isinstance(parts.provider.inner, MeasuredProvider)
     assert isinstance(parts.provider.inner.inner, PosixProvider)
@@ -70,8 +70,7 @@ def test_what_is_given_is_used_as_it_is_and_stays_open(tmp_path: Path) -> None:
     runtime = Runtime.inline()
     provider = PosixProvider(tmp_path / "tier", "cluster-a", runtime)
     metadata = JsonMetadataStore.open(tmp_path / "catalogue.json")
-    given = GivenParts(runtime=runtime, provider=provider, metadata=metadata)
-    parts = open_tier(a_config(tmp_path), given)
+    parts = open_tier(a_config(tmp_path), runtime=runtime, provider=provider, metadata=metadata)
     assert parts.runtime is runtime
     assert parts.provider is provider
     assert parts.metadata is metadata
@@ -86,15 +85,15 @@ def test_a_catalogue_that_cannot_be_opened_leaves_no_thread_behind(tmp_path: Pat
     config = a_config(tmp_path)
     Path(config.catalogue_path).parent.mkdir(parents=True)
     with JsonMetadataStore.open(config.catalogue_path), pytest.raises(MetadataError):
-        open_tier(config, GivenParts())
-    open_tier(config, GivenParts()).close()
+        open_tier(config)
+    open_tier(config).close()
 
 
 @pytest.mark.parametrize("setting", ["provider", "metadata"])
 def test_a_part_that_nobody_knows_is_named(tmp_path: Path, setting: str) -> None:
     config = a_config(tmp_path, **{setting: "jsom" if setting == "metadata" else "posx"})
     with pytest.raises(InvalidConfigError, match="did you mean"):
-        open_tier(config, GivenParts())
+        open_tier(config)
 
 
 def test_parts_that_cannot_be_built_leave_the_catalogue_unlocked(
@@ -107,8 +106,8 @@ def test_parts_that_cannot_be_built_leave_the_catalogue_unlocked(
     with monkeypatch.context() as patch:
         patch.setattr("tieredstore.access.wiring.Fetcher", refuse)
         with pytest.raises(InvalidConfigError):
-            open_tier(config, GivenParts())
-    open_tier(config, GivenParts()).close()
+            open_tier(config)
+    open_tier(config).close()
 
 
 # The chain

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.store import TieredMessageStore
+from tieredstore.access.upkeep import Retention, SealChore
+from tieredstore.access.wiring import Tier
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.metrics import Metric, NoMetrics
 from tieredstore.driver.runtime import ManualClock, Runtime
@@ -106,6 +109,22 @@ class Broker:
         self.store.load()
         self.store.start()
         return self.store
+
+    @property
+    def tier(self) -> Tier:
+        return self.store._loaded().tier
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        return self.store._loaded().dispatcher
+
+    @property
+    def retention(self) -> Retention:
+        return self.store._loaded().retention
+
+    @property
+    def sealing(self) -> SealChore:
+        return self.store._loaded().sealing
 
     def put(self, count: int, *, topic: str = TOPIC, queue_id: int = 0, first: int = 0) -> None:
         """Messages a step of time apart; the first one is stored now."""

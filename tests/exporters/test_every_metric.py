@@ -94,7 +94,7 @@ def test_storage_is_what_the_catalogue_says(exporter: Exporter, broker: Eventful
     broker.live()
     found = exporter.samples()
     path = f"broker-a/{TOPIC}/0"
-    rows = broker.store._loaded().parts.metadata.segments(path)
+    rows = broker.store._loaded().tier.metadata.segments(path)
     log_bytes = sum(row.size for row in rows if row.type is SegmentType.COMMIT_LOG)
 
     def stored(file_type: str, path: str = path) -> float:
@@ -116,7 +116,7 @@ def test_the_read_cache_shows_what_it_holds(exporter: Exporter, broker: Eventful
     assert broker.store.flush()
     assert [shown(READ_CACHE_ACCESS), shown(READ_CACHE_BYTES), shown(READ_CACHE_COUNT)] == [0, 0, 0]
     assert broker.store.get_message(TOPIC, 0, 0).messages
-    cache = broker.store._loaded().parts.fetcher.cache
+    cache = broker.store._loaded().tier.fetcher.cache
     assert cache is not None
     assert (shown(READ_CACHE_BYTES), shown(READ_CACHE_COUNT)) == (
         cache.held_bytes,

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tieredstore.access.audit import AuditReport, audit
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.wiring import GivenParts, open_tier
+from tieredstore.access.wiring import open_tier
 from tieredstore.codec.message import StoredMessage, decode_message
 from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs.load import begin_load, commit_load
@@ -132,7 +132,7 @@ class open_tier_of:  # noqa: N801 - used as a function
     """A broker that has come up: its catalogue is locked, its index open."""
 
     def __init__(self, config: StoreConfig) -> None:
-        self._parts = open_tier(config, GivenParts(runtime=Runtime.inline(now_ms=LOADED_MS)))
+        self._parts = open_tier(config, runtime=Runtime.inline(now_ms=LOADED_MS))
 
     def __enter__(self) -> Any:
         self._parts.load()

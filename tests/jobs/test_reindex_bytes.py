@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.flat.store_kit import FaultyCatalogue
 from tests.jobs.test_reindex import index_files, run
 from tests.jobs.written_tier import posix_config
-from tieredstore.access.wiring import GivenParts, open_tier
+from tieredstore.access.wiring import open_tier
 from tieredstore.codec.names import index_queue_path
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.index.contract import CommittedRun
@@ -74,7 +74,7 @@ def write_tier(config: StoreConfig, messages: list[Stored]) -> dict[tuple[QueueK
     """The messages, without an index; where each of them is."""
     places = {}
     without = replace(config, index_enabled=False)
-    parts = open_tier(without, GivenParts(runtime=Runtime.inline(now_ms=STORE_TIMESTAMP)))
+    parts = open_tier(without, runtime=Runtime.inline(now_ms=STORE_TIMESTAMP))
     try:
         parts.load()
         for message in messages:

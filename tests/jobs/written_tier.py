@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tieredstore.access.wiring import GivenParts, TierParts, open_tier
+from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.codec.message import encode_message
 from tieredstore.codec.record import encode_properties, tags_code
 from tieredstore.driver.runtime import Runtime
@@ -75,7 +75,7 @@ class WrittenTier:
     ) -> None:
         """Write `count` more messages to a queue, and to the index; `seal` uploads the index."""
         key = QueueKey(topic, queue_id)
-        parts = open_tier(self.config, GivenParts(runtime=Runtime.inline(now_ms=START_MS)))
+        parts = open_tier(self.config, runtime=Runtime.inline(now_ms=START_MS))
         try:
             parts.load()
             parts.index.start()
@@ -90,7 +90,7 @@ class WrittenTier:
 
     def delete(self, topic: str) -> None:
         """Delete a topic with all its queues; what is added to it later begins at offset 0."""
-        parts = open_tier(self.config, GivenParts(runtime=Runtime.inline(now_ms=START_MS)))
+        parts = open_tier(self.config, runtime=Runtime.inline(now_ms=START_MS))
         try:
             parts.load()
             assert parts.files.delete_topics([topic]) == 1
@@ -100,7 +100,7 @@ class WrittenTier:
 
     def _write(
         self,
-        parts: TierParts,
+        parts: Tier,
         key: QueueKey,
         count: int,
         body_bytes: int,

@@ -11,7 +11,6 @@ import pytest
 from tests.providers.object_kit import CLUSTER, PATH
 from tieredstore.driver.certify import Certificate, certify
 from tieredstore.driver.object_client import ObjectClient, ObjectClientWrapper, ObjectFacts
-from tieredstore.driver.provider import ProbeFinding
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import (
@@ -19,6 +18,7 @@ from tieredstore.model.errors import (
     BackendUnavailableError,
     InvalidConfigError,
 )
+from tieredstore.model.findings import Finding
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.certified import (
     Certification,
@@ -222,9 +222,11 @@ def test_what_an_older_version_said_of_if_match_refuses_no_writer(create_only: b
     older = Certificate(
         client=client.describe(),
         findings=(
-            ProbeFinding("create-only-race", create_only, "" if create_only else "2 writers won"),
-            ProbeFinding("if-match", False, "it wants the ETag without quotes"),
-            ProbeFinding("if-match-race", False, "2 of 16 racing writers won"),
+            Finding.of_check(
+                "create-only-race", create_only, "" if create_only else "2 writers won"
+            ),
+            Finding.of_check("if-match", False, "it wants the ETag without quotes"),
+            Finding.of_check("if-match-race", False, "2 of 16 racing writers won"),
         ),
         elapsed_ms=1,
     )

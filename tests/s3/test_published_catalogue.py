@@ -31,7 +31,7 @@ def elsewhere(machine: Machine, **settings: object) -> TieredReader:
 
 
 def publish(store: TieredMessageStore) -> None:
-    store._loaded().parts.publishing.step()
+    store._loaded().tier.publishing.step()
 
 
 def test_the_bucket_alone_is_enough(machine: Machine) -> None:

@@ -152,7 +152,7 @@ def test_what_is_too_old_and_a_topic_that_is_deleted_leave_the_bucket(machine: M
     retention = store._loaded().retention
     for _ in range(3):
         retention.step()
-    first = store._loaded().parts.files.files()[0].min_offset
+    first = store._loaded().tier.files.files()[0].min_offset
     assert 0 < first <= COUNT
     assert all_of(store)[COUNT + 4]
     with open_client(machine.settings) as client:
@@ -168,7 +168,7 @@ def test_a_bucket_copied_to_a_folder_is_the_same_tier(machine: Machine, tmp_path
     machine.put(store, range(3), topic=GONE)
     assert store.flush(seal=True)
     bodies = {topic: all_of(store, topic) for topic in (TOPIC, GONE)}
-    provider = store._loaded().parts.provider
+    provider = store._loaded().tier.provider
     listed = {each for each in provider.list() if each.type is not SegmentType.INDEX}
     config = machine.copied_to(tmp_path / "copied")
     with TieredReader(config, runtime=Runtime.inline()) as reader:

@@ -230,10 +230,10 @@ def rows_of(
 
 def expire_oldest(tier: WrittenTier, topic: str, queue_id: int) -> None:
     """Drop the first half of the segments, as retention does."""
-    from tieredstore.access.wiring import GivenParts, open_tier
+    from tieredstore.access.wiring import open_tier
     from tieredstore.driver.runtime import Runtime
 
-    parts = open_tier(tier.config, GivenParts(runtime=Runtime.inline(now_ms=START_MS)))
+    parts = open_tier(tier.config, runtime=Runtime.inline(now_ms=START_MS))
     try:
         parts.load()
         file = parts.files.get(QueueKey(topic, queue_id))

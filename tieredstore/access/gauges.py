@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from tieredstore.access.answers import OpenTier
+from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.health import (
     CacheHealth,
     DispatchHealth,
@@ -15,6 +15,8 @@ from tieredstore.access.health import (
     TierHealth,
 )
 from tieredstore.access.read_cache import ReadCache
+from tieredstore.access.upkeep import Retention
+from tieredstore.access.wiring import Tier
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metrics import (
     BUFFERED_BYTES,
@@ -45,18 +47,25 @@ from tieredstore.model.values import QueueKey, SegmentType, StorageLevel
 DAMAGES_SHOWN_MAX: Final = 100
 
 
-def health_of(tier: OpenTier, next_store: MessageStore, level: StorageLevel) -> TierHealth:
+def health_of(
+    tier: Tier,
+    dispatcher: Dispatcher,
+    retention: Retention,
+    next_store: MessageStore,
+    *,
+    level: StorageLevel,
+) -> TierHealth:
     """As of now, from memory: no backend is asked."""
-    upload = tier.dispatcher.health()
-    expiry_errors = tier.retention.errors
-    files = {file.key: file for file in tier.parts.files.files()}
+    upload = dispatcher.health()
+    expiry_errors = retention.errors
+    files = {file.key: file for file in tier.files.files()}
     keys = {*files, *upload.stopped, *upload.failing, *upload.lost, *upload.not_indexed}
     queues = [
         QueueHealth(
             topic=key.topic,
             queue_id=key.queue_id,
-            commit_offset=tier.dispatcher.committed_offset(*key),
-            behind_count=_behind(tier, next_store, key),
+            commit_offset=dispatcher.committed_offset(*key),
+            behind_count=_behind(dispatcher, next_store, key),
             problem=upload.stopped.get(key),
             lost_count=upload.lost.get(key, 0),
             last_error=upload.failing.get(key) or expiry_errors.get(key),
@@ -67,11 +76,11 @@ def health_of(tier: OpenTier, next_store: MessageStore, level: StorageLevel) -> 
     return TierHealth(
         level=level,
         queues=tuple(queues),
-        cache=_cache(tier.parts.fetcher.cache),
+        cache=_cache(tier.fetcher.cache),
         buffered_bytes=upload.buffered_bytes,
         uploads=upload.uploads,
-        index_error=tier.parts.index.problem,
-        catalogue=tier.parts.publishing.health(),
+        index_error=tier.index.problem,
+        catalogue=tier.publishing.health(),
         local_damages=_local_damages(next_store),
     )
 
@@ -101,12 +110,12 @@ def _cache(cache: ReadCache | None) -> CacheHealth:
     )
 
 
-def _behind(tier: OpenTier, next_store: MessageStore, key: QueueKey) -> int:
+def _behind(dispatcher: Dispatcher, next_store: MessageStore, key: QueueKey) -> int:
     """What the next store has and the tier has not."""
     maximum = next_store.max_offset(*key)
-    if maximum is None or tier.dispatcher.topic_filter.rejects(key.topic):
+    if maximum is None or dispatcher.topic_filter.rejects(key.topic):
         return 0
-    committed = tier.dispatcher.committed_offset(*key)
+    committed = dispatcher.committed_offset(*key)
     return max(0, maximum - max(committed or 0, next_store.min_offset(*key) or 0))
 
 
@@ -116,9 +125,12 @@ Shown = Iterator[tuple[float, Labels]]
 class TierGauges:
     """Read at each export, from memory and from the local store: no backend is asked."""
 
-    def __init__(self, tier: OpenTier, next_store: MessageStore) -> None:
+    def __init__(
+        self, tier: Tier, dispatcher: Dispatcher, retention: Retention, next_store: MessageStore
+    ) -> None:
         self._tier = tier
-        self._parts = tier.parts
+        self._dispatcher = dispatcher
+        self._retention = retention
         self._next = next_store
 
     def register(self, metrics: Metrics) -> None:
@@ -132,14 +144,14 @@ class TierGauges:
             INDEX_FILES: self.index_files,
             SNAPSHOT_AGE: self.snapshot_age,
             PUBLISHED: self.published,
-            BUFFERED_BYTES: _single(lambda: self._tier.dispatcher.budget.used_bytes),
-            UPLOADS: _single(lambda: self._tier.dispatcher.budget.uploads),
+            BUFFERED_BYTES: _single(lambda: self._dispatcher.budget.used_bytes),
+            UPLOADS: _single(lambda: self._dispatcher.budget.uploads),
             HELD_LOG_BYTES: _single(self._held_log_bytes),
             INDEX_BEHIND: _single(lambda: sum(self._health().not_indexed.values())),
-            INDEX_PROBLEM: _single(lambda: self._parts.index.problem is not None),
-            FOOTER_CACHE_BYTES: _single(lambda: self._parts.index.figures.footer_cache_bytes),
-            JOURNAL_BYTES: _single(lambda: self._parts.metadata.upkeep.journal_bytes),
-            PUBLISH_PROBLEM: _single(lambda: self._parts.publishing.health().error is not None),
+            INDEX_PROBLEM: _single(lambda: self._tier.index.problem is not None),
+            FOOTER_CACHE_BYTES: _single(lambda: self._tier.index.figures.footer_cache_bytes),
+            JOURNAL_BYTES: _single(lambda: self._tier.metadata.upkeep.journal_bytes),
+            PUBLISH_PROBLEM: _single(lambda: self._tier.publishing.health().error is not None),
         }
         for metric, read in reads.items():
             metrics.observe(metric, read)
@@ -148,7 +160,7 @@ class TierGauges:
 
     def storage_size(self) -> Shown:
         sizes: Counter[tuple[str, SegmentType]] = Counter()
-        for row in self._parts.metadata.segments():
+        for row in self._tier.metadata.segments():
             sizes[row.path, row.type] += row.size
         for (path, kind), size in sizes.items():
             yield size, {"topic": path, "file_type": kind.name.lower()}
@@ -156,9 +168,9 @@ class TierGauges:
     def reserve_time(self) -> Shown:
         """Not of a queue whose times cannot be believed: RocketMQ's rows have some that never
         were."""
-        now = self._parts.runtime.clock.now_ms()
+        now = self._tier.runtime.clock.now_ms()
         oldest: dict[str, int] = {}
-        for row in self._parts.metadata.segments(type=SegmentType.COMMIT_LOG):
+        for row in self._tier.metadata.segments(type=SegmentType.COMMIT_LOG):
             times = catalogue_times(row, now)
             if times is not None:
                 oldest[row.path] = min(times[0], oldest.get(row.path, times[0]))
@@ -171,7 +183,7 @@ class TierGauges:
     def queues(self) -> Shown:
         problems = self._states()
         states = Counter(problems.values())
-        states["ok"] = sum(file.key not in problems for file in self._parts.files.files())
+        states["ok"] = sum(file.key not in problems for file in self._tier.files.files())
         for state in ("ok", "failing", "stopped"):
             yield states[state], {"state": state}
 
@@ -185,36 +197,36 @@ class TierGauges:
 
     def queue_held_log_bytes(self) -> Shown:
         end = self._next.confirmed_offset()
-        for key, needed in self._tier.dispatcher.needed_by_queue().items():
+        for key, needed in self._dispatcher.needed_by_queue().items():
             yield max(0, end - needed), _labels(key)
 
     def _states(self) -> dict[QueueKey, str]:
         health = self._health()
-        failing = dict.fromkeys([*health.failing, *self._tier.retention.errors], "failing")
+        failing = dict.fromkeys([*health.failing, *self._retention.errors], "failing")
         return {**failing, **dict.fromkeys(health.stopped, "stopped")}
 
     def _health(self) -> DispatchHealth:
-        return self._tier.dispatcher.health()
+        return self._dispatcher.health()
 
     def _held_log_bytes(self) -> int:
-        needed = self._tier.dispatcher.needed_from()
+        needed = self._dispatcher.needed_from()
         return 0 if needed is None else max(0, self._next.confirmed_offset() - needed)
 
     # Index and catalogue
 
     def index_files(self) -> Shown:
-        figures = self._parts.index.figures
+        figures = self._tier.index.figures
         yield figures.unsealed_count, {"state": "unsealed"}
         yield figures.sealed_count, {"state": "sealed"}
         yield figures.uploaded_count, {"state": "uploaded"}
 
     def snapshot_age(self) -> Shown:
-        written = self._parts.metadata.upkeep.snapshot_ms
+        written = self._tier.metadata.upkeep.snapshot_ms
         if written is not None:
-            yield max(0, self._parts.runtime.clock.now_ms() - written) / 1000, {}
+            yield max(0, self._tier.runtime.clock.now_ms() - written) / 1000, {}
 
     def published(self) -> Shown:
-        health = self._parts.publishing.health()
+        health = self._tier.publishing.health()
         yield health.published_count, {"success": "true"}
         yield health.failure_count, {"success": "false"}
 

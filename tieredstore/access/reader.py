@@ -10,7 +10,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Final, Self, TypeAlias, TypeVar
 
-from tieredstore.access.wiring import GivenParts, TierParts, check_broker, check_place, open_tier
+from tieredstore.access.wiring import Tier, check_broker, check_place, open_tier
 from tieredstore.codec.names import INDEX_TOPIC
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, ReadRequest
 from tieredstore.driver.metadata import CatalogueFacts, MetadataStore
@@ -54,7 +54,7 @@ _MISSING: Final = (
 )
 
 
-def asked_fresh(
+def retry_after_refresh(
     call: Callable[[], T], *, state: Callable[[], object], refresh: Callable[[], None]
 ) -> T:
     """What `call` gives; asked again after a refresh while that shows another `state`.
@@ -98,11 +98,11 @@ def amend_problems(
     doubtful = {*paths, *(file.path for file in files.files() if file.problem is not None)}
     if len(doubtful) > LISTINGS_MAX:
         doubtful = {path.split("/", 1)[0] for path in doubtful}
-    if doubtful and amend_copy(metadata, provider, sorted(doubtful)):
+    if doubtful and reconcile(metadata, provider, sorted(doubtful)):
         files.refresh()
 
 
-def amend_copy(metadata: MetadataStore, provider: SegmentProvider, paths: Sequence[str]) -> int:
+def reconcile(metadata: MetadataStore, provider: SegmentProvider, paths: Sequence[str]) -> int:
     """Bring a copy up to date at or below these paths; how many rows that concerned.
 
     One listing each. What is missing before all that is there has expired, and what lies behind
@@ -254,15 +254,19 @@ class TieredReader:
         is_brokers_host: bool | None = None,
     ) -> None:
         self.config = config
-        self._given = GivenParts(
+        self._open_tier = partial(
+            open_tier,
+            config,
             runtime=runtime,
             provider=provider,
             metadata=metadata,
             index=index,
             metrics=metrics,
             is_brokers_host=is_brokers_host,
+            read_only=True,
         )
-        self._parts: TierParts | None = None
+        self._is_place_named = provider is None  # by the settings, which may be wrong
+        self._tier: Tier | None = None
         self._life_guard = threading.RLock()
 
     @classmethod
@@ -280,19 +284,19 @@ class TieredReader:
         """
         self._refuse_a_fork()
         with self._life_guard, refused_by_system(self.config.store_path, "open"):
-            if self._parts is not None:
+            if self._tier is not None:
                 return
-            parts = open_tier(self.config, self._given, read_only=True)
+            tier = self._open_tier()
             try:
-                check_broker(self.config, parts.metadata)
-                parts.load()
-                amend_problems(parts.files, parts.metadata, parts.provider)
-                if self._given.provider is None and _seems_lost(parts):
-                    check_place(self.config, parts.metadata, parts.provider)
+                check_broker(self.config, tier.metadata)
+                tier.load()
+                amend_problems(tier.files, tier.metadata, tier.provider)
+                if self._is_place_named and _seems_lost(tier):
+                    check_place(self.config, tier.metadata, tier.provider)
             except BaseException:
-                parts.close()
+                tier.close()
                 raise
-            self._parts = parts
+            self._tier = tier
 
     def refresh(self) -> None:
         """Show what a writer has done since."""
@@ -305,17 +309,17 @@ class TieredReader:
         left behind, and the log says so."""
         self._refuse_a_fork()
         with self._life_guard:
-            parts, self._parts = self._parts, None
-        if parts is not None:
+            tier, self._tier = self._tier, None
+        if tier is not None:
             with refused_by_system(self.config.store_path, "close"):
-                parts.close(timeout)
+                tier.close(timeout)
 
     def __enter__(self) -> Self:
         self.load()
         return self
 
     def __exit__(self, kind: object = None, *exception: object) -> None:
-        if self._parts is None or not self._parts.process.is_left_by(kind):
+        if self._tier is None or not self._tier.process.is_left_by(kind):
             self.close()
 
     # -- what there is ------------------------------------------------------------------------
@@ -395,18 +399,18 @@ class TieredReader:
 
         On the broker's host `query_message` finds what lies behind it too.
         """
-        parts = self._loaded()
-        file = parts.files.get(QueueKey(topic, queue_id))
+        tier = self._loaded()
+        file = tier.files.get(QueueKey(topic, queue_id))
         if file is None:
             return None
         queue = QueueId(file.topic_id, queue_id)
-        return indexed_offset(parts.metadata, self.config.broker_name, topic, queue)
+        return indexed_offset(tier.metadata, self.config.broker_name, topic, queue)
 
     def indexed_times(self) -> IndexTimes | None:
         """The store times that `query_message` finds messages of; None where that is not known."""
-        parts = self._loaded()
-        now = parts.runtime.clock.now_ms()
-        return indexed_times(parts.metadata, self.config.broker_name, now)
+        tier = self._loaded()
+        now = tier.runtime.clock.now_ms()
+        return indexed_times(tier.metadata, self.config.broker_name, now)
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
@@ -487,13 +491,13 @@ class TieredReader:
             return file, *((one.is_started, one.min_offset, one.cache_key) for one in both)
 
         queue = f"{key.topic}/{key.queue_id}"
-        return asked_fresh(call, state=state, refresh=lambda: self._freshen(queue))
+        return retry_after_refresh(call, state=state, refresh=lambda: self._freshen(queue))
 
     def _freshen(self, *places: str) -> None:
         with self._life_guard:
-            parts, broker = self._loaded(), self.config.broker_name
+            tier, broker = self._loaded(), self.config.broker_name
             paths = [f"{broker}/{place}" for place in places]
-            refresh_copy(parts.files, parts.metadata, parts.provider, *paths)
+            refresh_copy(tier.files, tier.metadata, tier.provider, *paths)
 
     def _files(
         self, topic: str | None = None, queue_id: int | None = None
@@ -505,20 +509,20 @@ class TieredReader:
             if topic in (None, file.key.topic) and queue_id in (None, file.key.queue_id)
         ]
 
-    def _loaded(self) -> TierParts:
-        parts = self._parts
-        if parts is None:
+    def _loaded(self) -> Tier:
+        tier = self._tier
+        if tier is None:
             raise StoreClosedError("the reader is not open")
-        parts.process.require()
-        return parts
+        tier.process.require()
+        return tier
 
     def _refuse_a_fork(self) -> None:
         """Before a lock is asked for, which a thread of the parent may have held at the fork."""
-        if self._parts is not None:
-            self._parts.process.require()
+        if self._tier is not None:
+            self._tier.process.require()
 
 
-def _seems_lost(parts: TierParts) -> bool:
+def _seems_lost(tier: Tier) -> bool:
     """Whether every queue that should have bytes misses some: the wrong place looks so."""
-    files = [file for file in parts.files.files() if file.log.is_started or file.queue.is_started]
+    files = [file for file in tier.files.files() if file.log.is_started or file.queue.is_started]
     return bool(files) and all(file.problem is not None for file in files)

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
-from typing import Self
+from functools import partial
+from typing import Final, Self
 
 from tieredstore.access.admission import TopicFilter, is_system_topic
-from tieredstore.access.answers import (
-    MergedReads,
-    MessageReads,
-    OpenTier,
-    ReadDecision,
-    TieredReads,
-)
+from tieredstore.access.answers import MergedReads, MessageReads, ReadDecision
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.gauges import TierGauges, health_of
 from tieredstore.access.health import TierHealth
 from tieredstore.access.queue_upload import forget_stops
 from tieredstore.access.upkeep import Retention, SealChore, TierFlush
-from tieredstore.access.wiring import GivenParts, TierParts, open_tier
+from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.driver import message_store
-from tieredstore.driver.message_store import MessageStore, RetentionGuard
+from tieredstore.driver.message_store import (
+    BYTES_MAX,
+    COUNT_MAX,
+    MessageFilter,
+    MessageStore,
+    ReadRequest,
+    RetentionGuard,
+)
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import Metrics, MetricsOfOneLife, NoMetrics
 from tieredstore.driver.provider import SegmentProvider
@@ -31,134 +33,32 @@ from tieredstore.driver.runtime import Deadline, Runtime, Service
 from tieredstore.index.contract import Index
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendUnavailableError, StoreClosedError, refused_by_system
-from tieredstore.model.messages import DispatchRequest, Message, PutResult
+from tieredstore.model.messages import (
+    DispatchRequest,
+    GetResult,
+    Message,
+    MessageRun,
+    PutResult,
+    QueryResult,
+    SelectedMessage,
+)
 from tieredstore.model.printable import log_of
-from tieredstore.model.values import QueueKey, StorageLevel, require_place, require_text
+from tieredstore.model.values import (
+    INT64_MAX,
+    Boundary,
+    QueueKey,
+    StorageLevel,
+    require_place,
+    require_text,
+)
 
 log = log_of(__name__)
 
-
-def start_chores(tier: OpenTier, config: StoreConfig) -> list[Service]:
-    """Begin them; whoever began stops them."""
-    runtime = tier.parts.runtime
-    services = [
-        runtime.service("tier-sealing", tier.sealing.step, interval_ms=config.dispatch_interval_ms)
-    ]
-    if tier.parts.publishing.is_enabled:
-        publish = tier.parts.publishing.step
-        every = config.publish_interval_ms
-        services.append(runtime.service("tier-catalogue", publish, interval_ms=every))
-    if config.expiry_enabled:
-        services.append(
-            runtime.service(
-                "tier-expiry", tier.retention.step, interval_ms=config.expiry_interval_ms
-            )
-        )
-    return services
+FLUSH_SECONDS: Final = 60.0
+LIGHT_QUEUE_PREFIX: Final = "%LMQ%"
 
 
-def end_uploads(tier: OpenTier, deadline: Deadline, *, drain: bool) -> None:
-    """With `drain`, after a last one."""
-    if drain and not tier.flushing.make_durable(deadline.left()):
-        log.warning("the broker's store did not make durable what it took last")
-    if not tier.dispatcher.shutdown(drain=drain, timeout=deadline.left()):
-        log.warning("not all that was to be uploaded is in the tier: it follows after a restart")
-
-
-def end_chores(services: Iterable[Service], deadline: Deadline) -> None:
-    """No further step; those that do not end in time are left behind."""
-    stopped = [service.stop(deadline.left()) for service in services]
-    if not all(stopped):
-        log.warning("what the tier does beside uploading did not end in time")
-
-
-LIGHT_QUEUE_PREFIX = "%LMQ%"
-
-
-def delete_topics(
-    tier: OpenTier, next_store: MessageStore, topics: Iterable[str], *, timeout: float | None
-) -> int:
-    """How many of them there were in either.
-
-    The tier first: a crash in between leaves a topic that is uploaded again, not one whose tier is
-    ahead. Nothing is uploaded meanwhile, but to queues that come just now; so the tier is emptied
-    again at the end. Readers elsewhere are told at once: a topic that is made anew reuses names,
-    and what an older catalogue says of them would look like damage. Raises BackendUnavailableError
-    where an upload does not end in time.
-    """
-    wanted = set(topics)
-    files = tier.parts.files
-    keys = {*next_store.queues(), *(file.key for file in files.files())}
-    known = {key.topic for key in keys} | tiered_topics(tier)
-    paths = [file.path for file in files.files() if file.key.topic in wanted]
-    with ExitStack() as alone:
-        for key in sorted(key for key in keys if key.topic in wanted):
-            if not alone.enter_context(tier.dispatcher.alone_with(key, timeout=timeout)):
-                raise BackendUnavailableError(
-                    f"{key.topic}/{key.queue_id}", "delete", "its upload does not end"
-                )
-        files.delete_topics(wanted)
-        next_store.delete_topics(wanted)
-        files.delete_topics(wanted)
-        forget_stops(paths, tier.parts.metadata)  # not before: what is stopped stays so till then
-        if wanted & known:
-            tier.parts.publishing.step()
-    tier.parts.metrics.forget("topic", wanted)
-    tier.parts.metrics.forget("path", paths)
-    return len(wanted & known)
-
-
-def unused_topics(tier: OpenTier, retained: set[str]) -> set[str]:
-    """Topics of the tier but the retained, the system's and light queues."""
-    return {
-        topic
-        for topic in tiered_topics(tier) - retained
-        if not is_system_topic(topic) and not topic.startswith(LIGHT_QUEUE_PREFIX)
-    }
-
-
-def tiered_topics(tier: OpenTier) -> set[str]:
-    return {record.topic for record in tier.parts.metadata.topics()}
-
-
-class StoreListener:
-    """The one callback and the one retention guard of a store's tier.
-
-    A store has no way to take either back, so it is given them once and not by every dispatcher.
-    """
-
-    def __init__(self) -> None:
-        self._dispatcher: Dispatcher | None = None
-        self._is_registered = False
-
-    def follow(self, store: MessageStore, dispatcher: Dispatcher) -> None:
-        """From now on this one is told of messages and asked what is needed of the store."""
-        self._dispatcher = dispatcher
-        if not self._is_registered:
-            self._is_registered = True
-            store.add_dispatcher(self._on_messages)
-            store.add_retention_guard(self._needed_from)
-
-    def leave(self) -> None:
-        """Nobody is, until `follow`: for a store that is shut down and deletes nothing."""
-        self._dispatcher = None
-
-    def _on_messages(self, requests: Sequence[DispatchRequest]) -> None:
-        if (dispatcher := self._dispatcher) is not None:
-            dispatcher.on_messages(requests)
-
-    def _needed_from(self) -> int | None:
-        dispatcher = self._dispatcher
-        try:
-            return None if dispatcher is None else dispatcher.needed_from()
-        except StoreClosedError:  # while it ends: all is kept
-            return 0
-
-
-FLUSH_SECONDS = 60.0
-
-
-class TieredMessageStore(TieredReads):
+class TieredMessageStore:
     """Wraps a message store; what that has is copied to the tier, and read there when it is gone.
 
     * Puts, and all that is about the log, go to the next store. Its life is part of this one's:
@@ -182,20 +82,17 @@ class TieredMessageStore(TieredReads):
         index: Index | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        super().__init__(next_store)
         self.config = config
         self.metrics = metrics or NoMetrics()
-        self._life = MetricsOfOneLife(self.metrics)
-        self._given = GivenParts(
-            runtime=runtime,
-            provider=provider,
-            metadata=metadata,
-            index=index,
-            metrics=self.metrics,
+        self._next = next_store
+        self._open_tier = partial(
+            open_tier, config, runtime=runtime, provider=provider, metadata=metadata, index=index
         )
         self._decision = ReadDecision(next_store, TopicFilter(config), config.storage_level)
-        self._listener = StoreListener()
+        self._listener = _Listener()
         self._life_guard = threading.RLock()
+        self._metrics_of_life = MetricsOfOneLife(self.metrics)
+        self._open: _Open | None = None
         self._services: list[Service] = []
         self._started = False
 
@@ -219,127 +116,77 @@ class TieredMessageStore(TieredReads):
         """Open the next store and the tier. Raises what either raises when it cannot be opened."""
         self._refuse_a_fork()
         with self._life_guard, self._refusals("open"):
-            if self._tier is not None:
+            if self._open is not None:
                 return
             with ExitStack() as undo:
                 undo.callback(self._next.shutdown)
                 self._next.load()
-                parts = self._opened_parts()
-                undo.callback(parts.close)
-                parts.load()
-                tier = self._opened(parts)
-                self._listener.follow(self._next, tier.dispatcher)  # before anything is deleted
-                TierGauges(tier, self._next).register(parts.metrics)
-                self._tier = tier
+                tier = self._tier_of_new_life()
+                undo.callback(tier.close)
+                tier.load()
+                opened = _Open(self._next, tier, self._decision, self.config)
+                # Before anything is deleted.
+                self._listener.follow(self._next, opened.dispatcher)
+                gauges = TierGauges(tier, opened.dispatcher, opened.retention, self._next)
+                gauges.register(tier.metrics)
+                self._open = opened
                 undo.pop_all()
-
-    def _opened_parts(self) -> TierParts:
-        """They show their figures until the next ones are opened, or the life is over."""
-        self._life.end()
-        self._life = MetricsOfOneLife(self.metrics)
-        return open_tier(self.config, replace(self._given, metrics=self._life))
-
-    def _opened(self, parts: TierParts) -> OpenTier:
-        config, runtime, metrics = self.config, parts.runtime, parts.metrics
-        dispatcher = Dispatcher(
-            self._next,
-            parts.files,
-            parts.provider,
-            parts.metadata,
-            parts.index,
-            config,
-            runtime,
-            metrics,
-            self._decision.topic_filter,
-        )
-        sealing = SealChore(parts.files, dispatcher, runtime.clock)
-        return OpenTier(
-            parts=parts,
-            dispatcher=dispatcher,
-            retention=Retention(
-                parts.files,
-                dispatcher,
-                forget=parts.fetcher.forget,
-                metadata=parts.metadata,
-                config=config,
-                clock=runtime.clock,
-            ),
-            sealing=sealing,
-            flushing=TierFlush(
-                self._next, dispatcher, parts.index, sealing, parts.publishing, runtime
-            ),
-            messages=MessageReads(
-                self._next,
-                parts.fetcher,
-                self._decision,
-                runtime=runtime,
-                metrics=metrics,
-                logs_outcomes=config.record_get_message_result,
-            ),
-            merged=MergedReads(
-                self._next, parts.fetcher, self._decision, clock=runtime.clock, metrics=metrics
-            ),
-        )
 
     def start(self) -> None:
         """Take puts, upload, and drop what is too old from now on."""
         self._refuse_a_fork()
         with self._life_guard, self._refusals("start"):
-            tier = self._loaded()
+            opened = self._loaded()
             if self._started:
                 return
             self._next.start()
-            tier.parts.index.start()
-            tier.dispatcher.start()
-            self._services = start_chores(tier, self.config)
+            opened.tier.index.start()
+            opened.dispatcher.start()
+            self._services = opened.start_chores(self.config)
             self._started = True
 
     def shutdown(self, *, drain: bool = True, timeout: float | None = FLUSH_SECONDS) -> None:
-        """End it all, in so many seconds; with `drain` everything is uploaded first, as by `flush`.
+        """End everything within the timeout; with `drain` upload everything first, as `flush` does.
 
-        Every part is ended, whatever becomes of the others; then the first failure is raised.
-        Who does not answer in time is left behind, and the log says so.
+        Every part is ended, whatever becomes of the others; then the first failure is raised. A
+        part that does not stop in time is abandoned; this is logged.
         """
         self._refuse_a_fork()
         with self._life_guard, self._refusals("shut down"):
-            tier = self._tier
-            if tier is None:
+            opened = self._open
+            if opened is None:
                 return
-            self._tier = None  # who calls now is told that the store is closed
+            self._open = None  # calls from now on raise StoreClosedError
             services, self._services = self._services, []
             started, self._started = self._started, False
-            deadline = Deadline(tier.parts.runtime.clock, timeout)
+            deadline = Deadline(opened.tier.runtime.clock, timeout)
             with ExitStack() as ending:  # last in, first out
-                ending.callback(self._life.end)
+                ending.callback(self._metrics_of_life.end)
                 ending.callback(self._end_next)
-                ending.callback(lambda: tier.parts.close(deadline.left()))
-                ending.callback(end_chores, services, deadline)
-                ending.callback(end_uploads, tier, deadline, drain=drain and started)
+                ending.callback(lambda: opened.tier.close(deadline.left()))
+                ending.callback(_end_chores, services, deadline)
+                ending.callback(opened.end_uploads, deadline, drain=drain and started)
                 for service in services:
-                    ending.callback(service.stop, 0)  # it is waited for later
-                ending.callback(tier.retention.stop)
-                ending.callback(tier.sealing.stop)
-
-    def _end_next(self) -> None:
-        self._next.shutdown()
-        self._listener.leave()  # not before: what is not in the tier may not go
+                    ending.callback(service.stop, 0)  # `_end_chores` waits for it
+                ending.callback(opened.retention.stop)
+                ending.callback(opened.sealing.stop)
 
     def destroy(self) -> None:
         """Delete the data of both tiers; a store that is open is shut down first, undrained."""
         self._refuse_a_fork()
         with self._life_guard, self._refusals("destroy"):
             self.shutdown(drain=False)
-            parts = self._opened_parts()
+            tier = self._tier_of_new_life()
             try:
-                topics = [record.topic for record in parts.metadata.topics()]
-                paths = {row.path for row in parts.metadata.segments()}
-                parts.index.destroy()
-                parts.files.delete_topics(topics)
-                parts.metrics.forget("topic", topics)
-                parts.metrics.forget("path", paths)
+                topics = [record.topic for record in tier.metadata.topics()]
+                paths = {row.path for row in tier.metadata.segments()}
+                tier.index.destroy()
+                tier.files.delete_topics(topics)
+                tier.metrics.forget("topic", topics)
+                tier.metrics.forget("path", paths)
             finally:
-                parts.close()
-                self._life.end()
+                tier.close()
+                self._metrics_of_life.end()
             self._next.destroy()
 
     def __enter__(self) -> Self:
@@ -352,8 +199,8 @@ class TieredMessageStore(TieredReads):
         return self
 
     def __exit__(self, kind: object = None, *exception: object) -> None:
-        tier = self._tier
-        if tier is None or not tier.parts.process.is_left_by(kind):
+        opened = self._open
+        if opened is None or not opened.tier.process.is_left_by(kind):
             self.shutdown()
 
     # -- messages -----------------------------------------------------------------------------
@@ -361,6 +208,150 @@ class TieredMessageStore(TieredReads):
     def put_message(self, message: Message) -> PutResult:
         self._loaded()
         return self._next.put_message(message)
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> GetResult:
+        request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
+        return self._loaded().messages.get(request)
+
+    def get_message_future(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> Future[GetResult]:
+        """Already done when the answer is hot; else a thread of the fetch pool gives it.
+
+        While that pool is full the caller's own thread does the work, as everywhere. A closed
+        store raises here; every other error is in the future.
+        """
+        request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
+        return self.read_future(request)
+
+    def get_message_hot(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        message_filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> GetResult | None:
+        """The answer where it is hot; None where a backend or a disk has to be waited for.
+
+        For callers that may not wait: `get_message_future` does the work itself while the fetch
+        pool is full.
+        """
+        request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
+        return self.read_hot(request)
+
+    def read_future(self, request: ReadRequest) -> Future[GetResult]:
+        """`get_message_future` of a request that is made already."""
+        return self._loaded().messages.get_future(request)
+
+    def read_hot(self, request: ReadRequest) -> GetResult | None:
+        """`get_message_hot` of a request that is made already."""
+        return self._loaded().messages.get_hot(request)
+
+    # -- where queues begin and end, and what lies at a time or under a key ----------------------
+
+    def min_offset(self, topic: str, queue_id: int) -> int | None:
+        require_place(topic, queue_id)
+        return self._loaded().merged.min_offset(topic, queue_id)
+
+    def max_offset(self, topic: str, queue_id: int) -> int | None:
+        require_place(topic, queue_id)
+        return self._loaded().merged.max_offset(topic, queue_id)
+
+    def committed_offset(self, topic: str, queue_id: int) -> int | None:
+        """One more than the newest queue offset that is in the tier; None for a queue that is not.
+
+        A broker's own retention may delete below it.
+        """
+        require_place(topic, queue_id)
+        return self._loaded().tier.fetcher.commit_offset(topic, queue_id)
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
+    ) -> int | None:
+        require_place(topic, queue_id, timestamp)
+        return self._loaded().merged.offset_by_time(topic, queue_id, timestamp, boundary)
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        require_place(topic, queue_id, offset)
+        return self._loaded().merged.store_time(topic, queue_id, offset)
+
+    def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
+        require_place("" if topic is None else topic, queue_id)
+        return self._loaded().merged.earliest_time(topic, queue_id)
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = COUNT_MAX,
+        begin: int = 0,
+        end: int = INT64_MAX,
+    ) -> QueryResult:
+        require_place(topic, count_max, begin, end)
+        require_text("key", key)
+        return self._loaded().merged.query_message(
+            topic, key, count_max=count_max, begin=begin, end=end
+        )
+
+    def contains(self, topic: str, queue_id: int, offset: int) -> bool:
+        require_place(topic, queue_id, offset)
+        return self._loaded().merged.contains(topic, queue_id, offset)
+
+    def queues(self) -> Iterable[QueueKey]:
+        """Those of the next store and those that only the tier still has."""
+        files = self._loaded().tier.files.files()
+        return {*self._next.queues(), *(file.key for file in files)}
+
+    # -- what is about the next store's own log is the next store's to say --------------------
+
+    def confirmed_offset(self) -> int:
+        self._loaded()
+        return self._next.confirmed_offset()
+
+    def min_log_offset(self) -> int | None:
+        self._loaded()
+        return self._next.min_log_offset()
+
+    def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
+        self._loaded()
+        return self._next.message_at(log_offset, size)
+
+    def in_memory(self, topic: str, queue_id: int, offset: int, count: int = 1) -> bool:
+        self._loaded()
+        return self._next.in_memory(topic, queue_id, offset, count)
+
+    def read_range(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+    ) -> MessageRun:
+        self._loaded()
+        return self._next.read_range(
+            topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max
+        )
+
+    # -- looking after it ---------------------------------------------------------------------
 
     def flush(self, timeout: float | None = FLUSH_SECONDS, *, seal: bool = False) -> bool:
         """Upload everything, now; whether all that the next store has confirmed is in the tier.
@@ -374,14 +365,18 @@ class TieredMessageStore(TieredReads):
         the key index is uploaded too, as far as it goes, so that readers elsewhere find the keys;
         raises what the backend raises then.
         """
-        tier = self._running()
+        opened = self._loaded()
+        if not self._started:
+            raise StoreClosedError("the store is not started")
         with self._refusals("flush"):
-            return tier.flushing.flush(timeout, seal=seal)
+            return opened.flushing.flush(timeout, seal=seal)
 
     def health(self) -> TierHealth:
         """How the tier is doing, without asking the backend."""
-        tier = self._loaded()
-        return health_of(tier, self._next, self.level)
+        opened = self._loaded()
+        return health_of(
+            opened.tier, opened.dispatcher, opened.retention, self._next, level=self.level
+        )
 
     def resume_queue(
         self, topic: str, queue_id: int, *, timeout: float | None = FLUSH_SECONDS
@@ -394,9 +389,9 @@ class TieredMessageStore(TieredReads):
         queue goes on behind a gap. Raises what the backend raises when it is asked.
         """
         require_place(topic, queue_id)
-        tier = self._loaded()
+        opened = self._loaded()
         with self._refusals("resume"):
-            return tier.dispatcher.resume(QueueKey(topic, queue_id), timeout=timeout)
+            return opened.dispatcher.resume(QueueKey(topic, queue_id), timeout=timeout)
 
     # -- topics -------------------------------------------------------------------------------
 
@@ -404,16 +399,20 @@ class TieredMessageStore(TieredReads):
         """Delete topics from both tiers; how many of them there were in either."""
         topics = list(topics)
         require_text("topic", *topics)
-        tier = self._loaded()
+        opened = self._loaded()
         with self._refusals("delete topics"):
-            return delete_topics(tier, self._next, topics, timeout=FLUSH_SECONDS)
+            return self._delete_topics(opened, set(topics))
 
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
         """Delete every topic but the retained, the system's and light queues."""
         retained = list(retained)
         require_text("topic", *retained)
         kept = set(retained)
-        unused = unused_topics(self._loaded(), kept)
+        unused = {
+            topic
+            for topic in _tiered_topics(self._loaded().tier) - kept
+            if not is_system_topic(topic) and not topic.startswith(LIGHT_QUEUE_PREFIX)
+        }
         self.delete_topics(unused)
         return len(unused) + self._next.clean_unused_topics(kept)
 
@@ -425,11 +424,169 @@ class TieredMessageStore(TieredReads):
     def add_retention_guard(self, guard: RetentionGuard) -> None:
         self._next.add_retention_guard(guard)
 
+    # -----------------------------------------------------------------------------------------
+
+    def _loaded(self) -> _Open:
+        opened = self._open
+        if opened is None:
+            raise StoreClosedError("the store is not loaded")
+        opened.tier.process.require()
+        return opened
+
+    def _refuse_a_fork(self) -> None:
+        """Before a lock is asked for, which a thread of the parent may have held at the fork."""
+        if self._open is not None:
+            self._open.tier.process.require()
+
     def _refusals(self, operation: str) -> AbstractContextManager[None]:
         return refused_by_system(self.config.store_path, operation)
 
-    def _running(self) -> OpenTier:
-        tier = self._loaded()
-        if not self._started:
-            raise StoreClosedError("the store is not started")
-        return tier
+    def _tier_of_new_life(self) -> Tier:
+        """Its figures are shown until the next tier is opened, or the life is over."""
+        self._metrics_of_life.end()
+        self._metrics_of_life = MetricsOfOneLife(self.metrics)
+        return self._open_tier(metrics=self._metrics_of_life)
+
+    def _end_next(self) -> None:
+        self._next.shutdown()
+        self._listener.leave()  # not before: what is not in the tier may not go
+
+    def _delete_topics(self, opened: _Open, wanted: set[str]) -> int:
+        """How many of them there were in either store.
+
+        The tier first: a crash in between leaves a topic that is uploaded again, not one whose
+        tier is ahead. Nothing is uploaded meanwhile, except to queues that appear just now; so the
+        tier is emptied again at the end. The catalogue is published at once: a topic that is made
+        anew reuses names, and what an older catalogue says of them would look like damage. Raises
+        BackendUnavailableError where an upload does not end in time.
+        """
+        tier, files = opened.tier, opened.tier.files
+        keys = {*self._next.queues(), *(file.key for file in files.files())}
+        known = {key.topic for key in keys} | _tiered_topics(tier)
+        paths = [file.path for file in files.files() if file.key.topic in wanted]
+        with ExitStack() as alone:
+            for key in sorted(key for key in keys if key.topic in wanted):
+                claim = opened.dispatcher.alone_with(key, timeout=FLUSH_SECONDS)
+                if not alone.enter_context(claim):
+                    raise BackendUnavailableError(
+                        f"{key.topic}/{key.queue_id}", "delete", "its upload does not end"
+                    )
+            files.delete_topics(wanted)
+            self._next.delete_topics(wanted)
+            files.delete_topics(wanted)
+            forget_stops(paths, tier.metadata)  # not before: a stopped queue stays so till then
+            if wanted & known:
+                tier.publishing.step()
+        tier.metrics.forget("topic", wanted)
+        tier.metrics.forget("path", paths)
+        return len(wanted & known)
+
+
+class _Open:
+    """A loaded store's tier, and what works between it and the next store."""
+
+    def __init__(
+        self, next_store: MessageStore, tier: Tier, decision: ReadDecision, config: StoreConfig
+    ) -> None:
+        files, fetcher, runtime = tier.files, tier.fetcher, tier.runtime
+        self.tier = tier
+        self.dispatcher = Dispatcher(
+            next_store,
+            files,
+            tier.provider,
+            tier.metadata,
+            tier.index,
+            config,
+            runtime,
+            tier.metrics,
+            decision.topic_filter,
+        )
+        self.retention = Retention(
+            files,
+            self.dispatcher,
+            forget=fetcher.forget,
+            metadata=tier.metadata,
+            config=config,
+            clock=runtime.clock,
+        )
+        self.sealing = SealChore(files, self.dispatcher, runtime.clock)
+        self.flushing = TierFlush(
+            next_store, self.dispatcher, tier.index, self.sealing, tier.publishing, runtime
+        )
+        self.messages = MessageReads(
+            next_store,
+            fetcher,
+            decision,
+            runtime=runtime,
+            metrics=tier.metrics,
+            logs_outcomes=config.record_get_message_result,
+        )
+        self.merged = MergedReads(
+            next_store, fetcher, decision, clock=runtime.clock, metrics=tier.metrics
+        )
+
+    def start_chores(self, config: StoreConfig) -> list[Service]:
+        """The caller stops them."""
+        chores = [("tier-sealing", self.sealing.step, config.dispatch_interval_ms)]
+        if self.tier.publishing.is_enabled:
+            chores.append(("tier-catalogue", self.tier.publishing.step, config.publish_interval_ms))
+        if config.expiry_enabled:
+            chores.append(("tier-expiry", self.retention.step, config.expiry_interval_ms))
+        return [
+            self.tier.runtime.service(name, step, interval_ms=every) for name, step, every in chores
+        ]
+
+    def end_uploads(self, deadline: Deadline, *, drain: bool) -> None:
+        """With `drain`, after a last one."""
+        if drain and not self.flushing.make_durable(deadline.left()):
+            log.warning("the broker's store did not make durable what it took last")
+        if not self.dispatcher.shutdown(drain=drain, timeout=deadline.left()):
+            log.warning(
+                "not all that was to be uploaded is in the tier: it follows after a restart"
+            )
+
+
+class _Listener:
+    """The one callback and the one retention guard of a store's tier.
+
+    A registration with a store cannot be undone, so each store gets one, and not one for every
+    dispatcher.
+    """
+
+    def __init__(self) -> None:
+        self._dispatcher: Dispatcher | None = None
+        self._is_registered = False
+
+    def follow(self, store: MessageStore, dispatcher: Dispatcher) -> None:
+        """From now on this dispatcher hears of messages and says what is needed of the store."""
+        self._dispatcher = dispatcher
+        if not self._is_registered:
+            self._is_registered = True
+            store.add_dispatcher(self._on_messages)
+            store.add_retention_guard(self._needed_from)
+
+    def leave(self) -> None:
+        """No dispatcher does, until `follow`: for a store that is shut down and deletes nothing."""
+        self._dispatcher = None
+
+    def _on_messages(self, requests: Sequence[DispatchRequest]) -> None:
+        if (dispatcher := self._dispatcher) is not None:
+            dispatcher.on_messages(requests)
+
+    def _needed_from(self) -> int | None:
+        dispatcher = self._dispatcher
+        try:
+            return None if dispatcher is None else dispatcher.needed_from()
+        except StoreClosedError:  # while it ends: all is kept
+            return 0
+
+
+def _end_chores(services: Iterable[Service], deadline: Deadline) -> None:
+    """No further step; a chore that does not stop in time is abandoned."""
+    stopped = [service.stop(deadline.left()) for service in services]
+    if not all(stopped):
+        log.warning("what the tier does beside uploading did not end in time")
+
+
+def _tiered_topics(tier: Tier) -> set[str]:
+    return {record.topic for record in tier.metadata.topics()}

@@ -199,21 +199,8 @@ INDEX_SECONDS_MIN = 5.0  # for it to make durable what it took, however late it 
 _JAVA_PACKAGE = "org.apache.rocketmq."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenParts:
-    """What the caller brings. It is used as it is and stays the caller's: never closed here."""
-
-    runtime: Runtime | None = None
-    provider: SegmentProvider | None = None
-    metadata: MetadataStore | None = None
-    index: Index | None = None
-    metrics: Metrics | None = None
-    is_brokers_host: bool | None = None
-    """Of who only reads: whether the broker's own disk is here; None where that shows by itself."""
-
-
 @dataclass(slots=True)
-class Ending:
+class _Ending:
     """How much time is left for it: known when it begins, asked by what is released."""
 
     deadline: Deadline | None = None
@@ -222,11 +209,12 @@ class Ending:
         return None if self.deadline is None else self.deadline.left()
 
 
-class TierParts:
-    """The parts of an open tier.
+class Tier:
+    """An open tier: its parts, ready to use.
 
-    `close` releases what was built here, in the order index, files, catalogue, provider, runtime;
-    one that fails, or does not end in time, keeps no other from being released. Idempotent.
+    `close` releases the parts that were not given, in the order index, files, catalogue, provider,
+    runtime; one that fails, or does not end in time, keeps no other from being released.
+    Idempotent.
     """
 
     def __init__(
@@ -240,7 +228,7 @@ class TierParts:
         metrics: Metrics,
         read_only: bool,
         is_elsewhere: bool,
-        ending: Ending,
+        ending: _Ending,
     ) -> None:
         self.process = OneProcess(f"the tier of {config.broker_name}")  # no other may use them
         self.runtime = runtime
@@ -305,59 +293,64 @@ class TierParts:
         ended.result()
 
 
-def open_tier(config: StoreConfig, given: GivenParts, *, read_only: bool = False) -> TierParts:
-    """The parts that a tier needs: those that are given, and for the rest those of the settings.
+def open_tier(
+    config: StoreConfig,
+    *,
+    runtime: Runtime | None = None,
+    provider: SegmentProvider | None = None,
+    metadata: MetadataStore | None = None,
+    index: Index | None = None,
+    metrics: Metrics | None = None,
+    is_brokers_host: bool | None = None,
+    read_only: bool = False,
+) -> Tier:
+    """A tier of the parts that are given, and for the rest of those that the settings name.
 
-    The catalogue is opened, the queues are not yet: call `load`. After an error nothing is open.
+    * A given part is used as it is and stays the caller's: it is never closed here.
+    * The catalogue is opened, the queues are not yet: call `load`. After an error nothing is open.
+    * `is_brokers_host`: whether a tier that is read only is on the broker's own disk. None: where
+      it opens the broker's own catalogue. Otherwise the index only says up to where it goes.
     """
-    metrics = given.metrics or NoMetrics()
-    ending = Ending()
+    if is_brokers_host is None and metadata is not None:
+        is_brokers_host = False
+    ending = _Ending()
     with ExitStack() as opened:
-        runtime = given.runtime
         if runtime is None:
             runtime = Runtime.threads()
             opened.callback(_end_runtime, runtime, ending)
-        provider = given.provider
         if provider is None:
-            provider = provider_of(config, runtime, metrics)
+            provider = provider_of(config, runtime, metrics or NoMetrics())
             opened.callback(provider.close)
-        metadata = given.metadata
         if metadata is None:
             if read_only:
                 metadata = catalogue_to_read(config, runtime, provider)
             else:
                 metadata = catalogue_of(config, runtime, read_only=False)
             opened.callback(metadata.close)
-        is_elsewhere = read_only and not _is_brokers_host(given, metadata)
-        index = given.index
+        if is_brokers_host is None:
+            is_brokers_host = not metadata.facts.copy
+        is_elsewhere = read_only and not is_brokers_host
         if index is None:
             folder = local_index_of(config) if read_only and not is_elsewhere else None
             index = index_of(
                 config, runtime, provider, metadata, read_only=read_only, local_folder=folder
             )
-        parts = TierParts(
+        tier = Tier(
             config,
             runtime=runtime,
             provider=provider,
             metadata=metadata,
             index=index,
-            metrics=metrics,
+            metrics=metrics or NoMetrics(),
             read_only=read_only,
             is_elsewhere=is_elsewhere,
             ending=ending,
         )
-        parts.own(opened)
-        return parts
+        tier.own(opened)
+        return tier
 
 
-def _is_brokers_host(given: GivenParts, metadata: MetadataStore) -> bool:
-    """Who did not open the broker's own catalogue only says up to where the index goes."""
-    if given.is_brokers_host is not None:
-        return given.is_brokers_host
-    return given.metadata is None and not metadata.facts.copy
-
-
-def _end_runtime(runtime: Runtime, ending: Ending) -> None:
+def _end_runtime(runtime: Runtime, ending: _Ending) -> None:
     if not runtime.close(ending.left()):
         log.warning("calls of the backend are still under way: they are left behind")
 

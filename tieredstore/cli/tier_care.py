@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tieredstore.access.audit import AuditKind, AuditReport, audit
 from tieredstore.access.queue_upload import ask_to_resume
-from tieredstore.access.reader import amend_copy
+from tieredstore.access.reader import reconcile
 from tieredstore.access.rebuild import (
     NewerCatalogueError,
     RebuildReport,
@@ -51,7 +51,7 @@ def audited(tier: TierOptions, *, repair: bool) -> AuditReport:
         else:
             metadata = backend.catalogue()
             check_broker(config, metadata)
-            amend_copy(metadata, provider, [config.broker_name])
+            reconcile(metadata, provider, [config.broker_name])
         return audit(
             metadata,
             provider,

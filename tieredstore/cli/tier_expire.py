@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from tieredstore.access.upkeep import ExpiredQueue, expire_tier
-from tieredstore.access.wiring import GivenParts, open_tier
+from tieredstore.access.wiring import open_tier
 from tieredstore.cli.tier import check_broker, opened_backend
 from tieredstore.cli.tier_changing import checked_publisher, locked
 from tieredstore.cli.tier_options import TierOptions
@@ -26,13 +26,14 @@ def expired_queues(tier: TierOptions, *, dry_run: bool) -> Iterator[ExpiredQueue
         else:
             metadata = opened.enter_context(locked(backend))
             checked_publisher(backend, metadata)  # whose tier this is; its parts publish the end
-        given = GivenParts(
+        parts = open_tier(
+            backend.config,
             runtime=backend.runtime,
             provider=backend.provider,
             metadata=metadata,
             index=NoIndex(),
+            read_only=dry_run,
         )
-        parts = open_tier(backend.config, given, read_only=dry_run)
         opened.callback(parts.close)
         parts.load()
         for each in expire_tier(

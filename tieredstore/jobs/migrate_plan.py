@@ -13,7 +13,7 @@ from typing import Any, Final
 from tieredstore.access.queue_upload import STOPPED_QUEUE
 from tieredstore.access.reader import amend_problems
 from tieredstore.access.rebuild import slot_count_of
-from tieredstore.access.wiring import GivenParts, TierParts, open_tier
+from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.codec.names import index_queue_path, queue_path
 from tieredstore.driver.metadata import Json, MetadataStore
 from tieredstore.driver.object_requests import PriceTable
@@ -83,7 +83,7 @@ def read_source(config: StoreConfig, *, topics: tuple[str, ...] = ()) -> SourceT
     """
     # Its keys and caches are not needed: only names and sizes are asked for.
     parts = open_tier(
-        replace(config, index_enabled=False, read_ahead_enabled=False), GivenParts(), read_only=True
+        replace(config, index_enabled=False, read_ahead_enabled=False), read_only=True
     )
     try:
         metadata = parts.metadata
@@ -140,7 +140,7 @@ def _check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
         )
 
 
-def _queues(parts: TierParts, topics: set[str]) -> list[SourceQueue]:
+def _queues(parts: Tier, topics: set[str]) -> list[SourceQueue]:
     found = []
     for file in sorted(parts.files.files(), key=lambda each: each.key):
         record = parts.metadata.queue(file.key.topic, file.key.queue_id)

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.access.audit import audit
-from tieredstore.access.wiring import GivenParts, open_tier, published_catalogue
+from tieredstore.access.wiring import open_tier, published_catalogue
 from tieredstore.codec.key_hashes import mixed
 from tieredstore.codec.names import index_queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES
@@ -301,7 +301,7 @@ class TierPicture:
         """Raises UnknownNameError for a topic that is not there, MetadataError without a
         catalogue."""
         plain = replace(config, index_enabled=False, read_ahead_enabled=False)
-        parts = open_tier(plain, GivenParts(), read_only=True)
+        parts = open_tier(plain, read_only=True)
         try:
             metadata = parts.metadata
             path = index_queue_path(config.broker_name)
@@ -538,7 +538,7 @@ class VerifyJob:
         return {**compared.counts, "entries": local, "entries_local": local}
 
     def _audited(self) -> Sequence[Finding]:
-        parts = open_tier(self.config, GivenParts(), read_only=True)
+        parts = open_tier(self.config, read_only=True)
         try:
             report = audit(
                 parts.metadata,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tieredstore.access.reader import asked_fresh
+from tieredstore.access.reader import retry_after_refresh
 from tieredstore.model.errors import (
     OffsetOutOfRangeError,
     SegmentCorruptError,
@@ -41,8 +41,8 @@ class Asked:
 @pytest.mark.parametrize("error", MISSING, ids=lambda error: type(error).__name__)
 def test_what_is_missing_is_looked_for_again_until_nothing_changes(error: TieredStoreError) -> None:
     asked = Asked(error, refreshes=2)
-    found = asked_fresh(asked.call, state=lambda: asked.state, refresh=asked.refresh)
+    found = retry_after_refresh(asked.call, state=lambda: asked.state, refresh=asked.refresh)
     assert found == "found"
     asked = Asked(error, refreshes=3)
     with pytest.raises(type(error)):
-        asked_fresh(asked.call, state=lambda: asked.state, refresh=asked.refresh)
+        retry_after_refresh(asked.call, state=lambda: asked.state, refresh=asked.refresh)
