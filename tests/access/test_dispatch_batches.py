@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.access.dispatch_kit import KEY, Tier
-from tieredstore.access.dispatcher import Look
+from tieredstore.access.dispatcher import Pass
 from tieredstore.driver.provider import WritePair
 from tieredstore.driver.runtime import Runtime
 from tieredstore.providers.memory import MemoryProvider
@@ -66,7 +66,7 @@ def test_a_batch_that_was_dropped_from_memory_waits_again(tmp_path: Path) -> Non
     parts = tier.dispatcher
     assert not parts._pending.is_full(KEY)
     faults.always = None
-    assert parts._walk._relieve(Look())
+    assert parts._walk._relieve(Pass())
     assert parts._pending.is_full(KEY)
     assert tier.dispatch()
     assert tier.span() == (0, COUNT + 1)

@@ -279,7 +279,7 @@ def test_the_callback_wakes_once_for_a_full_batch() -> None:
     assert not counts.note([a_request(at, topic="Out") for at in range(9)])
     assert counts.note([a_request(2)])
     assert not counts.note([a_request(3)])
-    assert counts.take_hot() == [KEY]
+    assert counts.take_due() == [KEY]
     assert counts.is_full(KEY)
     counts.took(KEY, 3, 300)
     assert not counts.is_full(KEY)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.access.dispatch_kit import KEY, RecordingIndex, Tier
-from tieredstore.access.rounds import Taken
+from tieredstore.access.rounds import BatchOutcome
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import AppendStatus, QueueKey
 from tieredstore.providers.memory import MemoryProvider
@@ -59,7 +59,7 @@ def test_a_full_buffer_holds_a_queue_back_and_nothing_is_refused(tmp_path: Path)
     tier.flush()
     other = failing.parts.work_of(OTHER)
     assert other.file is not None
-    assert failing.parts._batches.take(other, other.file) is Taken.NO_ROOM
+    assert failing.parts._batches.take(other, other.file) is BatchOutcome.NO_ROOM
     assert (other.file.waiting_bytes, other.failure, other.batches) == (0, None, [])
     failing.faults.always = None
     budget.give(budget.used_bytes - failing.work.buffered_bytes)

@@ -13,12 +13,12 @@ from tieredstore.model.values import QueueKey
 
 
 class _Count:
-    __slots__ = ("bytes", "is_hot", "messages")
+    __slots__ = ("bytes", "is_due", "messages")
 
     def __init__(self) -> None:
         self.messages = 0
         self.bytes = 0
-        self.is_hot = False
+        self.is_due = False
 
 
 class PendingCounts:
@@ -33,7 +33,7 @@ class PendingCounts:
         self._full_bytes = full_bytes
         self._rejects = rejects
         self._counts: dict[QueueKey, _Count | None] = {}  # None: of a rejected topic
-        self._hot: dict[QueueKey, None] = {}  # in the order they became hot
+        self._due: dict[QueueKey, None] = {}  # in the order they became due
         self._guard = threading.Lock()
 
     def note(self, requests: Sequence[DispatchRequest]) -> bool:
@@ -53,7 +53,7 @@ class PendingCounts:
         return found
 
     def _add(self, topic: str, queue_id: int, messages: int, size: int) -> bool:
-        """Whether the queue became hot."""
+        """Whether the queue became due."""
         key = QueueKey(topic, queue_id)
         try:
             count = self._counts[key]
@@ -64,10 +64,10 @@ class PendingCounts:
         count.messages += messages
         count.bytes += size
         full = count.messages >= self._full_count or count.bytes >= self._full_bytes
-        if count.is_hot or not full:
+        if count.is_due or not full:
             return False
-        count.is_hot = True
-        self._hot[key] = None
+        count.is_due = True
+        self._due[key] = None
         return True
 
     def is_full(self, key: QueueKey) -> bool:
@@ -100,26 +100,26 @@ class PendingCounts:
             if found is not None:
                 found.messages = found.bytes = 0
 
-    def heat(self, key: QueueKey) -> None:
+    def mark_due(self, key: QueueKey) -> None:
         """Have this queue looked at soon."""
         with self._guard:
-            self._hot[key] = None
+            self._due[key] = None
             if (found := self._counts.get(key)) is not None:
-                found.is_hot = True
+                found.is_due = True
 
-    def take_hot(self) -> list[QueueKey]:
-        """The queues to be looked at now; from here on they can become hot again."""
+    def take_due(self) -> list[QueueKey]:
+        """The queues to be looked at now; from here on they can become due again."""
         with self._guard:
-            taken = list(self._hot)
-            self._hot.clear()
+            taken = list(self._due)
+            self._due.clear()
             for key in taken:
                 if (found := self._counts.get(key)) is not None:
-                    found.is_hot = False
+                    found.is_due = False
         return taken
 
     @property
-    def has_hot(self) -> bool:
-        return bool(self._hot)
+    def has_due(self) -> bool:
+        return bool(self._due)
 
     def keep(self, keys: Collection[QueueKey]) -> None:
         """Forget all other queues."""

@@ -22,7 +22,7 @@ from tieredstore.access.queue_upload import (
     QueueRules,
     QueueWork,
 )
-from tieredstore.access.rounds import Batches, Rounds, Taken
+from tieredstore.access.rounds import Batches, BatchOutcome, Rounds
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import Metrics, NoMetrics
@@ -42,8 +42,8 @@ ROUND_BYTES: Final = 32 * MIB  # a round with more than that is sent before othe
 
 
 @dataclass(slots=True)
-class Look:
-    """How to walk over some queues, and what came of it."""
+class Pass:
+    """One pass over some queues: how to make it, and what came of it."""
 
     force: bool = False
     targets: dict[QueueKey, int] | None = None  # where to end; None: as far as there is something
@@ -95,7 +95,7 @@ class QueueWalk:
         self._chores.renew(work)
         return self._chores.resume(work)
 
-    def walk(self, keys: Iterable[QueueKey], look: Look) -> None:
+    def walk(self, keys: Iterable[QueueKey], this_pass: Pass) -> None:
         """Begin what each of them needs, and send what there is to send, in rounds."""
         todo = deque(keys)
         gathered: list[QueueWork] = []
@@ -104,16 +104,16 @@ class QueueWalk:
             while todo and not self.is_stopped:
                 key = todo.popleft()
                 work = self.work_of(key)
-                if look.only_sound and work.failure is not None:
+                if this_pass.only_sound and work.failure is not None:
                     continue
                 if not self._claims.take(key):
-                    look.put_off.append(key)
+                    this_pass.put_off.append(key)
                     continue
-                taken = self._look_at(work, look)
-                if taken is Taken.NO_ROOM:
-                    look.put_off += [key, *todo]
+                taken = self._look_at(work, this_pass)
+                if taken is BatchOutcome.NO_ROOM:
+                    this_pass.put_off += [key, *todo]
                     break
-                if taken is Taken.APPENDED:
+                if taken is BatchOutcome.APPENDED:
                     gathered.append(work)
                     gathered_bytes += work.buffered_bytes
                     if gathered_bytes >= ROUND_BYTES:
@@ -135,23 +135,23 @@ class QueueWalk:
                 del self.works[key]
             self._claims.give(key)
 
-    def _look_at(self, work: QueueWork, look: Look) -> Taken | None:
+    def _look_at(self, work: QueueWork, this_pass: Pass) -> BatchOutcome | None:
         """What became of the next batch, where it is time for one. The claim is given back unless
         something of the queue is under way then."""
         key = work.key
         under_way = False
-        taken: Taken | None = None
+        taken: BatchOutcome | None = None
         try:
             self._chores.renew(work)
             target = None
-            if look.targets is not None:
-                target = look.targets.setdefault(key, self._store.max_offset(*key) or 0)
-            decision = self._rules.decide(work, force=look.force, target=target)
+            if this_pass.targets is not None:
+                target = this_pass.targets.setdefault(key, self._store.max_offset(*key) or 0)
+            decision = self._rules.decide(work, force=this_pass.force, target=target)
             if decision.action in (Action.COMMIT, Action.UPLOAD):
-                taken = self._take(work, decision, look)
-                under_way = taken is Taken.APPENDED
-                if taken is Taken.UNCONFIRMED:
-                    look.unconfirmed.append(key)
+                taken = self._take(work, decision, this_pass)
+                under_way = taken is BatchOutcome.APPENDED
+                if taken is BatchOutcome.UNCONFIRMED:
+                    this_pass.unconfirmed.append(key)
             elif decision.chore is not None:
                 under_way = True
                 self._start_chore(work, decision.chore)
@@ -165,31 +165,31 @@ class QueueWalk:
             work.failed(error)
         finally:
             if not under_way:
-                self._give_back(key, look)
+                self._give_back(key, this_pass)
         if under_way:
-            look.under_way.append(key)
+            this_pass.under_way.append(key)
         return taken
 
-    def _take(self, work: QueueWork, decision: Decision, look: Look) -> Taken:
+    def _take(self, work: QueueWork, decision: Decision, this_pass: Pass) -> BatchOutcome:
         """The permit of an upload, and what is to be uploaded."""
         file = work.file
         assert file is not None
         if not self._budget.start_upload():
-            return Taken.NO_ROOM
-        taken = Taken.NO_ROOM
+            return BatchOutcome.NO_ROOM
+        taken = BatchOutcome.NO_ROOM
         try:
             if decision.action is Action.COMMIT:
-                taken = Taken.APPENDED
+                taken = BatchOutcome.APPENDED
             else:
                 taken = self._batches.take(work, file)
-                if taken is Taken.NO_ROOM and self._relieve(look):
+                if taken is BatchOutcome.NO_ROOM and self._relieve(this_pass):
                     taken = self._batches.take(work, file)
         finally:
-            if taken is not Taken.APPENDED:
+            if taken is not BatchOutcome.APPENDED:
                 self._budget.end_upload()
         return taken
 
-    def _relieve(self, look: Look) -> bool:
+    def _relieve(self, this_pass: Pass) -> bool:
         """Give back the memory of batches whose upload failed; they are read again later."""
         relieved = False
         for work in list(self.works.values()):
@@ -197,11 +197,11 @@ class QueueWalk:
                 continue
             if work.file is not None and work.file.waiting_bytes:
                 relieved |= self._batches.drop(work, work.file)
-            self._give_back(work.key, look)
+            self._give_back(work.key, this_pass)
         return relieved
 
-    def _give_back(self, key: QueueKey, look: Look) -> None:
-        look.given_back += 1
+    def _give_back(self, key: QueueKey, this_pass: Pass) -> None:
+        this_pass.given_back += 1
         self._claims.give(key)
 
     def _start_chore(self, work: QueueWork, chore: Callable[[], None]) -> None:
@@ -482,7 +482,7 @@ class Dispatcher:
         with self.alone_with(key, timeout=timeout) as is_alone:
             reason = self._walk.resume(key) if is_alone else "something of it is under way"
         if reason is None and self._is_running:
-            self._pending.heat(key)
+            self._pending.mark_due(key)
             self._wake_service()
         return reason
 
@@ -511,12 +511,12 @@ class Dispatcher:
         failures = {key: work_of(key).failure_count for key in todo}
         while todo and not self._walk.is_stopped:
             seen = self._claims.changes
-            look = Look(force=force, targets=targets)
-            self._walk.walk(todo, look)
-            todo = [*look.under_way, *look.put_off]
-            seen += look.given_back
+            this_pass = Pass(force=force, targets=targets)
+            self._walk.walk(todo, this_pass)
+            todo = [*this_pass.under_way, *this_pass.put_off]
+            seen += this_pass.given_back
             is_still = not self._claims.busy_count and self._claims.changes == seen
-            if todo and not (self._is_inline and look.under_way):
+            if todo and not (self._is_inline and this_pass.under_way):
                 if self._is_inline or is_still:
                     return False  # nothing will change by itself
                 many = min(len(todo), self._claims.busy_count)
@@ -526,12 +526,12 @@ class Dispatcher:
         return not todo and all(work_of(key).failure_count == failures[key] for key in failures)
 
     def _step(self) -> None:
-        """What the service does: look at hot queues, and from time to time at all."""
+        """Look at due queues, and from time to time at all queues."""
         if self._is_inline:
             self.dispatch_once()
             return
         now = self._runtime.clock.monotonic()
-        keys = self._pending.take_hot()
+        keys = self._pending.take_due()
         is_full = now >= self._next_full_look
         if is_full:
             self._next_full_look = now + self._interval_ms / 1000
@@ -542,11 +542,11 @@ class Dispatcher:
         if now >= self._next_look_again:
             self._unconfirmed = []
             self._next_look_again = now + LOOK_AGAIN_MS / 1000
-        look = Look(only_sound=not is_full)
-        self._walk.walk(keys, look)
-        self._unconfirmed += look.unconfirmed
-        for key in look.put_off:
-            self._pending.heat(key)
+        this_pass = Pass(only_sound=not is_full)
+        self._walk.walk(keys, this_pass)
+        self._unconfirmed += this_pass.unconfirmed
+        for key in this_pass.put_off:
+            self._pending.mark_due(key)
 
     def _all_queues(self) -> list[QueueKey]:
         """Those of the store and those of the tier; what is kept of others goes."""
@@ -588,8 +588,8 @@ class Dispatcher:
         """Something of the queue has ended; more may wait."""
         self._claims.give(work.key)
         if self._is_running and work.failure is None:
-            self._pending.heat(work.key)
-        if self._pending.has_hot:
+            self._pending.mark_due(work.key)
+        if self._pending.has_due:
             self._wake_service()
 
     def _wake_service(self) -> None:

@@ -173,7 +173,7 @@ def _items(segment: FileSegment, start: int, end: int) -> Iterator[NDArray[Any]]
             yield view_compacted_items(data, path=segment.path)
 
 
-class FoundRows(MetadataStore):
+class ReadOnlyRows(MetadataStore):
     """Segments only; nothing can be changed."""
 
     def __init__(self, rows: Iterable[SegmentRecord]) -> None:
@@ -261,12 +261,12 @@ def found_queue(
         config,
         path=path,
         provider=provider,
-        metadata=FoundRows(rows),
+        metadata=ReadOnlyRows(rows),
         clock=runtime.clock,
     )
     problems: list[str] = []
     try:
-        recover(file, FoundRows(rows), runtime.clock, read_only=True)
+        recover(file, ReadOnlyRows(rows), runtime.clock, read_only=True)
     except (SegmentError, OffsetOutOfRangeError) as error:
         problems.append(f"not recovered: {error}")
     if file.problem is not None:

@@ -215,7 +215,7 @@ BATCH_BYTES: Final = 2048  # beside its messages, of one batch: columns, views, 
 LITTLE_PART: Final = 16  # of a whole batch: what a queue may take where a whole one has no room
 
 
-class Taken(Enum):
+class BatchOutcome(Enum):
     """What became of the next batch."""
 
     APPENDED = "it waits for its commit"
@@ -245,7 +245,7 @@ class Batches:
         self._count_max = config.group_commit_count
         self._bytes_max = min(config.group_commit_bytes, max(1, config.dispatch_buffer_bytes // 2))
 
-    def take(self, work: QueueWork, file: FlatMessageFile) -> Taken:
+    def take(self, work: QueueWork, file: FlatMessageFile) -> BatchOutcome:
         """Append what comes next, as much as one batch and one segment hold."""
         whole = work.wanted_bytes or 2 * self._bytes_max
         if self._budget.take(whole):
@@ -253,12 +253,12 @@ class Batches:
         little = 2 * self._bytes_max // LITTLE_PART
         left = (self._store.max_offset(*work.key) or 0) - file.append_offset
         if left * ROW_BYTES > little or not self._budget.take(little):
-            return Taken.NO_ROOM
+            return BatchOutcome.NO_ROOM
         return self._take_within(work, file, little, all_of=left)
 
     def _take_within(
         self, work: QueueWork, file: FlatMessageFile, reserved: int, *, all_of: int = 0
-    ) -> Taken:
+    ) -> BatchOutcome:
         """What comes next, within what was taken of the budget; nothing if that is less than
         `all_of` messages."""
         kept = 0
@@ -266,21 +266,21 @@ class Batches:
             confirmed = self._store.confirmed_offset()
             run = self._read(file, bytes_max=min(self._bytes_max, reserved // 2))
             if len(run) < all_of:
-                return Taken.NO_ROOM
+                return BatchOutcome.NO_ROOM
             run = run.head(_count_below(run, confirmed))
             if not len(run):
-                return Taken.UNCONFIRMED
+                return BatchOutcome.UNCONFIRMED
             need = 2 * len(run.records) + ROW_BYTES * len(run) + BATCH_BYTES
             if all_of and need > reserved:
-                return Taken.NO_ROOM
+                return BatchOutcome.NO_ROOM
             if need > reserved:
                 work.wanted_bytes = need
                 if not self._budget.take(need, instead_of=reserved):
-                    return Taken.NO_ROOM
+                    return BatchOutcome.NO_ROOM
                 reserved = need
             work.wanted_bytes = 0
             kept = self._append(work, file, run)
-            return Taken.APPENDED
+            return BatchOutcome.APPENDED
         finally:
             self._budget.give(reserved - kept)
             work.buffered_bytes += kept
