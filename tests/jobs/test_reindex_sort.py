@@ -30,7 +30,6 @@ def scratch(tmp_path: Path) -> Scratch:
 def small_steps(dice: random.Random, patch: pytest.MonkeyPatch) -> None:
     """Samples, blocks and looks back so short that few entries make many of them."""
     patch.setattr(key_runs, "SAMPLE_ENTRIES", 4)
-    patch.setattr(key_runs, "SAMPLE_ENTRIES", 4)
     patch.setattr(key_runs, "_BACK_ENTRIES", dice.choice([1, 2, 64]))
     block = dice.choice([1, 3, 7])
     patch.setattr(key_runs, "_BLOCK_MIN", block)

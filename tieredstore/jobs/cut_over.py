@@ -151,7 +151,7 @@ def cut_over_note(
     Raises InvalidConfigError where the target's catalogue holds a tier that came from elsewhere, or
     lacks queues of this one, or where one is published beside the target's segments.
     """
-    with _looked_at(target, runtime) as metadata:
+    with catalogue_of(target, runtime, read_only=True) as metadata:
         if metadata.note(NOTE, "source") == place_of(source):
             keys = [each.record.key for each in tier.queues]
             left_out = [f"{key.topic}/{key.queue_id}" for key in keys if not metadata.queue(*key)]
@@ -177,7 +177,7 @@ def cut_over_note(
 
 def made_with(config: StoreConfig, runtime: Runtime) -> dict[str, int]:
     """The settings that the tier of this catalogue fixes, by name."""
-    with _looked_at(config, runtime) as metadata:
+    with catalogue_of(config, runtime, read_only=True) as metadata:
         return watermarks.Watermarks.made_with(metadata.notes(watermarks.STORE))
 
 
@@ -188,7 +188,7 @@ def held_by_both(
 
     Raises InvalidConfigError that names all queues which the target has on its own.
     """
-    with _looked_at(target, runtime) as metadata:
+    with catalogue_of(target, runtime, read_only=True) as metadata:
         adopted = metadata.notes(NOTE)
         mine = place_of(source)
         both = [
@@ -299,9 +299,3 @@ def _lower(marks: dict[str, Json], starts: Mapping[str, Any]) -> None:
         held = mark[0] if isinstance(mark, list) and mark else mark
         if isinstance(held, int) and isinstance(start, int) and start < held:
             marks[key] = [start, *mark[1:]] if isinstance(mark, list) else start
-
-
-@contextmanager
-def _looked_at(config: StoreConfig, runtime: Runtime) -> Iterator[MetadataStore]:
-    with catalogue_of(config, runtime, read_only=True) as metadata:
-        yield metadata

@@ -238,33 +238,34 @@ class ExportJob:
         items: list[ExportItem] = []
         reset: list[Json] = []
         with TieredReader(self.config) as reader:
-            there = {self._source(rows) for rows in selected_queues(reader, EVERYTHING)}
+            there = {self._source(rows.path) for rows in selected_queues(reader, EVERYTHING)}
             topics.refuse_unknown(key.topic for key in reader.queues())
             queues = selected_queues(reader, selection)
             bounds = queue_bounds(reader, queues, selection)
             pending = ledger.pending()
             for rows in queues:
-                source = self._source(rows)
+                source = self._source(rows.path)
                 taken = ledger.taken(source)
                 if taken and taken[-1][1] > rows.end_offset:
                     reset.append(f"{rows.path} ends at {rows.end_offset}, {taken[-1][1]} was there")
-                for first, end in pending.get(source, ()):
-                    items.append(self._item(rows, source, first, end))
+                # As they were planned, though the tier may have grown, or expired, since.
+                items += [
+                    _item(source, *part, self._slices(rows, part))
+                    for part in pending.get(source, ())
+                ]
                 first, end = bounds[rows.path]
                 span = max(first, rows.min_offset), min(end, rows.end_offset)
-                for part in free(*span, taken):
-                    items += [
-                        ExportItem(
-                            source=source,
-                            first_offset=each.first_offset,
-                            end_offset=each.end_offset,
-                            slices=(each,),
-                        )
-                        for each in self._slices(rows, part)
-                    ]
+                slices = [
+                    slice_ for part in free(*span, taken) for slice_ in self._slices(rows, part)
+                ]
+                items += [
+                    _item(source, slice_.first_offset, slice_.end_offset, [slice_])
+                    for slice_ in slices
+                ]
         for source in sorted(pending.keys() - there):
-            if source.startswith(self._source_of(self.config.broker_name + "/")):
-                items += [_gone(source, *part) for part in pending[source]]
+            # Its queue was deleted meanwhile: there is nothing more to export.
+            if source.startswith(self._source(self.config.broker_name + "/")):
+                items += [_item(source, *part, ()) for part in pending[source]]
         sizes = [sum(part.approximate_bytes for part in item.slices) for item in items]
         messages = sum(len(part) for item in items for part in item.slices)
         text = f"{messages} messages, about {sum(sizes)} bytes, in {len(items)} ranges to export"
@@ -355,19 +356,11 @@ class ExportJob:
             on_corrupt=OnCorrupt.FAIL if fails else OnCorrupt.REPORT,
         )
 
-    def _source(self, rows: QueueRows) -> str:
-        return self._source_of(rows.path)
-
-    def _source_of(self, path: str) -> str:
+    def _source(self, path: str) -> str:
         return f"{self.config.cluster_name}/{path}"
 
     def _slices(self, rows: QueueRows, part: tuple[int, int]) -> list[Slice]:
         return plan_slices([rows], split_bytes=self.split_bytes, bounds=lambda _: part)
-
-    def _item(self, rows: QueueRows, source: str, first: int, end: int) -> ExportItem:
-        """A range as it was planned, though the tier may have grown, or expired, since."""
-        slices = self._slices(rows, (first, end))
-        return ExportItem(source=source, first_offset=first, end_offset=end, slices=tuple(slices))
 
     def _finding(self, topic: str, queue_id: int, offset: int, reason: str) -> Finding:
         is_skipped = self.on_corrupt is OnCorrupt.SKIP
@@ -379,9 +372,8 @@ class ExportJob:
         )
 
 
-def _gone(source: str, first: int, end: int) -> ExportItem:
-    """A planned range whose queue was deleted meanwhile: it has nothing more to export."""
-    return ExportItem(source=source, first_offset=first, end_offset=end, slices=())
+def _item(source: str, first: int, end: int, slices: Sequence[Slice]) -> ExportItem:
+    return ExportItem(source=source, first_offset=first, end_offset=end, slices=tuple(slices))
 
 
 def _ranges_of(plan: ExportPlan, before: Ranges) -> Ranges:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from struct import Struct
 from typing import Any, Final
 
@@ -65,35 +65,27 @@ class KeyRun:
         return np.frombuffer(data, ENTRY_DTYPE)
 
 
+@dataclass(slots=True, eq=False)
 class RunWriter:
     """Makes the runs of one origin, a slice or a segment: as many as memory asks for."""
 
-    def __init__(
-        self,
-        scratch: Scratch,
-        stem: str,
-        *,
-        topic_id: int,
-        queue_id: int,
-        first_offset: int,
-        entries_max: int = RUN_ENTRIES_MAX,
-    ) -> None:
-        self.runs: list[KeyRun] = []
-        self.damaged_count = 0
-        self._scratch = scratch
-        self._stem = stem
-        self._topic_id = topic_id
-        self._queue_id = queue_id
-        self._first_offset = first_offset
-        self._entries_max = entries_max
-        self._waiting: list[NDArray[Any]] = []
-        self._waiting_count = 0
+    scratch: Scratch
+    stem: str
+    _: KW_ONLY
+    topic_id: int
+    queue_id: int
+    first_offset: int
+    entries_max: int = RUN_ENTRIES_MAX
+    damaged_count: int = 0
+    runs: list[KeyRun] = field(default_factory=list)
+    _waiting: list[NDArray[Any]] = field(default_factory=list)
+    _waiting_count: int = 0
 
     def add(self, columns: IndexColumns) -> None:
         """Keys of the queue's next messages; those of one message stay in one run."""
         if not len(columns):
             return
-        if self._waiting_count + len(columns) > self._entries_max and self._waiting_count:
+        if self._waiting_count + len(columns) > self.entries_max and self._waiting_count:
             self._flush(is_last=False)
         entries = np.empty(len(columns), ENTRY_DTYPE)
         entries["time"] = columns.store_timestamps
@@ -116,17 +108,17 @@ class RunWriter:
             order = np.argsort(times, kind="stable")
             entries, times = entries[order], times[order]
         run = KeyRun(
-            name=f"{self._stem}.{len(self.runs)}",
-            topic_id=self._topic_id,
-            queue_id=self._queue_id,
-            first_offset=self._first_offset,
+            name=f"{self.stem}.{len(self.runs)}",
+            topic_id=self.topic_id,
+            queue_id=self.queue_id,
+            first_offset=self.first_offset,
             number=len(self.runs),
             is_last=is_last,
             count=len(entries),
             damaged_count=self.damaged_count,
             samples=times[::SAMPLE_ENTRIES].copy(),
         )
-        self._scratch.put(run.name, [entries.tobytes(), run.samples.tobytes(), _trailer(run)])
+        self.scratch.put(run.name, [entries.tobytes(), run.samples.tobytes(), _trailer(run)])
         self.runs.append(run)
 
 

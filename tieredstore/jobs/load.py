@@ -72,9 +72,9 @@ class QueueTarget:
     key: QueueKey
     path: str
     topic_id: int
-    is_new: bool
-    queue_offset: int
-    log_offset: int
+    is_new: bool = False
+    queue_offset: int = 0
+    log_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,16 +308,15 @@ class _Making:
     """The bytes of one segment, a chunk at a time."""
 
     def __init__(self, tier: OwnedTier, segment: NewSegment, keys: RunWriter | None) -> None:
-        self.keys = keys
+        self._keys = keys
         self._scratch = tier.scratch
         self._segment = segment
-        self._least: int | None = None
-        self._greatest: int | None = None
+        self._times: list[int] = []
 
     @property
     def times(self) -> tuple[int, int]:
         """The least and the greatest store time; when all blocks were given."""
-        return self._least or 0, self._greatest or 0
+        return min(self._times, default=0), max(self._times, default=0)
 
     def blocks(self) -> Iterator[Buffer]:
         is_log = self._segment.type is SegmentType.COMMIT_LOG
@@ -340,9 +339,7 @@ class _Making:
         position = portion.times_position + first * TIME_BYTES
         data = self._scratch.read(portion.name, position, (end - first) * TIME_BYTES)
         times = np.frombuffer(data, ">i8")
-        least, greatest = int(times.min()), int(times.max())
-        self._least = least if self._least is None else min(self._least, least)
-        self._greatest = greatest if self._greatest is None else max(self._greatest, greatest)
+        self._times = [min([*self._times, int(times.min())]), max([*self._times, int(times.max())])]
 
     def _records(self, piece: Piece, first: int, units: QueueUnits) -> Iterator[Buffer]:
         sizes = units.message_bytes.astype(np.int64)
@@ -365,16 +362,13 @@ class _Making:
                 records=data,
             )
             put_offsets(run)
-            if self.keys is not None:
-                self._take_keys(run, self.keys)
+            if self._keys is not None:
+                target = self._segment.target
+                committed = CommittedRun(run=run, log_offsets=run.log_offsets)
+                queue = target.key.topic, target.topic_id, target.key.queue_id
+                self._keys.add(keys_of_run(*queue, committed).columns)
             yield data
             done = stop
-
-    def _take_keys(self, run: MessageRun, keys: RunWriter) -> None:
-        target = self._segment.target
-        committed = CommittedRun(run=run, log_offsets=run.log_offsets)
-        found = keys_of_run(target.key.topic, target.topic_id, target.key.queue_id, committed)
-        keys.add(found.columns)
 
 
 def put_offsets(run: MessageRun) -> None:
@@ -501,14 +495,7 @@ class _Commit:
                 raise LoadRefusedError(
                     f"{path}: there are segments that the catalogue does not know: rebuild it first"
                 )
-            return QueueTarget(
-                key=key,
-                path=path,
-                topic_id=topic.topic_id,
-                is_new=True,
-                queue_offset=0,
-                log_offset=0,
-            )
+            return QueueTarget(key=key, path=path, topic_id=topic.topic_id, is_new=True)
         file = FlatMessageFile(
             record or _new_record(config, key, 0),
             topic,
@@ -531,7 +518,6 @@ class _Commit:
                 key=key,
                 path=path,
                 topic_id=topic.topic_id,
-                is_new=False,
                 queue_offset=file.commit_offset,
                 log_offset=file.log.commit_offset,
             )

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from difflib import get_close_matches
 from itertools import pairwise
 from types import MappingProxyType
@@ -281,16 +281,16 @@ def check_topic(topic: str) -> None:
 
 def _check(schema: pa.Schema, defaults: LoadDefaults) -> None:
     """One line for the first thing that is wrong."""
-    for field in schema:
-        if _is_nothing(field):
+    for column in schema:
+        if _is_nothing(column):
             continue
-        if field.name not in _RULES:
-            near = get_close_matches(field.name, _RULES, 1)
+        if column.name not in _RULES:
+            near = get_close_matches(column.name, _RULES, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_RULES)}"
-            raise LoadRefusedError(f"column {field.name}: a message has no such field; {hint}")
-        wanted, is_right = _RULES[field.name]
-        if not is_right(field.type):
-            raise LoadRefusedError(f"column {field.name}: it is {field.type}, not {wanted}")
+            raise LoadRefusedError(f"column {column.name}: a message has no such field; {hint}")
+        wanted, is_right = _RULES[column.name]
+        if not is_right(column.type):
+            raise LoadRefusedError(f"column {column.name}: it is {column.type}, not {wanted}")
     for name in ("topic", "queue_id"):
         is_given = name in schema.names and not _is_nothing(schema.field(name))
         if not is_given and getattr(defaults, name) is None:
@@ -670,42 +670,37 @@ def run_folder(run_id: str) -> str:
     return f"{FOLDER}/{run_id}"
 
 
+@dataclass(slots=True, eq=False)
 class Stager:
     """Takes the batches of one attempt, one by one. Holds about two blocks."""
 
-    def __init__(
-        self,
-        scratch: Scratch,
-        columns: LoadColumns,
-        *,
-        run_id: str,
-        partition: int,
-        attempt: str,
-        block_bytes: int = BLOCK_BYTES,
-    ) -> None:
-        self._scratch = scratch
-        self._columns = columns
-        self._stem = f"{run_folder(run_id)}/part-{partition}-{attempt}"
-        self._partition = partition
-        self._block_bytes = block_bytes
-        self._waiting: dict[QueueKey, list[EncodedRun]] = {}
-        self._waiting_bytes = self._put_count = 0
-        self._portions: list[StagedPortion] = []
+    scratch: Scratch
+    columns: LoadColumns
+    _: KW_ONLY
+    run_id: str
+    partition: int
+    attempt: str
+    block_bytes: int = BLOCK_BYTES
+    _waiting: dict[QueueKey, list[EncodedRun]] = field(default_factory=dict)
+    _waiting_bytes: int = 0
+    _put_count: int = 0
+    _portions: list[StagedPortion] = field(default_factory=list)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        for run in encode_batch(batch, self._columns):
+        for run in encode_batch(batch, self.columns):
             self._waiting.setdefault(run.key, []).append(run)
             self._waiting_bytes += len(run.records)
-            if self._waiting_bytes >= self._block_bytes:
+            if self._waiting_bytes >= self.block_bytes:
                 self._put()
 
     def finish(self) -> StagedPart:
         if self._waiting:
             self._put()
-        return StagedPart(partition=self._partition, portions=tuple(self._portions))
+        return StagedPart(partition=self.partition, portions=tuple(self._portions))
 
     def _put(self) -> None:
-        name = f"{self._stem}.{self._put_count}"
+        stem = f"{run_folder(self.run_id)}/part-{self.partition}-{self.attempt}"
+        name = f"{stem}.{self._put_count}"
         blocks: list[Buffer] = []
         position = 0
         for key, runs in self._waiting.items():
@@ -719,7 +714,7 @@ class Stager:
             blocks += _portion_blocks(runs)
             position = portion.records_position + portion.log_bytes
             self._portions.append(portion)
-        self._scratch.put(name, blocks)
+        self.scratch.put(name, blocks)
         self._put_count += 1
         self._waiting, self._waiting_bytes = {}, 0
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 from uuid import uuid4
 
 from tieredstore.driver.metadata import Json
@@ -103,22 +103,22 @@ class MigrateJob:
         if self.adopt:
             is_over = over.held_by_both(tier, self.target, self.source, worker_runtime())
         known = read_journal(self.source, self.target)
-        made_with = self._made_with(tier)
-        if is_over:
-            empty = SourceTier(topics=(), queues=(), index=(), index_notes={})
-            facts: dict[str, Json] = {"cut_over": "done before"}
-            return replace(self._planned(empty, {}), facts=facts, made_with=made_with)
-        return replace(self._planned(tier, known), made_with=made_with)
-
-    def _made_with(self, tier: SourceTier) -> dict[str, int]:
         if self.adopt:
-            return over.made_with(self.target, worker_runtime())
-        return source_made_with(tier, worker_provider(self.source, run=self.run))
-
-    def _planned(self, tier: SourceTier, known: Any) -> MigrationPlan:
-        return plan_migration(
-            tier, known, self.source, self.target, adopt=self.adopt, proof=self.proof
+            made_with = over.made_with(self.target, worker_runtime())
+        else:
+            made_with = source_made_with(tier, worker_provider(self.source, run=self.run))
+        if is_over:
+            tier, known = SourceTier(topics=(), queues=(), index=(), index_notes={}), {}
+        plan = plan_migration(
+            tier,
+            known,
+            self.source,
+            self.target,
+            adopt=self.adopt,
+            proof=self.proof,
+            made_with=made_with,
         )
+        return replace(plan, facts={"cut_over": "done before"}) if is_over else plan
 
     def work(self, item: CopyItem) -> Iterable[CopyRow]:
         source = worker_provider(self.source, run=self.run)

@@ -120,41 +120,33 @@ def copy_segment(
     ):
         for attempt in range(1, _ATTEMPTS_MAX + 1):
             try:
-                return _Copy(item, taken, given, target, proof, checks_bodies).run()
+                bodies = None
+                if checks_bodies and row.type is SegmentType.COMMIT_LOG:
+                    bodies = PassingBodies(taken.path, row.base_offset, item.known_bytes, row.size)
+                return _Copy(item, taken, given, target, proof, bodies).run()
             except PositionMismatchError:
                 if attempt == _ATTEMPTS_MAX:
                     raise
     raise AssertionError("not reached")
 
 
+@dataclass(slots=True, eq=False)
 class _Copy:
-    """One attempt at one segment."""
+    """One attempt at one segment, from `_taken` to `_given`."""
 
-    def __init__(
-        self,
-        item: CopyItem,
-        taken: FileSegment,
-        given: FileSegment,
-        provider: SegmentProvider,
-        proof: Proof,
-        checks_bodies: bool,
-    ) -> None:
-        self._item = item
-        self._taken = taken
-        self._given = given
-        self._provider = provider
-        self._proof = proof
-        self._crc = item.known_crc
-        self._crc_before = item.known_crc  # of what was there before this attempt
-        self._source_gone = False
-        self._bodies: PassingBodies | None = None
-        if checks_bodies and item.row.type is SegmentType.COMMIT_LOG:
-            self._bodies = PassingBodies(
-                taken.path, item.row.base_offset, item.known_bytes, item.row.size
-            )
-        self._bodies_before = copy(self._bodies)
+    _item: CopyItem
+    _taken: FileSegment
+    _given: FileSegment
+    _provider: SegmentProvider
+    _proof: Proof
+    _bodies: PassingBodies | None
+    _crc: int = 0
+    _crc_before: int = 0  # of what was there before this attempt
+    _bodies_before: PassingBodies | None = None
+    _source_gone: bool = False
 
     def run(self) -> CopyRow:
+        self._crc = self._item.known_crc
         wanted = self._item.row.size
         found = _size(self._given)
         if found < self._item.known_bytes or found > wanted:

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -174,7 +174,7 @@ class MigrationPlan(Plan[CopyItem]):
 
     tier: SourceTier
     known: Mapping[Key, Copied]
-    made_with: Mapping[str, int] = field(default_factory=dict)
+    made_with: Mapping[str, int]
     """Settings that the tier fixes, by name."""
 
 
@@ -237,6 +237,7 @@ def plan_migration(
     *,
     adopt: bool,
     proof: Proof,
+    made_with: Mapping[str, int],
 ) -> MigrationPlan:
     """The segments that are not known to be whole in the target, the largest first."""
     items = [
@@ -263,6 +264,7 @@ def plan_migration(
         facts={"proof": proof.value},
         tier=tier,
         known=known,
+        made_with=made_with,
     )
 
 

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.columns import RecordFields
-from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.codec.record import peek_queue_id, peek_queue_offset
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS, KeyPairs, MessageTable, key_pairs
 from tieredstore.jobs.slice_reads import Damage, OnDamage, SliceReader
@@ -39,6 +38,7 @@ from tieredstore.jobs.slices import (
     plan_slices,
     queue_rows,
     trimmed,
+    units_within,
 )
 from tieredstore.jobs.worker import queue_file, worker_runtime
 from tieredstore.model.config import StoreConfig
@@ -210,17 +210,13 @@ def _unindexed(
 def _picked(rows: QueueRows, offsets: Sequence[int]) -> Iterator[PickedMessages]:
     for start in range(0, len(offsets), PICKED_MAX):
         part = tuple(offsets[start : start + PICKED_MAX])
-        units = [
-            row
-            for row in rows.queue
-            if row.base_offset <= part[-1] * UNIT_BYTES and part[0] * UNIT_BYTES < row.end_offset
-        ]
-        each = rows.log_bytes // max(1, rows.message_count)
+        units = units_within(rows.queue, part[0], part[-1] + 1)
+        message_bytes = rows.log_bytes // max(1, rows.message_count)
         yield PickedMessages(
             key=rows.key,
             path=rows.path,
             offsets=part,
-            approximate_bytes=len(part) * each,
+            approximate_bytes=len(part) * message_bytes,
             rows=(*rows.log, *units),
         )
 

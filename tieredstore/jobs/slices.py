@@ -132,7 +132,7 @@ def _slices_of(rows: QueueRows, part: range, split_bytes: int) -> list[Slice]:
             first_offset=start,
             end_offset=stop,
             approximate_bytes=int((stop - start) * bytes_each),
-            rows=(*rows.log, *_units_within(rows.queue, start, stop)),
+            rows=(*rows.log, *units_within(rows.queue, start, stop)),
         )
         for start, stop in pairwise(cuts)
     ]
@@ -150,7 +150,8 @@ def _unit_spans(queue: Sequence[SegmentRecord]) -> list[range]:
     return spans
 
 
-def _units_within(queue: Sequence[SegmentRecord], start: int, stop: int) -> list[SegmentRecord]:
+def units_within(queue: Sequence[SegmentRecord], start: int, stop: int) -> list[SegmentRecord]:
+    """The rows that have units of these queue offsets."""
     return [
         row
         for row in queue

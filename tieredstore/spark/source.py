@@ -222,19 +222,19 @@ class ScanReader:
     """What both readers do on the workers."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        self.options = options
-        self.arrow_schema = to_arrow_schema(schema, timezone="UTC")
+        self._options = options
+        self._arrow_schema = to_arrow_schema(schema, timezone="UTC")
 
-    def batches(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, TierPartition):
             return  # Spark's own, where there is nothing to read
-        options = self.options
+        options = self._options
         with plain_failures():
             for item in partition.items:
                 for batch in options.scan.batches(options.config, item):
                     # They differ at most in which values may be null.
-                    fits = batch.schema == self.arrow_schema
-                    yield batch if fits else batch.cast(self.arrow_schema)
+                    fits = batch.schema == self._arrow_schema
+                    yield batch if fits else batch.cast(self._arrow_schema)
 
 
 def reach(config: StoreConfig, items: Sequence[ScanItem]) -> None:
@@ -246,7 +246,7 @@ def reach(config: StoreConfig, items: Sequence[ScanItem]) -> None:
             provider.open(row.path, row.type, row.base_offset).size()
 
 
-class TierBatchReader(DataSourceReader):
+class TierBatchReader(ScanReader, DataSourceReader):
     """Plans on the driver, reads on the workers.
 
     It takes no filters, whatever Spark's settings say. Spark 4.2 and 4.3 keep one plan for each
@@ -255,22 +255,16 @@ class TierBatchReader(DataSourceReader):
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        self._options = options
-        self._scan = ScanReader(options, schema)
+        super().__init__(options, schema)
+        self._topics = options.selection.topics  # a filter may name unknown ones, options may not
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
         with plain_failures(), TieredReader.open(options.config) as tier:
-            refuse_unknown_topics(tier, self._named_topics())
+            refuse_unknown_topics(tier, self._topics)
             items = plan_scan(tier, options.selection, split_bytes=options.split_bytes)
             reach(options.config, items)
         return [TierPartition(pack) for pack in packed(items, split_bytes=options.split_bytes)]
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        return self._scan.batches(partition)
-
-    def _named_topics(self) -> frozenset[str] | None:
-        return self._options.selection.topics
 
 
 class PushingTierBatchReader(TierBatchReader):
@@ -281,20 +275,11 @@ class PushingTierBatchReader(TierBatchReader):
     for: nothing here can see that Spark reads a query by the plan of another.
     """
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        super().__init__(options, schema)
-        self._schema = schema
-        self._topics = options.selection.topics
-
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         scan = self._options.scan
         selection = narrowed(scan.selection, filters)
         self._options = replace(self._options, scan=replace(scan, selection=selection))
-        self._scan = ScanReader(self._options, self._schema)
         return filters  # Spark looks again: what is not known here is then right all the same
-
-    def _named_topics(self) -> frozenset[str] | None:
-        return self._topics  # that a filter names an unknown one is no mistake
 
 
 _TOPIC_ID: Final = "topic_id"
@@ -415,7 +400,7 @@ class DataLossError(TieredStoreError):
     """Messages that the stream has not read are not there any more."""
 
 
-class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows all queues that are selected; offsets are the whole state, and Spark keeps them.
 
     * A batch is the messages between two offsets: read again after a restart, it is the same.
@@ -427,8 +412,7 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        self._options = options
-        self._scan = ScanReader(options, schema)
+        super().__init__(options, schema)
         self._tier: TieredReader | None = None
         # Of the trigger AvailableNow: nothing behind these offsets is read.
         self._target: dict[QueueKey, int] | None = None
@@ -511,9 +495,6 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     trimmed(self._options.config, slices), split_bytes=self._options.split_bytes
                 )
             ]
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        return self._scan.batches(partition)
 
     def stop(self) -> None:
         tier, self._tier = self._tier, None
