@@ -36,8 +36,8 @@ for _name in [each for each in os.environ if OF_OTHERS.fullmatch(each)]:
     del os.environ[_name]
 
 # Temporary folders are in memory where there is room: every acknowledged put waits for a sync, and
-# on a disk the suite would spend more time waiting than working. Power cuts are tested on disks that
-# forget what was not synced, and a killed process leaves the same pages behind on both.
+# on a disk the suite would spend more time waiting than working. Power cuts are tested on disks
+# that forget what was not synced, and a killed process leaves the same pages behind on both.
 IN_MEMORY = Path("/dev/shm")
 ROOM_BYTES = 8 << 30
 
