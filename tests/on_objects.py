@@ -67,7 +67,7 @@ MODULES = frozenset(
         "tests.flat.test_broken_queues",
         "tests.flat.test_commit_log",
         "tests.flat.test_consume_queue",
-        "tests.flat.test_doomed",
+        "tests.flat.test_pending_deletions",
         "tests.flat.test_expiry",
         "tests.flat.test_expiry_faults",
         "tests.flat.test_file_store",

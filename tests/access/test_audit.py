@@ -105,7 +105,7 @@ def stopped(tier: GoldenTier) -> None:
 
 
 def doomed_segment(tier: GoldenTier) -> None:
-    tier.metadata.put_note(append_file.KIND, f"{BROKER}/{Q}/COMMIT_LOG/99999", 1)
+    tier.metadata.put_note(append_file.DELETION_NOTE, f"{BROKER}/{Q}/COMMIT_LOG/99999", 1)
     tier.file(Q, LOG, 99999).write_bytes(b"left behind")
 
 

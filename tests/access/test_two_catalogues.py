@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.access.dispatch_kit import KEY, RecordingIndex, Tier, a_tier
+from tieredstore.access.upkeep import expire
 from tieredstore.driver.metadata import Json
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat import recovery
-from tieredstore.flat.expiry import expire
 from tieredstore.model.values import SegmentRecord
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.message_store_contract import ListMessageStore
@@ -57,7 +57,7 @@ def test_messages_of_another_broker_do_not_count_after_a_restart(tmp_path: Path,
     second.dispatch(force=True)
     assert second.span() == (0, 3 + own)
     assert second.file().problem is None
-    assert not second.metadata.notes(recovery.KIND)
+    assert not second.metadata.notes(recovery.UNCONFIRMED_NOTE)
     second.check()
     index = second.index
     assert isinstance(index, RecordingIndex)
@@ -95,7 +95,7 @@ def test_our_own_messages_count_once_they_were_compared(tmp_path: Path) -> None:
     assert tier.file().unconfirmed_from == 3
     assert tier.dispatch(force=True)
     assert tier.file().unconfirmed_from is None
-    assert not tier.metadata.notes(recovery.KIND)
+    assert not tier.metadata.notes(recovery.UNCONFIRMED_NOTE)
     assert tier.span() == (0, 6)
     tier.check()
     assert tier.reopened().file().unconfirmed_from is None
@@ -183,7 +183,7 @@ def test_nothing_rolls_behind_messages_that_may_be_taken_back(tmp_path: Path) ->
 )
 def test_a_note_that_makes_no_sense_is_passed_over(tmp_path: Path, note: Json) -> None:
     store, tier = a_lagging_tier(tmp_path)
-    tier.metadata.put_note(recovery.KIND, tier.file().path, note)
+    tier.metadata.put_note(recovery.UNCONFIRMED_NOTE, tier.file().path, note)
     tier = tier.reopened()
     store.fill(1)
     assert tier.dispatch(force=True)
@@ -194,7 +194,7 @@ def test_a_note_that_makes_no_sense_is_passed_over(tmp_path: Path, note: Json) -
 def test_a_queue_that_was_destroyed_leaves_no_question(tmp_path: Path) -> None:
     _, tier = a_lagging_tier(tmp_path)
     tier.files.destroy(KEY)
-    assert not tier.metadata.notes(recovery.KIND)
+    assert not tier.metadata.notes(recovery.UNCONFIRMED_NOTE)
     assert tier.dispatch(force=True)
     assert tier.span() == (0, 6)
     tier.check()

@@ -49,7 +49,7 @@ def audit(provider: SegmentProvider, metadata: MetadataStore) -> Contents:
     """
     sizes = {(each.path, each.type, each.base): each.size for each in provider.list()}
     rows = {(row.path, row.type, row.base_offset): row for row in metadata.segments()}
-    doomed_keys = set(metadata.notes(append_file.KIND))
+    doomed_keys = set(metadata.notes(append_file.DELETION_NOTE))
     for place, row in rows.items():
         assert row.size <= sizes.get(place, 0), f"{row}: {sizes.get(place, 0)} bytes are there"
     for path, kind, base in sizes.keys() - rows.keys():
@@ -68,7 +68,7 @@ def audit(provider: SegmentProvider, metadata: MetadataStore) -> Contents:
 
 def check_nothing_is_left_over(provider: SegmentProvider, metadata: MetadataStore) -> None:
     """Nothing waits to be deleted; for a tier without faults after a round of retention."""
-    assert not metadata.notes(append_file.KIND)
+    assert not metadata.notes(append_file.DELETION_NOTE)
     named = {(row.path, row.type, row.base_offset) for row in metadata.segments()}
     assert {(each.path, each.type, each.base) for each in provider.list()} <= named
 

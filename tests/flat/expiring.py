@@ -45,4 +45,4 @@ def check_sound(tier: OneQueue) -> None:
     for key, row in rows.items():
         assert len(tier.provider.held.get(key, b"")) == row.size
     assert set(tier.provider.held) <= set(rows)
-    assert not tier.metadata.notes(append_file.KIND)
+    assert not tier.metadata.notes(append_file.DELETION_NOTE)

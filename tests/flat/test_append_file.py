@@ -6,7 +6,7 @@ import pytest
 
 from tests.flat.store_kit import LOG, PATH, Tier
 from tieredstore.driver.provider import SegmentProvider
-from tieredstore.flat.append_file import KIND, FlatAppendFile, finish
+from tieredstore.flat.append_file import DELETION_NOTE, FlatAppendFile, delete_pending
 from tieredstore.model.errors import (
     BackendUnavailableError,
     OffsetOutOfRangeError,
@@ -210,7 +210,7 @@ def test_dropped_segments_leave_the_catalogue_and_then_the_backend() -> None:
     assert file.min_offset == 20
     assert [row.base_offset for row in tier.rows(LOG)] == [20]
     assert list(tier.held(LOG)) == [20]
-    assert tier.catalogue().notes(KIND) == {}
+    assert tier.catalogue().notes(DELETION_NOTE) == {}
 
 
 def test_a_delete_that_fails_is_noted_and_finished_later() -> None:
@@ -225,10 +225,12 @@ def test_a_delete_that_fails_is_noted_and_finished_later() -> None:
     assert file.drop(doomed) == [each.segment.path for each in doomed]
     assert file.min_offset == 20
     assert list(tier.held(LOG)) == [0, 10, 20]
-    assert set(tier.catalogue().notes(KIND)) == {f"{PATH}/COMMIT_LOG/{base}" for base in (0, 10)}
-    assert finish(provider, tier.catalogue()) == 0
+    assert set(tier.catalogue().notes(DELETION_NOTE)) == {
+        f"{PATH}/COMMIT_LOG/{base}" for base in (0, 10)
+    }
+    assert delete_pending(provider, tier.catalogue()) == 0
     assert list(tier.held(LOG)) == [20]
-    assert tier.catalogue().notes(KIND) == {}
+    assert tier.catalogue().notes(DELETION_NOTE) == {}
 
 
 def test_what_the_catalogue_names_again_is_not_deleted() -> None:
@@ -239,9 +241,9 @@ def test_what_the_catalogue_names_again_is_not_deleted() -> None:
     put(file, tier, b"old")
     file.drop(file.segments)
     tier.catalogue().put(SegmentRecord(path=PATH, type=LOG, base_offset=0))
-    assert finish(tier.inner, tier.catalogue()) == 0
+    assert delete_pending(tier.inner, tier.catalogue()) == 0
     assert tier.held(LOG) == {0: b"old"}
-    assert tier.catalogue().notes(KIND) == {}
+    assert tier.catalogue().notes(DELETION_NOTE) == {}
 
 
 def test_the_file_goes_on_in_a_new_segment_in_front_of_somebody_elses_bytes() -> None:

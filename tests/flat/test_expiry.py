@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.flat.crafted import crafted, laid_out
 from tests.flat.expiring import LOG, QUEUE, a_tier, check_sound, live, timed
 from tests.flat.tiers import PATH, CountingSource, OneQueue, fill, run_of
+from tieredstore.access import upkeep
+from tieredstore.access.upkeep import Expired, kept_from, would_expire
 from tieredstore.codec.message import CODA_BYTES, encode_coda
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metadata import Put
-from tieredstore.flat import expiry
-from tieredstore.flat.expiry import Expired, kept_from, would_expire
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.reading import DIRECT, ByteSource
 from tieredstore.model.config import StoreConfig
@@ -30,7 +30,7 @@ def expire(file: FlatMessageFile, before_ms: int, *, source: ByteSource = DIRECT
     """As it is; and each time what was foretold is what then happens."""
     foretold = would_expire(file, before_ms)
     assert would_expire(file, before_ms) == foretold  # it has changed nothing
-    done = expiry.expire(file, before_ms, source=source)
+    done = upkeep.expire(file, before_ms, source=source)
     assert replace(done, undeleted=()) == foretold
     return done
 

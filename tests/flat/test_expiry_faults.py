@@ -8,8 +8,8 @@ import pytest
 
 from tests.flat.expiring import a_tier, check_sound, live, timed
 from tests.flat.tiers import fill
+from tieredstore.access.upkeep import expire
 from tieredstore.flat import append_file
-from tieredstore.flat.expiry import expire
 from tieredstore.model.errors import MetadataError
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
 from tieredstore.testing.samples import STORE_TIMESTAMP
@@ -25,12 +25,12 @@ def test_a_delete_that_fails_is_noted_and_not_tried_again_at_once() -> None:
     assert len(result.undeleted) == result.segment_count > 2
     assert deletes.steps == 2  # the first of either file: the backend cannot be reached
     assert live(file) == list(range(file.min_offset, 30))
-    assert len(tier.metadata.notes(append_file.KIND)) == result.segment_count
+    assert len(tier.metadata.notes(append_file.DELETION_NOTE)) == result.segment_count
     assert expire(file, STORE_TIMESTAMP + 15).segment_count == 0
     assert deletes.steps == 2
-    assert append_file.finish(tier.provider, tier.metadata) == result.segment_count
+    assert append_file.delete_pending(tier.provider, tier.metadata) == result.segment_count
     deletes.always = None
-    assert append_file.finish(tier.provider, tier.metadata) == 0
+    assert append_file.delete_pending(tier.provider, tier.metadata) == 0
     check_sound(tier)
 
 
@@ -56,7 +56,7 @@ def test_a_crash_at_any_step_leaves_nothing_dangling_and_what_is_doomed_goes(
         opened = tier.open()
         assert live(opened) == list(range(opened.min_offset, 30))
         assert opened.append_offset == 30
-        assert append_file.finish(tier.provider, tier.metadata) == 0
+        assert append_file.delete_pending(tier.provider, tier.metadata) == 0
         check_sound(tier)
         expire(opened, STORE_TIMESTAMP + before)
         assert live(opened) == expected
@@ -79,7 +79,7 @@ def test_a_failure_at_any_step_leaves_a_queue_that_goes_on(before: int) -> None:
             expire(file, STORE_TIMESTAMP + before)
         assert live(file) == list(range(file.min_offset, 30))
         expire(file, STORE_TIMESTAMP + before)
-        assert append_file.finish(tier.provider, tier.metadata) == 0
+        assert append_file.delete_pending(tier.provider, tier.metadata) == 0
         assert live(file) == live(tier.open()) == expected
         check_sound(tier)
         fill(file, timed(30, [STORE_TIMESTAMP + 2000]))

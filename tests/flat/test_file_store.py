@@ -12,7 +12,7 @@ from tests.flat.tiers import numbered
 from tieredstore.driver.provider import ProviderWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
-from tieredstore.flat.append_file import KIND
+from tieredstore.flat.append_file import DELETION_NOTE
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
@@ -107,12 +107,12 @@ def test_bytes_that_cannot_be_deleted_are_deleted_before_the_queue_is_made_again
         faults.strike(Fault.BEFORE, after=after)
     store.destroy(KEY)
     assert len(list(tier.inner.list())) == 2
-    assert len(tier.catalogue().notes(KIND)) == 2
+    assert len(tier.catalogue().notes(DELETION_NOTE)) == 2
     faults.strike(Fault.BEFORE)
     with pytest.raises((BackendUnavailableError, MetadataError)):
         store.create(*KEY)
     file = store.create(*KEY)
-    assert tier.catalogue().notes(KIND) == {}
+    assert tier.catalogue().notes(DELETION_NOTE) == {}
     file.start_at(0)
     append(file, numbered(0, 1))
     assert list(content(file)) == [0]
@@ -130,7 +130,7 @@ def test_what_was_doomed_is_deleted_when_the_tier_is_opened() -> None:
     assert len(list(tier.inner.list())) == 2
     tier.open()
     assert list(tier.inner.list()) == []
-    assert tier.catalogue().notes(KIND) == {}
+    assert tier.catalogue().notes(DELETION_NOTE) == {}
 
 
 def test_loading_fails_where_the_catalogue_takes_nothing() -> None:

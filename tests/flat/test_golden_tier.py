@@ -25,6 +25,7 @@ from tests.flat.tiers import run_of
 from tieredstore.codec.record import peek_store_timestamp
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.flat.times import store_time
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.metadata.json_store import FILE_NAME
 from tieredstore.model.config import StoreConfig
@@ -136,7 +137,7 @@ def test_messages_are_as_java_says(tier: tuple[str, Path]) -> None:
             assert int(unit.tags_codes[0]) == row["tagsCode"]
             record = file.log.read(row["tieredCommitLogOffset"], row["size"])
             assert sha256(record) == row["sha256"]
-            assert file.store_time(row["queueOffset"]) == row["storeTimestamp"]
+            assert store_time(file, row["queueOffset"]) == row["storeTimestamp"]
 
 
 def test_opening_a_clean_tier_of_java_changes_nothing(tier: tuple[str, Path]) -> None:

@@ -9,6 +9,7 @@ from tests.flat.store_kit import LOG, QUEUE, Tier, append, content, unplaced
 from tests.flat.tiers import numbered, run_of
 from tieredstore.codec.record import BORN_HOST_IPV6
 from tieredstore.driver.provider import WritePair
+from tieredstore.flat.times import store_time
 from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
@@ -177,7 +178,7 @@ def test_store_times_are_true_wherever_the_message_was_born() -> None:
     v6 = Host(bytes(range(16)), 1)
     records = [a_record(0), a_record(1, born_host=v6, sys_flag=BORN_HOST_IPV6)]
     append(file, records)
-    assert [file.store_time(0), file.store_time(1)] == [STORE_TIMESTAMP, STORE_TIMESTAMP + 10]
+    assert [store_time(file, 0), store_time(file, 1)] == [STORE_TIMESTAMP, STORE_TIMESTAMP + 10]
     for row in (*tier.rows(LOG), *tier.rows(QUEUE)):
         assert (row.begin_timestamp, row.end_timestamp) == (STORE_TIMESTAMP, STORE_TIMESTAMP + 10)
 

@@ -58,7 +58,9 @@ class TierFacts:
         sizes = {(each.path, each.type, each.base): each.size for each in provider.list(broker)}
         metadata.refresh()
         after = _rows(metadata, below)
-        notes = tuple(key for key in metadata.notes(append_file.KIND) if key.startswith(below))
+        notes = tuple(
+            key for key in metadata.notes(append_file.DELETION_NOTE) if key.startswith(below)
+        )
         rows = [row for key, row in before.items() if key in after]
         for row in rows:
             key = _key(row)
@@ -275,7 +277,7 @@ def repaired(
     """
     repair = _Repair(leftovers, metadata, provider, config, runtime)
     if any(each.kind is AuditKind.DOOMED for each in findings):
-        append_file.finish(provider, metadata)
+        append_file.delete_pending(provider, metadata)
     return [repair.done(each) if each.repairable else each for each in findings]
 
 
@@ -314,7 +316,7 @@ class _Repair:
     # Each step answers with why it could not, or with nothing.
 
     def _finish(self, finding: Finding) -> str:
-        is_left = finding.where in self._metadata.notes(append_file.KIND)
+        is_left = finding.where in self._metadata.notes(append_file.DELETION_NOTE)
         return "the backend has not deleted it" if is_left else ""
 
     def _delete(self, finding: Finding) -> str:

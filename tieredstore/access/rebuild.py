@@ -460,7 +460,7 @@ def rebuild(
     listed = [
         each
         for each in provider.list(config.broker_name)
-        if f"{each.path}/{each.type.name}/{each.base}" not in known.notes(append_file.KIND)
+        if f"{each.path}/{each.type.name}/{each.base}" not in known.notes(append_file.DELETION_NOTE)
     ]
     present = [row for row in known.segments() if row.path.startswith(below)]
     if known is metadata:

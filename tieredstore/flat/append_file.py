@@ -1,5 +1,7 @@
-"""A file of any length, made of segments laid end to end, and the segments still to be
-deleted.
+"""A file of any length, made of segments laid end to end.
+
+A segment leaves the catalogue before its bytes go. One change of the catalogue forgets it and
+marks it for deletion, so that a crash or an unreachable backend leaves no bytes without a note.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ from tieredstore.model.printable import log_of
 from tieredstore.model.values import AppendStatus, SegmentRecord, SegmentType
 
 log = log_of(__name__)
+
+DELETION_NOTE: Final = "doomed"  # the kind of note as it stands in catalogues
+WAIT_SECONDS: Final = 5.0  # for another thread that deletes bytes of the same queue
 
 
 @dataclass(slots=True, eq=False)
@@ -76,159 +81,6 @@ class FlatSegment:
             begin_timestamp=min(begins, default=None),
             end_timestamp=max(ends, default=None),
         )
-
-
-def goes_on(known: Sequence[FlatSegment], segments: Sequence[FlatSegment]) -> bool:
-    """Whether all that was committed before is still there as it was, but for what has expired."""
-    if not known or not segments:
-        return True
-    rows = {each.base: each.record for each in segments}
-    return known[-1].end <= segments[-1].end and all(
-        each.record.create_timestamp == rows[each.base].create_timestamp
-        and each.record.size <= rows[each.base].size
-        for each in known
-        if each.base in rows
-    )
-
-
-KIND: Final = "doomed"
-WAIT_SECONDS: Final = 5.0  # for somebody who deletes bytes of the same queue
-
-
-def key_of(record: SegmentRecord) -> str:
-    return _key(record.path, record.type, record.base_offset)
-
-
-def doom(records: Iterable[SegmentRecord]) -> list[Change]:
-    """Changes that forget segments and remember, together, that their bytes have to go."""
-    changes: list[Change] = []
-    for record in records:
-        changes.append(DeleteSegment(record.path, record.type, record.base_offset))
-        changes.append(PutNote(KIND, key_of(record), record.create_timestamp))
-    return changes
-
-
-def bury(segments: Iterable[FlatSegment]) -> list[SegmentRecord]:
-    """Delete the bytes of segments that the catalogue has forgotten; the rows of those gone.
-
-    After one that the backend could not be reached for the others are left for later.
-    """
-    gone = []
-    is_reached = True
-    for each in segments:
-        try:
-            if is_reached:
-                each.segment.delete()
-                gone.append(each.record)
-        except TieredStoreError as error:
-            log.warning("%s is no longer used but not deleted: %s", each.segment.path, error)
-            is_reached = not isinstance(error, BackendUnavailableError)
-        each.segment.close()
-    return gone
-
-
-def forgive(records: Iterable[SegmentRecord]) -> list[Change]:
-    """Changes for segments whose bytes are gone."""
-    return [DeleteNote(KIND, key_of(record)) for record in records]
-
-
-class Leftovers:
-    """Deletes what is doomed, queue by queue; one of these for all who write a tier.
-
-    A queue path is in one thread's hands at a time, from the look at its notes to their end: who
-    is done with a path knows that no delete of it is under way, and may use its offsets again.
-    """
-
-    def __init__(self, provider: SegmentProvider, metadata: MetadataStore) -> None:
-        self._provider = provider
-        self._metadata = metadata
-        self._busy: set[str] = set()
-        self._changed = threading.Condition()
-        self._unreadable: set[str] = set()
-
-    def finish(self, *, is_stopped: Callable[[], bool] = lambda: False) -> int:
-        """Delete what is doomed; how many segments are still there.
-
-        Each is tried once, the rest not at all where the backend cannot be reached. A path that
-        somebody else is at is left to him.
-        """
-        paths = dict.fromkeys(path for path, _, _ in self._doomed())
-        for path in paths:
-            if is_stopped():
-                break
-            with self._alone_at(path, seconds=0) as alone:
-                if alone and not self._finish(path, is_stopped):
-                    break
-        return sum(1 for _ in self._doomed())
-
-    def finish_path(self, path: str, *, seconds: float) -> int:
-        """The same for one queue, alone: who is at it is waited for that long. Counts as still
-        there what he may be deleting."""
-        with self._alone_at(path, seconds=seconds) as alone:
-            if alone:
-                self._finish(path, lambda: False)
-            left = sum(1 for each, _, _ in self._doomed() if each == path)
-            return left if alone else max(1, left)
-
-    def _finish(self, path: str, is_stopped: Callable[[], bool]) -> bool:
-        """Whether the backend could be reached."""
-        done: list[Change] = []
-        is_reached = True
-        # Looked at just now: what was doomed a while ago may have gone, and have come again.
-        for record_path, kind, base in list(self._doomed()):
-            if record_path != path or is_stopped():
-                continue
-            try:
-                if self._metadata.segment(path, kind, base) is None:
-                    with self._provider.open(path, kind, base) as segment:
-                        segment.delete()
-                done.append(DeleteNote(KIND, _key(path, kind, base)))
-            except TieredStoreError as error:
-                log.warning("%s is no longer used but not deleted: %s", path, error)
-                if isinstance(error, (BackendUnavailableError, StoreClosedError)):
-                    is_reached = False
-                    break
-        if done:
-            self._metadata.apply(done)
-        return is_reached
-
-    def _doomed(self) -> Iterator[tuple[str, SegmentType, int]]:
-        for key in self._metadata.notes(KIND):
-            try:
-                path, type_name, base = key.rsplit("/", 2)
-                found = path, SegmentType[type_name], int(base)
-                if key != _key(*found):
-                    raise ValueError(key)
-            except (KeyError, ValueError):
-                if key not in self._unreadable:
-                    self._unreadable.add(key)
-                    log.warning("the catalogue has a note of something to delete: %r", key)
-                continue
-            yield found
-
-    @contextmanager
-    def _alone_at(self, path: str, *, seconds: float) -> Iterator[bool]:
-        with self._changed:
-            is_free = self._changed.wait_for(lambda: path not in self._busy, seconds)
-            if is_free:
-                self._busy.add(path)
-        try:
-            yield is_free
-        finally:
-            if is_free:
-                with self._changed:
-                    self._busy.discard(path)
-                    self._changed.notify_all()
-
-
-def finish(provider: SegmentProvider, metadata: MetadataStore, path: str | None = None) -> int:
-    """Delete what is doomed, of one path or all; for a caller who is alone there."""
-    leftovers = Leftovers(provider, metadata)
-    return leftovers.finish() if path is None else leftovers.finish_path(path, seconds=WAIT_SECONDS)
-
-
-def _key(path: str, type: SegmentType, base: int) -> str:
-    return f"{path}/{type.name}/{base}"
 
 
 class FlatAppendFile:
@@ -312,7 +164,7 @@ class FlatAppendFile:
 
     def catalogued(self) -> tuple[FlatSegment, ...]:
         """What the catalogue names, not taken over yet. The backend is not asked."""
-        handles = {each.base: each.segment for each in self._segments}
+        handles = {known.base: known.segment for known in self._segments}
         return tuple(
             FlatSegment(handles.get(record.base_offset) or self._handle(record), record)
             for record in self._metadata.segments(self.path, self.type)
@@ -320,7 +172,7 @@ class FlatAppendFile:
 
     def take_over(self, segments: tuple[FlatSegment, ...]) -> None:
         """These are the segments from now on. What waits is dropped."""
-        if not goes_on(self._segments, segments):
+        if not _goes_on(self._segments, segments):
             self.cache_key = (self.path, self.type, object())
         self._replace(segments)
         self._times = (None, None)
@@ -410,7 +262,7 @@ class FlatAppendFile:
     def segment_at(self, offset: int) -> FlatSegment | None:
         """The segment that holds this offset, or would if it were longer."""
         segments = self._segments
-        index = bisect_right(segments, offset, key=lambda each: each.base) - 1
+        index = bisect_right(segments, offset, key=lambda segment: segment.base) - 1
         return segments[index] if index >= 0 else None
 
     def read(self, offset: int, length: int) -> bytes:
@@ -436,31 +288,32 @@ class FlatAppendFile:
 
     def drop(
         self,
-        doomed: Sequence[FlatSegment],
+        dropped: Sequence[FlatSegment],
         *also: Change,
         following: SegmentRecord | None = None,
     ) -> list[str]:
         """Forget segments, then delete their bytes; the paths whose bytes could not be deleted.
 
-        Those stay noted in the catalogue: `doomed.finish` tries them again, after a crash too.
+        Those stay marked in the catalogue: `PendingDeletions` tries them again, after a crash too.
         `following` is the row of a segment to write behind from now on.
         """
-        if not doomed and not also:
+        if not dropped and not also:
             return []
         new = [] if following is None else [following]
-        self._metadata.apply([*also, *map(Put, new), *doom(each.record for each in doomed)])
-        kept = [each for each in self._segments if each not in doomed]
+        marks = mark_for_deletion(segment.record for segment in dropped)
+        self._metadata.apply([*also, *map(Put, new), *marks])
+        kept = [segment for segment in self._segments if segment not in dropped]
         self._replace((*kept, *(FlatSegment(self._handle(record), record) for record in new)))
         if new:
             self._write_behind(self._segments[-1])
-        gone = bury(doomed)
-        self._metadata.apply(forgive(gone))
-        return [each.segment.path for each in doomed if each.record not in gone]
+        gone = _delete_bytes(dropped)
+        self._metadata.apply(unmark(gone))
+        return [segment.segment.path for segment in dropped if segment.record not in gone]
 
     def close(self) -> None:
         """Release handles; what waits is dropped. Idempotent."""
-        for each in self._segments:
-            each.segment.close()
+        for segment in self._segments:
+            segment.segment.close()
 
     @property
     def _last(self) -> FlatSegment:
@@ -475,7 +328,7 @@ class FlatAppendFile:
     def _go_on_at(self, base: int) -> None:
         """A next segment, known together with how long the last one became."""
         record = self.record_of_new(base)
-        self._metadata.put(*(each.record for each in self._segments[-1:]), record)
+        self._metadata.put(*(last.record for last in self._segments[-1:]), record)
         self.adopt(record)
 
     def _handle(self, record: SegmentRecord) -> FileSegment:
@@ -493,7 +346,155 @@ class FlatAppendFile:
 
     def _seal(self, full: FlatSegment) -> None:
         try:
-            if not full.segment.wants_seal:  # else `flat.sealing` does, in the background
+            if not full.segment.wants_seal:  # else the chore of sealing does, in the background
                 full.segment.seal()
         except TieredStoreError as error:  # it is full all the same: nothing depends on the seal
             log.warning("%s could not be sealed: %s", full.segment.path, error)
+
+
+class PendingDeletions:
+    """Deletes the segments that the catalogue has marked, queue by queue; all writers of a tier
+    share one.
+
+    A queue path is in one thread's hands at a time, from the look at its notes to their end: after
+    it no delete of that path is under way, and its offsets may be used again.
+    """
+
+    def __init__(self, provider: SegmentProvider, metadata: MetadataStore) -> None:
+        self._provider = provider
+        self._metadata = metadata
+        self._busy: set[str] = set()
+        self._changed = threading.Condition()
+        self._unreadable: set[str] = set()
+
+    def delete(self, *, is_stopped: Callable[[], bool] = lambda: False) -> int:
+        """Delete what is marked; how many segments are still there.
+
+        Each is tried once, the rest not at all where the backend cannot be reached. A path that
+        another thread works on is left to that thread.
+        """
+        paths = dict.fromkeys(path for path, _, _ in self._marked())
+        for path in paths:
+            if is_stopped():
+                break
+            with self._alone_at(path, seconds=0) as alone:
+                if alone and not self._delete_at(path, is_stopped):
+                    break
+        return sum(1 for _ in self._marked())
+
+    def delete_path(self, path: str, *, seconds: float) -> int:
+        """The same for one queue, alone: another thread there is waited for that long. A segment
+        that it may be deleting counts as still there."""
+        with self._alone_at(path, seconds=seconds) as alone:
+            if alone:
+                self._delete_at(path, lambda: False)
+            left = sum(1 for marked_path, _, _ in self._marked() if marked_path == path)
+            return left if alone else max(1, left)
+
+    def _delete_at(self, path: str, is_stopped: Callable[[], bool]) -> bool:
+        """Whether the backend could be reached."""
+        done: list[Change] = []
+        is_reached = True
+        # Asked just now: a segment marked a while ago may have gone, and one like it have come.
+        for marked_path, kind, base in list(self._marked()):
+            if marked_path != path or is_stopped():
+                continue
+            try:
+                if self._metadata.segment(path, kind, base) is None:
+                    with self._provider.open(path, kind, base) as segment:
+                        segment.delete()
+                done.append(DeleteNote(DELETION_NOTE, _key(path, kind, base)))
+            except TieredStoreError as error:
+                log.warning("%s is no longer used but not deleted: %s", path, error)
+                if isinstance(error, (BackendUnavailableError, StoreClosedError)):
+                    is_reached = False
+                    break
+        if done:
+            self._metadata.apply(done)
+        return is_reached
+
+    def _marked(self) -> Iterator[tuple[str, SegmentType, int]]:
+        for key in self._metadata.notes(DELETION_NOTE):
+            try:
+                path, type_name, base = key.rsplit("/", 2)
+                place = path, SegmentType[type_name], int(base)
+                if key != _key(*place):
+                    raise ValueError(key)
+            except (KeyError, ValueError):
+                if key not in self._unreadable:
+                    self._unreadable.add(key)
+                    log.warning("the catalogue has a note of something to delete: %r", key)
+                continue
+            yield place
+
+    @contextmanager
+    def _alone_at(self, path: str, *, seconds: float) -> Iterator[bool]:
+        with self._changed:
+            is_free = self._changed.wait_for(lambda: path not in self._busy, seconds)
+            if is_free:
+                self._busy.add(path)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                with self._changed:
+                    self._busy.discard(path)
+                    self._changed.notify_all()
+
+
+def mark_for_deletion(rows: Iterable[SegmentRecord]) -> list[Change]:
+    """Changes that forget segments and remember, together, that their bytes have to go."""
+    changes: list[Change] = []
+    for row in rows:
+        changes.append(DeleteSegment(*row.key))
+        changes.append(PutNote(DELETION_NOTE, _key(*row.key), row.create_timestamp))
+    return changes
+
+
+def unmark(rows: Iterable[SegmentRecord]) -> list[Change]:
+    """Changes for segments whose bytes are gone."""
+    return [DeleteNote(DELETION_NOTE, _key(*row.key)) for row in rows]
+
+
+def delete_pending(
+    provider: SegmentProvider, metadata: MetadataStore, path: str | None = None
+) -> int:
+    """Delete what is marked, of one path or all, alone there; how many segments are still there."""
+    pending = PendingDeletions(provider, metadata)
+    return pending.delete() if path is None else pending.delete_path(path, seconds=WAIT_SECONDS)
+
+
+def _delete_bytes(segments: Iterable[FlatSegment]) -> list[SegmentRecord]:
+    """Delete the bytes of segments that the catalogue has forgotten; the rows of those gone.
+
+    Once the backend could not be reached, the others are left for later.
+    """
+    gone = []
+    is_reached = True
+    for dropped in segments:
+        try:
+            if is_reached:
+                dropped.segment.delete()
+                gone.append(dropped.record)
+        except TieredStoreError as error:
+            log.warning("%s is no longer used but not deleted: %s", dropped.segment.path, error)
+            is_reached = not isinstance(error, BackendUnavailableError)
+        dropped.segment.close()
+    return gone
+
+
+def _goes_on(known: Sequence[FlatSegment], segments: Sequence[FlatSegment]) -> bool:
+    """Whether all that was committed before is still there as it was, but for what has expired."""
+    if not known or not segments:
+        return True
+    rows = {segment.base: segment.record for segment in segments}
+    return known[-1].end <= segments[-1].end and all(
+        before.record.create_timestamp == rows[before.base].create_timestamp
+        and before.record.size <= rows[before.base].size
+        for before in known
+        if before.base in rows
+    )
+
+
+def _key(path: str, type: SegmentType, base: int) -> str:
+    return f"{path}/{type.name}/{base}"

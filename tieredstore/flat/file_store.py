@@ -13,10 +13,9 @@ from tieredstore.driver.metadata import Change, DeleteQueue, DeleteTopic, Metada
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
-from tieredstore.flat import append_file
-from tieredstore.flat import recovery as unconfirmed
+from tieredstore.flat.append_file import WAIT_SECONDS, PendingDeletions, mark_for_deletion
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.recovery import recover
+from tieredstore.flat.recovery import forget_unconfirmed, recover
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendError,
@@ -74,22 +73,22 @@ class FlatFileStore:
         self._files: dict[QueueKey, FlatMessageFile] = {}
         self._unrecovered: dict[QueueKey, _Unrecovered] = {}
         self._guard = threading.Lock()  # of both tables; never held while bytes travel
-        self._leftovers = append_file.Leftovers(provider, metadata)
+        self._pending_deletions = PendingDeletions(provider, metadata)
         self._closed = False
         self._process = OneProcess(f"the queues of {config.broker_name}")
 
     def load(self) -> None:
-        """Open every queue of the catalogue, many at a time. What is doomed goes meanwhile.
+        """Open every queue of the catalogue, many at a time, and delete what is marked for it.
 
         Raises MetadataError, and BackendUnavailableError where not one queue could be reached.
         """
         self._check_open()
         if not self._read_only:
-            self._runtime.dispatch.submit(self._finish_doomed)
+            self._runtime.dispatch.submit(self._delete_pending)
         rows = self._rows()
         self._warn_of_other_brokers(rows)
         self._open([self._made(record) for record in rows])
-        failures = [each.error for each in self._unrecovered.values()]
+        failures = [unrecovered.error for unrecovered in self._unrecovered.values()]
         lost = [error for error in failures if _is_transient(error)]
         if lost and len(lost) == len(self._files):
             raise lost[0]
@@ -102,7 +101,7 @@ class FlatFileStore:
         """
         with self._guard:
             now = self._runtime.clock.monotonic()
-            due = [key for key, each in self._unrecovered.items() if each.due <= now]
+            due = [key for key, failed in self._unrecovered.items() if failed.due <= now]
             again = [self._files[key] for key in due]
         for future in [self._runtime.fetch.submit(self._retry, file, alone) for file in again]:
             future.result()
@@ -190,7 +189,7 @@ class FlatFileStore:
             self._metadata.put(record)
         file = self._made(record)
         # Bytes of a destroyed queue of this name would be in the way of the new one's.
-        if self._leftovers.finish_path(file.path, seconds=append_file.WAIT_SECONDS):
+        if self._pending_deletions.delete_path(file.path, seconds=WAIT_SECONDS):
             raise BackendUnavailableError(file.path, "create", "an older queue is still there")
         self._recover(file)
         with self._guard:
@@ -214,9 +213,9 @@ class FlatFileStore:
                 count += 1
         return count
 
-    def delete_leftovers(self, *, is_stopped: Callable[[], bool]) -> int:
+    def delete_pending(self, *, is_stopped: Callable[[], bool]) -> int:
         """Try again to delete what nobody uses any more; how many segments are still there."""
-        return self._leftovers.finish(is_stopped=is_stopped)
+        return self._pending_deletions.delete(is_stopped=is_stopped)
 
     def close(self) -> None:
         """Release the handles of all queues; idempotent."""
@@ -230,10 +229,10 @@ class FlatFileStore:
         one, it would be dropped with the topics that stay out of the tier."""
         return [row for row in self._metadata.queues() if row.topic != INDEX_TOPIC]
 
-    def _finish_doomed(self) -> None:
+    def _delete_pending(self) -> None:
         """In a pool, at the beginning: nobody waits for it, it comes again with the retention."""
         try:
-            self._leftovers.finish(is_stopped=lambda: self._closed)
+            self._pending_deletions.delete(is_stopped=lambda: self._closed)
         except TieredStoreError as error:
             log.warning("what nobody uses any more is not deleted: %s", error)
 
@@ -242,15 +241,15 @@ class FlatFileStore:
         paths = [self._path(key) for key in keys]
         for key, path in zip(keys, paths, strict=True):
             changes.append(DeleteQueue(key.topic, key.queue_id))
-            changes += append_file.doom(self._metadata.segments(path))
-            changes += unconfirmed.forget(path, self._metadata)
+            changes += mark_for_deletion(self._metadata.segments(path))
+            changes += forget_unconfirmed(path, self._metadata)
         self._metadata.apply(changes)
         with self._guard:
             closing = self._taken_out(keys)
         for file in closing:
             file.close()
         for path in paths:
-            self._leftovers.finish_path(path, seconds=0)
+            self._pending_deletions.delete_path(path, seconds=0)
 
     def _taken_out(self, keys: Collection[QueueKey]) -> list[FlatMessageFile]:
         """Out of the table; under the guard."""

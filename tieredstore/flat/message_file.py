@@ -30,6 +30,11 @@ from tieredstore.model.errors import (
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import QueueKey, QueueRecord, SegmentRecord, SegmentType, TopicRecord
 
+HOUR_MS: Final = 3_600_000
+FIRST_BELIEVED_MS: Final = 1_262_304_000_000  # 2010-01-01
+AHEAD_BELIEVED_MS: Final = 24 * HOUR_MS
+_HEADER_BYTES: Final = 28  # up to and with the queue offset
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitAttempt:
@@ -56,16 +61,9 @@ class Appended:
     records: memoryview
 
 
-FIRST_BELIEVED_MS: Final = 1_262_304_000_000  # 2010-01-01
-AHEAD_BELIEVED_MS: Final = 24 * 3_600_000
-
-
 def is_believed(time: int | None, now_ms: int) -> bool:
+    """Whether a store time may be true: RocketMQ's rows have some that never were."""
     return time is not None and FIRST_BELIEVED_MS <= time <= now_ms + AHEAD_BELIEVED_MS
-
-
-HOUR_MS = 3_600_000
-_HEADER_BYTES = 28  # up to and with the queue offset
 
 
 class FlatCommitLogFile(FlatAppendFile):
@@ -132,13 +130,14 @@ class FlatCommitLogFile(FlatAppendFile):
         return known[1]
 
     def assume_first(self, queue_offset: int) -> None:
-        """The record that would tell is lost: somebody else has found out."""
+        """The record that would say it is lost: the caller has found it out otherwise."""
         if (oldest := self._oldest()) is not None:
             self._first = oldest, queue_offset
 
     def _oldest(self) -> FlatSegment | None:
         """The first segment with a message: a few torn bytes are none."""
-        return next((each for each in self.segments if each.record.size >= _HEADER_BYTES), None)
+        whole = (found for found in self.segments if found.record.size >= _HEADER_BYTES)
+        return next(whole, None)
 
 
 def placed_records(
@@ -208,15 +207,15 @@ class FlatConsumeQueueFile(FlatAppendFile):
         found = self.segment_at(unit * UNIT_BYTES)
         if found is not None and unit * UNIT_BYTES < found.end:
             return unit
-        later = [each.base for each in self.segments if each.base >= unit * UNIT_BYTES]
+        later = [found.base for found in self.segments if found.base >= unit * UNIT_BYTES]
         return min([*later, self.commit_offset]) // UNIT_BYTES
 
     def units_in_a_row(self, unit: int) -> int:
         """How many committed units follow each other from this one on, without a gap."""
         at = end = unit * UNIT_BYTES
-        for each in self.segments:
-            if each.base <= end < each.end:
-                end = each.end
+        for segment in self.segments:
+            if segment.base <= end < segment.end:
+                end = segment.end
         return (end - at) // UNIT_BYTES
 
 
@@ -282,9 +281,6 @@ class UnitSpans:
         return parts
 
 
-_TIME_BYTES = 76  # up to and with the store time of a message born on IPv6
-
-
 class FlatMessageFile:
     """A queue in the tier.
 
@@ -310,7 +306,7 @@ class FlatMessageFile:
         self.topic_id = topic.topic_id
         self.path = path
         self.clock = clock
-        self.problem: str | None = None  # why nothing more is uploaded, for who looks after it
+        self.problem: str | None = None  # why nothing more is uploaded, for the operator
         self.unconfirmed_from: int | None = None  # found there, and maybe another broker's
         parts = {"provider": provider, "metadata": metadata, "clock": clock}
         self.log = FlatCommitLogFile(path, config, **parts)  # type: ignore[arg-type]
@@ -455,7 +451,8 @@ class FlatMessageFile:
 
     def current_rows(self, rows: Iterable[SegmentRecord]) -> list[SegmentRecord]:
         """What the catalogue should say now of the segments of these rows; none that is gone."""
-        now = {each.record.key: each.record for each in (*self.log.segments, *self.queue.segments)}
+        segments = (*self.log.segments, *self.queue.segments)
+        now = {segment.record.key: segment.record for segment in segments}
         return [now[key] for key in dict.fromkeys(row.key for row in rows) if key in now]
 
     def fail_commit(self, error: BaseException | None = None) -> None:
@@ -499,14 +496,6 @@ class FlatMessageFile:
         data = self.queue.read(offset * UNIT_BYTES, count * UNIT_BYTES)
         return decode_units(data, path=self.path)
 
-    def store_time(self, offset: int) -> int:
-        """When the message was stored: two small reads."""
-        unit = self.units(offset, 1)
-        header = self.log.read(
-            int(unit.log_offsets[0]), min(int(unit.message_bytes[0]), _TIME_BYTES)
-        )
-        return peek_store_timestamp(header, path=self.path)
-
     def close(self) -> None:
         """Release handles; what waits is dropped. Idempotent."""
         self._closed = True
@@ -520,9 +509,9 @@ class FlatMessageFile:
             raise BackendRefusedError(self.path, "append", self.problem)
 
     def _first_in_log(self) -> int:
-        """The oldest message of the log, also where its record is lost: then the queue tells.
+        """The oldest message of the log, also where its record is lost: then the units say it.
 
-        So a lost segment is damage to those who read there, and nobody else.
+        So a lost segment is damage only to readers of that segment.
         """
         try:
             return self.log.first_queue_offset() or 0

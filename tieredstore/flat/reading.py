@@ -42,7 +42,7 @@ HOLE_BYTES_MAX: Final = 64 * 1024  # unreferenced bytes that one run reads throu
 FEW_ROWS_MAX: Final = 48
 
 _HEAD: Final = Struct(">iI12xq")  # size, magic, queue offset
-_MAGICS: Final = frozenset({MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2})
+MAGICS: Final = frozenset({MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2})
 _CODA_HEAD: Final = np.uint64(CODA_BYTES << 32 | BLANK_MAGIC)
 _NONE: Final = np.empty(0, np.int64)
 _SETTERS: Final[Mapping[str, Any]] = vars(SelectedMessage)
@@ -145,7 +145,7 @@ class NamedRows:
             heads = list(map(_HEAD.unpack_from, repeat(data), starts))
             magic, first = heads[0][1], self.first_offset
             wanted = zip(sizes, repeat(magic), range(first, first + count), strict=False)
-            if magic in _MAGICS and heads == list(wanted):
+            if magic in MAGICS and heads == list(wanted):
                 return starts
         return self._check_singly(data, starts, sizes)
 
@@ -164,7 +164,7 @@ class NamedRows:
                 if at + size > len(data):
                     break
                 head = _HEAD.unpack_from(data, at)
-            if head[0] != size or head[1] not in _MAGICS or head[2] != queue_offset:
+            if head[0] != size or head[1] not in MAGICS or head[2] != queue_offset:
                 break
             starts.append(at)
             queue_offset += 1
@@ -339,7 +339,7 @@ def read_run(
 def damaged_body(file: FlatMessageFile, offset: int, log_offset: int) -> SegmentCorruptError:
     """What is said of a message whose body is not the one that was put."""
     reason = f"the body of message {offset} has another checksum than it should"
-    return _damage(file.log, log_offset, reason)
+    return damage_at(file.log, log_offset, reason)
 
 
 def read_messages(
@@ -386,7 +386,7 @@ def _read_units(file: FlatMessageFile, offset: int, rows: int, source: ByteSourc
         except _GONE as error:
             if rows == 1:
                 reason = f"the unit of message {offset} is not there"
-                raise _damage(file.queue, offset * UNIT_BYTES, reason) from error
+                raise damage_at(file.queue, offset * UNIT_BYTES, reason) from error
             rows //= 2  # what is there is served
 
 
@@ -399,18 +399,18 @@ def _read_named(
     count = rows.reach(log_end, bytes_max)
     if not count:
         reason = f"the unit of message {first} names no record of the log"
-        raise _damage(file.queue, first * UNIT_BYTES, reason)
+        raise damage_at(file.queue, first * UNIT_BYTES, reason)
     while True:
         try:
             found = _read_records(file, rows, count, log_end, bytes_max, source)
         except _GONE as error:
             if count == 1:
                 reason = f"the record of message {first} is not there"
-                raise _damage(file.log, rows.start, reason) from error
+                raise damage_at(file.log, rows.start, reason) from error
             count //= 2
             continue
         if not len(found):
-            raise _damage(file.log, rows.start, f"this is not message {first}")
+            raise damage_at(file.log, rows.start, f"this is not message {first}")
         return found
 
 
@@ -446,7 +446,8 @@ def _contiguous_end(log: FlatAppendFile, start: int) -> int:
     return end
 
 
-def _damage(file: FlatAppendFile, offset: int, reason: str) -> SegmentCorruptError:
+def damage_at(file: FlatAppendFile, offset: int, reason: str) -> SegmentCorruptError:
+    """The error that names the segment with this byte and the place in it."""
     found = file.segment_at(offset)
     if found is None:
         return SegmentCorruptError(f"{file.path}/{file.type.name}", reason, position=offset)

@@ -11,8 +11,6 @@ from typing import Any, Final
 from tieredstore.codec.message import CODA_BYTES, is_blank
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, decode_unit
 from tieredstore.codec.record import (
-    MESSAGE_MAGIC_V1,
-    MESSAGE_MAGIC_V2,
     peek_log_offset,
     peek_magic,
     peek_message_bytes,
@@ -23,7 +21,7 @@ from tieredstore.driver.metadata import Change, DeleteNote, MetadataStore, Put, 
 from tieredstore.driver.runtime import Clock
 from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.reading import RECORD_BYTES_MIN
+from tieredstore.flat.reading import MAGICS, RECORD_BYTES_MIN
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError, SegmentError
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import SegmentRecord, SegmentType
@@ -31,7 +29,7 @@ from tieredstore.model.values import SegmentRecord, SegmentType
 log = log_of(__name__)
 
 
-def gone_from(file: FlatMessageFile) -> list[str]:
+def _gone_from(file: FlatMessageFile) -> list[str]:
     """What is missing of the full segments of a queue; nothing of those that were seen before.
 
     One listing, and none where nothing is new. Only what a listing does not have is asked for by
@@ -71,11 +69,13 @@ def _unseen(
     ]
 
 
-KIND: Final = "unconfirmed"
+UNCONFIRMED_NOTE: Final = "unconfirmed"
 _FIELDS: Final = 5  # of a row in a note
 
 
-def note_of(path: str, rows: Sequence[SegmentRecord], metadata: MetadataStore) -> list[Change]:
+def _note_of_unconfirmed(
+    path: str, rows: Sequence[SegmentRecord], metadata: MetadataStore
+) -> list[Change]:
     """A change that remembers rows as the catalogue had them before more was found behind them.
 
     What an earlier note says stays true until somebody has compared.
@@ -89,22 +89,26 @@ def note_of(path: str, rows: Sequence[SegmentRecord], metadata: MetadataStore) -
     if earlier is not None:
         first = min(first, earlier[0])
         before.update(((each[0], each[1]), each) for each in earlier[1])
-    return [PutNote(KIND, path, {"from": first, "rows": list(before.values())})]
+    return [PutNote(UNCONFIRMED_NOTE, path, {"from": first, "rows": list(before.values())})]
 
 
-def first_unconfirmed(path: str, metadata: MetadataStore) -> int | None:
+def _first_unconfirmed(path: str, metadata: MetadataStore) -> int | None:
     """The queue offset of the first of them; None if there is none."""
     note = _read(path, metadata)
     return None if note is None else note[0]
 
 
-def forget(path: str, metadata: MetadataStore) -> list[Change]:
-    return [] if metadata.note(KIND, path) is None else [DeleteNote(KIND, path)]
+def forget_unconfirmed(path: str, metadata: MetadataStore) -> list[Change]:
+    return (
+        []
+        if metadata.note(UNCONFIRMED_NOTE, path) is None
+        else [DeleteNote(UNCONFIRMED_NOTE, path)]
+    )
 
 
 def confirm(file: FlatMessageFile, metadata: MetadataStore) -> None:
     """They are ours."""
-    metadata.apply(forget(file.path, metadata))
+    metadata.apply(forget_unconfirmed(file.path, metadata))
     file.unconfirmed_from = None
 
 
@@ -115,7 +119,7 @@ def take_back(file: FlatMessageFile, metadata: MetadataStore) -> None:
     For the one who appends to this queue; nothing may wait.
     """
     note = _read(file.path, metadata)
-    changes = forget(file.path, metadata)
+    changes = forget_unconfirmed(file.path, metadata)
     for name, base, size, begin, end in () if note is None else note[1]:
         row = metadata.segment(file.path, SegmentType[name], base)
         if row is not None:  # else it was dropped meanwhile
@@ -128,7 +132,7 @@ def take_back(file: FlatMessageFile, metadata: MetadataStore) -> None:
 
 def _read(path: str, metadata: MetadataStore) -> tuple[int, list[list[Any]]] | None:
     """What a note says; None where there is none, or none that makes sense."""
-    note: Any = metadata.note(KIND, path)
+    note: Any = metadata.note(UNCONFIRMED_NOTE, path)
     if note is None:
         return None
     try:
@@ -161,7 +165,6 @@ def borne_out(count: int, end_of: Callable[[int], int], log_end: int) -> int:
 
 
 _HEADER_BYTES = 76  # up to and with the store time of a message born on IPv6
-_MAGICS = frozenset({MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2})
 _UNITS_LOOKED_AT: Final = 64
 _BYTES_AT_ONCE: Final = 1 << 18
 
@@ -190,7 +193,7 @@ def recover(
     commit_log = _Found.by_asking(file.log)
     problems = [*queue.losses(), *commit_log.losses()]
     if not read_only:
-        problems += gone_from(file)
+        problems += _gone_from(file)
     if any(each.base % UNIT_BYTES for each in queue.segments):
         problems.append("a consume queue segment begins within a unit")
     if not (queue.is_clean and commit_log.is_clean):
@@ -204,13 +207,13 @@ def recover(
         if following is not None:
             changed.append(following)
         if changed:
-            note = note_of(file.path, grown, metadata)
+            note = _note_of_unconfirmed(file.path, grown, metadata)
             metadata.apply([*map(Put, changed), *note])
     file.log.take_over(commit_log.counted())
     if following is not None:
         file.log.adopt(following)
     file.queue.take_over(queue.counted())
-    file.unconfirmed_from = first_unconfirmed(file.path, metadata)
+    file.unconfirmed_from = _first_unconfirmed(file.path, metadata)
     file.problem = "; ".join(problems) or None
     if file.problem is not None and not read_only:
         log.error("%s: nothing more is uploaded: %s", file.path, file.problem)
@@ -426,7 +429,7 @@ def _message_at(at: int, commit_log: _Found, head_at: Callable[[int], bytes]) ->
     if is_blank(head):
         at += CODA_BYTES
         head = head_at(at)
-    if len(head) < _HEADER_BYTES or peek_magic(head) not in _MAGICS:
+    if len(head) < _HEADER_BYTES or peek_magic(head) not in MAGICS:
         return None
     size = peek_message_bytes(head)
     is_its_place = peek_log_offset(head) in (at, at - CODA_BYTES)
@@ -465,7 +468,7 @@ def _follow_records(
             at_first = found
     head = head_at(at)
     is_torn = (
-        len(head) == _HEADER_BYTES and peek_magic(head) in _MAGICS and peek_log_offset(head) == at
+        len(head) == _HEADER_BYTES and peek_magic(head) in MAGICS and peek_log_offset(head) == at
     )
     return at_first, last, is_torn or commit_log.end - at < RECORD_BYTES_MIN
 

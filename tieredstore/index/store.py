@@ -354,7 +354,7 @@ class IndexStore:
     def _settle(self) -> None:
         """Where the backend does not answer, this is done before the next upload."""
         try:
-            append_file.finish(self._provider, self._metadata, self._uploaded.path)
+            append_file.delete_pending(self._provider, self._metadata, self._uploaded.path)
             if self._uploaded.has_leftovers:
                 self._uploaded.settle()
         except TieredStoreError as error:

@@ -401,7 +401,7 @@ def begin_load(config: StoreConfig) -> None:
     with owned_tier(config, threads=1) as tier:
         if config.index_enabled:
             tier.check_index_sizes()
-        append_file.finish(tier.provider, tier.metadata)
+        append_file.delete_pending(tier.provider, tier.metadata)
         tier.remove_staged(FOLDER)
 
 
@@ -452,7 +452,7 @@ class _Commit:
     def done(self, parts: Sequence[StagedPart]) -> LoadReport:
         tier = self._tier
         self._check_staged(parts)
-        if append_file.finish(tier.provider, tier.metadata):
+        if append_file.delete_pending(tier.provider, tier.metadata):
             reason = "what was deleted before is still there"
             raise BackendUnavailableError(self._config.broker_name, "load", reason)
         plan = plan_load(parts, self._config, tier.scratch, self._target)
@@ -546,7 +546,7 @@ class _Commit:
             for target in plan.targets
             if self._tier.metadata.queue(*target.key) is None
         ]
-        changes = [*new, *map(Put, rows), *append_file.forgive(rows)]
+        changes = [*new, *map(Put, rows), *append_file.unmark(rows)]
         if self._load_id is not None:
             changes.append(PutNote(LOADED, self._load_id, [now, plan.message_count]))
         return changes

@@ -38,7 +38,7 @@ from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, To
 
 log = log_of(__name__)
 
-_QUEUE_NOTES: Final = (STOPPED_QUEUE, recovery.KIND)
+_QUEUE_NOTES: Final = (STOPPED_QUEUE, recovery.UNCONFIRMED_NOTE)
 INDEX_NOTES: Final = (watermarks.STORE, watermarks.QUEUE, watermarks.FILE, watermarks.START)
 _NAMES_SHOWN: Final = 5
 

@@ -129,7 +129,7 @@ def index_changes(
     watermarks = Watermarks(tier.metadata, config.broker_name)
     end = max([next_base(tier), *_ends(rows)])
     return [
-        *append_file.forgive(rows),
+        *append_file.unmark(rows),
         *map(Put, rows),
         watermarks.sizes(slot_count=config.index_slot_count, item_capacity=config.index_item_count),
         watermarks.end_at(end),
@@ -307,7 +307,8 @@ class ReindexFiles:
                 tier.announce(rows)
                 for row, file in zip(rows, made, strict=True):
                     tier.create(row, _staged_blocks(tier.scratch, file))
-                tier.metadata.apply([*self._changes(tier, rows), *append_file.doom(old)])
+                marks = append_file.mark_for_deletion(old)
+                tier.metadata.apply([*self._changes(tier, rows), *marks])
             tier.settle(FOLDER)
 
     def _changes(self, tier: OwnedTier, rows: Sequence[SegmentRecord]) -> list[Change]:

@@ -175,11 +175,11 @@ class OwnedTier:
 
     def announce(self, rows: Sequence[SegmentRecord]) -> None:
         """Segments of these names are about to be made, and go unless they are installed."""
-        self.metadata.apply(append_file.doom(rows))
+        self.metadata.apply(append_file.mark_for_deletion(rows))
 
     def _withdraw(self, paths: Sequence[str]) -> None:
         for path in paths:
-            append_file.finish(self.provider, self.metadata, path)
+            append_file.delete_pending(self.provider, self.metadata, path)
 
     def create(self, row: SegmentRecord, blocks: Iterable[Buffer]) -> int:
         """Make a segment of these bytes; where the row says how many, all of them."""
@@ -193,7 +193,7 @@ class OwnedTier:
     def finish_doomed(self, path: str) -> None:
         """Delete what an earlier writer left to be deleted; BackendUnavailableError where it is
         still there, since its names are needed."""
-        if append_file.finish(self.provider, self.metadata, path):
+        if append_file.delete_pending(self.provider, self.metadata, path):
             raise BackendUnavailableError(path, "create", "what was deleted there is still there")
 
     def check_index_sizes(self) -> bool:

@@ -73,7 +73,7 @@ def a_destroyed_queue() -> tuple[Tier, Deletes, FlatFileStore]:
     append(file, numbered(0, 5))
     provider.before = down
     store.destroy(KEY)
-    assert len(tier.catalogue().notes(append_file.KIND)) == 2
+    assert len(tier.catalogue().notes(append_file.DELETION_NOTE)) == 2
     provider.tried.clear()
     provider.before = lambda: None
     return tier, provider, store
@@ -87,7 +87,7 @@ def test_a_slow_delete_never_strikes_a_queue_made_anew(monkeypatch: pytest.Monke
     monkeypatch.setattr(append_file, "WAIT_SECONDS", 0.0)
     _, provider, store = a_destroyed_queue()
     entered, released = threading.Event(), threading.Event()
-    finisher = threading.Thread(target=store.delete_leftovers, kwargs={"is_stopped": go_on})
+    finisher = threading.Thread(target=store.delete_pending, kwargs={"is_stopped": go_on})
 
     def slow() -> None:
         if threading.current_thread() is finisher:
@@ -107,7 +107,7 @@ def test_a_slow_delete_never_strikes_a_queue_made_anew(monkeypatch: pytest.Monke
     file = store.create(*KEY)
     file.start_at(0)
     append(file, numbered(0, 7))
-    assert store.delete_leftovers(is_stopped=go_on) == 0
+    assert store.delete_pending(is_stopped=go_on) == 0
     assert len(content(file)) == 7
     assert len(provider.tried) == 2
 
@@ -118,7 +118,7 @@ def test_a_queue_made_anew_waits_for_the_delete_that_is_under_way(
     monkeypatch.setattr(append_file, "WAIT_SECONDS", SECONDS)
     tier, provider, store = a_destroyed_queue()
     entered = threading.Event()
-    finisher = threading.Thread(target=store.delete_leftovers, kwargs={"is_stopped": go_on})
+    finisher = threading.Thread(target=store.delete_pending, kwargs={"is_stopped": go_on})
     creating = threading.Thread(target=store.create, args=KEY)
 
     def slow() -> None:
@@ -133,23 +133,23 @@ def test_a_queue_made_anew_waits_for_the_delete_that_is_under_way(
     creating.join(SECONDS)
     assert store.get(KEY) is not None
     assert len(provider.tried) == 2
-    assert not tier.catalogue().notes(append_file.KIND)
+    assert not tier.catalogue().notes(append_file.DELETION_NOTE)
 
 
 def many_notes(count: int) -> tuple[Tier, Deletes, FlatFileStore]:
     tier, provider, store = a_destroyed_queue()
     for number in range(1, count - 1):
         tier.catalogue().put_note(
-            append_file.KIND, f"broker-a/T/{number % 5}/COMMIT_LOG/{number}", 1
+            append_file.DELETION_NOTE, f"broker-a/T/{number % 5}/COMMIT_LOG/{number}", 1
         )
-    assert len(tier.catalogue().notes(append_file.KIND)) == count
+    assert len(tier.catalogue().notes(append_file.DELETION_NOTE)) == count
     return tier, provider, store
 
 
 def test_a_backend_that_cannot_be_reached_is_asked_once() -> None:
     _, provider, store = many_notes(40)
     provider.before = down
-    assert store.delete_leftovers(is_stopped=go_on) == 40
+    assert store.delete_pending(is_stopped=go_on) == 40
     assert len(provider.tried) == 1
 
 
@@ -161,15 +161,15 @@ def test_a_segment_that_is_refused_keeps_no_other_from_going() -> None:
             raise SegmentNotFoundError("odd")
 
     provider.before = refuse
-    assert store.delete_leftovers(is_stopped=go_on) == 1
+    assert store.delete_pending(is_stopped=go_on) == 1
     assert len(provider.tried) == 40
 
 
 def test_deleting_ends_soon_when_it_is_told_to() -> None:
     tier, provider, store = many_notes(40)
-    assert store.delete_leftovers(is_stopped=lambda: len(provider.tried) == 3) == 37
+    assert store.delete_pending(is_stopped=lambda: len(provider.tried) == 3) == 37
     assert len(provider.tried) == 3
-    assert len(tier.catalogue().notes(append_file.KIND)) == 37
+    assert len(tier.catalogue().notes(append_file.DELETION_NOTE)) == 37
 
 
 def test_loading_does_not_wait_for_what_has_to_be_deleted() -> None:
@@ -181,7 +181,7 @@ def test_loading_does_not_wait_for_what_has_to_be_deleted() -> None:
     for call in pool.calls:
         call()
     assert len(provider.tried) == 2
-    assert not tier.catalogue().notes(append_file.KIND)
+    assert not tier.catalogue().notes(append_file.DELETION_NOTE)
     store.close()
 
 
@@ -202,12 +202,12 @@ def test_a_note_that_makes_no_sense_is_passed_over(
     key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier, provider, _ = a_destroyed_queue()
-    tier.catalogue().put_note(append_file.KIND, key, 1)
+    tier.catalogue().put_note(append_file.DELETION_NOTE, key, 1)
     with caplog.at_level(logging.WARNING):
         store = tier.open()
-        assert store.delete_leftovers(is_stopped=go_on) == 0
+        assert store.delete_pending(is_stopped=go_on) == 0
     assert caplog.text.count("note of something to delete") == 1
     assert len(provider.tried) == 2
-    assert list(tier.catalogue().notes(append_file.KIND)) == [key]
+    assert list(tier.catalogue().notes(append_file.DELETION_NOTE)) == [key]
     assert store.create(*KEY).path == PATH
     assert not tier.held(LOG)
