@@ -13,7 +13,7 @@ from tests.cli.cli_kit import Command
 from tests.cli.tier_kit import TIER, asked
 from tieredstore.access.survey import Load, commits_per_second, monthly_cost
 from tieredstore.cli.cost import _how_long
-from tieredstore.cli.failures import ExitCode
+from tieredstore.cli.output import ExitCode
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 

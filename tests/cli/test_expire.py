@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.cli.cli_kit import Command
 from tests.cli.tier_kit import CATALOGUE, asked, copied, named
-from tieredstore.cli.failures import ExitCode
+from tieredstore.cli.output import ExitCode
 from tieredstore.metadata.json_store import JsonMetadataStore
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.cli_kit import ROOT, SIZE_OPTIONS, Command, started
+from tests.cli.verb_kit import commands
 from tests.codec.golden_files import GOLDEN
 from tieredstore.cli.main import main
-from tieredstore.cli.times import parse_time, shown_time
+from tieredstore.cli.output import parse_time, shown_time
 
 CLEAN = GOLDEN / "local-clean"
 
@@ -79,7 +80,7 @@ def test_a_bug_says_that_it_is_one(command: Command, monkeypatch: pytest.MonkeyP
     def broken(*_: object) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("tieredstore.cli.local_info.gathered", broken)
+    monkeypatch.setattr("tieredstore.cli.local._gathered", broken)
     ran = command.golden("info", CLEAN)
     assert (ran.code, ran.err.count("\n")) == (1, 1)
     assert "RuntimeError: two lines" in ran.err
@@ -114,7 +115,10 @@ def test_the_process_ends_with_the_code_and_the_line() -> None:
     assert said == b"tieredstore: nowhere: there is no such directory\n"
 
 
-HEAVY = ("rich.console", "pyspark", "tieredstore.local", "tieredstore.cli.tier")
+HEAVY = (
+    *("rich.console", "pyspark", "numpy", "tieredstore.local"),
+    *("tieredstore.cli.tier", "tieredstore.cli.read"),
+)
 
 
 def help_ran(program: str) -> subprocess.CompletedProcess[bytes]:
@@ -127,11 +131,21 @@ def help_ran(program: str) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-@pytest.mark.parametrize("words", [["--help"], ["cat", "--help"], ["local", "--help"]])
-def test_help_imports_nothing_heavy(words: list[str]) -> None:
+def test_no_help_imports_anything_heavy() -> None:
+    every = [[], *(name.split() for name in commands()), ["local"], ["metadata"]]
     ran = help_ran(
-        f"import sys; from tieredstore.cli.main import main; main({words}); "
+        "import sys; from tieredstore.cli.main import main; "
+        f"[main([*words, '--help']) for words in {every}]; "
         f"sys.exit(','.join(name for name in {HEAVY} if name in sys.modules) or 0)"
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_list_of_all_verbs_imports_none_of_them() -> None:
+    ran = help_ran(
+        "import sys; from tieredstore.cli.main import main; main(['--help']); "
+        "sys.exit(any(name.startswith('tieredstore.cli.') for name in sys.modules "
+        "if name not in ('tieredstore.cli.main', 'tieredstore.cli.output')))"
     )
     assert ran.returncode == 0, ran.stderr
 

@@ -11,8 +11,7 @@ import pytest
 
 from tests.cli.cli_kit import ROOT, Command, started
 from tests.cli.tier_kit import TIER, named
-from tieredstore.cli.failures import CommandError, ExitCode
-from tieredstore.cli.output import OutputFile
+from tieredstore.cli.output import CommandError, ExitCode, OutputFile
 
 # A verb that writes a file, and how its content begins.
 WRITING: dict[str, tuple[list[str], bytes]] = {

@@ -9,8 +9,8 @@ from typing import Any
 from tests.cli.cli_kit import Command, picture
 from tests.cli.tier_kit import TIER, asked
 from tieredstore.access.survey import DrawnSegment, Load, MonthlyCost, QueuePicture, TierPicture
-from tieredstore.cli.failures import ExitCode
-from tieredstore.cli.report_page import QUEUES_SHOWN_MAX, page
+from tieredstore.cli.output import ExitCode
+from tieredstore.cli.report import QUEUES_SHOWN_MAX, page
 from tieredstore.model.values import QueueKey
 
 VOID = {"meta", "br", "rect", "link", "img", "input", "hr"}

@@ -11,7 +11,7 @@ from tests.cli.browser_kit import Seen, chromium, printed, seen
 from tests.cli.cli_kit import Command
 from tests.cli.test_report import a_picture, a_queue
 from tests.cli.tier_kit import TIER, asked
-from tieredstore.cli.report_page import page
+from tieredstore.cli.report import page
 from tieredstore.model.values import QueueKey
 
 pytestmark = [

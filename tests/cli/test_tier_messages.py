@@ -10,7 +10,7 @@ import pytest
 from tests.cli.cli_kit import Command, Row, java_row, messages
 from tests.cli.tier_kit import LEGACY, TIER, as_java_told, asked, in_store_order, java_messages
 from tests.codec.golden_files import expected
-from tieredstore.cli import tier_walk
+from tieredstore.cli import read
 
 FIELDS = [
     *("topic", "queue_id", "queue_offset", "log_offset", "size", "store_timestamp"),
@@ -99,7 +99,7 @@ def test_cat_prints_what_is_asked_for(
 
 
 def test_cat_goes_from_page_to_page(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tier_walk, "_PAGE_COUNT_MAX", 3)
+    monkeypatch.setattr(read, "_PAGE_COUNT_MAX", 3)
     rows = asked(command, TIER, "cat", "GoldAa", "--json").rows
     assert as_java_told(rows) == in_store_order(java_messages("GoldAa"))
 

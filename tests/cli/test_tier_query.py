@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.cli.cli_kit import Command, Row
 from tests.cli.test_tier_messages import FIELDS, TOPICS
 from tests.cli.tier_kit import TIER, asked
-from tieredstore.cli.failures import ExitCode
+from tieredstore.cli.output import ExitCode
 
 
 def keys_of(row: Row) -> set[str]:

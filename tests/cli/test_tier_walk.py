@@ -11,8 +11,8 @@ import pytest
 from tests.cli.tier_kit import CATALOGUE, TIER, copied, in_store_order, java_messages, segment_file
 from tests.codec.golden_files import BROKER
 from tieredstore.access.reader import TieredReader
-from tieredstore.cli import tier_walk
-from tieredstore.cli.tier_walk import Start, walk_tier
+from tieredstore.cli import read
+from tieredstore.cli.read import Start, walk_tier
 from tieredstore.driver.runtime import Runtime
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
@@ -86,8 +86,8 @@ def test_no_page_is_read_before_it_is_needed(reader: TieredReader, asked: Asked)
 def test_the_pages_of_all_queues_share_the_memory(
     reader: TieredReader, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier_walk, "_BYTES_HELD_MAX", 9_000)
-    monkeypatch.setattr(tier_walk, "_PAGE_BYTES_MIN", 100)
+    monkeypatch.setattr(read, "_BYTES_HELD_MAX", 9_000)
+    monkeypatch.setattr(read, "_PAGE_BYTES_MIN", 100)
     keys = reader.queues()
     found = list(walk_tier(reader, keys, start=Start(), on_damage=asked.add_damage))
     assert len(found) == len(java_messages())
@@ -98,7 +98,7 @@ def test_the_pages_of_all_queues_share_the_memory(
 def test_what_expires_under_a_walk_is_no_damage(
     reader: TieredReader, root: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier_walk, "_PAGE_COUNT_MAX", 4)
+    monkeypatch.setattr(read, "_PAGE_COUNT_MAX", 4)
     key = QueueKey("GoldAa", 0)
     found = walk_tier(reader, [key], start=Start(), on_damage=asked.add_damage)
     shown = [next(found).message.queue_offset for _ in range(4)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.cli_kit import Command, picture
-from tieredstore.cli.failures import ExitCode
+from tieredstore.cli.output import ExitCode
 
 
 def tier_of(folder: Path) -> list[object]:

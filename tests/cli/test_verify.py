@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.cli.cli_kit import Command
 from tests.cli.tier_kit import TIER, copied, named, segment_file
-from tieredstore.cli.failures import ExitCode
+from tieredstore.cli.output import ExitCode
 
 
 def test_a_sound_tier_is_told_to_be_so(command: Command) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.cli.cli_kit import Command, Row
 from tests.cli.tier_kit import TIER, asked, copied, java_messages, segment_file
-from tieredstore.cli.failures import ExitCode
+from tieredstore.cli.output import ExitCode
 
 
 def bounds(command: Command, topic: str, queue: int) -> Row:

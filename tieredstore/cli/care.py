@@ -1,59 +1,83 @@
-"""The verbs that look after a tier: audit, rebuild and certify.
-
-What lives here: arguments and what is printed. What is done is in `tier_care`.
-"""
+"""The verbs that look after a tier, and those of its catalogue: `tieredstore metadata`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tieredstore.cli.output import Columns, printable, write_json, write_line
-from tieredstore.cli.tier_options import TierOptions, takes_tier
+from tieredstore.cli.options import (
+    Json,
+    TierOptions,
+    Topic,
+    argument,
+    config_of,
+    known_names,
+    option,
+    verb,
+)
+from tieredstore.cli.output import (
+    Columns,
+    CommandError,
+    ExitCode,
+    OutputFile,
+    printable,
+    shown_time,
+    write_json,
+    write_line,
+    write_rows,
+)
+
+if TYPE_CHECKING:  # help must be fast
+    from tieredstore.access.audit import AuditReport
+    from tieredstore.access.rebuild import RebuildReport
+    from tieredstore.access.upkeep import ExpiredQueue
+    from tieredstore.driver.provider import SegmentProvider
+    from tieredstore.model.config import StoreConfig
+    from tieredstore.model.findings import Finding
+
+Row = dict[str, Any]
 
 app = typer.Typer(rich_markup_mode=None)
+metadata = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The catalogue of a tier.")
+app.add_typer(metadata, name="metadata")
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")]
-Repair = Annotated[
-    bool,
-    typer.Option("--repair", help="Do what loses nothing. No broker may be running on this tier."),
-]
+_HOURS_MAX: Final = 1_000_000  # more than a century
+_DEFAULT: Final = "default"
 
 
-@app.command(
-    short_help="What is missing, damaged or left over.",
-    epilog="Example: tieredstore audit --config broker.conf --json",
-)
-@takes_tier
-def audit(tier: TierOptions, repair: Repair = False, json: Json = False) -> None:
+@verb(app, "audit --config broker.conf --json")
+def audit(
+    tier: TierOptions,
+    repair: Annotated[
+        bool, option("--repair", "Do what loses nothing. No broker may be running on this tier.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Hold the catalogue of a tier against its bytes. Nothing is changed without --repair.
 
     A repair finishes deletes, deletes segments that nobody can miss and what broken uploads left,
     and lets the catalogue know of bytes that are sound. Exit code 4: there is damage.
     """
-    from tieredstore.cli import tier_care
-
-    report = tier_care.audited(tier, repair=repair)
-    columns = Columns(tier_care.FINDING_COLUMNS, tier_care.FINDING_WIDTHS)
+    report = _audited(tier, repair=repair)
+    columns = Columns(("severity", "what", "where", "detail"), (9, 17, 50, 0))
     for finding in report.findings:
         if json:
-            write_json(tier_care.finding_row(finding))
+            write_json(_finding_row(finding))
         else:
-            columns.write(tier_care.finding_cells(finding))
+            columns.write(_finding_cells(finding))
     if not json:
-        write_line(tier_care.summary(report))
-    tier_care.tell_damage(report)
+        write_line(_summary(report))
+    _raise_damage(report)
 
 
-@app.command(
-    short_help="Let a stopped queue go on, if it can.",
-    epilog="Example: tieredstore resume Orders 3 --config broker.conf",
-)
-@takes_tier
+@verb(app, "resume Orders 3 --config broker.conf")
 def resume(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
-    queue_id: Annotated[int, typer.Argument(metavar="QUEUE", min=0, help="The queue id.")],
+    topic: Annotated[str, argument("TOPIC", "The topic.")],
+    queue_id: Annotated[int, argument("QUEUE", "The queue id.", min=0)],
     *,
     tier: TierOptions,
     json: Json = False,
@@ -63,47 +87,43 @@ def resume(
     It goes on where both hold the same, or the broker has none left to compare; else it stays
     stopped, and the log says why. No broker may be running on this tier.
     """
-    from tieredstore.cli import tier_care
+    from tieredstore.access.queue_upload import ask_to_resume
+    from tieredstore.cli.tier import changing, opened_backend
+    from tieredstore.codec.names import queue_path
 
-    tier_care.resumed(tier, topic, queue_id)
+    with opened_backend(tier) as backend, changing(backend) as change:
+        path = queue_path(backend.config.broker_name, topic, queue_id)
+        if not ask_to_resume(path, change.metadata):
+            text = f"{printable(topic)}/{queue_id} was not stopped; audit shows which queues are"
+            raise CommandError(text, ExitCode.NOT_THERE)
     if json:
         write_json({"topic": topic, "queue_id": queue_id, "resume": True})
     else:
         write_line(printable(f"{topic}/{queue_id} is compared at the next start of the broker"))
 
 
-@app.command(
-    short_help="Restore a lost catalogue from the bytes.",
-    epilog="Example: tieredstore rebuild --config broker.conf",
-)
-@takes_tier
+@verb(app, "rebuild --config broker.conf")
 def rebuild(tier: TierOptions, json: Json = False) -> None:
     """Find out topics, queues, segments, offsets and times from the bucket or folder alone.
 
     An empty or missing catalogue is filled, an older one brought up to date; any other is refused.
     How long topics are kept is in no segment: set it again. Exit code 4: not all was sound.
     """
-    from tieredstore.cli import tier_care
-
-    report = tier_care.rebuilt(tier)
-    for row in tier_care.rebuilt_rows(report):
+    report = _rebuilt(tier)
+    for row in _rebuilt_rows(report):
         if json:
             write_json(row)
         else:
-            write_line(tier_care.rebuilt_line(row))
-    tier_care.tell_problems(report)
+            write_line(_rebuilt_line(row))
+    if report.problems:
+        text = f"{len(report.problems)} not sound, the first: {report.problems[0]}"
+        raise CommandError(printable(text), ExitCode.DAMAGE)
 
 
-@app.command(
-    short_help="Can this backend be trusted with a tier?",
-    epilog="Example: tieredstore certify --provider s3 --bucket tier --endpoint http://minio:9000",
-)
-@takes_tier
+@verb(app, "certify --provider s3 --bucket tier --endpoint http://minio:9000")
 def certify(
     tier: TierOptions,
-    again: Annotated[
-        bool, typer.Option("--again", help="Ask a bucket anew that has failed before.")
-    ] = False,
+    again: Annotated[bool, option("--again", "Ask a bucket anew that has failed before.")] = False,
     json: Json = False,
 ) -> None:
     """Ask a bucket or a directory to prove what a tier relies on, in objects of its own.
@@ -111,14 +131,472 @@ def certify(
     Writes, reads, lists and deletes. Exit code 5: do not write there. That a bucket failed is kept
     in it, and refuses every writer: without --again it is not asked a second time.
     """
-    from tieredstore.cli import tier_care
-
-    findings = tier_care.certified(tier, again=again)
+    rows = [
+        {"check": finding.kind, "passed": not finding.is_damage, "detail": finding.detail}
+        for finding in _certified(tier, again=again)
+    ]
     columns = Columns(("check", "outcome", "what"), (18, 8, 0))
-    for finding in findings:
+    write_rows(rows, columns, _check_cells, json=json)
+    failed = [row for row in rows if not row["passed"]]
+    if failed:
+        text = (
+            f"{len(failed)} checks failed, the first: {failed[0]['check']}: {failed[0]['detail']};"
+            " a bucket that failed stays refused until `certify --again` passes"
+        )
+        raise CommandError(printable(text), ExitCode.REFUSED)
+
+
+@verb(app, "expire --dry-run --config broker.conf")
+def expire(
+    dry_run: Annotated[bool, option("--dry-run", "Only say what would go.")] = False,
+    *,
+    tier: TierOptions,
+    json: Json = False,
+) -> None:
+    """Delete segments all of whose messages are older than the reserve hours of their topic.
+
+    A broker does this by itself: this is for a tier without one, and refuses one that has. Files
+    of the key index stay. Exit code 4: a queue could not be looked after.
+    """
+    columns = Columns(("topic/queue", "segments", "bytes", "first offset"), (40, 9, 16, 0))
+    segments = size = 0
+    failures: list[str] = []
+    for queue in _expired_queues(tier, dry_run=dry_run):
+        if queue.failure is not None:
+            failures.append(f"{queue.key.topic}/{queue.key.queue_id}: {queue.failure}")
+        if queue.expired is not None:
+            segments += queue.expired.segment_count
+            size += queue.expired.dropped_bytes
         if json:
-            write_json(tier_care.check_row(finding))
+            write_json(_expired_row(queue, dry_run=dry_run))
+        elif queue.expired is not None:
+            columns.write(_expired_cells(queue))
+    if not json:
+        done = "would go" if dry_run else "went"
+        write_line(f"{segments} segments with {size} bytes {done}")
+    if failures:
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        raise CommandError(f"not looked after: {failures[0]}{more}", ExitCode.DAMAGE)
+
+
+@verb(
+    metadata,
+    "metadata show --config broker.conf --catalogue published",
+    "Where it comes from, and what is in it.",
+)
+def show(tier: TierOptions, json: Json = False) -> None:
+    """The catalogue that the other verbs would read: its file, or what the broker published.
+
+    A published one has a generation: the highest is the newest. Segments younger than it are not
+    in it; the messages that were added to the last segments since are found.
+    """
+    row = _shown(tier)
+    if json:
+        write_json(row)
+        return
+    for line in _shown_lines(row):
+        write_line(line)
+
+
+@verb(
+    metadata,
+    "metadata snapshot --config broker.conf",
+    "Publish the catalogue now, or write it to a file.",
+)
+def snapshot(
+    tier: TierOptions,
+    output: Annotated[
+        str | None,
+        option(
+            "--output FILE", "Write it there, as RocketMQ does; must not be there yet. -: stdout."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Publish the catalogue beside the tier, for readers elsewhere. A broker does so by itself:
+    no broker may be running on this tier.
+
+    With --output nothing is published: what the other verbs would read is written to a new file,
+    which a broker of RocketMQ can open.
+    """
+    if output is None:
+        row = _published(tier)
+        line = f"generation {row['generation']} is in {row['place']}"
+    else:
+        target = OutputFile("--output", output, must_be_new=True)
+        target.check(json=json)
+        row = _written(tier, target)
+        if target.is_stdout:
+            return
+        line = f"{row['place']}: {row['size']} bytes"
+    if json:
+        write_json(row)
+    else:
+        write_line(printable(line))
+
+
+def _hours(text: str) -> int:
+    """Hours; 0 for the word that means those of the store. To RocketMQ 0 means them too."""
+    if text == _DEFAULT:
+        return 0
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:10]) <= _HOURS_MAX):
+        raise typer.BadParameter(f"want 1 to {_HOURS_MAX}, or {_DEFAULT}, not {text!r:.60}")
+    return int(text)
+
+
+@verb(
+    metadata,
+    "metadata reserve Orders 720 --config broker.conf",
+    "Say how long a topic is kept.",
+)
+def reserve(
+    topic: Topic,
+    hours: Annotated[
+        int, argument("HOURS", "From 1 on; or default: as long as the store says.", parser=_hours)
+    ],
+    *,
+    tier: TierOptions,
+    json: Json = False,
+) -> None:
+    """Give a topic reserve hours of its own, or none. RocketMQ takes them from the topic's
+    attribute reserve.time.
+
+    The row of the catalogue is written, and what is published beside the tier is brought up to
+    date: no broker may be running on this tier. What has expired already stays gone.
+    """
+    row = _reserved(tier, topic, hours or None)
+    if json:
+        write_json(row)
+        return
+    default = ", as the store's settings say" if row["reserve_hours_is_default"] else ""
+    number = row["generation"]
+    published = "" if number is None else f"; published as generation {number}"
+    write_line(printable(f"{topic} is kept {row['reserve_hours']} hours{default}{published}"))
+
+
+def _audited(tier: TierOptions, *, repair: bool) -> AuditReport:
+    from tieredstore.access.audit import audit
+    from tieredstore.access.reader import reconcile
+    from tieredstore.access.wiring import published_catalogue
+    from tieredstore.cli.tier import changing, check_broker, opened_backend
+
+    with ExitStack() as opened:
+        backend = opened.enter_context(opened_backend(tier))
+        config, provider, runtime = backend.config, backend.provider, backend.runtime
+        if repair:
+            catalogue = opened.enter_context(changing(backend)).metadata
         else:
-            passed = "FAILED" if finding.is_damage else "passed"
-            columns.write((finding.kind, passed, finding.detail))
-    tier_care.tell_failures(findings)
+            catalogue = backend.catalogue()
+            check_broker(config, catalogue)
+            reconcile(catalogue, provider, [config.broker_name])
+        return audit(
+            catalogue,
+            provider,
+            config,
+            runtime,
+            repair=repair,
+            published=lambda: published_catalogue(config, provider),
+        )
+
+
+def _finding_row(finding: Finding) -> Row:
+    place = finding.place
+    return {
+        "kind": finding.kind,
+        "severity": finding.severity.value,
+        "path": place.path,
+        "type": None if place.type is None else place.type.name,
+        "base_offset": place.base,
+        "detail": finding.detail,
+        "repairable": finding.repairable,
+        "repaired": finding.repaired,
+        "failure": finding.failure,
+    }
+
+
+def _finding_cells(finding: Finding) -> tuple[str, ...]:
+    detail = finding.detail
+    if finding.repaired:
+        detail += " (repaired)"
+    elif finding.failure:
+        detail += f" (not repaired: {finding.failure})"
+    return finding.severity.value, finding.kind, finding.where, detail
+
+
+def _summary(report: AuditReport) -> str:
+    from tieredstore.model.findings import Severity
+
+    looked = f"{report.segment_count} segments of {report.queue_count} queues, {report.size} bytes"
+    counts = [
+        f"{count} {severity.value}"
+        for severity in Severity
+        if (count := sum(finding.severity is severity for finding in report.left))
+    ]
+    return f"{looked}: {', '.join(counts) or 'nothing to tell'}"
+
+
+def _raise_damage(report: AuditReport) -> None:
+    """When all of it was shown."""
+    from tieredstore.access.audit import AuditKind
+
+    if report.damage:
+        first = report.damage[0]
+        is_stopped = first.kind is AuditKind.STOPPED
+        what_to_do = "mend that, then resume it" if is_stopped else "restore it from a copy"
+        raise CommandError(
+            printable(
+                f"{len(report.damage)} found damaged, the first: {first.where}: {first.detail}; "
+                f"{what_to_do}"
+            ),
+            ExitCode.DAMAGE,
+        )
+    failed = [finding for finding in report.left if finding.failure]
+    if failed:
+        text = f"{len(failed)} not repaired, the first: {failed[0].where}: {failed[0].failure}"
+        raise CommandError(printable(text), ExitCode.REFUSED)
+
+
+def _rebuilt(tier: TierOptions) -> RebuildReport:
+    from tieredstore.access.rebuild import NewerCatalogueError, rebuild, rebuild_beside_published
+    from tieredstore.access.wiring import published_catalogue, publisher_of
+    from tieredstore.cli.tier import for_writing, opened_provider
+
+    with ExitStack() as opened:
+        there = opened.enter_context(opened_provider(tier))
+        config, runtime, provider = there.config, there.runtime, there.provider
+        _check_there_is_data(config, provider)
+        catalogue = opened.enter_context(for_writing(config, runtime, create=True))
+        publisher = publisher_of(config, provider, catalogue)
+        try:
+            if publisher is None:
+                return rebuild(catalogue, provider, config, runtime)
+            return rebuild_beside_published(
+                catalogue,
+                provider,
+                config,
+                runtime,
+                publisher=publisher,
+                published=lambda: published_catalogue(config, provider),
+            )
+        except NewerCatalogueError as error:
+            text = f"{config.catalogue_path} is not written over: {error}"
+            raise CommandError(printable(text), ExitCode.REFUSED) from error
+
+
+def _check_there_is_data(config: StoreConfig, provider: SegmentProvider) -> None:
+    """Before there is a catalogue: an empty one would be made."""
+    if next(iter(provider.list(config.broker_name)), None) is not None:
+        return
+    brokers = {found.path.partition("/")[0] for found in provider.list()}
+    if not brokers:
+        text = f"there is not one segment of the cluster {printable(config.cluster_name)!r}"
+        raise CommandError(f"{text}; name its cluster with --cluster", ExitCode.NOT_THERE)
+    raise CommandError(
+        f"no segment of a broker {printable(config.broker_name)!r}; there are: "
+        f"{known_names(sorted(brokers))}; name one with --broker",
+        ExitCode.NOT_THERE,
+    )
+
+
+def _rebuilt_rows(report: RebuildReport) -> Iterator[Row]:
+    """One of all, then one a topic, one a problem and one a note."""
+    yield {
+        "what": "catalogue",
+        "topic_count": len(report.topics),
+        "queue_count": report.queue_count,
+        "segment_count": report.segment_count,
+        "size": report.size,
+        "is_index_whole": report.is_index_whole,
+    }
+    for topic, number in sorted(report.topics.items()):
+        is_new = topic in report.new_ids
+        yield {"what": "topic", "topic": topic, "topic_id": number, "is_new_id": is_new}
+    for problem in report.problems:
+        yield {"what": "problem", "detail": problem}
+    for note in report.notes:
+        yield {"what": "note", "detail": note}
+
+
+def _rebuilt_line(row: Row) -> str:
+    if row["what"] == "topic":
+        index = "; its keys are indexed again" if row["is_new_id"] else ""
+        return printable(f"topic {row['topic']}: id {row['topic_id']}{index}")
+    if row["what"] in ("problem", "note"):
+        return printable(f"{row['what']}: {row['detail']}")
+    return (
+        f"{row['topic_count']} topics, {row['queue_count']} queues, "
+        f"{row['segment_count']} segments, {row['size']} bytes"
+    )
+
+
+def _certified(tier: TierOptions, *, again: bool) -> Sequence[Finding]:
+    """What a backend proved; of a bucket that has failed before, what it failed then."""
+    from tieredstore.cli.tier import notes_of_the_library, opened_provider
+
+    config = config_of(tier)
+    if config.provider == "s3":
+        from tieredstore.providers.certified import examined
+        from tieredstore.providers.object_provider import open_client
+        from tieredstore.providers.s3_settings import ObjectStoreSettings
+
+        with (
+            notes_of_the_library(),
+            closing(open_client(ObjectStoreSettings.from_config(config))) as client,
+        ):
+            return examined(client, again=again).findings
+    with opened_provider(tier) as there:
+        return there.provider.probe()
+
+
+def _check_cells(row: Row) -> tuple[str, str, str]:
+    return row["check"], "passed" if row["passed"] else "FAILED", row["detail"]
+
+
+def _expired_queues(tier: TierOptions, *, dry_run: bool) -> Iterator[ExpiredQueue]:
+    """What went, queue by queue as it goes."""
+    from tieredstore.access.upkeep import expire_tier
+    from tieredstore.access.wiring import open_tier
+    from tieredstore.cli.tier import (
+        check_answers,
+        check_broker,
+        checked_publisher,
+        locked,
+        opened_backend,
+    )
+    from tieredstore.index.contract import NoIndex
+
+    with ExitStack() as opened:
+        backend = opened.enter_context(opened_backend(tier))
+        config, provider, runtime = backend.config, backend.provider, backend.runtime
+        if dry_run:
+            catalogue = backend.catalogue()
+            check_broker(config, catalogue)
+        else:
+            catalogue = opened.enter_context(locked(backend))
+            checked_publisher(backend, catalogue)  # whose tier this is; it publishes the end itself
+        opened_tier = open_tier(
+            config,
+            runtime=runtime,
+            provider=provider,
+            metadata=catalogue,
+            index=NoIndex(),
+            read_only=dry_run,
+        )
+        opened.callback(opened_tier.close)
+        opened_tier.load()
+        now_ms = runtime.clock.now_ms()
+        for queue in expire_tier(
+            opened_tier.files, catalogue, config, now_ms=now_ms, dry_run=dry_run
+        ):
+            if queue.failure is not None:
+                check_answers(config, provider)
+            yield queue
+
+
+def _expired_row(queue: ExpiredQueue, *, dry_run: bool) -> Row:
+    row: Row = {"topic": queue.key.topic, "queue_id": queue.key.queue_id}
+    if queue.expired is not None:
+        row |= {
+            "segment_count": queue.expired.segment_count,
+            "bytes": queue.expired.dropped_bytes,
+            "min_offset": queue.expired.min_offset,
+            "dry_run": dry_run,
+        }
+    return row | {"failure": queue.failure}
+
+
+def _expired_cells(queue: ExpiredQueue) -> tuple[str, ...]:
+    assert queue.expired is not None
+    place = f"{queue.key.topic}/{queue.key.queue_id}"
+    gone = queue.expired
+    return place, str(gone.segment_count), str(gone.dropped_bytes), str(gone.min_offset)
+
+
+def _shown(tier: TierOptions) -> Row:
+    from tieredstore.cli.tier import opened_backend
+    from tieredstore.model.values import SegmentType
+
+    with opened_backend(tier) as backend:
+        catalogue = backend.catalogue()
+        facts = catalogue.facts
+        segments = {kind.name: catalogue.segments(None, kind) for kind in SegmentType}
+        return {
+            "source": facts.source,
+            "place": facts.place,
+            "generation": facts.generation,
+            "epoch": facts.epoch,
+            "writer": facts.writer,
+            "written_ms": facts.written_ms,
+            "topic_count": len(catalogue.topics()),
+            "queue_count": len(catalogue.queues()),
+            "segment_counts": {name: len(rows) for name, rows in segments.items()},
+            "size": sum(row.size for rows in segments.values() for row in rows),
+        }
+
+
+def _shown_lines(row: Row) -> Iterator[str]:
+    yield printable(f"{row['source']}: {row['place']}")
+    if row["generation"] is not None:
+        yield (
+            f"generation {row['generation']} of {shown_time(row['written_ms'])}, by writer "
+            f"{row['epoch']} ({printable(row['writer'])})"
+        )
+    counts = ", ".join(f"{count} {name}" for name, count in row["segment_counts"].items())
+    yield f"{row['topic_count']} topics, {row['queue_count']} queues, {row['size']} bytes"
+    yield f"segments: {counts}"
+
+
+def _written(tier: TierOptions, target: OutputFile) -> Row:
+    from tieredstore.cli.tier import opened_backend
+
+    with opened_backend(tier) as backend:
+        data = backend.catalogue().snapshot_bytes()
+    target.write(data)
+    return {"generation": None, "place": target.name, "size": len(data)}
+
+
+def _published(tier: TierOptions) -> Row:
+    from tieredstore.access.wiring import publisher_of
+    from tieredstore.cli.tier import check_broker, check_cluster, for_writing, opened_provider
+    from tieredstore.driver.metadata import StaleCatalogueError
+
+    with opened_provider(tier) as there, for_writing(there.config, there.runtime) as catalogue:
+        config, provider = there.config, there.provider
+        check_cluster(config, catalogue)
+        check_broker(config, catalogue)
+        publisher = publisher_of(config, provider, catalogue)
+        if publisher is None:
+            raise CommandError(
+                "catalogues of this tier are not published; see publish_interval_ms", ExitCode.USAGE
+            )
+        try:
+            generation = publisher.publish()
+        except StaleCatalogueError as error:
+            raise CommandError(printable(str(error)), ExitCode.REFUSED) from error
+        if generation is None:
+            raise CommandError("there is nothing in the catalogue", ExitCode.NOT_THERE)
+        generations = provider.generations(config.broker_name)
+        place = "" if generations is None else generations.describe()
+        return {"generation": generation, "place": place, "size": None}
+
+
+def _reserved(tier: TierOptions, topic: str, hours: int | None) -> Row:
+    """The topic's row, written; `hours` None: the store's own."""
+    from tieredstore.cli.tier import changing, opened_backend
+
+    with opened_backend(tier) as backend:
+        with changing(backend) as change:
+            catalogue = change.metadata
+            before = catalogue.topic(topic)
+            if before is None:
+                names = known_names(sorted(record.topic for record in catalogue.topics()))
+                text = f"no topic {printable(topic)!r} is in this tier; there are: {names}"
+                raise CommandError(text, ExitCode.NOT_THERE)
+            catalogue.put(replace(before, reserve_hours=hours))
+        return {
+            "topic": topic,
+            "reserve_hours": backend.config.reserve_hours if hours is None else hours,
+            "reserve_hours_is_default": hours is None,
+            "reserve_hours_before": before.reserve_hours,
+            "generation": change.generation,
+        }

@@ -1,7 +1,4 @@
-"""The verb that estimates a bill: cost.
-
-What lives here: arguments and what is printed. The arithmetic is in `access.cost`.
-"""
+"""The verb `cost`: an estimate of what a tier costs in a month."""
 
 from __future__ import annotations
 
@@ -10,12 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tieredstore.cli.failures import CommandError, ExitCode
-from tieredstore.cli.output import note, write_json, write_line, write_table
-from tieredstore.cli.tier_options import TierOptions, config_of, takes_tier
+from tieredstore.cli.options import Json, TierOptions, config_of, option, verb
+from tieredstore.cli.output import (
+    CommandError,
+    ExitCode,
+    note,
+    write_json,
+    write_line,
+    write_table,
+)
 
 if TYPE_CHECKING:  # help must be fast
-    from tieredstore.access.survey import Load, MonthlyCost
+    from tieredstore.access.survey import CostLine, Load, MonthlyCost
     from tieredstore.model.config import StoreConfig
 
 _DAY_SECONDS: Final = 86_400.0
@@ -43,52 +46,29 @@ def _at_least_one(text: str) -> float:
     return value
 
 
-@app.command(
-    short_help="Requests and storage in a month, in dollars.",
-    epilog="Example: tieredstore cost --messages-per-second 2000 --message-bytes 1000 --queues 64",
-)
-@takes_tier
+@verb(app, "cost --messages-per-second 2000 --message-bytes 1000 --queues 64")
 def cost(
     messages_per_second: Annotated[
         float | None,
-        typer.Option(
-            "--messages-per-second",
-            parser=_number,
-            metavar="RATE",
-            help="Without a tier: of all queues.",
-        ),
+        option("--messages-per-second RATE", "Without a tier: of all queues.", parser=_number),
     ] = None,
     message_bytes: Annotated[
-        float,
-        typer.Option(
-            "--message-bytes", parser=_at_least_one, metavar="BYTES", help="Of one stored message."
-        ),
+        float, option("--message-bytes BYTES", "Of one stored message.", parser=_at_least_one)
     ] = 1024,
-    queues: Annotated[int, typer.Option("--queues", min=1, help="That messages come to.")] = 8,
-    keys: Annotated[
-        float, typer.Option("--keys", parser=_number, metavar="COUNT", help="Of one message.")
-    ] = 2,
+    queues: Annotated[int, option("--queues", "That messages come to.", min=1)] = 8,
+    keys: Annotated[float, option("--keys COUNT", "Of one message.", parser=_number)] = 2,
     read_bytes: Annotated[
-        float,
-        typer.Option(
-            "--read-bytes-per-second", parser=_number, metavar="RATE", help="Read from the tier."
-        ),
+        float, option("--read-bytes-per-second RATE", "Read from the tier.", parser=_number)
     ] = 0,
     reserve_hours: Annotated[
-        float | None,
-        typer.Option(
-            "--reserve-hours", parser=_number, metavar="HOURS", help="Else as the settings say."
-        ),
+        float | None, option("--reserve-hours HOURS", "Else as the settings say.", parser=_number)
     ] = None,
     storage_price: Annotated[
-        float | None,
-        typer.Option("--storage-price", parser=_number, metavar="DOLLARS", help="For a GB-month."),
+        float | None, option("--storage-price DOLLARS", "For a GB-month.", parser=_number)
     ] = None,
     *,
     tier: TierOptions,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")] = (
-        False
-    ),
+    json: Json = False,
 ) -> None:
     """Estimate what a tier costs in an object store: this one, or one of given rates and settings.
 
@@ -163,14 +143,11 @@ def _print(load: Load, found: MonthlyCost, *, json: bool) -> None:
             f"reckoned from {_how_long(load.seconds_covered)}: all messages of this tier came "
             "within that time; --messages-per-second gives another rate"
         )
-    rows = [
-        (line.what, line.operation, _amount(line.operation, line.amount), f"{line.dollars:,.2f}")
-        for line in found.lines
-    ]
     title = "in 30 days, estimated"
-    write_table(title, ("", "requests", "how many", "dollars"), rows)
+    write_table(title, ("", "requests", "how many", "dollars"), map(line_cells, found.lines))
     write_line(f"total: {found.dollars:,.2f} dollars")
 
 
-def _amount(operation: str, amount: float) -> str:
-    return f"{amount:,.1f} GB" if operation == "store" else f"{amount:,.0f}"
+def line_cells(line: CostLine) -> tuple[str, str, str, str]:
+    amount = f"{line.amount:,.1f} GB" if line.operation == "store" else f"{line.amount:,.0f}"
+    return line.what, line.operation, amount, f"{line.dollars:,.2f}"

@@ -1,6 +1,6 @@
-"""What all verbs that run a job share: their options, the progress and the report.
+"""The verbs that run a job: `migrate`, `verify`, `export` and `reindex`.
 
-What lives here: `JobOptions`, `takes_job` and `run_verb`. A job's own options are in its verb.
+They share their options, the progress bar, the report and its exit code.
 """
 
 from __future__ import annotations
@@ -8,18 +8,31 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tieredstore.cli.failures import CommandError, ExitCode, advised
-from tieredstore.cli.output import OutputFile, note, printable, write_json, write_line
-from tieredstore.cli.tier_options import takes_bundle
+from tieredstore.cli.options import TIME_HELP, Json, TierOptions, Topics, config_of, option, verb
+from tieredstore.cli.output import (
+    CommandError,
+    ExitCode,
+    OutputFile,
+    advised,
+    note,
+    parse_time,
+    printable,
+    write_json,
+    write_line,
+)
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.jobs.job import Engine, Job, JobReport, OnProgress, Plan
+    from tieredstore.model.config import StoreConfig
+
+app = typer.Typer(rich_markup_mode=None)
 
 
 class EngineName(StrEnum):
@@ -34,38 +47,191 @@ class JobOptions:
     """How a job is run, whatever it does."""
 
     engine: Annotated[
-        EngineName,
-        typer.Option("--engine", help="Threads of this machine, or tasks of Spark."),
+        EngineName, option("--engine", "Threads of this machine, or tasks of Spark.")
     ] = EngineName.LOCAL
     threads: Annotated[
-        int, typer.Option("--threads", min=1, max=256, help="Items at a time, of --engine local.")
+        int, option("--threads", "Items at a time, of --engine local.", min=1, max=256)
     ] = 8
-    master: Annotated[
-        str,
-        typer.Option("--master", metavar="URL", help="Spark's master; else as spark-submit says."),
-    ] = ""
+    master: Annotated[str, option("--master URL", "Spark's master; else as spark-submit says.")] = (
+        ""
+    )
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be done, and what it costs.")
+        bool, option("--dry-run", "Only say what would be done, and what it costs.")
     ] = False
     report: Annotated[
-        str | None,
-        typer.Option("--report", metavar="FILE", help="Write the JSON report here. -: stdout."),
+        str | None, option("--report FILE", "Write the JSON report here. -: stdout.")
     ] = None
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")] = (
-        False
+    json: Json = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOptions:
+    """Where the tier goes. All but `to` replace settings of that file."""
+
+    to: Annotated[
+        Path | None, option("--to FILE", "Settings of the target: .toml or broker.conf.")
+    ] = None
+    to_provider: Annotated[
+        str | None, option("--to-provider NAME", "Without --to: posix or s3.")
+    ] = None
+    to_path: Annotated[str | None, option("--to-path ROOT", "Root directory, for posix.")] = None
+    to_bucket: Annotated[str | None, option("--to-bucket NAME", "Bucket, for s3.")] = None
+    to_prefix: Annotated[str | None, option("--to-prefix FOLDER", "Folder of the bucket.")] = None
+    to_endpoint: Annotated[
+        str | None, option("--to-endpoint URL", "Address of the store; else AWS.")
+    ] = None
+    to_metadata: Annotated[
+        str | None, option("--to-metadata FILE", "The target's catalogue, to be made.")
+    ] = None
+
+
+class OnCorruptName(StrEnum):
+    """What becomes of messages that cannot be read."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    REPORT = "report"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetOptions:
+    """Where the files go."""
+
+    to: Annotated[str, option("--to URL", "Directory, or a URL such as s3://bucket/folder.")] = ""
+    to_endpoint: Annotated[str, option("--to-endpoint URL", "Address of that store; else AWS.")] = (
+        ""
     )
+    to_region: Annotated[str, option("--to-region NAME", "Its region; else the AWS chain's.")] = ""
 
 
-def takes_job(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with the options of `JobOptions` in the place of its argument `options`."""
-    return takes_bundle(verb, "options", JobOptions)
+@verb(app, "migrate --config broker.conf --to bucket.toml --dry-run")
+def migrate(
+    tier: TierOptions,
+    target: TargetOptions,
+    options: JobOptions,
+    topic: Topics = None,
+    rename_broker: Annotated[
+        str | None, option("--rename-broker NAME", "The broker's new name.")
+    ] = None,
+    rename_cluster: Annotated[
+        str | None, option("--rename-cluster NAME", "The cluster's new name.")
+    ] = None,
+    adopt: Annotated[
+        bool, option("--adopt", "Into a tier that is there, as history that is only read.")
+    ] = False,
+    cut_over: Annotated[
+        bool, option("--cut-over", "The last run: with the broker stopped, make the target whole.")
+    ] = False,
+) -> None:
+    """Copy what the target lacks, verify each segment, and delete nothing of the source.
+
+    Run it beside the broker as often as you like: each run copies what has come since. Then stop
+    the broker and run it with --cut-over: it copies the rest, writes the target's catalogue in one
+    step and prints its settings. Exit code 5: not all was copied, run it again.
+    """
+    from tieredstore.cli.tier import check_tier
+    from tieredstore.jobs.migrate import MigrateJob
+    from tieredstore.jobs.migrate_plan import with_names
+
+    source, wanted = config_of(tier), _target(tier, target)
+    check_tier(tier)
+    if not adopt:
+        wanted = with_names(source, wanted, broker=rename_broker, cluster=rename_cluster)
+    elif rename_broker or rename_cluster:
+        text = "adopted queues get the names of the tier that takes them: --rename is for a move"
+        raise CommandError(text, ExitCode.USAGE)
+    job = MigrateJob(
+        source=source, target=wanted, topics=tuple(topic or ()), cut_over=cut_over, adopt=adopt
+    )
+    with job.held(dry_run=options.dry_run):
+        _run(job, options)
 
 
-def run_verb(job: Job[Any, Any], options: JobOptions) -> JobReport:
-    """Run the job as it was asked for, tell of it, and end with its exit code.
+@verb(app, "verify --config broker.conf --report verify.json")
+def verify(
+    tier: TierOptions,
+    options: JobOptions,
+    topic: Annotated[
+        list[str] | None,
+        option("--topic PATTERN", "Only these topics; keys are not compared."),
+    ] = None,
+) -> None:
+    """Hold each unit against its message, each checksum against its bytes, keys against the index.
 
-    With --json the plan and the report are a line each, `what` tells them apart; without, both are
-    told in plain words.
+    Looks at all that audit looks at, too, and changes nothing. Findings are damage, leftovers or
+    notes. Exit code 4: there is damage; 5: not all could be read; 0: neither, whatever the notes.
+    Index files that the broker has not uploaded yet are read where --store-path has them.
+    """
+    from tieredstore.cli.tier import check_tier
+    from tieredstore.jobs.verify import VerifyJob
+
+    config = check_tier(tier)
+    _run(VerifyJob(config=config, topics=tuple(topic or ())), options)
+
+
+@verb(app, "export --config broker.conf --to s3://lake/messages")
+def export(
+    tier: TierOptions,
+    options: JobOptions,
+    parquet: ParquetOptions,
+    topic: Topics = None,
+    columns: Annotated[
+        str | None, option("--columns A,B", "Only these; else all but body_crc_ok.")
+    ] = None,
+    begin: Annotated[str | None, option("--begin TIME", f"From: {TIME_HELP}.")] = None,
+    end: Annotated[str | None, option("--end TIME", "Up to, and without.")] = None,
+    on_corrupt: Annotated[
+        OnCorruptName, option("--on-corrupt", "What becomes of messages that cannot be read.")
+    ] = OnCorruptName.FAIL,
+) -> None:
+    """Write topic=…/day=…/….parquet, each message once; the next run adds only what is new.
+
+    A run that was killed is gone on with by the next. Exit code 4: messages cannot be read, 5: not
+    all was written; run it again.
+    """
+    from tieredstore.cli.tier import check_tier
+    from tieredstore.jobs.export import DEFAULT_COLUMNS, ExportJob
+    from tieredstore.jobs.export_target import TargetOptions as TargetAccess
+    from tieredstore.jobs.scan import OnCorrupt
+    from tieredstore.jobs.slices import EVER
+
+    if not parquet.to:
+        raise CommandError("where to? Name a directory or a URL with --to", ExitCode.USAGE)
+    config = config_of(tier)
+    named = tuple(name.strip() for name in columns.split(",")) if columns else DEFAULT_COLUMNS
+    job = ExportJob(
+        config=config,
+        target=parquet.to,
+        target_options=TargetAccess(endpoint=parquet.to_endpoint, region=parquet.to_region),
+        columns=named,
+        topics=tuple(topic or ()),
+        times=(_time(begin, "--begin", EVER[0]), _time(end, "--end", EVER[1])),
+        on_corrupt=OnCorrupt(on_corrupt.value),
+    )
+    check_tier(tier)
+    _run(job, options)
+
+
+@verb(app, "reindex --config broker.conf --dry-run")
+def reindex(tier: TierOptions, options: JobOptions) -> None:
+    """Read all messages and build all index files, for a tier that has none or lost them.
+
+    Stop the broker before. Files that are there are replaced in one step, when all new ones are
+    made. A run that was cut short is gone on with by the next one. Exit code 4: messages cannot be
+    read and are not indexed; 5: not all was done, run it again, or somebody writes the tier.
+    """
+    from tieredstore.cli.tier import check_tier
+    from tieredstore.jobs.reindex import ReindexKeys
+
+    config = check_tier(tier)
+    with ReindexKeys(config=config).held(dry_run=options.dry_run) as job:
+        _run(job, options)
+
+
+def _run(job: Job[Any, Any], options: JobOptions) -> None:
+    """Run the job, print its plan and its report, and end with its exit code.
+
+    With --json both are a line each, and `what` tells them apart; without, they are plain words.
     """
     from tieredstore.cli.tier import notes_of_the_library
     from tieredstore.driver.runtime import SystemClock
@@ -74,46 +240,45 @@ def run_verb(job: Job[Any, Any], options: JobOptions) -> JobReport:
     target = None if options.report is None else OutputFile("--report", options.report)
     if target is not None:
         target.check(json=options.json)
-    tell = note if target is not None and target.is_stdout else write_line
+    write = note if target is not None and target.is_stdout else write_line
 
-    def told_plan(plan: Plan[Any]) -> None:
+    def write_plan(plan: Plan[Any]) -> None:
         if options.json:
             write_json({"what": "plan", **planned_report(job.name, plan).row()})
         else:
             for line in plan.lines:
-                tell(printable(line))
+                write(printable(line))
 
     with ExitStack() as opened:
         opened.enter_context(notes_of_the_library())
         engine = opened.enter_context(_engine(job.name, options))
-        on_progress = opened.enter_context(progress_bar(options))
+        on_progress = opened.enter_context(_progress_bar(options))
         report = run_job(
             job,
             engine,
             clock=SystemClock(),
             dry_run=options.dry_run,
-            on_plan=told_plan,
+            on_plan=write_plan,
             on_progress=on_progress,
         )
     if not options.dry_run:
-        _tell(report, options, tell)
+        _write_report(report, options, write)
     if target is not None:
         target.write(report.file_bytes())
     _end(report)
-    return report
 
 
-def _tell(report: JobReport, options: JobOptions, tell: Callable[[str], None]) -> None:
+def _write_report(report: JobReport, options: JobOptions, write: Callable[[str], None]) -> None:
     if options.json:
         write_json({"what": "report", **report.row()})
         return
     for finding in report.findings:
         text = f"{finding.severity.value}: {finding.kind}: {finding.where}: {finding.detail}"
-        tell(printable(text))
+        write(printable(text))
     if report.findings_left_out:
-        tell(f"and {report.findings_left_out} more findings")
+        write(f"and {report.findings_left_out} more findings")
     for line in report.lines:
-        tell(printable(line))
+        write(printable(line))
 
 
 def _end(report: JobReport) -> None:
@@ -134,16 +299,11 @@ def _end(report: JobReport) -> None:
 
 @contextmanager
 def _engine(name: str, options: JobOptions) -> Iterator[Engine]:
-    if options.engine is EngineName.LOCAL:
+    if options.engine is EngineName.LOCAL or options.dry_run:  # without work no JVM is waited for
         from tieredstore.jobs.job import LocalEngine
 
         with LocalEngine(threads=options.threads) as engine:
             yield engine
-        return
-    if options.dry_run:  # nothing will run: no need to wait for a JVM
-        from tieredstore.jobs.job import LocalEngine
-
-        yield LocalEngine(threads=1)
         return
     try:
         from tieredstore.spark.engine import SparkEngine, spark_session
@@ -158,7 +318,7 @@ def _engine(name: str, options: JobOptions) -> Iterator[Engine]:
 
 
 @contextmanager
-def progress_bar(options: JobOptions) -> Iterator[OnProgress]:
+def _progress_bar(options: JobOptions) -> Iterator[OnProgress]:
     """A bar on stderr; nothing where that is no terminal, or where a program reads."""
     from tieredstore.jobs.job import Progress, no_progress
 
@@ -181,3 +341,35 @@ def progress_bar(options: JobOptions) -> Iterator[OnProgress]:
             )
 
         yield shown
+
+
+def _target(tier: TierOptions, target: TargetOptions) -> StoreConfig:
+    given = {spec.name: getattr(target, spec.name) for spec in fields(target) if spec.name != "to"}
+    settings = {name.removeprefix("to_"): value for name, value in given.items() if value}
+    if "metadata" in settings:
+        settings["metadata_path"] = settings.pop("metadata")
+    named = TierOptions(config=target.to, **settings)
+    if target.to is None and target.to_provider is None:
+        text = "where to? Name the target with --to FILE, or --to-provider and what belongs to it"
+        raise CommandError(text, ExitCode.USAGE)
+    if target.to is None and target.to_metadata is None:
+        text = "name the file of the target's catalogue with --to-metadata FILE"
+        raise CommandError(text, ExitCode.USAGE)
+    config = config_of(named)
+    if target.to is not None:
+        return config
+    source = config_of(tier)  # the same index files, so the same sizes
+    return replace(
+        config,
+        index_slot_count=source.index_slot_count,
+        index_item_count=source.index_item_count,
+    )
+
+
+def _time(text: str | None, option: str, default: int) -> int:
+    if text is None:
+        return default
+    try:
+        return parse_time(text)
+    except ValueError as error:
+        raise CommandError(f"{option}: {error}", ExitCode.USAGE) from error

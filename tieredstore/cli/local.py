@@ -1,234 +1,144 @@
-"""The verbs of `tieredstore local`: a RocketMQ store directory looked at, never changed.
-
-What lives here: arguments and what is printed. What `info` tells is gathered in `local_info`.
-"""
+"""The verbs of `tieredstore local`: the directory of a RocketMQ store looked at, never changed."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tieredstore.cli.choice import chosen
-from tieredstore.cli.failures import CommandError, ExitCode
-from tieredstore.cli.output import note, write_json, write_line
-from tieredstore.cli.times import TIME_HELP, time_option
+from tieredstore.cli.options import (
+    Begin,
+    Body,
+    CountMax,
+    End,
+    Json,
+    Key,
+    OneQueue,
+    Plain,
+    Queue,
+    SizeOptions,
+    Time,
+    Topic,
+    argument,
+    option,
+    verb,
+)
+from tieredstore.cli.output import CommandError, ExitCode, shown_time, write_json, write_table
 
 if TYPE_CHECKING:  # help must be fast
-    from tieredstore.cli.damage import DamageCount
+    from tieredstore.local import LocalConfig
+    from tieredstore.local.index_file import IndexFile
     from tieredstore.local.reader import LocalReader
+    from tieredstore.local.record_scan import Damage
     from tieredstore.model.values import QueueKey
 
-_COUNT_DEFAULT = 64
-_OPTIONS = ", or --commit-log-file-bytes, --queue-file-bytes, --index-slots, --index-items"
-_SIZES = ("commit_log_file_bytes", "queue_file_bytes", "index_slot_count", "index_item_count")
+Facts = dict[str, Any]
 
-app = typer.Typer(
-    short_help="Look at the directory of a local store.",
+app = typer.Typer(rich_markup_mode=None)
+local = typer.Typer(
     help="Look at the directory of a RocketMQ local store, also while a broker has it open.\n\n"
     "Example: tieredstore local cat /data/store --topic Orders --count 10",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+app.add_typer(local, name="local")
+
+Directory = Annotated[Path, argument("DIR", "The store: it holds commitlog/.")]
+
+_FOUND_MAX: Final = 64
+_OPTIONS: Final = ", or --commit-log-file-bytes, --queue-file-bytes, --index-slots, --index-items"
 
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The store: it holds commitlog/.")]
-Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
-LogFileBytes = Annotated[
-    int | None, typer.Option("--commit-log-file-bytes", min=1, help="mappedFileSizeCommitLog")
-]
-QueueFileBytes = Annotated[
-    int | None, typer.Option("--queue-file-bytes", min=1, help="mappedFileSizeConsumeQueue")
-]
-IndexSlots = Annotated[int | None, typer.Option("--index-slots", min=1, help="maxHashSlotNum")]
-IndexItems = Annotated[int | None, typer.Option("--index-items", min=1, help="maxIndexNum")]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", metavar="FILE", help="A broker.conf with the sizes, or TOML with [local]."
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")]
-Body = Annotated[bool, typer.Option("--body", help="With the body; base64 in JSON.")]
-Plain = Annotated[
-    bool, typer.Option("--plain", help="With the body as its producer made it, not compressed.")
-]
-
-
-@app.command(epilog="Example: tieredstore local cat /data/store --topic Orders --queue 0 --json")
+@verb(local, "local cat /data/store --topic Orders --queue 0 --json")
 def cat(
     directory: Directory,
-    topic: Annotated[str | None, typer.Option("--topic", help="Of this topic only.")] = None,
-    queue: Annotated[int | None, typer.Option("--queue", min=0, help="This queue only.")] = None,
+    topic: Annotated[str | None, option("--topic", "Of this topic only.")] = None,
+    queue: OneQueue = None,
     begin: Annotated[
-        int, typer.Option("--from", min=0, help="Begin at this queue offset, in each queue.")
+        int, option("--from", "Begin at this queue offset, in each queue.", min=0)
     ] = 0,
-    count: Annotated[int | None, typer.Option("--count", min=0, help="Stop after so many.")] = None,
+    count: Annotated[int | None, option("--count", "Stop after so many.", min=0)] = None,
     body: Body = False,
     plain: Plain = False,
-    commit_log_file_bytes: LogFileBytes = None,
-    queue_file_bytes: QueueFileBytes = None,
-    index_slots: IndexSlots = None,
-    index_items: IndexItems = None,
-    config: Config = None,
+    *,
+    sizes: SizeOptions,
     json: Json = False,
 ) -> None:
     """Print what the consume queues name, in the order of the commit log."""
-    from tieredstore.cli.damage import DamageCount
-    from tieredstore.cli.messages import MessagePrinter
-    from tieredstore.cli.walk import walk
+    from tieredstore.cli.read import LocalPlace, MessagePrinter, print_messages
 
-    sizes = commit_log_file_bytes, queue_file_bytes, index_slots, index_items
-    with _opened(directory, *sizes, config=config) as reader:
-        keys = _chosen(reader, topic, queue)
-        damage = DamageCount(reader)
-        printer = MessagePrinter(json=json, body=body, plain=plain)
-        found = walk(reader, keys, begin=begin, on_damage=damage.add)
-        for key, message in islice(found, count):
-            printer.write(key, message)
-        _tell_damage(damage)
-        printer.tell()
+    printer = MessagePrinter(json=json, body=body, plain=plain)
+    with opened_store(directory, sizes, or_with=_OPTIONS) as reader:
+        print_messages(LocalPlace(reader), printer, topic, queue, begin=begin, count=count)
 
 
-@app.command(epilog="Example: tieredstore local query /data/store Orders order-17 --max 5 --json")
+@verb(local, "local query /data/store Orders order-17 --max 5 --json")
 def query(
     directory: Directory,
     topic: Topic,
-    key: Annotated[str, typer.Argument(metavar="KEY", help="A key or the unique key.")],
-    begin: Annotated[
-        int | None, typer.Option("--begin", parser=time_option, metavar="TIME", help=TIME_HELP)
-    ] = None,
-    end: Annotated[
-        int | None,
-        typer.Option("--end", parser=time_option, metavar="TIME", help="the last to count"),
-    ] = None,
-    count_max: Annotated[int, typer.Option("--max", min=1, help="At most so many.")] = (
-        _COUNT_DEFAULT
-    ),
+    key: Key,
+    begin: Begin = None,
+    end: End = None,
+    count_max: CountMax = _FOUND_MAX,
     body: Body = False,
-    commit_log_file_bytes: LogFileBytes = None,
-    queue_file_bytes: QueueFileBytes = None,
-    index_slots: IndexSlots = None,
-    index_items: IndexItems = None,
-    config: Config = None,
+    *,
+    sizes: SizeOptions,
     json: Json = False,
 ) -> None:
     """Find messages by key, newest first. The messages decide, not the hashes of the index."""
-    from tieredstore.cli.messages import MessagePrinter
-    from tieredstore.model.values import INT64_MAX
+    from tieredstore.cli.read import LocalPlace, MessagePrinter, print_found
 
-    sizes = commit_log_file_bytes, queue_file_bytes, index_slots, index_items
-    with _opened(directory, *sizes, config=config) as reader:
-        found = reader.query_message(
-            topic,
-            key,
-            count_max=count_max + 1,  # to know whether there are more
-            begin=0 if begin is None else begin,
-            end=INT64_MAX if end is None else end,
+    printer = MessagePrinter(json=json, body=body)
+    with opened_store(directory, sizes, or_with=_OPTIONS) as reader:
+        print_found(
+            LocalPlace(reader), printer, topic, key, count_max=count_max, begin=begin, end=end
         )
-        if not found.messages:
-            _chosen(reader, topic, None)
-        printer = MessagePrinter(json=json, body=body)
-        for message in found.messages[:count_max]:
-            printer.write(None, message)
-        if len(found.messages) > count_max:
-            note(f"there are more than {count_max}: --max shows them")
-        if not found.complete:
-            raise CommandError(
-                "a damaged message or index file was passed over: more may have the key",
-                ExitCode.DAMAGE,
-            )
 
 
-@app.command(epilog="Example: tieredstore local offset /data/store Orders 0 2026-11-20T10:45:00Z")
+@verb(local, "local offset /data/store Orders 0 2026-11-20T10:45:00Z")
 def offset(
     directory: Directory,
     topic: Topic,
-    queue: Annotated[int, typer.Argument(metavar="QUEUE", min=0)],
-    time: Annotated[int, typer.Argument(parser=time_option, metavar="TIME", help=TIME_HELP)],
-    upper: Annotated[
-        bool, typer.Option("--upper", help="The last message at or before TIME.")
-    ] = False,
-    commit_log_file_bytes: LogFileBytes = None,
-    queue_file_bytes: QueueFileBytes = None,
-    index_slots: IndexSlots = None,
-    index_items: IndexItems = None,
-    config: Config = None,
+    queue: Queue,
+    time: Time,
+    upper: Annotated[bool, option("--upper", "The last message at or before TIME.")] = False,
+    *,
+    sizes: SizeOptions,
     json: Json = False,
 ) -> None:
     """The queue offset of the first message at or after TIME."""
-    from tieredstore.model.values import Boundary
+    from tieredstore.cli.read import LocalPlace, print_offset
 
-    boundary = Boundary.UPPER if upper else Boundary.LOWER
-    sizes = commit_log_file_bytes, queue_file_bytes, index_slots, index_items
-    with _opened(directory, *sizes, config=config) as reader:
-        _chosen(reader, topic, queue)
-        found = reader.offset_by_time(topic, queue, time, boundary)
-    if not json:
-        write_line(str(found))
-        return
-    place = {"topic": topic, "queue_id": queue, "timestamp": time, "boundary": boundary.value}
-    write_json({**place, "queue_offset": found})
+    with opened_store(directory, sizes, or_with=_OPTIONS) as reader:
+        print_offset(LocalPlace(reader), topic, queue, time, upper=upper, json=json)
 
 
-@app.command(epilog="Example: tieredstore local info /data/store --json")
-def info(
-    directory: Directory,
-    commit_log_file_bytes: LogFileBytes = None,
-    queue_file_bytes: QueueFileBytes = None,
-    index_slots: IndexSlots = None,
-    index_items: IndexItems = None,
-    config: Config = None,
-    json: Json = False,
-) -> None:
+@verb(local, "local info /data/store --json")
+def info(directory: Directory, *, sizes: SizeOptions, json: Json = False) -> None:
     """Offsets, sizes, files, queues, checkpoint, index, and what a recovery would find."""
-    from tieredstore.cli.local_info import gathered, write_tables
-
-    sizes = commit_log_file_bytes, queue_file_bytes, index_slots, index_items
-    with _opened(directory, *sizes, config=config) as reader:
-        facts = gathered(reader)
+    with opened_store(directory, sizes, or_with=_OPTIONS) as reader:
+        facts = _gathered(reader)
     if json:
         write_json(facts)
     else:
-        write_tables(facts)
-
-
-@contextmanager
-def _opened(
-    directory: Path,
-    commit_log_file_bytes: int | None,
-    queue_file_bytes: int | None,
-    index_slots: int | None,
-    index_items: int | None,
-    *,
-    config: Path | None,
-) -> Iterator[LocalReader]:
-    given = {
-        "commit_log_file_bytes": commit_log_file_bytes,
-        "queue_file_bytes": queue_file_bytes,
-        "index_slot_count": index_slots,
-        "index_item_count": index_items,
-    }
-    with opened_store(directory, given, config, or_with=_OPTIONS) as reader:
-        yield reader
+        _write_tables(facts)
 
 
 @contextmanager
 def opened_store(
-    directory: Path, given: Mapping[str, int | None], config: Path | None, *, or_with: str = ""
+    directory: Path, options: SizeOptions, *, or_with: str = ""
 ) -> Iterator[LocalReader]:
     """The store in a directory, with sizes that were given, then those of a file of settings, then
     those written down beside the store."""
     from tieredstore.local.reader import LocalReader
     from tieredstore.model.errors import InvalidConfigError
 
-    sizes = {} if config is None else _sizes_of(config)
-    sizes |= {name: value for name, value in given.items() if value is not None}
+    sizes = ({} if options.config is None else _sizes_of(options.config)) | options.sizes()
     try:
         reader = LocalReader.open(directory, **sizes)
     except InvalidConfigError as error:
@@ -240,37 +150,143 @@ def opened_store(
         yield reader
 
 
+def local_settings(file: Path) -> LocalConfig:
+    """The settings of a local store: those of a broker.conf, or of a table of a TOML file."""
+    from tieredstore.local import LocalConfig
+
+    if file.suffix == ".toml":
+        try:
+            tables = tomllib.loads(file.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise CommandError(f"{file}: is no TOML: {error}", ExitCode.USAGE) from error
+        if LocalConfig.TABLE not in tables:
+            return LocalConfig()  # the settings of a tier alone
+    return LocalConfig.from_file(file)
+
+
 def _sizes_of(config: Path) -> dict[str, int]:
-    """What a broker's settings say otherwise than RocketMQ's defaults: a broker.conf, or TOML with
-    a table of the local store."""
-    from tieredstore.local.config import LocalConfig
+    """The sizes that a file of settings gives otherwise than RocketMQ's defaults."""
+    from tieredstore.local import LocalConfig
+    from tieredstore.local.files import SIZE_SETTINGS
 
     if not config.exists():
         raise CommandError(f"{config}: there is no such file", ExitCode.NOT_THERE)
-    if config.suffix == ".toml" and LocalConfig.TABLE not in _tables_of(config):
-        return {}  # the settings of a tier alone
-    found, plain = LocalConfig.from_file(config), LocalConfig()
-    values = {name: getattr(found, name) for name in _SIZES}
-    return {name: value for name, value in values.items() if value != getattr(plain, name)}
+    found, plain = local_settings(config), LocalConfig()
+    sizes = {name: int(getattr(found, name)) for name in SIZE_SETTINGS}
+    return {name: size for name, size in sizes.items() if size != getattr(plain, name)}
 
 
-def _tables_of(config: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(config.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise CommandError(f"{config}: is no TOML: {error}", ExitCode.USAGE) from error
+def _gathered(reader: LocalReader) -> Facts:
+    from tieredstore.local.files import SIZE_SETTINGS
+
+    log_files = reader.log.queue.files
+    facts = reader.log_facts()
+    queue_rows = [_queue(reader, key, facts.log_end) for key in reader.queues()]
+    queues_end = max((row["max_log_offset"] for row in queue_rows), default=0)
+    return {
+        "directory": str(reader.files.root),
+        "sizes": {name: getattr(reader.config, name) for name in SIZE_SETTINGS},
+        "sizes_written_down": reader.files.sizes.exists(),
+        "min_log_offset": reader.min_log_offset(),
+        "max_log_offset": facts.log_end,
+        "confirmed_offset": reader.confirmed_offset(),
+        "earliest_timestamp": reader.earliest_time(),
+        "commit_log": {
+            "file_count": len(log_files),
+            "first_file": log_files[0].start_offset if log_files else None,
+            "last_file": log_files[-1].start_offset if log_files else None,
+            "gaps": [{"begin": gap.start, "end": gap.end} for gap in reader.log.queue.gaps],
+        },
+        "queues": queue_rows,
+        "checkpoint": asdict(reader.checkpoint.values),
+        "index_files": [_index_file(file) for file in reader.index.files],
+        "recovery": {
+            "abort_file": facts.abnormal,
+            "checked_from": facts.checked_from,
+            "torn_tail": None if facts.torn is None else _damage(facts.torn),
+            "damages": [_damage(damage) for damage in facts.damages],
+            "log_bytes_behind_queues": max(0, facts.log_end - queues_end),
+            "units_behind_log_end": sum(row["units_behind_log_end"] for row in queue_rows),
+            "damaged_index_files": [str(error) for error in reader.index.damages],
+        },
+    }
 
 
-def _chosen(reader: LocalReader, topic: str | None, queue_id: int | None) -> list[QueueKey]:
-    return chosen(list(reader.queues()), topic, queue_id)
+def _queue(reader: LocalReader, key: QueueKey, log_end: int) -> Facts:
+    queue = reader.queue(*key)
+    assert queue is not None
+    return {
+        "topic": key.topic,
+        "queue_id": key.queue_id,
+        "min_offset": queue.min_offset,
+        "max_offset": queue.max_offset,
+        "max_log_offset": queue.last_log_end,
+        "file_count": queue.file_count,
+        "earliest_timestamp": (
+            reader.earliest_time(*key) if queue.min_offset < queue.max_offset else None
+        ),
+        "units_behind_log_end": _units_behind(reader, key, log_end),
+    }
 
 
-def _tell_damage(damage: DamageCount) -> None:
-    if damage.torn_count:
-        note(f"{damage.torn_count} messages at the end of the log were torn by a crash, not shown")
-    if damage.count:
-        raise CommandError(
-            f"{damage.count} damaged messages were not shown, the first: {damage.first}; "
-            "restore the file from a replica",
-            ExitCode.DAMAGE,
-        )
+def _units_behind(reader: LocalReader, key: QueueKey, log_end: int) -> int:
+    """How many messages the queue names that the log does not hold: a crash tore them."""
+    queue = reader.queue(*key)
+    assert queue is not None
+    offset = queue.max_offset
+    while offset > queue.min_offset and queue.unit(offset - 1).log_offset >= log_end:
+        offset -= 1
+    return queue.max_offset - offset
+
+
+def _index_file(file: IndexFile) -> Facts:
+    return {
+        "file": file.name,
+        "size": file.path.stat().st_size,
+        **asdict(file.header),
+        "item_count": file.header.item_count,
+        "full": file.is_full,
+    }
+
+
+def _damage(damage: Damage) -> Facts:
+    return {
+        "path": damage.path,
+        "position": damage.position,
+        "log_offset": damage.log_offset,
+        "reason": damage.reason,
+        "resumed_at": damage.resumed_at,
+    }
+
+
+def _write_tables(facts: Facts) -> None:
+    earliest = facts["earliest_timestamp"]
+    store = {
+        "directory": facts["directory"],
+        "log offsets": f"{facts['min_log_offset']} to {facts['max_log_offset']}",
+        "earliest message": "-" if earliest is None else shown_time(earliest),
+        "commit log files": facts["commit_log"]["file_count"],
+        **{name.replace("_", " "): size for name, size in facts["sizes"].items()},
+    }
+    write_table("store", ("fact", "value"), store.items())
+    _write_rows("queues", facts["queues"])
+    _write_rows("index files", facts["index_files"])
+    _write_rows("checkpoint", [facts["checkpoint"]])
+    recovery = facts["recovery"]
+    shown = [(name.replace("_", " "), _short(value)) for name, value in recovery.items()]
+    write_table("what a recovery would find", ("fact", "value"), shown)
+
+
+def _write_rows(title: str, rows: list[Facts]) -> None:
+    names = list(rows[0]) if rows else []
+    write_table(
+        title, [name.replace("_", " ") for name in names], ([*row.values()] for row in rows)
+    )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"at {value['log_offset']}: {value['reason']} ({value['path']})"
+    if isinstance(value, list):
+        return "; ".join(map(_short, value)) or "none"
+    return "none" if value is None else str(value)

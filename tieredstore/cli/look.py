@@ -1,82 +1,111 @@
-"""The verbs that show what is in a tier: topics, queues, segments and the raw layout.
+"""The verbs that look at a tier: what is in it, and its messages.
 
-What lives here: arguments and what is printed. What the rows hold is gathered in `tier_rows`.
+The fields of a row and their order are a promise: other tools rely on them. How messages are found
+and printed is the same for a tier and for a local store.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tieredstore.cli.output import Columns, write_json, write_table
-from tieredstore.cli.tier_options import TierOptions, takes_tier
+from tieredstore.cli.options import (
+    Begin,
+    Body,
+    CountMax,
+    End,
+    Json,
+    Key,
+    OneQueue,
+    Plain,
+    Queue,
+    TierOptions,
+    Time,
+    Topic,
+    argument,
+    chosen,
+    known_names,
+    option,
+    time_option,
+    verb,
+)
+from tieredstore.cli.output import (
+    Columns,
+    CommandError,
+    ExitCode,
+    printable,
+    shown_catalogue_time,
+    write_json,
+    write_rows,
+    write_table,
+)
+from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
+
+if TYPE_CHECKING:  # help must be fast
+    from tieredstore.cli.tier import OpenedBackend, OpenedTier, TierDamage
+    from tieredstore.driver.provider import ListedSegment
+
+Row = dict[str, Any]
 
 app = typer.Typer(rich_markup_mode=None)
 
-_TIER = "--provider posix --path /data/tier --metadata /data/tieredStoreMetadata.json"
+AnyTopic = Annotated[str | None, argument("[TOPIC]", "Of this topic only.")]
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")]
-AnyTopic = Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="Of this topic only.")]
-
-
-@app.command(
-    short_help="Topics: sizes, queues, reserve hours.",
-    epilog=f"Example: tieredstore topics {_TIER} --broker broker-a",
+_TIER: Final = "--provider posix --path /data/tier --metadata /data/tieredStoreMetadata.json"
+_TOPIC_COLUMNS: Final = ("topic", "id", "queues", "log bytes", "queue bytes", "reserve hours")
+_QUEUE_COLUMNS: Final = (
+    *("topic", "queue", "min", "max"),
+    *("log bytes", "queue bytes", "first", "last"),
 )
-@takes_tier
+_SEGMENT_COLUMNS: Final = ("topic/queue", "type", "base offset", "size", "first", "last")
+_SEGMENT_WIDTHS: Final = (30, 13, 14, 11, 25, 0)
+_LISTED_COLUMNS: Final = ("broker/topic/queue", "type", "name", "size", "catalogue")
+_LISTED_WIDTHS: Final = (36, 13, 28, 11, 0)
+_FOUND_MAX: Final = 32
+
+
+@verb(app, f"topics {_TIER} --broker broker-a")
 def topics(tier: TierOptions, json: Json = False) -> None:
     """The topics of a tier: their sizes, queues, and how long they are kept."""
-    from tieredstore.cli import tier_rows
-    from tieredstore.cli.damage_report import TierDamage
-    from tieredstore.cli.tier import opened_tier
+    from tieredstore.cli.tier import TierDamage, opened_tier
 
     damage = TierDamage()
     with opened_tier(tier) as opened:
-        rows = tier_rows.topic_rows(opened, damage)
+        rows = _topic_rows(opened, damage)
     if json:
         for row in rows:
             write_json(row)
     else:
-        write_table("topics", tier_rows.TOPIC_COLUMNS, map(tier_rows.topic_cells, rows))
-    damage.tell()
+        write_table("topics", _TOPIC_COLUMNS, map(_topic_cells, rows))
+    damage.raise_error()
 
 
-@app.command(
-    short_help="Queues: offsets, sizes, times.",
-    epilog="Example: tieredstore queues Orders --config broker.conf --json",
-)
-@takes_tier
+@verb(app, "queues Orders --config broker.conf --json")
 def queues(topic: AnyTopic = None, *, tier: TierOptions, json: Json = False) -> None:
     """The queues of a tier: first offset, the offset behind the last, sizes and times.
 
     Times are the catalogue's; one that cannot be true has a question mark.
     """
-    from tieredstore.cli import tier_rows
-    from tieredstore.cli.damage_report import TierDamage
-    from tieredstore.cli.tier import opened_tier
+    from tieredstore.cli.tier import TierDamage, opened_tier
 
     damage = TierDamage()
     with opened_tier(tier) as opened:
-        rows = tier_rows.queue_rows(opened, topic, damage)
+        rows = _queue_rows(opened, topic, damage)
     if json:
         for row in rows:
             write_json(row)
     else:
-        write_table("queues", tier_rows.QUEUE_COLUMNS, map(tier_rows.queue_cells, rows))
-    damage.tell()
+        write_table("queues", _QUEUE_COLUMNS, map(_queue_cells, rows))
+    damage.raise_error()
 
 
-@app.command(
-    short_help="Segments, as the catalogue has them.",
-    epilog="Example: tieredstore segments Orders 0 --config broker.conf --json",
-)
-@takes_tier
+@verb(app, "segments Orders 0 --config broker.conf --json")
 def segments(
     topic: AnyTopic = None,
-    queue: Annotated[
-        int | None, typer.Argument(metavar="[QUEUE]", min=0, help="Of this queue only.")
-    ] = None,
+    queue: Annotated[int | None, argument("[QUEUE]", "Of this queue only.", min=0)] = None,
     *,
     tier: TierOptions,
     json: Json = False,
@@ -85,30 +114,19 @@ def segments(
 
     Those of the key index are shown for the topic rmq_sys_INDEX.
     """
-    from tieredstore.cli import tier_rows
-    from tieredstore.cli.damage_report import TierDamage
-    from tieredstore.cli.tier import opened_tier
+    from tieredstore.cli.tier import TierDamage, opened_tier
 
     damage = TierDamage()
-    columns = Columns(tier_rows.SEGMENT_COLUMNS, tier_rows.SEGMENT_WIDTHS)
+    columns = Columns(_SEGMENT_COLUMNS, _SEGMENT_WIDTHS)
     with opened_tier(tier) as opened:
-        for row in tier_rows.segment_rows(opened, topic, queue, damage):
-            if json:
-                write_json(row)
-            else:
-                columns.write(tier_rows.segment_cells(row))
-    damage.tell()
+        write_rows(_segment_rows(opened, topic, queue, damage), columns, _segment_cells, json=json)
+    damage.raise_error()
 
 
-@app.command(
-    short_help="Segments, as they lie in the backend.",
-    epilog="Example: tieredstore ls broker-a/Orders --config broker.conf",
-)
-@takes_tier
+@verb(app, "ls broker-a/Orders --config broker.conf")
 def ls(
     below: Annotated[
-        str,
-        typer.Argument(metavar="[PREFIX]", help="Only what lies at or below BROKER/TOPIC/QUEUE."),
+        str, argument("[PREFIX]", "Only what lies at or below BROKER/TOPIC/QUEUE.")
     ] = "",
     *,
     tier: TierOptions,
@@ -118,15 +136,272 @@ def ls(
 
     A missing or damaged catalogue is told of at the end.
     """
-    from tieredstore.cli import tier_rows
     from tieredstore.cli.tier import opened_backend
 
-    columns = Columns(tier_rows.LISTED_COLUMNS, tier_rows.LISTED_WIDTHS)
+    columns = Columns(_LISTED_COLUMNS, _LISTED_WIDTHS)
     with opened_backend(tier) as backend:
-        for row in tier_rows.listed_rows(backend, below):
-            if json:
-                write_json(row)
-            else:
-                columns.write(tier_rows.listed_cells(row))
+        write_rows(_listed_rows(backend, below), columns, _listed_cells, json=json)
         if backend.failure is not None:
             raise backend.failure
+
+
+@verb(app, "cat Orders --from 2026-11-20T10:45Z --config broker.conf")
+def cat(
+    topic: Topic,
+    queue: OneQueue = None,
+    begin: Annotated[
+        int | None,
+        option(
+            "--from OFFSET|TIME",
+            "Begin at this queue offset in each queue, or at this time: epoch milliseconds "
+            "of 13 digits and more, or ISO 8601.",
+            parser=time_option,
+        ),
+    ] = None,
+    count: Annotated[int | None, option("--count", "Stop after so many; else all.", min=0)] = None,
+    body: Body = False,
+    plain: Plain = False,
+    *,
+    tier: TierOptions,
+    json: Json = False,
+) -> None:
+    """Print the messages of a topic in the order in which they were stored, over all its queues.
+
+    Within a queue that is the order of its offsets. Damaged messages are left out and told of at
+    the end.
+    """
+    from tieredstore.cli.read import MessagePrinter, TierPlace, print_messages
+    from tieredstore.cli.tier import opened_tier
+
+    printer = MessagePrinter(json=json, body=body, plain=plain)
+    with opened_tier(tier) as opened:
+        print_messages(TierPlace(opened), printer, topic, queue, begin=begin or 0, count=count)
+
+
+@verb(app, "offset Orders 0 2026-11-20T10:45Z --config broker.conf")
+def offset(
+    topic: Topic,
+    queue: Queue,
+    time: Time,
+    upper: Annotated[
+        bool, option("--upper", "The last of the messages stored exactly at TIME.")
+    ] = False,
+    *,
+    tier: TierOptions,
+    json: Json = False,
+) -> None:
+    """The queue offset of the first message stored at or after TIME; the queue's end if none."""
+    from tieredstore.cli.read import TierPlace, print_offset
+    from tieredstore.cli.tier import opened_tier
+
+    with opened_tier(tier) as opened:
+        print_offset(TierPlace(opened), topic, queue, time, upper=upper, json=json)
+
+
+@verb(app, "query Orders order-17 --max 5 --config broker.conf")
+def query(
+    topic: Topic,
+    key: Key,
+    begin: Begin = None,
+    end: End = None,
+    count_max: CountMax = _FOUND_MAX,
+    body: Body = False,
+    *,
+    tier: TierOptions,
+    json: Json = False,
+) -> None:
+    """Find messages by key, newest first. The messages decide, not the hashes of the index.
+
+    On the broker's host all of the key index is asked; elsewhere what was uploaded of it, which a
+    broker does once a day, or when a file is full. A note says where the index ends before a queue.
+    """
+    from tieredstore.cli.read import MessagePrinter, TierPlace, print_found
+    from tieredstore.cli.tier import opened_tier
+
+    printer = MessagePrinter(json=json, body=body)
+    with opened_tier(tier) as opened:
+        print_found(
+            TierPlace(opened), printer, topic, key, count_max=count_max, begin=begin, end=end
+        )
+
+
+def _topic_rows(tier: OpenedTier, damage: TierDamage) -> list[Row]:
+    """By name. `reserve_hours` is the store's where the topic has none of its own: 0 is none."""
+    rows: dict[str, Row] = {}
+    for record in tier.reader.topics():
+        own = record.reserve_hours if (record.reserve_hours or 0) > 0 else None
+        rows[record.topic] = {
+            "topic": record.topic,
+            "topic_id": record.topic_id,
+            "queue_count": 0,
+            "log_bytes": 0,
+            "queue_bytes": 0,
+            "reserve_hours": tier.config.reserve_hours if own is None else own,
+            "reserve_hours_is_default": own is None,
+        }
+    lost = {"topic_id": None, "queue_count": 0, "log_bytes": 0, "queue_bytes": 0}
+    for row in _queue_rows(tier, None, damage):
+        topic = row["topic"]
+        found = rows.setdefault(
+            topic,  # a queue whose topic the catalogue has lost
+            {
+                "topic": topic,
+                **lost,
+                "reserve_hours": tier.config.reserve_hours,
+                "reserve_hours_is_default": True,
+            },
+        )
+        found["queue_count"] += 1
+        found["log_bytes"] += row["log_bytes"]
+        found["queue_bytes"] += row["queue_bytes"]
+    return [rows[name] for name in sorted(rows)]
+
+
+def _topic_cells(row: Row) -> tuple[object, ...]:
+    number = "-" if row["topic_id"] is None else row["topic_id"]
+    hours = f"{row['reserve_hours']}{' (default)' if row['reserve_hours_is_default'] else ''}"
+    return row["topic"], number, row["queue_count"], row["log_bytes"], row["queue_bytes"], hours
+
+
+def _queue_rows(tier: OpenedTier, topic: str | None, damage: TierDamage) -> list[Row]:
+    """By topic and queue. A minimum that cannot be read is null."""
+    keys = tier.keys(topic)
+    records = _records_by_path(tier, topic)
+    return [_queue_row(tier, key, records.get(_path(tier, key), []), damage) for key in keys]
+
+
+def _queue_row(
+    tier: OpenedTier, key: QueueKey, records: list[SegmentRecord], damage: TierDamage
+) -> Row:
+    logs = [row for row in records if row.type is SegmentType.COMMIT_LOG and row.size]
+    units = [row for row in records if row.type is SegmentType.CONSUME_QUEUE]
+    begins = [row.begin_timestamp for row in logs if row.begin_timestamp is not None]
+    ends = [row.end_timestamp for row in logs if row.end_timestamp is not None]
+    minimum, problem = tier.beginning(key)
+    damage.add_queue(tier, key, problem)
+    return {
+        "topic": key.topic,
+        "queue_id": key.queue_id,
+        "min_offset": minimum,
+        "max_offset": tier.reader.max_offset(*key) or 0,
+        "log_bytes": sum(row.size for row in logs),
+        "queue_bytes": sum(row.size for row in units),
+        "begin_timestamp": min(begins, default=None),
+        "end_timestamp": max(ends, default=None),
+        "problem": problem,
+    }
+
+
+def _queue_cells(row: Row) -> tuple[object, ...]:
+    minimum = "?" if row["min_offset"] is None else row["min_offset"]
+    times = map(shown_catalogue_time, (row["begin_timestamp"], row["end_timestamp"]))
+    sizes = row["log_bytes"], row["queue_bytes"]
+    return row["topic"], row["queue_id"], minimum, row["max_offset"], *sizes, *times
+
+
+def _segment_rows(
+    tier: OpenedTier, topic: str | None, queue_id: int | None, damage: TierDamage
+) -> Iterator[Row]:
+    """By queue, type and base; the key index's only if it is named."""
+    from tieredstore.codec.names import INDEX_TOPIC, index_queue_path
+
+    if topic == INDEX_TOPIC:
+        path = index_queue_path(tier.config.broker_name)
+        (key,) = chosen([QueueKey(topic, 0)], topic, queue_id)
+        for record in tier.metadata.segments(path, SegmentType.INDEX):
+            yield _segment_row(key, record)
+        return
+    keys = tier.keys(topic, queue_id)
+    records = _records_by_path(tier, topic, queue_id)
+    for key in keys:
+        for record in records.get(_path(tier, key), []):
+            yield _segment_row(key, record)
+        damage.add_queue(tier, key, tier.beginning(key)[1])
+
+
+def _records_by_path(
+    tier: OpenedTier, topic: str | None, queue_id: int | None = None
+) -> dict[str, list[SegmentRecord]]:
+    """All at once: asking queue by queue would sort all queues each time."""
+    found: dict[str, list[SegmentRecord]] = {}
+    for record in tier.reader.segments(topic, queue_id):
+        found.setdefault(record.path, []).append(record)
+    return found
+
+
+def _path(tier: OpenedTier, key: QueueKey) -> str:
+    from tieredstore.codec.names import queue_path
+
+    return queue_path(tier.config.broker_name, *key)
+
+
+def _segment_row(key: QueueKey, record: SegmentRecord) -> Row:
+    return {
+        "topic": key.topic,
+        "queue_id": key.queue_id,
+        "type": record.type.name,
+        "base_offset": record.base_offset,
+        "size": record.size,
+        "begin_timestamp": record.begin_timestamp,
+        "end_timestamp": record.end_timestamp,
+        "path": record.path,
+    }
+
+
+def _segment_cells(row: Row) -> tuple[str, ...]:
+    place = f"{row['topic']}/{row['queue_id']}"
+    times = map(shown_catalogue_time, (row["begin_timestamp"], row["end_timestamp"]))
+    return place, row["type"], str(row["base_offset"]), str(row["size"]), *times
+
+
+def _listed_rows(backend: OpenedBackend, prefix: str) -> Iterator[Row]:
+    """As the backend lists them; what comes together of one queue and type by base.
+
+    `catalogued` is null where there is no catalogue to ask.
+    """
+    listed = backend.provider.list(prefix)
+    count = 0
+    for _, together in groupby(listed, key=lambda found: (found.path, found.type)):
+        for found in sorted(together, key=lambda found: found.base):
+            count += 1
+            yield _listed_row(backend, found)
+    if prefix.strip("/") and not count:
+        paths = {found.path.partition("/")[0] for found in backend.provider.list()}
+        raise CommandError(
+            f"nothing lies at or below {printable(prefix)!r}; want BROKER, BROKER/TOPIC or "
+            f"BROKER/TOPIC/QUEUE; there are the brokers: {known_names(sorted(paths))}",
+            ExitCode.NOT_THERE,
+        )
+
+
+def _listed_row(backend: OpenedBackend, found: ListedSegment) -> Row:
+    catalogued = size = None
+    if backend.metadata is not None:
+        record = backend.metadata.segment(found.path, found.type, found.base)
+        catalogued = record is not None
+        size = None if record is None else record.size
+    with backend.provider.open(found.path, found.type, found.base) as segment:
+        file = segment.path
+    return {
+        "path": found.path,
+        "type": found.type.name,
+        "base_offset": found.base,
+        "size": found.size,
+        "catalogued": catalogued,
+        "catalogue_size": size,
+        "file": file,
+    }
+
+
+def _listed_cells(row: Row) -> tuple[str, ...]:
+    from tieredstore.codec.names import segment_name
+
+    if row["catalogued"] is None:
+        known = "?"
+    elif not row["catalogued"]:
+        known = "not in the catalogue"
+    elif row["catalogue_size"] != row["size"]:
+        known = f"has {row['catalogue_size']} bytes of it"
+    else:
+        known = "yes"
+    return row["path"], row["type"], segment_name(row["base_offset"]), str(row["size"]), known

@@ -1,39 +1,91 @@
-"""The command `tieredstore`: its verbs and the one place where errors end.
-
-What lives here: putting the families of verbs together, and `main`.
-"""
+"""The command `tieredstore`: its verbs, and the one place where errors end."""
 
 from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Final
 
 import typer
+from typer.core import TyperGroup
 
-from tieredstore.cli import (
-    care,
-    catalogue,
-    cost,
-    expire,
-    export,
-    find,
-    local,
-    look,
-    migrate,
-    read,
-    reindex,
-    report,
-    try_out,
-    verify,
-    why,
+from tieredstore.cli.output import (
+    EXIT_CODES,
+    CommandError,
+    ExitCode,
+    complain,
+    finish_output,
+    outcome,
+    require_streams,
+    silence_output,
 )
-from tieredstore.cli.failures import EXIT_CODES, CommandError, ExitCode, outcome
-from tieredstore.cli.output import complain, finish_output, require_streams, silence_output
 
-_EXAMPLE = "Example: tieredstore topics --config broker.conf"
+_EXAMPLE: Final = "Example: tieredstore topics --config broker.conf"
+
+# The module of each verb, and what is said of it in the list of all.
+_VERBS: Final = {
+    "topics": ("look", "Topics: sizes, queues, reserve hours."),
+    "queues": ("look", "Queues: offsets, sizes, times."),
+    "segments": ("look", "Segments, as the catalogue has them."),
+    "ls": ("look", "Segments, as they lie in the backend."),
+    "cat": ("look", "Messages of a topic, oldest first."),
+    "offset": ("look", "The queue offset of a time."),
+    "query": ("look", "Messages by key, newest first."),
+    "why": ("why", "Where is this message, or why is it not there?"),
+    "audit": ("care", "What is missing, damaged or left over."),
+    "resume": ("care", "Let a stopped queue go on, if it can."),
+    "rebuild": ("care", "Restore a lost catalogue from the bytes."),
+    "certify": ("care", "Can this backend be trusted with a tier?"),
+    "expire": ("care", "Drop what is older than its topic is kept."),
+    "cost": ("cost", "Requests and storage in a month, in dollars."),
+    "report": ("report", "One HTML page about the whole tier."),
+    "put": ("try_out", "Put messages into a local store."),
+    "offload": ("try_out", "Copy a local store to its tier."),
+    "migrate": ("jobs", "Copy a tier to another backend, and move over."),
+    "verify": ("jobs", "Read everything: is every message whole and found?"),
+    "export": ("jobs", "Messages as Parquet, by topic and day."),
+    "reindex": ("jobs", "Make the key index anew, from the commit logs."),
+    "local": ("local", "Look at the directory of a local store."),
+    "metadata": ("care", "The catalogue of a tier."),
+}
+
+
+class _Commands(Mapping[str, Any]):
+    """The verbs by name: a module is imported when one of its verbs is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        module, short_help = _VERBS[name]
+        app = import_module(f"tieredstore.cli.{module}").app
+        command = typer.main.get_group(app).commands[name]
+        command.short_help = short_help
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_VERBS)
+
+    def __len__(self) -> int:
+        return len(_VERBS)
+
+
+class _Verbs(TyperGroup):
+    """Its own help imports none of the verbs: it must be fast."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "commands": {}})
+        self.commands = _Commands()  # type: ignore[assignment]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_VERBS)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, said) for name, (_, said) in _VERBS.items()])
+
 
 app = typer.Typer(
+    cls=_Verbs,
     name="tieredstore",
     help=f"Look at, check, move and try out RocketMQ stores and their tiers.\n\n{_EXAMPLE}",
     epilog=EXIT_CODES,
@@ -42,24 +94,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # boxes cost 0.15 s, and a pager or a log shows them badly
     pretty_exceptions_enable=False,
 )
-for verbs in (
-    look.app,
-    read.app,
-    find.app,
-    why.app,
-    care.app,
-    expire.app,
-    cost.app,
-    report.app,
-    try_out.app,
-    migrate.app,
-    verify.app,
-    export.app,
-    reindex.app,
-):
-    app.add_typer(verbs)
-app.add_typer(local.app, name="local")
-app.add_typer(catalogue.app, name="metadata")
 
 
 @app.callback()

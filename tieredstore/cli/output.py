@@ -1,7 +1,17 @@
-"""What goes to stdout: JSON lines for programs, lines and tables for people. And to a named file.
+"""What a command says: rows on stdout, one line on stderr where it fails, and an exit code.
 
-What lives here: writing one row after the other, so that a store of any size needs no memory;
-`OutputFile`, for every verb that writes a file.
+Rows are written one after the other, so that a store of any size needs no memory.
+
+    | code | meaning                                                                     |
+    | ---- | --------------------------------------------------------------------------- |
+    |    0 | done                                                                        |
+    |    1 | a bug: --debug shows where                                                  |
+    |    2 | the command line or a setting is wrong                                      |
+    |    3 | there is no such file, directory, catalogue, cluster, broker, topic, queue  |
+    |    4 | damage: everything sound was printed, and something is missing              |
+    |    5 | the system or the backend refused (permissions, no such bucket, full disk)  |
+    |  130 | interrupted                                                                 |
+    |  141 | nobody reads the output any more                                            |
 """
 
 from __future__ import annotations
@@ -9,21 +19,132 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
-from tieredstore.cli.failures import CommandError, ExitCode
-
 Row = Mapping[str, Any]
 
-_REFUSED: Final = ExitCode.REFUSED
 _NAME_WIDTH: Final = 20  # of the first column, at least, where the terminal is narrow
 _WIDTH_MAX: Final = 1000
+_EXTRAS: Final = {"pyarrow": "jobs", "pyspark": "spark"}  # that bring a module a verb may need
+
+
+_KEYS: Final = (
+    "its keys come from TIEREDSTORE_ACCESS_KEY and TIEREDSTORE_SECRET_KEY, the settings, or where "
+    "AWS's tools have them"
+)
+_ADVICE: Final = (  # where an object store says this
+    ("404 NoSuchBucket", "see its name (--bucket) and the address (--endpoint)"),
+    (": 401 ", _KEYS),
+    (": 403 ", _KEYS),
+)
+_LOCKED: Final = "stop the broker first, or wait until the other command has ended"
+_LOCALE: Final = "file names and words are UTF-8 here; set a UTF-8 locale, or PYTHONUTF8=1"
+_UNAVAILABLE: Final = "see that its address is right and that it runs, and try again"
+_FAILING: Final = "the store was reached and fails at this request: its own log says why"
+_REPLY_5XX: Final = re.compile(r": 5\d\d\b")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_INT64_MAX: Final = 2**63 - 1
+_PLAUSIBLE: Final = range(1_262_304_000_000, 4_102_444_800_000)  # 2010 to 2099
+
+
+class ExitCode(IntEnum):
+    """What a shell sees."""
+
+    DONE = 0
+    BUG = 1
+    USAGE = 2
+    NOT_THERE = 3
+    DAMAGE = 4
+    REFUSED = 5
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+EXIT_CODES: Final = (
+    "Exit codes: 0 done; 1 a bug; 2 wrong command line or settings; 3 no such file, catalogue, "
+    "broker, topic or queue; 4 damage: all that is sound was printed; 5 refused by the system, the "
+    "backend, or another process that has it open."
+)
+
+
+class CommandError(Exception):
+    """A command cannot go on, or could not do all of it: one line that says what to do."""
+
+    def __init__(self, text: str, code: ExitCode) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def outcome(error: Exception) -> tuple[str, ExitCode]:
+    """The one line and the code of an error."""
+    text = " ".join(str(error).split())
+    if isinstance(error, CommandError):
+        return text, error.code
+    if isinstance(error, UnicodeEncodeError):
+        said = ascii(error.object[error.start : error.end])
+        return f"{said} cannot be written in {error.encoding}: {_LOCALE}", ExitCode.USAGE
+    if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(error.name or "")):
+        return f"{error.name} is missing: pip install 'tieredstore[{extra}]'", ExitCode.USAGE
+    code = _code_of(error)
+    if code is ExitCode.BUG:
+        return f"{type(error).__name__}: {text} (a bug: --debug shows where)", code
+    advice = _advice_for(error, text, code)
+    return f"{text}; {advice}" if advice else text, code
+
+
+def _code_of(error: Exception) -> ExitCode:
+    """By its class, the nearest one of these."""
+    # Imported here: an error is rare, and help must be fast.
+    from tieredstore.access.wiring import NoCatalogueError
+    from tieredstore.local.reader import StoreNotFoundError
+    from tieredstore.model import errors
+
+    if isinstance(error, (errors.UnknownNameError, NoCatalogueError, StoreNotFoundError)):
+        return ExitCode.NOT_THERE
+    if isinstance(error, errors.InvalidConfigError):
+        return ExitCode.USAGE
+    if isinstance(error, errors.SegmentError):
+        return ExitCode.DAMAGE
+    if isinstance(error, errors.MetadataError):
+        return ExitCode.DAMAGE if error.is_damage else ExitCode.REFUSED
+    if isinstance(error, (errors.BackendError, OSError)):
+        return ExitCode.REFUSED
+    return ExitCode.BUG
+
+
+def _advice_for(error: Exception, text: str, code: ExitCode) -> str:
+    """What to do next, where that is known."""
+    from tieredstore.model import errors
+
+    if isinstance(error, errors.SegmentError) and code is ExitCode.DAMAGE:
+        return "restore it from a copy"
+    if isinstance(error, errors.CatalogueLockedError):
+        return _LOCKED
+    if isinstance(error, errors.MetadataError) and code is ExitCode.DAMAGE:
+        return "restore the catalogue, or name another with --metadata"
+    if isinstance(error, errors.BackendUnavailableError):
+        return _FAILING if _REPLY_5XX.search(text) else _UNAVAILABLE
+    return _advised(text) if code is ExitCode.REFUSED else ""
+
+
+def advised(text: str) -> str:
+    """What a backend refused, with what helps where that is known."""
+    advice = _advised(text)
+    return f"{text}; {advice}" if advice else text
+
+
+def _advised(text: str) -> str:
+    return next((advice for said, advice in _ADVICE if said in text), "")
 
 
 def require_streams() -> None:
@@ -40,7 +161,9 @@ def require_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - it stays open to the end
     if sys.stdout is None:
-        raise CommandError("stdout is closed: for no output, send it to /dev/null", _REFUSED)
+        raise CommandError(
+            "stdout is closed: for no output, send it to /dev/null", ExitCode.REFUSED
+        )
 
 
 def write_line(text: str) -> None:
@@ -54,7 +177,7 @@ def write_line(text: str) -> None:
 def _unwritten(error: OSError) -> CommandError:
     if isinstance(error, BrokenPipeError):
         return CommandError("", ExitCode.BROKEN_PIPE)
-    return CommandError(f"stdout: {error.strerror or error}", _REFUSED)
+    return CommandError(f"stdout: {error.strerror or error}", ExitCode.REFUSED)
 
 
 def write_json(row: Row) -> None:
@@ -117,6 +240,17 @@ class Columns:
     def _write(self, cells: Sequence[str]) -> None:
         padded = (cell.ljust(width) for cell, width in zip(cells, self._widths, strict=True))
         write_line("  ".join(padded).rstrip())
+
+
+def write_rows(
+    rows: Iterable[Row], columns: Columns, cells: Callable[[Any], Sequence[str]], *, json: bool
+) -> None:
+    """Each row as it comes: an object for a program, or a line in columns for people."""
+    for row in rows:
+        if json:
+            write_json(row)
+        else:
+            columns.write(cells(row))
 
 
 def write_table(title: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -269,3 +403,40 @@ def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def parse_time(text: str) -> int:
+    """Epoch milliseconds. Digits alone are just that; ISO 8601 is UTC unless it says otherwise."""
+    words = text.strip()
+    if words.isascii() and words.isdigit():
+        if len(words) <= 19 and int(words) <= _INT64_MAX:
+            return int(words)
+        raise ValueError(f"{text!r:.40}: more than 63 bits are no time")
+    try:
+        moment = datetime.fromisoformat(words)
+    except ValueError:
+        raise ValueError(
+            f"{text!r:.40} is no time: give epoch milliseconds or ISO 8601 such as "
+            "2026-11-20T10:45:32.778Z"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    time = (moment - _EPOCH) // _MILLISECOND
+    if time < 0:
+        raise ValueError(f"{text!r:.40}: no message is older than 1970")
+    return time
+
+
+def shown_time(timestamp: int) -> str:
+    try:
+        moment = _EPOCH + timedelta(milliseconds=timestamp)
+    except OverflowError:
+        return str(timestamp)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def shown_catalogue_time(timestamp: int | None) -> str:
+    """RocketMQ takes part of an IPv6 address for a time: what cannot be one is shown as it is."""
+    if timestamp is None:
+        return "-"
+    return shown_time(timestamp) if timestamp in _PLAUSIBLE else f"{timestamp}?"

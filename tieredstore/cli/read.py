@@ -1,129 +1,560 @@
-"""The verbs that read messages of a tier: cat and offset.
+"""Messages of a place, which is a tier or a local store: read in order, found by key, printed.
 
-What lives here: arguments and what is printed. The way through the queues is in `tier_walk`.
+A place of any size is read in bounded memory. The fields of a message and their order are a
+promise: other tools rely on them.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Annotated, Final
+from typing import Any, Final, NamedTuple, Protocol
 
-import typer
+from tieredstore.access.reader import TieredReader
+from tieredstore.cli.options import chosen
+from tieredstore.cli.output import (
+    Columns,
+    CommandError,
+    ExitCode,
+    note,
+    printable,
+    shown_time,
+    write_json,
+    write_line,
+)
+from tieredstore.cli.tier import OpenedTier, TierDamage, check_answers
+from tieredstore.codec.message import decode_message
+from tieredstore.codec.record import KEYS
+from tieredstore.local.reader import LocalReader
+from tieredstore.model.errors import (
+    BodyNotPlainError,
+    OffsetOutOfRangeError,
+    SegmentCorruptError,
+    SegmentError,
+    SegmentNotFoundError,
+)
+from tieredstore.model.messages import QueryResult, SelectedMessage
+from tieredstore.model.values import INT32_MAX, INT64_MAX, Boundary, QueueKey
 
-from tieredstore.cli.failures import CommandError, ExitCode
-from tieredstore.cli.output import printable, write_json, write_line
-from tieredstore.cli.tier_options import TierOptions, takes_tier
-from tieredstore.cli.times import TIME_HELP, time_option
+Row = dict[str, Any]
 
+OnDamage = Callable[[QueueKey, int, SegmentError], None]
+"""Gets the queue, how many messages could not be read, and why the first of them could not."""
+
+_COLUMNS: Final = ("log offset", "topic/queue/offset", "size", "stored", "tags", "keys")
+_WIDTHS: Final = (12, 34, 7, 24, 12, 0)
 # No queue has so many messages, and no message was stored so early: 2001-09-09.
 _TIMES_FROM: Final = 1_000_000_000_000
+# Of all queues together:
+_BYTES_HELD_MAX: Final = 64 * 1024 * 1024  # but for huge single messages
+_UNITS_HELD_MAX: Final = 1 << 17
+# Of one queue:
+_PAGE_BYTES_MIN: Final = 64 * 1024
+_PAGE_COUNT_MAX: Final = 4096
+_UNITS_READ_MIN: Final = 16
 
-app = typer.Typer(rich_markup_mode=None)
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")]
-Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
-Plain = Annotated[
-    bool, typer.Option("--plain", help="With the body as its producer made it, not compressed.")
-]
+class QueuedMessage(NamedTuple):
+    """A message, and the queue that names it."""
+
+    key: QueueKey
+    message: SelectedMessage
 
 
-@app.command(
-    short_help="Messages of a topic, oldest first.",
-    epilog="Example: tieredstore cat Orders --from 2026-11-20T10:45Z --config broker.conf",
-)
-@takes_tier
-def cat(
-    topic: Topic,
-    queue: Annotated[int | None, typer.Option("--queue", min=0, help="This queue only.")] = None,
-    begin: Annotated[
-        int | None,
-        typer.Option(
-            "--from",
-            parser=time_option,
-            metavar="OFFSET|TIME",
-            help="Begin at this queue offset in each queue, or at this time: epoch milliseconds "
-            "of 13 digits and more, or ISO 8601.",
-        ),
-    ] = None,
-    count: Annotated[
-        int | None, typer.Option("--count", min=0, help="Stop after so many; else all.")
-    ] = None,
-    body: Annotated[bool, typer.Option("--body", help="With the body; base64 in JSON.")] = False,
-    plain: Plain = False,
+class Place(Protocol):
+    """A tier or a local store that is open. What is wrong with it is raised at the end."""
+
+    @property
+    def reader(self) -> TieredReader | LocalReader: ...
+
+    def keys(self, topic: str | None, queue_id: int | None = None) -> list[QueueKey]:
+        """The queues that are meant; naming one that is not there is an error."""
+        ...
+
+    def messages(
+        self, keys: list[QueueKey], begin: int, count_max: int | None
+    ) -> Iterator[QueuedMessage]:
+        """The sound messages of these queues in the order in which they were stored."""
+        ...
+
+    def check_queues(self, keys: Iterable[QueueKey]) -> None:
+        """Find out what these queues have lost."""
+        ...
+
+    def raise_damage(self) -> None:
+        """Raise what was found wrong so far."""
+        ...
+
+    def note_reach(self, found: QueryResult, topic: str) -> None:
+        """Say where an answer of the index is not the last word."""
+        ...
+
+    def lack_of(self, found: QueryResult) -> CommandError | None:
+        """What an answer may lack because of damage."""
+        ...
+
+
+def print_messages(
+    place: Place,
+    printer: MessagePrinter,
+    topic: str | None,
+    queue_id: int | None,
     *,
-    tier: TierOptions,
-    json: Json = False,
+    begin: int,
+    count: int | None,
 ) -> None:
-    """Print the messages of a topic in the order in which they were stored, over all its queues.
-
-    Within a queue that is the order of its offsets. Damaged messages are left out and told of at
-    the end.
-    """
-    from tieredstore.cli.damage_report import TierDamage
-    from tieredstore.cli.messages import MessagePrinter
-    from tieredstore.cli.tier import opened_tier
-    from tieredstore.cli.tier_rows import keys_of, problem_of
-    from tieredstore.cli.tier_walk import Start, walk_tier
-
-    is_time = begin is not None and begin >= _TIMES_FROM
-    start = Start(timestamp=begin) if is_time else Start(offset=begin or 0)
-    damage = TierDamage()
-    printer = MessagePrinter(json=json, body=body, plain=plain)
-    with opened_tier(tier) as opened:
-        keys = keys_of(opened, topic, queue)
-        found = walk_tier(
-            opened.reader,
-            keys,
-            start=start,
-            count_max=count,
-            checks_bodies=opened.config.checks_bulk_reads,
-            on_damage=damage.add_messages,
-        )
-        for stored in islice(found, count):
-            printer.write(stored.key, stored.message)
-        for key in keys:  # what is missing behind the last one that was shown
-            damage.add_queue(opened, key, problem_of(opened, key))
-    damage.tell()
-    printer.tell()
+    keys = place.keys(topic, queue_id)
+    for key, message in islice(place.messages(keys, begin, count), count):
+        printer.write(key, message)
+    place.check_queues(keys)  # what is missing behind the last one that was shown
+    place.raise_damage()
+    printer.raise_not_plain()
 
 
-@app.command(
-    short_help="The queue offset of a time.",
-    epilog="Example: tieredstore offset Orders 0 2026-11-20T10:45Z --config broker.conf",
-)
-@takes_tier
-def offset(
-    topic: Topic,
-    queue: Annotated[int, typer.Argument(metavar="QUEUE", min=0)],
-    time: Annotated[int, typer.Argument(parser=time_option, metavar="TIME", help=TIME_HELP)],
-    upper: Annotated[
-        bool, typer.Option("--upper", help="The last of the messages stored exactly at TIME.")
-    ] = False,
+def print_found(
+    place: Place,
+    printer: MessagePrinter,
+    topic: str,
+    key: str,
     *,
-    tier: TierOptions,
-    json: Json = False,
+    count_max: int,
+    begin: int | None,
+    end: int | None,
 ) -> None:
-    """The queue offset of the first message stored at or after TIME; the queue's end if none."""
-    from tieredstore.cli.damage_report import TierDamage
-    from tieredstore.cli.tier import opened_tier
-    from tieredstore.cli.tier_rows import keys_of, problem_of
-    from tieredstore.model.values import Boundary
+    found = place.reader.query_message(
+        topic,
+        key,
+        count_max=count_max + 1,  # to know whether there are more
+        begin=0 if begin is None else begin,
+        end=INT64_MAX if end is None else end,
+    )
+    if not found.messages:
+        place.keys(topic)
+    place.note_reach(found, topic)
+    for message in found.messages[:count_max]:
+        printer.write(None, message)
+    lack = place.lack_of(found)
+    if len(found.messages) > count_max:
+        note(f"there are more than {count_max}: --max shows them")
+    if lack is not None:
+        raise lack
 
+
+def print_offset(
+    place: Place, topic: str, queue_id: int, time: int, *, upper: bool, json: bool
+) -> None:
+    keys = place.keys(topic, queue_id)
     boundary = Boundary.UPPER if upper else Boundary.LOWER
-    damage = TierDamage()
-    with opened_tier(tier) as opened:
-        keys = keys_of(opened, topic, queue)
-        found = opened.reader.offset_by_time(topic, queue, time, boundary)
-        for key in keys:
-            damage.add_queue(opened, key, problem_of(opened, key))
+    found = place.reader.offset_by_time(topic, queue_id, time, boundary)
+    place.check_queues(keys)
     if found is None:
         raise CommandError(
-            f"nothing of {printable(topic)}/{queue} was tiered yet: it has no offsets",
+            f"nothing of {printable(topic)}/{queue_id} was tiered yet: it has no offsets",
             ExitCode.NOT_THERE,
         )
     if json:
-        place = {"topic": topic, "queue_id": queue, "timestamp": time, "boundary": boundary.value}
-        write_json({**place, "queue_offset": found})
+        where = {"topic": topic, "queue_id": queue_id, "timestamp": time}
+        write_json({**where, "boundary": boundary.value, "queue_offset": found})
     else:
         write_line(str(found))
-    damage.tell()
+    place.raise_damage()
+
+
+class TierPlace:
+    """A tier. Its messages come by store time, then by queue and offset."""
+
+    def __init__(self, tier: OpenedTier) -> None:
+        self.reader = tier.reader
+        self._tier = tier
+        self._damage = TierDamage()
+
+    def keys(self, topic: str | None, queue_id: int | None = None) -> list[QueueKey]:
+        return self._tier.keys(topic, queue_id)
+
+    def messages(
+        self, keys: list[QueueKey], begin: int, count_max: int | None
+    ) -> Iterator[QueuedMessage]:
+        is_time = begin >= _TIMES_FROM
+        return walk_tier(
+            self.reader,
+            keys,
+            start=Start(timestamp=begin) if is_time else Start(offset=begin),
+            count_max=count_max,
+            checks_bodies=self._tier.config.checks_bulk_reads,
+            on_damage=self._damage.add_messages,
+        )
+
+    def check_queues(self, keys: Iterable[QueueKey]) -> None:
+        for key in keys:
+            self._damage.add_queue(self._tier, key, self._tier.beginning(key)[1])
+
+    def raise_damage(self) -> None:
+        self._damage.raise_error()
+
+    def note_reach(self, found: QueryResult, topic: str) -> None:
+        if found.messages and found.lags:
+            reached = _not_reached(self.reader, self.keys(topic))
+            note(f"more messages may have the key: the uploaded index {reached}")
+        elif found.complete and not found.messages:
+            note("the uploaded index has no such message")
+        elif found.lags:
+            reached = _not_reached(self.reader, self.keys(topic))
+            note(f"the uploaded index has no such message, and {reached}")
+
+    def lack_of(self, found: QueryResult) -> CommandError | None:
+        if found.complete or found.lags:
+            return None
+        check_answers(self._tier.config, self._tier.provider)
+        text = "a message or an index file could not be read: more may have the key"
+        return CommandError(text, ExitCode.DAMAGE)
+
+
+class LocalPlace:
+    """A local store. Its messages come in the order of the log.
+
+    A crash may leave a queue ahead of the log. What it names behind the last sound record was never
+    acknowledged as durable, and a recovery cuts it: that is not damage. Damaged records are only
+    counted: there may be many.
+    """
+
+    def __init__(self, reader: LocalReader) -> None:
+        self.reader = reader
+        self._count = 0
+        self._torn_count = 0
+        self._first: SegmentCorruptError | None = None
+
+    def keys(self, topic: str | None, queue_id: int | None = None) -> list[QueueKey]:
+        return chosen(list(self.reader.queues()), topic, queue_id)
+
+    def messages(
+        self, keys: list[QueueKey], begin: int, count_max: int | None
+    ) -> Iterator[QueuedMessage]:
+        """From the queue offset `begin` on; what has expired is passed over."""
+        step = max(_UNITS_READ_MIN, _UNITS_HELD_MAX // max(1, len(keys)))
+        log = self.reader.log
+        rows = heapq.merge(*(_units(self.reader, key, begin, step) for key in keys))
+        for log_offset, key, queue_offset, size, code in rows:
+            try:
+                record = log.message_bytes(log_offset, size)
+            except SegmentCorruptError as error:
+                self._add_damage(log_offset, error)
+                continue
+            if record is None:
+                continue
+            message = SelectedMessage(
+                queue_offset=queue_offset, log_offset=log_offset, tags_code=code, record=record
+            )
+            yield QueuedMessage(key, message)
+
+    def _add_damage(self, log_offset: int, error: SegmentCorruptError) -> None:
+        if log_offset >= self.reader.log_facts().log_end:
+            self._torn_count += 1
+        else:
+            self._count += 1
+            self._first = self._first or error
+
+    def check_queues(self, keys: Iterable[QueueKey]) -> None:
+        """Nothing: the records say it."""
+
+    def raise_damage(self) -> None:
+        if self._torn_count:
+            torn = f"{self._torn_count} messages at the end of the log were torn by a crash"
+            note(f"{torn}, not shown")
+        if self._count:
+            raise CommandError(
+                f"{self._count} damaged messages were not shown, the first: {self._first}; "
+                "restore the file from a replica",
+                ExitCode.DAMAGE,
+            )
+
+    def note_reach(self, found: QueryResult, topic: str) -> None:
+        """Nothing: the index holds every message that is not torn."""
+
+    def lack_of(self, found: QueryResult) -> CommandError | None:
+        if found.complete:
+            return None
+        text = "a damaged message or index file was passed over: more may have the key"
+        return CommandError(text, ExitCode.DAMAGE)
+
+
+class Start(NamedTuple):
+    """Where to begin in each queue: at an offset, or at a store time if that is given."""
+
+    offset: int = 0
+    timestamp: int | None = None
+
+
+def walk_tier(
+    reader: TieredReader,
+    keys: Sequence[QueueKey],
+    *,
+    start: Start,
+    count_max: int | None = None,
+    checks_bodies: bool = True,
+    on_damage: OnDamage,
+) -> Iterator[QueuedMessage]:
+    """All whole messages of these queues from `start` on, by store time, then queue and offset.
+
+    With `checks_bodies` each is held against its checksum. Where a clock was set back a queue keeps
+    its own order. No more than `count_max` messages are asked for at a time.
+    """
+    if count_max == 0:
+        return iter(())
+    page_count = min(_PAGE_COUNT_MAX, count_max or _PAGE_COUNT_MAX)
+    page_bytes = max(_PAGE_BYTES_MIN, _BYTES_HELD_MAX // max(1, len(keys)))
+    walks = [
+        _QueueWalk(reader, key, page_count, page_bytes, on_damage, checks_bodies=checks_bodies)
+        for key in keys
+    ]
+    queues = [walk.run(start) for walk in walks]
+    by_time = heapq.merge(*queues, key=lambda stored: (stored[0], stored[1].key))
+    return (message for _, message in by_time)
+
+
+class _QueueWalk:
+    """One queue, page by page."""
+
+    def __init__(
+        self,
+        reader: TieredReader,
+        key: QueueKey,
+        page_count: int,
+        page_bytes: int,
+        on_damage: OnDamage,
+        *,
+        checks_bodies: bool,
+    ) -> None:
+        self._checks_bodies = checks_bodies
+        self._reader = reader
+        self._key = key
+        self._page_count = page_count
+        self._page_bytes = page_bytes
+        self._on_damage = on_damage
+        self._end = 0
+
+    def run(self, start: Start) -> Iterator[tuple[int, QueuedMessage]]:
+        """Each message with the time when it was stored."""
+        offset, earliest = self._begin(start)
+        self._end = self._reader.max_offset(*self._key) or 0
+        while offset < self._end:
+            try:
+                page = self._reader.get_message(
+                    *self._key, offset, count_max=self._page_count, bytes_max=self._page_bytes
+                )
+            except SegmentError as error:
+                offset = self._behind_damage(offset, error)
+                continue
+            for message in page.messages:
+                if message.queue_offset < self._end:
+                    yield from self._whole(message, earliest)
+            if page.next_offset <= offset:
+                return  # the queue was destroyed
+            offset = page.next_offset
+
+    def _begin(self, start: Start) -> tuple[int, int]:
+        """The offset to begin at, and the store time below which nothing is wanted."""
+        if start.timestamp is None:
+            return start.offset, -1
+        try:
+            found = self._reader.offset_by_time(*self._key, start.timestamp)
+        except (SegmentError, OffsetOutOfRangeError):
+            return 0, start.timestamp  # the search met damage: all is looked at instead
+        return found or 0, -1
+
+    def _whole(
+        self, message: SelectedMessage, earliest: int
+    ) -> Iterator[tuple[int, QueuedMessage]]:
+        place = f"{self._key.topic}/{self._key.queue_id}/{message.queue_offset}"
+        try:
+            decoded = decode_message(message.record, path=place, check_crc=self._checks_bodies)
+        except SegmentCorruptError as error:
+            self._on_damage(self._key, 1, error)
+            return
+        if decoded.store_timestamp >= earliest:
+            yield decoded.store_timestamp, QueuedMessage(self._key, message)
+
+    def _behind_damage(self, offset: int, error: SegmentError) -> int:
+        """Where to go on behind a message that cannot be read."""
+        if _is_gone(error):
+            self._reader.refresh()  # it may have expired while we were reading
+            minimum = self._minimum()
+            if minimum > offset:
+                return minimum
+            behind = self._behind_hole(offset, error)
+        else:
+            behind = offset + 1
+        self._on_damage(self._key, behind - offset, error)
+        return behind
+
+    def _minimum(self) -> int:
+        """The oldest offset; the queue's end where it was destroyed, 0 where that is damaged."""
+        try:
+            minimum = self._reader.min_offset(*self._key)
+        except SegmentError:
+            return 0
+        return self._end if minimum is None else minimum
+
+    def _behind_hole(self, offset: int, error: SegmentError) -> int:
+        """The first message that is not in the missing part of the same segment.
+
+        That part is in one piece, and messages lie in the order of their offsets: a search will
+        do, where asking for each of a million messages would not.
+        """
+        step, low, high = 1, offset, offset + 1
+        while high < self._end and self._is_in_hole(high, error):
+            low, step = high, step * 2
+            high += step
+        high = min(high, self._end)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._is_in_hole(middle, error):
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _is_in_hole(self, offset: int, error: SegmentError) -> bool:
+        try:
+            self._reader.get_message(*self._key, offset, count_max=1)
+        except SegmentError as found:
+            return _is_gone(found) and found.path == error.path
+        return False
+
+
+def _is_gone(error: SegmentError) -> bool:
+    """Whether bytes are missing, not merely wrong."""
+    gone = SegmentNotFoundError, OffsetOutOfRangeError
+    return isinstance(error, gone) or isinstance(error.__cause__, gone)
+
+
+class MessagePrinter:
+    """Messages one after the other."""
+
+    def __init__(self, *, json: bool, body: bool, plain: bool = False) -> None:
+        self._json = json
+        self._body = body
+        self._plain = plain
+        self._columns = Columns(_COLUMNS, _WIDTHS)
+        self._not_plain = ""  # the first of them
+        self._not_plain_count = 0
+
+    def write(self, key: QueueKey | None, message: SelectedMessage) -> None:
+        row = _row(message, key=key, body=self._body, plain=self._plain)
+        problem = row.get("body_problem")
+        if problem is not None:
+            self._not_plain_count += 1
+            place = f"{row['topic']}/{row['queue_id']}/{row['queue_offset']}"
+            self._not_plain = self._not_plain or f"{place}: {problem}"
+        if self._json:
+            write_json(row)
+            return
+        self._columns.write(_cells(row))
+        shown = row.get("body_plain") if self._plain else row.get("body")
+        if problem is not None:
+            write_line(f"    ({problem})")
+        elif shown is not None:
+            write_line("    " + printable(_body_text(shown)))
+
+    def raise_not_plain(self) -> None:
+        """At the end, where bodies could not be made plain."""
+        if self._not_plain_count:
+            raise CommandError(
+                f"{self._not_plain_count} bodies could not be made plain, the first of"
+                f" {printable(self._not_plain)}; the messages themselves are sound",
+                ExitCode.DAMAGE,
+            )
+
+
+def _row(
+    selected: SelectedMessage,
+    *,
+    key: QueueKey | None = None,
+    body: bool = False,
+    plain: bool = False,
+) -> Row:
+    """A message as an object. `key` is the queue that names it, its own if not given.
+
+    `keys` is the property as it is, with its blanks. Where there is none it is null, and where a
+    message has no properties at all it is empty: that is how RocketMQ hands it to its index.
+    `body_sha256` and `body` are of the body as it is stored, which may be compressed. `body_plain`
+    is it as its producer made it; where that cannot be, it is null and `body_problem` says why.
+    """
+    record = selected.record
+    message = decode_message(record, check_crc=False)
+    topic, queue_id = key or (message.topic, message.queue_id)
+    row: Row = {
+        "topic": topic,
+        "queue_id": queue_id,
+        "queue_offset": selected.queue_offset,
+        "log_offset": selected.log_offset,
+        "size": len(record),
+        "store_timestamp": message.store_timestamp,
+        "born_timestamp": message.born_timestamp,
+        "tags_code": selected.tags_code,
+        "tags": message.tags,
+        "keys": message.properties.get(KEYS, None if message.property_bytes else ""),
+        "unique_key": message.unique_key,
+        "properties": dict(message.properties),
+        "sha256": hashlib.sha256(record).hexdigest(),
+        "body_sha256": hashlib.sha256(message.body).hexdigest(),
+    }
+    if body:
+        row["body"] = base64.b64encode(message.body).decode("ascii")
+    if plain:
+        try:
+            row["body_plain"] = base64.b64encode(message.body_decompressed()).decode("ascii")
+        except BodyNotPlainError as error:
+            row |= {"body_plain": None, "body_problem": str(error)}
+    return row
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    """The same for people, in `_COLUMNS`."""
+    place = f"{row['topic']}/{row['queue_id']}/{row['queue_offset']}"
+    keys = " ".join(filter(None, (row["unique_key"], row["keys"])))
+    stored = shown_time(row["store_timestamp"])
+    return str(row["log_offset"]), place, str(row["size"]), stored, row["tags"] or "-", keys or "-"
+
+
+def _body_text(text: str) -> str:
+    """A body for people, from base64; what is no UTF-8 is shown by number."""
+    return base64.b64decode(text).decode("utf-8", "backslashreplace")
+
+
+def _not_reached(reader: TieredReader, keys: Iterable[QueueKey]) -> str:
+    """The first queue whose end the index does not know yet, and what helps."""
+    for key in keys:
+        reach = reader.indexed_offset(*key)
+        end = reader.max_offset(*key) or 0
+        lags = reach is not None and reach < end
+        if lags and any(row.size for row in reader.segments(*key)):  # else all of it has expired
+            return (
+                f"does not reach the end: of {printable(key.topic)}/{key.queue_id} it has "
+                f"the offsets below {reach} of {end}; a broker uploads the rest once a day, or "
+                "when a file is full; without a broker, `offload --seal` does"
+            )
+    return "does not reach the end"
+
+
+def _units(
+    reader: LocalReader, key: QueueKey, begin: int, step: int
+) -> Iterator[tuple[int, QueueKey, int, int, int]]:
+    queue = reader.queue(*key)
+    if queue is None:
+        return
+    offset, end = max(begin, queue.min_offset), queue.max_offset
+    while offset < end:
+        units = queue.units(offset, min(step, end - offset))
+        rows = zip(
+            units.log_offsets.tolist(),
+            units.message_bytes.tolist(),
+            units.tags_codes.tolist(),
+            strict=True,
+        )
+        for number, (log_offset, size, code) in enumerate(rows, start=offset):
+            if size != INT32_MAX:  # else it only fills a place
+                yield log_offset, key, number, size, code
+        offset += len(units)

@@ -1,7 +1,7 @@
-"""Opening the tier that was named.
+"""The tier that was named: opened to be looked at or to be changed, with what was wrong with it.
 
-What lives here: `opened_tier` and `opened_backend`, for looking at it only, `opened_provider`, for
-its bytes alone, and what is said when the name was a wrong one.
+`opened_provider` opens the bytes alone, `opened_backend` the catalogue too where there is one, and
+`opened_tier` both and a reader. `changing` locks the catalogue, and publishes what was changed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.wiring import NoCatalogueError, catalogue_to_read, provider_of
-from tieredstore.cli.choice import known_names
-from tieredstore.cli.failures import CommandError, ExitCode
-from tieredstore.cli.output import note, printable
-from tieredstore.cli.tier_options import TierOptions, config_of
-from tieredstore.cli.times import shown_time
+from tieredstore.access.wiring import (
+    NoCatalogueError,
+    catalogue_of,
+    catalogue_to_read,
+    has_file,
+    provider_of,
+    publisher_of,
+)
+from tieredstore.cli.options import TierOptions, chosen, config_of, known_names
+from tieredstore.cli.output import CommandError, ExitCode, note, printable, shown_time
 from tieredstore.codec.names import cluster_directory
-from tieredstore.driver.metadata import CatalogueFacts, MetadataStore
+from tieredstore.driver.metadata import (
+    CatalogueFacts,
+    MetadataStore,
+    Publisher,
+    StaleCatalogueError,
+)
 from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import MetadataError
+from tieredstore.model.errors import MetadataError, OffsetOutOfRangeError, SegmentError
+from tieredstore.model.values import QueueKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +46,19 @@ class OpenedTier:
     provider: SegmentProvider
     metadata: MetadataStore
     reader: TieredReader
+
+    def keys(self, topic: str | None, queue_id: int | None = None) -> list[QueueKey]:
+        """The queues that are meant; naming one that is not there is an error."""
+        names = {record.topic for record in self.reader.topics()}
+        return chosen(self.reader.queues(), topic, queue_id, topics=names, where="tier")
+
+    def beginning(self, key: QueueKey) -> tuple[int | None, str | None]:
+        """The smallest offset, None if it cannot be read, and what is wrong with the queue."""
+        try:
+            summary = self.reader.summary(*key)
+        except (SegmentError, OffsetOutOfRangeError) as error:
+            return None, f"its first message cannot be read: {error}"
+        return (None, None) if summary is None else (summary.min_offset, summary.problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +71,9 @@ class OpenedProvider:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedBackend:
-    """Where the bytes lie, and the catalogue or what is wrong with it."""
+class OpenedBackend(OpenedProvider):
+    """The bytes, and the catalogue or what is wrong with it."""
 
-    config: StoreConfig
-    runtime: Runtime
-    provider: SegmentProvider
     metadata: MetadataStore | None
     failure: CommandError | MetadataError | None
 
@@ -75,7 +95,7 @@ def opened_tier(options: TierOptions, *, asks_local_index: bool = True) -> Itera
         metadata = backend.catalogue()
         check_broker(backend.config, metadata)
         with TieredReader(
-            # Each thing is read once, and who walks checks what it shows.
+            # Each thing is read once, and a walk checks what it shows.
             replace(backend.config, read_ahead_enabled=False, crc_check_enabled=False),
             runtime=backend.runtime,
             provider=backend.provider,
@@ -115,7 +135,7 @@ def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
         try:
             metadata = catalogue_to_read(config, runtime, provider)
             opened.callback(metadata.close)
-            tell_copy(metadata.facts)
+            note_copy(metadata.facts)
         except NoCatalogueError as error:
             failure = no_catalogue(error, config)
         except MetadataError as error:
@@ -128,21 +148,20 @@ def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
 
 
 def config_to_read(config: StoreConfig, options: TierOptions) -> StoreConfig:
-    """Whoever names a catalogue's file means that file: where it is not there, no other one."""
+    """Where the file of a catalogue is named, no other catalogue is read in its place."""
     named = options.metadata_path is not None and options.catalogue is None
     return replace(config, catalogue="file") if named else config
 
 
-def check_answers(tier: OpenedTier) -> None:
-    """Where something could not be read: a backend that refuses says so itself, and damage is
-    told of only where it answers."""
-    next(iter(tier.provider.list(tier.config.broker_name)), None)
+def check_answers(config: StoreConfig, provider: SegmentProvider) -> None:
+    """Raises where the backend refuses: what could not be read is damage only where it answers."""
+    next(iter(provider.list(config.broker_name)), None)
 
 
 def check_tier(options: TierOptions) -> StoreConfig:
     """The settings of a tier that is there and has such a broker: for a job, which opens it again.
 
-    Else it would tell of all the tier as damaged. What needs much reading is left to the job.
+    Else the job would report all of the tier as damaged. Checks that read much are left to it.
     """
     config = config_to_read(config_of(options), options)
     if config.catalogue == "rebuild":
@@ -193,8 +212,8 @@ def no_catalogue(error: NoCatalogueError, config: StoreConfig) -> CommandError:
     return CommandError(printable(text), ExitCode.NOT_THERE)
 
 
-def tell_copy(facts: CatalogueFacts) -> None:
-    """Who reads a copy is told how old it is."""
+def note_copy(facts: CatalogueFacts) -> None:
+    """The age of a copy, as a note for its reader."""
     if facts.source == "published":
         note(
             f"from the published catalogue, generation {facts.generation} of "
@@ -203,7 +222,7 @@ def tell_copy(facts: CatalogueFacts) -> None:
 
 
 def check_cluster(config: StoreConfig, metadata: MetadataStore) -> None:
-    """Without its cluster's directory every committed byte would be told of as lost."""
+    """Without the directory of its cluster every committed byte would be reported as lost."""
     if config.provider != "posix":
         return
     root = Path(config.path)
@@ -243,20 +262,113 @@ def check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
 
 @contextmanager
 def notes_of_the_library() -> Iterator[None]:
-    """What the library warns of: what the catalogue had to deal with is told as a note.
+    """Shows the warnings of the catalogue as notes, and keeps all other log records silent.
 
-    All else is told by the verbs, as damage, in one line.
+    The verbs report everything else as damage, in one line.
     """
     everything = logging.getLogger("tieredstore")
     catalogue = logging.getLogger("tieredstore.metadata.files")
-    silent, told = logging.NullHandler(), _Notes(logging.WARNING)
+    silent, shown = logging.NullHandler(), _Notes(logging.WARNING)
     everything.addHandler(silent)
-    catalogue.addHandler(told)
+    catalogue.addHandler(shown)
     try:
         yield
     finally:
-        catalogue.removeHandler(told)
+        catalogue.removeHandler(shown)
         everything.removeHandler(silent)
+
+
+@dataclass(slots=True, kw_only=True)
+class Changing:
+    """A catalogue that is locked, and the generation it was published as when the change was
+    done; None where nothing was published before."""
+
+    metadata: MetadataStore
+    generation: int | None = None
+
+
+@contextmanager
+def changing(backend: OpenedBackend) -> Iterator[Changing]:
+    """The catalogue, locked. Where it was published before, it is published again when the block
+    has ended well. Raises before anything is written where another writer publishes."""
+    with locked(backend) as metadata:
+        publisher = checked_publisher(backend, metadata)
+        change = Changing(metadata=metadata)
+        yield change
+        if publisher is not None:
+            change.generation = publisher.publish()
+
+
+def locked(backend: OpenedBackend) -> MetadataStore:
+    """The catalogue that was opened to be read, of a broker that is in it, opened to be written."""
+    to_read = backend.catalogue()
+    check_broker(backend.config, to_read)
+    to_read.close()
+    return for_writing(backend.config, backend.runtime)
+
+
+def for_writing(config: StoreConfig, runtime: Runtime, *, create: bool = False) -> MetadataStore:
+    """The catalogue, locked: no broker may be running on it. A copy of it cannot be written."""
+    if not create and not has_file(config):
+        missing = NoCatalogueError(config.catalogue_path, "there is no such file", names_file=True)
+        raise no_catalogue(missing, config)
+    try:
+        return catalogue_of(config, runtime, read_only=False)
+    except MetadataError as error:
+        if not create or not error.is_damage:
+            raise
+        text = f"{error}; move it away, with all files of its name, and a new one is made"
+        raise CommandError(printable(text), ExitCode.DAMAGE) from error
+
+
+def checked_publisher(backend: OpenedBackend, metadata: MetadataStore) -> Publisher | None:
+    """None where nothing was published yet. Refuses where what is published is another's."""
+    generations = backend.provider.generations(backend.config.broker_name)
+    if generations is None or not generations.listed():
+        return None
+    publisher = publisher_of(backend.config, backend.provider, metadata)
+    if publisher is not None:
+        try:
+            publisher.check()
+        except StaleCatalogueError as error:
+            raise CommandError(printable(str(error)), ExitCode.REFUSED) from error
+    return publisher
+
+
+class TierDamage:
+    """Messages by number only, for there may be many, and queues with the first one's problem."""
+
+    def __init__(self) -> None:
+        self._message_count = 0
+        self._first: SegmentError | None = None
+        self._queue_count = 0
+        self._problem = ""
+
+    def add_messages(self, key: QueueKey, count: int, error: SegmentError) -> None:
+        self._message_count += count
+        self._first = self._first or error
+
+    def add_queue(self, tier: OpenedTier, key: QueueKey, problem: str | None) -> None:
+        """A queue of which something is missing; nothing where there is no problem."""
+        if problem is not None:
+            if not self._queue_count:
+                check_answers(tier.config, tier.provider)
+            self._queue_count += 1
+            self._problem = self._problem or f"{key.topic}/{key.queue_id}: {problem}"
+
+    def raise_error(self) -> None:
+        """Raises what is wrong, if anything is: when all that is sound was shown."""
+        found = []
+        if self._message_count:
+            found.append(
+                f"{self._message_count} damaged messages were not shown, the first: {self._first}"
+            )
+        if self._queue_count:
+            queues = "1 queue has" if self._queue_count == 1 else f"{self._queue_count} queues have"
+            found.append(f"{queues} lost something, the first: {self._problem}")
+        if found:
+            text = printable("; ".join(found))
+            raise CommandError(f"{text}; restore the segment from a copy", ExitCode.DAMAGE)
 
 
 class _Notes(logging.Handler):
@@ -264,10 +376,10 @@ class _Notes(logging.Handler):
 
     def __init__(self, level: int) -> None:
         super().__init__(level)
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._noted:
+            self._noted.add(text)
             note(printable(text))

@@ -1,42 +1,63 @@
-"""The verbs to try everything by hand: put and offload.
-
-What lives here: arguments and what is printed. The stores are opened in `try_out_store`.
-"""
+"""The verbs to try things out: `put` into a small local store, and `offload` to its tier."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tieredstore.cli.output import write_json, write_line
-from tieredstore.cli.tier_options import TierOptions, takes_tier
+from tieredstore.cli.local import local_settings
+from tieredstore.cli.options import Json, TierOptions, Topic, config_of, option, verb
+from tieredstore.cli.output import (
+    CommandError,
+    ExitCode,
+    advised,
+    printable,
+    write_json,
+    write_line,
+)
+
+if TYPE_CHECKING:  # help must be fast
+    from tieredstore.access.health import QueueHealth
+    from tieredstore.driver.runtime import Runtime
+    from tieredstore.local import LocalMessageStore
+    from tieredstore.model.config import StoreConfig
+    from tieredstore.model.messages import Message, PutResult
+
+Row = dict[str, Any]
 
 app = typer.Typer(rich_markup_mode=None)
 
-StorePath = Annotated[
-    str,
-    typer.Option("--store-path", metavar="DIR", help="The local store; made where there is none."),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")]
+StorePath = Annotated[str, option("--store-path DIR", "The local store; made where there is none.")]
+
+_BATCH_COUNT: Final = 256
+_LINE_BYTES_MAX: Final = 4 << 20  # the store refuses what is longer
+# Files of a store that is made here: small, and still sparse.
+_SIZES: Final = {
+    "commit_log_file_bytes": 64 << 20,
+    "queue_file_bytes": 600_000,
+    "index_slot_count": 100_000,
+    "index_item_count": 400_000,
+}
 
 
-@app.command(
-    short_help="Put messages into a local store.",
-    epilog="Example: tieredstore put Orders --store-path /tmp/try --body hello --key order-1",
-)
+@verb(app, "put Orders --store-path /tmp/try --body hello --key order-1")
 def put(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: Topic,
     store_path: StorePath,
-    queue: Annotated[int, typer.Option("--queue", min=0)] = 0,
+    queue: Annotated[int, option("--queue", min=0)] = 0,
     body: Annotated[
-        str | None, typer.Option("--body", help="Of the message; else each line of stdin is one.")
+        str | None, option("--body", "Of the message; else each line of stdin is one.")
     ] = None,
-    keys: Annotated[
-        list[str] | None, typer.Option("--key", help="To find it by; may be said again.")
-    ] = None,
-    tag: Annotated[str | None, typer.Option("--tag", help="To filter by.")] = None,
-    count: Annotated[int, typer.Option("--count", min=1, help="Put each so many times.")] = 1,
+    keys: Annotated[list[str] | None, option("--key", "To find it by; may be said again.")] = None,
+    tag: Annotated[str | None, option("--tag", "To filter by.")] = None,
+    count: Annotated[int, option("--count", "Put each so many times.", min=1)] = 1,
     json: Json = False,
 ) -> None:
     """Put messages into a local store in a folder, and sync them. For trying things out.
@@ -44,12 +65,10 @@ def put(
     The store must not be open in a broker. `tieredstore local cat` shows what is in it, `offload`
     copies it to a tier.
     """
-    from tieredstore.cli.try_out_store import messages_of, put_all
-
     last, stored = None, 0
-    for last in put_all(
+    for last in _put_all(
         store_path,
-        messages_of(topic, queue, body=body, keys=keys or [], tag=tag, count=count),
+        _messages_of(topic, queue, body=body, keys=keys or [], tag=tag, count=count),
     ):
         stored += 1
         if json:
@@ -59,15 +78,11 @@ def put(
         write_line(f"{stored} messages put into {topic}/{queue}{where}")
 
 
-@app.command(
-    short_help="Copy a local store to its tier.",
-    epilog="Example: tieredstore offload --store-path /tmp/try",
-)
-@takes_tier
+@verb(app, "offload --store-path /tmp/try")
 def offload(
     tier: TierOptions,
     seal: Annotated[
-        bool, typer.Option("--seal", help="Leave no segment open; upload the key index too.")
+        bool, option("--seal", "Leave no segment open; upload the key index too.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -76,9 +91,7 @@ def offload(
     --store-path names the local store; no broker may have it open. Without --provider or --config
     the tier is the folder `tier` in it.
     """
-    from tieredstore.cli.try_out_store import how_to_look, offloaded
-
-    config, rows = offloaded(tier, seal=seal)
+    config, rows = _offloaded(tier, seal=seal)
     for row in rows:
         if json:
             write_json(row)
@@ -86,4 +99,145 @@ def offload(
             place = f"{row['topic']}/{row['queue_id']}"
             write_line(f"{place}: {row['committed_offset']} of {row['max_offset']} in the tier")
     if not json:
-        write_line(f"look at it with: {how_to_look(config)}")
+        write_line(f"look at it with: {_how_to_look(config)}")
+
+
+def _messages_of(
+    topic: str, queue_id: int, *, body: str | None, keys: Sequence[str], tag: str | None, count: int
+) -> Iterator[Message]:
+    """The message of the command line, or the lines of stdin."""
+    from tieredstore.codec.record import KEYS, TAGS
+    from tieredstore.model.messages import Message
+
+    properties = {}
+    if tag is not None:
+        properties[TAGS] = tag
+    if keys:
+        properties[KEYS] = " ".join(keys)
+    for text in [body.encode()] if body is not None else _lines():
+        message = Message(topic=topic, queue_id=queue_id, body=text, properties=properties)
+        for _ in range(count):
+            yield message
+
+
+def _lines() -> Iterator[bytes]:
+    if sys.stdin is None:
+        raise CommandError("stdin is closed: give the message with --body", ExitCode.USAGE)
+    while line := sys.stdin.buffer.readline(_LINE_BYTES_MAX + 1):
+        if len(line) > _LINE_BYTES_MAX:
+            raise CommandError(f"a line is longer than {_LINE_BYTES_MAX} bytes", ExitCode.USAGE)
+        yield line.rstrip(b"\r\n")
+
+
+def _put_all(store_path: str, messages: Iterable[Message]) -> Iterator[Row]:
+    """Put and synced; what was stored of each, in its turn. The first refusal ends it."""
+    from tieredstore.cli.tier import notes_of_the_library
+    from tieredstore.driver.runtime import Runtime
+
+    coming = iter(messages)
+    with notes_of_the_library(), Runtime.threads() as runtime:
+        store = _store(store_path, runtime, make=True)
+        store.load()
+        try:
+            store.start()
+            while batch := tuple(islice(coming, _BATCH_COUNT)):
+                results = store.put_messages(batch)
+                store.flush()
+                for message, result in zip(batch, results, strict=True):
+                    yield _put_row(message, result)
+        finally:
+            store.shutdown()
+
+
+def _put_row(message: Message, result: PutResult) -> Row:
+    if not result.stored:
+        reason = result.reason or result.status.name
+        raise CommandError(printable(f"not put: {reason}"), ExitCode.REFUSED)
+    return {
+        "topic": message.topic,
+        "queue_id": message.queue_id,
+        "queue_offset": result.queue_offset,
+        "log_offset": result.log_offset,
+        "size": result.size,
+        "store_timestamp": result.store_timestamp,
+        "message_id": result.message_id,
+    }
+
+
+def _offloaded(tier: TierOptions, *, seal: bool) -> tuple[StoreConfig, list[Row]]:
+    """The settings of the tier, and how far each queue is in it now."""
+    from tieredstore.access.store import TieredMessageStore
+    from tieredstore.cli.tier import notes_of_the_library
+    from tieredstore.driver.runtime import Runtime
+
+    config = _config_of(tier)
+    with notes_of_the_library(), Runtime.threads() as runtime:
+        local = _store(config.store_path, runtime, make=False, named=tier.config)
+        with TieredMessageStore(local, config, runtime=runtime) as store:
+            done = store.flush(seal=seal)
+            rows = [
+                {
+                    "topic": key.topic,
+                    "queue_id": key.queue_id,
+                    "max_offset": local.max_offset(*key) or 0,
+                    "committed_offset": store.committed_offset(*key) or 0,
+                }
+                for key in sorted(local.queues())
+            ]
+            queues = [queue for queue in store.health().queues if not queue.ok]
+    if not done:
+        told = f", the first: {_why_behind(queues[0])}" if queues else ""
+        text = advised(f"not all of it was uploaded{told}")
+        # A queue with a problem was stopped: the tier lacks something, or disagrees.
+        damaged = any(queue.problem for queue in queues)
+        raise CommandError(printable(text), ExitCode.DAMAGE if damaged else ExitCode.REFUSED)
+    return config, rows
+
+
+def _why_behind(queue: QueueHealth) -> str:
+    why = queue.problem or queue.last_error or f"{queue.behind_count} messages wait"
+    return f"{queue.topic}/{queue.queue_id}: {why}"
+
+
+def _config_of(tier: TierOptions) -> StoreConfig:
+    if tier.config is None and tier.store_path is None:
+        raise CommandError("which local store? Name it with --store-path DIR", ExitCode.USAGE)
+    if tier.config is None and tier.provider is None:
+        tier = replace(tier, provider="posix", path=str(Path(str(tier.store_path)) / "tier"))
+    return config_of(tier)
+
+
+def _store(
+    store_path: str, runtime: Runtime, *, make: bool, named: Path | None = None
+) -> LocalMessageStore:
+    from tieredstore.local import LocalConfig, LocalMessageStore
+    from tieredstore.local.files import StoreFiles, stored_sizes
+
+    files = StoreFiles(Path(store_path))
+    is_there = files.commit_log.is_dir()
+    if not is_there and not make:
+        raise CommandError(
+            printable(f"{store_path}: no local store: it has no commitlog directory"),
+            ExitCode.NOT_THERE,
+        )
+    sizes: dict[str, Any] = stored_sizes(files) or ({} if is_there else _SIZES)
+    settings = LocalConfig() if named is None else local_settings(named)
+    config = replace(settings, store_path=store_path, **sizes)
+    return LocalMessageStore(config, runtime)
+
+
+def _how_to_look(config: StoreConfig) -> str:
+    """A command that shows what is in the tier."""
+    words = ["tieredstore", "queues", "--provider", config.provider]
+    for name, value in (
+        ("--path", config.path),
+        ("--bucket", config.bucket),
+        ("--prefix", config.prefix),
+        ("--endpoint", config.endpoint),
+        ("--store-path", config.store_path),
+        ("--cluster", config.cluster_name if config.cluster_name != "DefaultCluster" else ""),
+        ("--broker", config.broker_name),
+    ):
+        if value:
+            words += [name, value]
+    return printable(shlex.join(words))

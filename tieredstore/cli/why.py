@@ -1,7 +1,4 @@
-"""The verb that explains one message of a tier: why.
-
-What lives here: arguments and what is printed. What is found out is in `access.whereabouts`.
-"""
+"""The verb `why`: where one message of a tier is, or why it is not there."""
 
 from __future__ import annotations
 
@@ -9,10 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tieredstore.cli.failures import CommandError, ExitCode
-from tieredstore.cli.output import printable, write_json, write_line
-from tieredstore.cli.tier_options import TierOptions, takes_tier
-from tieredstore.cli.times import shown_time
+from tieredstore.cli.options import Queue, TierOptions, Topic, argument, option, verb
+from tieredstore.cli.output import (
+    CommandError,
+    ExitCode,
+    printable,
+    shown_time,
+    write_json,
+    write_line,
+)
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.access.survey import Whereabouts
@@ -21,18 +23,14 @@ if TYPE_CHECKING:  # help must be fast
 app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command(
-    short_help="Where is this message, or why is it not there?",
-    epilog="Example: tieredstore why Orders 0 4711 --config broker.conf",
-)
-@takes_tier
+@verb(app, "why Orders 0 4711 --config broker.conf")
 def why(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
-    queue: Annotated[int, typer.Argument(metavar="QUEUE", min=0)],
-    offset: Annotated[int, typer.Argument(metavar="OFFSET", min=0, help="Queue offset.")],
+    topic: Topic,
+    queue: Queue,
+    offset: Annotated[int, argument("OFFSET", "Queue offset.", min=0)],
     *,
     tier: TierOptions,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
+    json: Annotated[bool, option("--json", "One JSON object, nothing else.")] = False,
 ) -> None:
     """Say in which segments a message lies, how long it stays and which keys find it; or why not.
 
@@ -40,11 +38,10 @@ def why(
     """
     from tieredstore.access.survey import Place, whereabouts
     from tieredstore.cli.tier import opened_tier
-    from tieredstore.cli.tier_rows import keys_of
     from tieredstore.driver.runtime import SystemClock
 
     with opened_tier(tier, asks_local_index=False) as opened:
-        keys = keys_of(opened, topic, queue)
+        keys = opened.keys(topic, queue)
         if not keys:  # a topic with no queue yet
             raise CommandError(
                 f"nothing of {printable(topic)}/{queue} was tiered yet", ExitCode.NOT_THERE
