@@ -1,14 +1,11 @@
-"""The store for brokers that speak asyncio.
-
-What lives here: `AsyncTieredStore`, the only part that knows asyncio. It asks the same store, and
-gives the same statuses and raises the same errors.
-"""
+"""The store for brokers that speak asyncio: the same answers, statuses and errors."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import ParamSpec, Self, TypeVar
+from asyncio import to_thread
+from collections.abc import Iterable
+from typing import Self
 
 from tieredstore.access.admission import TopicFilter
 from tieredstore.access.health import TierHealth
@@ -17,17 +14,15 @@ from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
 from tieredstore.model.messages import GetResult, Message, PutResult, QueryResult, SelectedMessage
 from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, StorageLevel
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 
 class AsyncTieredStore:
     """A TieredMessageStore whose calls can be awaited.
 
-    * The event loop is never blocked: a call that may wait runs in a thread. A read that is hot
-      is answered at once, in the loop's own thread.
+    * The event loop is never blocked: a call that may wait runs in a thread of asyncio, not in a
+      pool of the store: calls in a pool must not wait for each other, and a shutdown could not end
+      the pool that it runs in. A read that is hot is answered at once, in the loop's own thread.
     * A cancelled call leaves the store as it is; what it had begun goes on and its outcome is
-      dropped. `async with` that is cancelled while it opens closes what it opened.
+      dropped. An `async with` that is cancelled while it opens closes what it opened.
     * The store may be used from threads and from several loops at the same time.
     """
 
@@ -51,19 +46,19 @@ class AsyncTieredStore:
     # -- life ---------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        await _in_thread(self.store.load)
+        await to_thread(self.store.load)
 
     async def start(self) -> None:
-        await _in_thread(self.store.start)
+        await to_thread(self.store.start)
 
     async def shutdown(self, *, drain: bool = True, timeout: float | None = FLUSH_SECONDS) -> None:  # noqa: ASYNC109 - it bounds the upload, not the call
-        await _in_thread(self.store.shutdown, drain=drain, timeout=timeout)
+        await to_thread(self.store.shutdown, drain=drain, timeout=timeout)
 
     async def destroy(self) -> None:
-        await _in_thread(self.store.destroy)
+        await to_thread(self.store.destroy)
 
     async def __aenter__(self) -> Self:
-        opening = asyncio.ensure_future(_in_thread(self.store.__enter__))
+        opening = asyncio.ensure_future(to_thread(self.store.__enter__))
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -74,12 +69,12 @@ class AsyncTieredStore:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await _in_thread(self.store.__exit__, *exception)
+        await to_thread(self.store.__exit__, *exception)
 
     # -- messages -----------------------------------------------------------------------------
 
     async def put_message(self, message: Message) -> PutResult:
-        return await _in_thread(self.store.put_message, message)
+        return await to_thread(self.store.put_message, message)
 
     async def get_message(
         self,
@@ -97,7 +92,7 @@ class AsyncTieredStore:
         if hot is not None:
             return hot
         # A thread hands it over: while the pool is full, the submitting thread does the work.
-        return await asyncio.wrap_future(await _in_thread(self.store.read_future, request))
+        return await asyncio.wrap_future(await to_thread(self.store.read_future, request))
 
     async def query_message(
         self,
@@ -108,40 +103,40 @@ class AsyncTieredStore:
         begin: int = 0,
         end: int = INT64_MAX,
     ) -> QueryResult:
-        return await _in_thread(
+        return await to_thread(
             self.store.query_message, topic, key, count_max=count_max, begin=begin, end=end
         )
 
     async def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
-        return await _in_thread(self.store.message_at, log_offset, size)
+        return await to_thread(self.store.message_at, log_offset, size)
 
     # -- where queues begin and end -----------------------------------------------------------
 
     async def min_offset(self, topic: str, queue_id: int) -> int | None:
-        return await _in_thread(self.store.min_offset, topic, queue_id)
+        return await to_thread(self.store.min_offset, topic, queue_id)
 
     async def max_offset(self, topic: str, queue_id: int) -> int | None:
-        return await _in_thread(self.store.max_offset, topic, queue_id)
+        return await to_thread(self.store.max_offset, topic, queue_id)
 
     async def committed_offset(self, topic: str, queue_id: int) -> int | None:
-        return await _in_thread(self.store.committed_offset, topic, queue_id)
+        return await to_thread(self.store.committed_offset, topic, queue_id)
 
     async def contains(self, topic: str, queue_id: int, offset: int) -> bool:
-        return await _in_thread(self.store.contains, topic, queue_id, offset)
+        return await to_thread(self.store.contains, topic, queue_id, offset)
 
     async def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
     ) -> int | None:
-        return await _in_thread(self.store.offset_by_time, topic, queue_id, timestamp, boundary)
+        return await to_thread(self.store.offset_by_time, topic, queue_id, timestamp, boundary)
 
     async def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
-        return await _in_thread(self.store.store_time, topic, queue_id, offset)
+        return await to_thread(self.store.store_time, topic, queue_id, offset)
 
     async def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
-        return await _in_thread(self.store.earliest_time, topic, queue_id)
+        return await to_thread(self.store.earliest_time, topic, queue_id)
 
     async def queues(self) -> Iterable[QueueKey]:
-        return await _in_thread(self.store.queues)
+        return await to_thread(self.store.queues)
 
     # -- looking after it ---------------------------------------------------------------------
 
@@ -151,19 +146,13 @@ class AsyncTieredStore:
         *,
         seal: bool = False,
     ) -> bool:
-        return await _in_thread(self.store.flush, timeout, seal=seal)
+        return await to_thread(self.store.flush, timeout, seal=seal)
 
     async def health(self) -> TierHealth:
-        return await _in_thread(self.store.health)
+        return await to_thread(self.store.health)
 
     async def delete_topics(self, topics: Iterable[str]) -> int:
-        return await _in_thread(self.store.delete_topics, list(topics))
+        return await to_thread(self.store.delete_topics, list(topics))
 
     async def clean_unused_topics(self, retained: Iterable[str]) -> int:
-        return await _in_thread(self.store.clean_unused_topics, list(retained))
-
-
-async def _in_thread(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Not in the store's own pools: calls in there may not wait for others in there, and a
-    shutdown could not end the pool that it runs in."""
-    return await asyncio.to_thread(call, *args, **kwargs)
+        return await to_thread(self.store.clean_unused_topics, list(retained))
