@@ -28,6 +28,7 @@ from tieredstore.cli.output import (
     shown_time,
     write_json,
     write_line,
+    write_row,
     write_rows,
 )
 
@@ -96,10 +97,8 @@ def resume(
         if not ask_to_resume(path, change.metadata):
             text = f"{printable(topic)}/{queue_id} was not stopped; audit shows which queues are"
             raise CommandError(text, ExitCode.NOT_THERE)
-    if json:
-        write_json({"topic": topic, "queue_id": queue_id, "resume": True})
-    else:
-        write_line(printable(f"{topic}/{queue_id} is compared at the next start of the broker"))
+    row = {"topic": topic, "queue_id": queue_id, "resume": True}
+    write_row(row, f"{topic}/{queue_id} is compared at the next start of the broker", json=json)
 
 
 @verb(app, "rebuild --config broker.conf")
@@ -111,10 +110,7 @@ def rebuild(tier: TierOptions, json: Json = False) -> None:
     """
     report = _rebuilt(tier)
     for row in _rebuilt_rows(report):
-        if json:
-            write_json(row)
-        else:
-            write_line(_rebuilt_line(row))
+        write_row(row, _rebuilt_line(row), json=json)
     if report.problems:
         text = f"{len(report.problems)} not sound, the first: {report.problems[0]}"
         raise CommandError(printable(text), ExitCode.DAMAGE)
@@ -191,11 +187,7 @@ def show(tier: TierOptions, json: Json = False) -> None:
     in it; the messages that were added to the last segments since are found.
     """
     row = _shown(tier)
-    if json:
-        write_json(row)
-        return
-    for line in _shown_lines(row):
-        write_line(line)
+    write_row(row, *_shown_lines(row), json=json)
 
 
 @verb(
@@ -229,10 +221,7 @@ def snapshot(
         if target.is_stdout:
             return
         line = f"{row['place']}: {row['size']} bytes"
-    if json:
-        write_json(row)
-    else:
-        write_line(printable(line))
+    write_row(row, line, json=json)
 
 
 def _hours(text: str) -> int:
@@ -265,13 +254,11 @@ def reserve(
     date: no broker may be running on this tier. What has expired already stays gone.
     """
     row = _reserved(tier, topic, hours or None)
-    if json:
-        write_json(row)
-        return
     default = ", as the store's settings say" if row["reserve_hours_is_default"] else ""
     number = row["generation"]
     published = "" if number is None else f"; published as generation {number}"
-    write_line(printable(f"{topic} is kept {row['reserve_hours']} hours{default}{published}"))
+    line = f"{topic} is kept {row['reserve_hours']} hours{default}{published}"
+    write_row(row, line, json=json)
 
 
 def _audited(tier: TierOptions, *, repair: bool) -> AuditReport:
@@ -420,9 +407,9 @@ def _rebuilt_rows(report: RebuildReport) -> Iterator[Row]:
 def _rebuilt_line(row: Row) -> str:
     if row["what"] == "topic":
         index = "; its keys are indexed again" if row["is_new_id"] else ""
-        return printable(f"topic {row['topic']}: id {row['topic_id']}{index}")
+        return f"topic {row['topic']}: id {row['topic_id']}{index}"
     if row["what"] in ("problem", "note"):
-        return printable(f"{row['what']}: {row['detail']}")
+        return f"{row['what']}: {row['detail']}"
     return (
         f"{row['topic_count']} topics, {row['queue_count']} queues, "
         f"{row['segment_count']} segments, {row['size']} bytes"
@@ -535,11 +522,11 @@ def _shown(tier: TierOptions) -> Row:
 
 
 def _shown_lines(row: Row) -> Iterator[str]:
-    yield printable(f"{row['source']}: {row['place']}")
+    yield f"{row['source']}: {row['place']}"
     if row["generation"] is not None:
         yield (
             f"generation {row['generation']} of {shown_time(row['written_ms'])}, by writer "
-            f"{row['epoch']} ({printable(row['writer'])})"
+            f"{row['epoch']} ({row['writer']})"
         )
     counts = ", ".join(f"{count} {name}" for name, count in row["segment_counts"].items())
     yield f"{row['topic_count']} topics, {row['queue_count']} queues, {row['size']} bytes"

@@ -24,7 +24,7 @@ from tieredstore.cli.output import (
 
 _EXAMPLE: Final = "Example: tieredstore topics --config broker.conf"
 
-# The module of each verb, and what is said of it in the list of all.
+# The module of each verb, and its line in the list of all.
 _VERBS: Final = {
     "topics": ("look", "Topics: sizes, queues, reserve hours."),
     "queues": ("look", "Queues: offsets, sizes, times."),

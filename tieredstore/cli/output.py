@@ -148,7 +148,7 @@ def _advised(text: str) -> str:
 
 
 def require_streams() -> None:
-    """Raise where stdout is closed: what is asked for could not be told.
+    """Raise where stdout is closed: the answer could go nowhere.
 
     A number that is free would be given to the next file that is opened, and a print would go into
     it: so 0, 1 and 2 are taken. Where stderr is closed its lines go nowhere.
@@ -183,6 +183,15 @@ def _unwritten(error: OSError) -> CommandError:
 def write_json(row: Row) -> None:
     """One object, pure ASCII: it comes out the same whatever the terminal speaks."""
     write_line(json.dumps(row))
+
+
+def write_row(row: Row, *lines: str, json: bool) -> None:
+    """One row: an object for a program, or these lines for people."""
+    if json:
+        write_json(row)
+        return
+    for line in lines:
+        write_line(printable(line))
 
 
 def finish_output() -> None:

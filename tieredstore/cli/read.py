@@ -10,6 +10,7 @@ import base64
 import hashlib
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -24,6 +25,7 @@ from tieredstore.cli.output import (
     shown_time,
     write_json,
     write_line,
+    write_row,
 )
 from tieredstore.cli.tier import OpenedTier, TierDamage, check_answers
 from tieredstore.codec.message import decode_message
@@ -155,11 +157,8 @@ def print_offset(
             f"nothing of {printable(topic)}/{queue_id} was tiered yet: it has no offsets",
             ExitCode.NOT_THERE,
         )
-    if json:
-        where = {"topic": topic, "queue_id": queue_id, "timestamp": time}
-        write_json({**where, "boundary": boundary.value, "queue_offset": found})
-    else:
-        write_line(str(found))
+    row = {"topic": topic, "queue_id": queue_id, "timestamp": time, "boundary": boundary.value}
+    write_row({**row, "queue_offset": found}, str(found), json=json)
     place.raise_damage()
 
 
@@ -298,57 +297,52 @@ def walk_tier(
 ) -> Iterator[QueuedMessage]:
     """All whole messages of these queues from `start` on, by store time, then queue and offset.
 
-    With `checks_bodies` each is held against its checksum. Where a clock was set back a queue keeps
-    its own order. No more than `count_max` messages are asked for at a time.
+    With `checks_bodies` each body is held against its checksum. Where a clock was set back a queue
+    keeps its own order. No more than `count_max` messages are asked for at a time.
     """
     if count_max == 0:
         return iter(())
-    page_count = min(_PAGE_COUNT_MAX, count_max or _PAGE_COUNT_MAX)
-    page_bytes = max(_PAGE_BYTES_MIN, _BYTES_HELD_MAX // max(1, len(keys)))
-    walks = [
-        _QueueWalk(reader, key, page_count, page_bytes, on_damage, checks_bodies=checks_bodies)
+    queues = [
+        _QueueWalk(
+            reader=reader,
+            key=key,
+            page_count=min(_PAGE_COUNT_MAX, count_max or _PAGE_COUNT_MAX),
+            page_bytes=max(_PAGE_BYTES_MIN, _BYTES_HELD_MAX // len(keys)),
+            checks_bodies=checks_bodies,
+            on_damage=on_damage,
+        ).run(start)
         for key in keys
     ]
-    queues = [walk.run(start) for walk in walks]
     by_time = heapq.merge(*queues, key=lambda stored: (stored[0], stored[1].key))
     return (message for _, message in by_time)
 
 
+@dataclass(slots=True, kw_only=True)
 class _QueueWalk:
     """One queue, page by page."""
 
-    def __init__(
-        self,
-        reader: TieredReader,
-        key: QueueKey,
-        page_count: int,
-        page_bytes: int,
-        on_damage: OnDamage,
-        *,
-        checks_bodies: bool,
-    ) -> None:
-        self._checks_bodies = checks_bodies
-        self._reader = reader
-        self._key = key
-        self._page_count = page_count
-        self._page_bytes = page_bytes
-        self._on_damage = on_damage
-        self._end = 0
+    reader: TieredReader
+    key: QueueKey
+    page_count: int
+    page_bytes: int
+    checks_bodies: bool
+    on_damage: OnDamage
+    end: int = 0
 
     def run(self, start: Start) -> Iterator[tuple[int, QueuedMessage]]:
         """Each message with the time when it was stored."""
         offset, earliest = self._begin(start)
-        self._end = self._reader.max_offset(*self._key) or 0
-        while offset < self._end:
+        self.end = self.reader.max_offset(*self.key) or 0
+        while offset < self.end:
             try:
-                page = self._reader.get_message(
-                    *self._key, offset, count_max=self._page_count, bytes_max=self._page_bytes
+                page = self.reader.get_message(
+                    *self.key, offset, count_max=self.page_count, bytes_max=self.page_bytes
                 )
             except SegmentError as error:
                 offset = self._behind_damage(offset, error)
                 continue
             for message in page.messages:
-                if message.queue_offset < self._end:
+                if message.queue_offset < self.end:
                     yield from self._whole(message, earliest)
             if page.next_offset <= offset:
                 return  # the queue was destroyed
@@ -359,7 +353,7 @@ class _QueueWalk:
         if start.timestamp is None:
             return start.offset, -1
         try:
-            found = self._reader.offset_by_time(*self._key, start.timestamp)
+            found = self.reader.offset_by_time(*self.key, start.timestamp)
         except (SegmentError, OffsetOutOfRangeError):
             return 0, start.timestamp  # the search met damage: all is looked at instead
         return found or 0, -1
@@ -367,35 +361,35 @@ class _QueueWalk:
     def _whole(
         self, message: SelectedMessage, earliest: int
     ) -> Iterator[tuple[int, QueuedMessage]]:
-        place = f"{self._key.topic}/{self._key.queue_id}/{message.queue_offset}"
+        place = f"{self.key.topic}/{self.key.queue_id}/{message.queue_offset}"
         try:
-            decoded = decode_message(message.record, path=place, check_crc=self._checks_bodies)
+            decoded = decode_message(message.record, path=place, check_crc=self.checks_bodies)
         except SegmentCorruptError as error:
-            self._on_damage(self._key, 1, error)
+            self.on_damage(self.key, 1, error)
             return
         if decoded.store_timestamp >= earliest:
-            yield decoded.store_timestamp, QueuedMessage(self._key, message)
+            yield decoded.store_timestamp, QueuedMessage(self.key, message)
 
     def _behind_damage(self, offset: int, error: SegmentError) -> int:
         """Where to go on behind a message that cannot be read."""
         if _is_gone(error):
-            self._reader.refresh()  # it may have expired while we were reading
+            self.reader.refresh()  # it may have expired since the page was asked for
             minimum = self._minimum()
             if minimum > offset:
                 return minimum
             behind = self._behind_hole(offset, error)
         else:
             behind = offset + 1
-        self._on_damage(self._key, behind - offset, error)
+        self.on_damage(self.key, behind - offset, error)
         return behind
 
     def _minimum(self) -> int:
         """The oldest offset; the queue's end where it was destroyed, 0 where that is damaged."""
         try:
-            minimum = self._reader.min_offset(*self._key)
+            minimum = self.reader.min_offset(*self.key)
         except SegmentError:
             return 0
-        return self._end if minimum is None else minimum
+        return self.end if minimum is None else minimum
 
     def _behind_hole(self, offset: int, error: SegmentError) -> int:
         """The first message that is not in the missing part of the same segment.
@@ -404,10 +398,10 @@ class _QueueWalk:
         do, where asking for each of a million messages would not.
         """
         step, low, high = 1, offset, offset + 1
-        while high < self._end and self._is_in_hole(high, error):
+        while high < self.end and self._is_in_hole(high, error):
             low, step = high, step * 2
             high += step
-        high = min(high, self._end)
+        high = min(high, self.end)
         while high - low > 1:
             middle = (low + high) // 2
             if self._is_in_hole(middle, error):
@@ -418,7 +412,7 @@ class _QueueWalk:
 
     def _is_in_hole(self, offset: int, error: SegmentError) -> bool:
         try:
-            self._reader.get_message(*self._key, offset, count_max=1)
+            self.reader.get_message(*self.key, offset, count_max=1)
         except SegmentError as found:
             return _is_gone(found) and found.path == error.path
         return False

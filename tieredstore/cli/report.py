@@ -35,7 +35,7 @@ _UNKNOWN: Final = "?"
 _WIDTH: Final = 400
 _HEIGHT: Final = 18
 _LEAST: Final = 1.5  # a bar that is there can be seen
-_BARS_MAX: Final = 200  # of one queue: more would not be told apart
+_BARS_MAX: Final = 200  # of one queue: more could not be seen apart
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1d2733; --soft: #566575; --line: #d8dfe6;
   --paper: #fff; --tier: #2f6fb2; --local: #c9a227; --index: #6fcf97; --bad: #b3392f;
@@ -299,17 +299,17 @@ def _index(picture: TierPicture) -> Iterator[str]:
             "it is full or a day old.</p>"
         )
         return
-    latest = sorted(picture.index_files, key=lambda each: -each.base_offset)
+    latest = sorted(picture.index_files, key=lambda file: -file.base_offset)
     yield from _table(
         (("file at", "n"), ("bytes", "n"), ("begun", "when n"), ("last message", "when n")),
         (
             (
-                f"{each.base_offset:,}",
-                _size_text(each.size),
-                _moment_text(each.begin_timestamp),
-                _moment_text(each.end_timestamp),
+                f"{file.base_offset:,}",
+                _size_text(file.size),
+                _moment_text(file.begin_timestamp),
+                _moment_text(file.end_timestamp),
             )
-            for each in latest[:QUEUES_SHOWN_MAX]
+            for file in latest[:QUEUES_SHOWN_MAX]
         ),
     )
     yield from _more(len(latest), "index files", "newest")
@@ -435,7 +435,7 @@ def _timeline(segments: Sequence[DrawnSegment], first: int, last: int) -> str:
     """The segments of one queue between two times; neighbours are drawn apart."""
     span = max(1, last - first)
     shapes = []
-    known = [each for each in segments if each.begin_timestamp is not None]
+    known = [segment for segment in segments if segment.begin_timestamp is not None]
     step = -(-len(known) // _BARS_MAX) or 1
     for at in range(0, len(known), step):
         group = known[at : at + step]

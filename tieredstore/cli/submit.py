@@ -2,8 +2,8 @@
 
     spark-submit --py-files tieredstore.zip submit.py migrate --config old.conf --to new.toml
 
-What lives here: a verb's words with `--engine spark` before them. On a cluster the driver needs
-what the extra `cli` brings.
+Each gets `--engine spark` before its options. On a cluster the driver needs what the extra `cli`
+brings.
 """
 
 from __future__ import annotations

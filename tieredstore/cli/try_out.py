@@ -21,6 +21,7 @@ from tieredstore.cli.output import (
     printable,
     write_json,
     write_line,
+    write_row,
 )
 
 if TYPE_CHECKING:  # help must be fast
@@ -93,11 +94,8 @@ def offload(
     """
     config, rows = _offloaded(tier, seal=seal)
     for row in rows:
-        if json:
-            write_json(row)
-        else:
-            place = f"{row['topic']}/{row['queue_id']}"
-            write_line(f"{place}: {row['committed_offset']} of {row['max_offset']} in the tier")
+        committed = f"{row['committed_offset']} of {row['max_offset']} in the tier"
+        write_row(row, f"{row['topic']}/{row['queue_id']}: {committed}", json=json)
     if not json:
         write_line(f"look at it with: {_how_to_look(config)}")
 
@@ -130,7 +128,7 @@ def _lines() -> Iterator[bytes]:
 
 
 def _put_all(store_path: str, messages: Iterable[Message]) -> Iterator[Row]:
-    """Put and synced; what was stored of each, in its turn. The first refusal ends it."""
+    """Put and sync the messages; a row for each one that was stored. The first refusal ends it."""
     from tieredstore.cli.tier import notes_of_the_library
     from tieredstore.driver.runtime import Runtime
 
@@ -186,8 +184,8 @@ def _offloaded(tier: TierOptions, *, seal: bool) -> tuple[StoreConfig, list[Row]
             ]
             queues = [queue for queue in store.health().queues if not queue.ok]
     if not done:
-        told = f", the first: {_why_behind(queues[0])}" if queues else ""
-        text = advised(f"not all of it was uploaded{told}")
+        first = f", the first: {_why_behind(queues[0])}" if queues else ""
+        text = advised(f"not all of it was uploaded{first}")
         # A queue with a problem was stopped: the tier lacks something, or disagrees.
         damaged = any(queue.problem for queue in queues)
         raise CommandError(printable(text), ExitCode.DAMAGE if damaged else ExitCode.REFUSED)

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tieredstore.cli.options import Queue, TierOptions, Topic, argument, option, verb
-from tieredstore.cli.output import (
-    CommandError,
-    ExitCode,
-    printable,
-    shown_time,
-    write_json,
-    write_line,
-)
+from tieredstore.cli.output import CommandError, ExitCode, printable, shown_time, write_row
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.access.survey import Whereabouts
@@ -47,11 +40,7 @@ def why(
                 f"nothing of {printable(topic)}/{queue} was tiered yet", ExitCode.NOT_THERE
             )
         found = whereabouts(opened.reader, keys[0], offset, now_ms=SystemClock().now_ms())
-    if json:
-        write_json(_row(found))
-    else:
-        for line in _lines(found):
-            write_line(printable(line))
+    write_row(_row(found), *_lines(found), json=json)
     if found.place is Place.DAMAGED:
         raise CommandError(found.problem or "the message is damaged", ExitCode.DAMAGE)
 

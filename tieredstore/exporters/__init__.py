@@ -1,1 +1,1 @@
-"""Metrics for those who watch: `prometheus` and `otel`, each with its own optional dependency."""
+"""Metrics for monitoring systems: `prometheus` and `otel`, each with its own dependency."""

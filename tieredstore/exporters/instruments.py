@@ -23,8 +23,8 @@ class LabelSets:
 
     * A metric has its own labels first, then those of the broker: `storage_type`,
       `storage_medium`, and what the broker says of itself. Those of `without` are left out.
-    * Behind LABEL_SETS_MAX different sets of one metric, new ones are told as OTHER. What is
-      forgotten makes room.
+    * Behind LABEL_SETS_MAX different sets of one metric, new ones are shown as OTHER. Sets that
+      are forgotten make room.
     * Any thread may ask. Two that come first at once may both make what is made.
     """
 
@@ -57,7 +57,7 @@ class LabelSets:
     def made(
         self, metric: Metric, labels: Labels, make: Callable[[Metric, tuple[str, ...]], Any]
     ) -> Any:
-        """What was made of these values the first time; measuring often is not to cost much."""
+        """What `make` made of these values the first time: frequent measuring must stay cheap."""
         known = self._made.get(metric.name)
         if known is None:
             self._metrics[metric.name] = metric
@@ -72,9 +72,9 @@ class LabelSets:
         return found
 
     def forget(self, label: str, values: Collection[str]) -> list[tuple[str, tuple[str, ...]]]:
-        """What was made under these values of a label is made anew; the sets that are gone.
+        """Forget all that was made under these values of a label; returns the sets that are gone.
 
-        With the metric's name, and whole. A label that is not shown leaves nothing to take away.
+        Each with the name of its metric, and whole. A label that is not shown takes no set away.
         """
         wanted = frozenset(values)
         gone = []
@@ -82,12 +82,12 @@ class LabelSets:
             if not wanted or label not in metric.labels:
                 continue
             made, at = self._made.get(name, {}), metric.labels.index(label)
-            for own in [each for each in list(made) if each[at] in wanted]:
+            for own in [shown for shown in list(made) if shown[at] in wanted]:
                 made.pop(own, None)
             if label in self._without:
                 continue
             seen, at = self._seen.get(name, set()), self._own_names(metric).index(label)
-            for own in [each for each in list(seen) if each[at] in wanted]:
+            for own in [shown for shown in list(seen) if shown[at] in wanted]:
                 seen.discard(own)
                 gone.append((name, self._whole(metric, own)))
         return gone
@@ -99,8 +99,9 @@ _TIMES: Final = ("seconds", "milliseconds")
 class GaugeReads:
     """The readers of each gauge, and of each counter that is kept elsewhere.
 
-    * What several readers show under the same labels is added up; of times the longest counts.
-    * One that fails is left out of that export and logged.
+    * Values that several readers show under the same labels are added up; of times the longest
+      counts.
+    * A reader that fails is left out of that export; this is logged.
     """
 
     def __init__(self, labels: LabelSets) -> None:
@@ -125,9 +126,9 @@ class GaugeReads:
             reads = list(self._reads.get(metric, ()))
         found: dict[tuple[str, ...], float] = {}
         seen: set[tuple[str, ...]] = set()  # of this export: what is gone takes no room
-        for each in reads:
+        for read in reads:
             try:
-                shown = [(value, self._labels.values(metric, own, seen)) for value, own in each()]
+                shown = [(value, self._labels.values(metric, own, seen)) for value, own in read()]
             except (TieredStoreError, OSError) as error:
                 log.debug("%s is not exported now: %s", metric.name, error)
                 continue

@@ -23,7 +23,7 @@ class OpenTelemetryMetrics:
     """Counters, histograms with RocketMQ's buckets, and gauges read at each export.
 
     `labels` are the broker's own, such as cluster, node_type and node_id; all metrics get them.
-    What differs only by labels of `without`, such as `path`, is added up.
+    Series that differ only by labels of `without`, such as `path`, are added up.
     """
 
     def __init__(

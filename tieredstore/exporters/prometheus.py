@@ -25,7 +25,7 @@ class PrometheusMetrics(Collector):
 
     * One for a process and registry: several stores may share it.
     * `labels` are the broker's own, such as cluster, node_type and node_id; all metrics get them.
-    * What differs only by labels of `without` is added up: `path` makes a page long.
+    * Series that differ only by labels of `without` are added up: `path` makes a page long.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class PrometheusMetrics(Collector):
                 self._instruments[name].remove(*shown)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """What is observed: what `prometheus_client` asks for at a scrape."""
+        """The gauges, which `prometheus_client` asks for at a scrape."""
         for metric in self._gauges.metrics():
             names = self._labels.names(metric)
             family: CounterMetricFamily | GaugeMetricFamily
@@ -70,7 +70,7 @@ class PrometheusMetrics(Collector):
             yield family
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Nothing: which gauges there are is known later."""
+        """Nothing: the gauges are known later."""
         return iter(())
 
     def _counter(self, metric: Metric, values: tuple[str, ...]) -> Any:
