@@ -1,6 +1,6 @@
 """A page in a real browser: what is on it, what does not fit, what it asks for, what it complains.
 
-What lives here: no tests. It takes chromium and nothing else: the page is shown in a frame as wide
+It takes chromium and nothing else: the page is shown in a frame as wide
 as a screen, since a window cannot be as narrow as a phone, and a script around it looks inside.
 """
 

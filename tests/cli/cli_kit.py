@@ -1,7 +1,4 @@
-"""Running commands, in this process or another, and a picture of a directory.
-
-What lives here: no tests.
-"""
+"""Running commands, in this process or another, and a picture of a directory."""
 
 from __future__ import annotations
 
@@ -42,6 +39,18 @@ class Ran(NamedTuple):
     @property
     def rows(self) -> list[Row]:
         return [json.loads(line) for line in self.out.splitlines()]
+
+    def done(self) -> Ran:
+        """It did its work, and had nothing to say on stderr."""
+        assert (self.code, self.err) == (0, ""), self
+        return self
+
+    def refused(self, code: int, *said: str) -> None:
+        """It printed nothing, and ended with this code and one line on stderr."""
+        assert (self.code, self.out, self.err.count("\n")) == (code, "", 1), self
+        assert self.err.startswith("tieredstore: ")
+        for text in said:
+            assert text in self.err
 
 
 class Command:

@@ -9,14 +9,10 @@ import pytest
 
 from tests.cli.cli_kit import Command, picture
 from tests.cli.tier_kit import CATALOGUE, LEGACY, TIER, asked, copied, named, segment_file
+from tieredstore.access.queue_upload import STOPPED_QUEUE, is_asked_to_resume
 from tieredstore.metadata.json_store import JsonMetadataStore
 
 ROOTS = {"tier-posix": TIER, "legacy": LEGACY}
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return copied(tmp_path / "tier")
 
 
 @pytest.mark.parametrize("name", sorted(ROOTS))
@@ -27,8 +23,7 @@ def test_a_whole_tier_has_nothing_to_tell_and_is_not_changed(
     before = picture(root)
     ran = asked(command, root, "audit", "--json")
     assert (ran.code, ran.out, ran.err) == (0, "", "")
-    ran = asked(command, root, "audit")
-    assert (ran.code, ran.err) == (0, "")
+    ran = asked(command, root, "audit").done()
     assert ran.out.endswith("nothing to tell\n")
     assert picture(root) == before
 
@@ -63,8 +58,7 @@ def test_nothing_is_repaired_under_a_live_writer(command: Command, root: Path) -
     spare.write_bytes(bytes(500))
     with JsonMetadataStore.open(root / CATALOGUE):
         ran = asked(command, root, "audit", "--repair")
-        assert (ran.code, ran.out) == (5, "")
-        assert "stop the broker first" in ran.err
+        ran.refused(5, "stop the broker first")
         assert asked(command, root, "audit").code == 0
     assert spare.exists()
 
@@ -74,8 +68,7 @@ def test_a_lost_catalogue_is_rebuilt(command: Command, root: Path) -> None:
     before = [asked(command, root, *verb, "--json").out for verb in verbs]
     shutil.rmtree((root / CATALOGUE).parent)
     assert asked(command, root, "audit").code == 3
-    ran = asked(command, root, "rebuild", "--json")
-    assert (ran.code, ran.err) == (0, "")
+    ran = asked(command, root, "rebuild", "--json").done()
     assert ran.rows[0]["segment_count"] == 57
     assert {row["topic"]: row["topic_id"] for row in ran.rows[1:]}["GoldAa"] == 1
     assert [asked(command, root, *verb, "--json").out for verb in verbs] == before
@@ -111,16 +104,14 @@ def test_what_is_not_sound_is_told_after_a_rebuild(command: Command, root: Path)
 def test_expired_units_are_a_note_of_a_rebuild(command: Command, root: Path) -> None:
     segment_file(root, "GoldAa/0", "COMMIT_LOG", 0).unlink()
     shutil.rmtree((root / CATALOGUE).parent)
-    ran = asked(command, root, "rebuild", "--json")
-    assert (ran.code, ran.err) == (0, "")
+    ran = asked(command, root, "rebuild", "--json").done()
     notes = [row["detail"] for row in ran.rows if row["what"] == "note"]
     assert len(notes) == 1
     assert "units of messages that have expired" in notes[0]
 
 
 def test_a_directory_is_certified(command: Command, root: Path) -> None:
-    ran = command.run("certify", *named(root), "--json")
-    assert (ran.code, ran.err) == (0, "")
+    ran = command.run("certify", *named(root), "--json").done()
     assert [row["check"] for row in ran.rows] == [
         *("append", "range", "position", "listing", "delete")
     ]
@@ -130,5 +121,31 @@ def test_a_directory_is_certified(command: Command, root: Path) -> None:
 
 def test_a_bucket_must_be_named(command: Command) -> None:
     ran = command.run("certify", "--provider", "s3")
-    assert (ran.code, ran.out) == (2, "")
-    assert "--bucket" in ran.err
+    ran.refused(2, "--bucket")
+
+
+REASON = "the tier has messages up to 20, the local store up to 12"
+
+
+def test_a_stopped_queue_is_noted_for_the_next_start(command: Command, root: Path) -> None:
+    with JsonMetadataStore.open(root / CATALOGUE) as metadata:
+        path = next(row.path for row in metadata.segments() if row.path.endswith("GoldAa/0"))
+        metadata.put_note(STOPPED_QUEUE, path, {"reason": REASON})
+    ran = asked(command, root, "resume", "GoldAa", "0").done()
+    assert ran.out == "GoldAa/0 is compared at the next start of the broker\n"
+    with JsonMetadataStore.open(root / CATALOGUE, read_only=True) as metadata:
+        assert is_asked_to_resume(path, metadata)
+        assert metadata.note(STOPPED_QUEUE, path) == {"reason": REASON, "resume": True}
+    ran = asked(command, root, "audit")
+    assert ran.code == 4  # until then it is stopped
+    assert f"{REASON}; is compared at the next start" in ran.out
+
+
+def test_a_queue_that_was_not_stopped_is_left_alone(command: Command, root: Path) -> None:
+    for topic, number in (("GoldAa", "0"), ("Nobody", "7")):
+        ran = asked(command, root, "resume", topic, number)
+        assert ran.code == 3
+        assert f"{topic}/{number} was not stopped" in ran.err
+    before = picture(root)
+    asked(command, root, "resume", "GoldAa", "0")
+    assert picture(root) == before

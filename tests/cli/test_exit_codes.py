@@ -213,7 +213,7 @@ def _no_file(at: Place) -> list[str]:
 
 ELSEWHERE = {
     "done, also where the answer is that there is nothing": "test_every_verb",
-    "a bug: `--debug` shows where": "test_tier_failures",
+    "a bug: `--debug` shows where": "test_local_failures",
     "the backend refuses, or does not answer": "test_every_verb_on_s3",
     "stdout is closed or full": "test_streams",
     "interrupted": "test_local_failures",
@@ -270,8 +270,7 @@ def test_a_catalogue_that_is_named_and_not_there_is_no_other_one(
 ) -> None:
     at = Place(bench=Bench(command, tmp_path), folder=tmp_path, verb="queues")
     ran = command.run(*_no_catalogue(at))
-    assert (ran.code, ran.out) == (3, "")
-    assert "nowhere.json: there is no such file" in ran.err
+    ran.refused(3, "nowhere.json: there is no such file")
     root = tmp_path / "tiered"
     for given in ({"metadata": None}, {"metadata": tmp_path / "no.json", "catalogue": "published"}):
         ran = command.run("queues", *named(TIER, path=root, store_path=tmp_path / "no", **given))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-
 import pytest
 
 from tests.cli.cli_kit import SIZES, Command, Row, java_row, messages, queries
@@ -13,11 +10,6 @@ from tieredstore.local.reader import LocalReader
 from tieredstore.model.values import Boundary
 
 MIN_LOG_OFFSETS = {"local-clean": 0, "local-expired": 229376}
-FIELDS = [
-    *("topic", "queue_id", "queue_offset", "log_offset", "size", "store_timestamp"),
-    *("born_timestamp", "tags_code", "tags", "keys", "unique_key", "properties", "sha256"),
-    "body_sha256",
-]
 
 
 @pytest.fixture(params=sorted(MIN_LOG_OFFSETS))
@@ -36,22 +28,10 @@ def without_properties(rows: list[Row]) -> list[Row]:
 def test_cat_prints_what_the_queues_name_in_the_order_of_the_log(
     command: Command, name: str
 ) -> None:
-    ran = command.golden("cat", GOLDEN / name, "--json")
-    assert (ran.code, ran.err) == (0, "")
+    ran = command.golden("cat", GOLDEN / name, "--json").done()
     wanted = in_queues(name)
     assert len(wanted) > 200
     assert without_properties(ran.rows) == wanted
-
-
-def test_a_message_in_json_has_exactly_the_promised_fields(command: Command) -> None:
-    rows = command.golden("cat", GOLDEN / "local-clean", "--json").rows
-    assert all(list(row) == FIELDS for row in rows)
-    assert all(row["properties"].get("TAGS") == row["tags"] for row in rows)
-    with_body = command.golden("cat", GOLDEN / "local-clean", "--json", "--body").rows
-    assert all(list(row) == [*FIELDS, "body"] for row in with_body)
-    for row in with_body:
-        body = base64.b64decode(row["body"], validate=True)
-        assert hashlib.sha256(body).hexdigest() == row["body_sha256"]
 
 
 @pytest.mark.parametrize(
@@ -84,14 +64,6 @@ def test_cat_prints_the_messages_that_are_asked_for(
     ran = command.golden("cat", GOLDEN / "local-clean", "--json", *options)
     assert ran.code == 0
     assert without_properties(ran.rows) == wanted[:count]
-
-
-def test_cat_for_people_is_a_line_a_message(command: Command) -> None:
-    ran = command.golden("cat", GOLDEN / "local-clean", "--count", "3", "--body")
-    head, *lines = ran.out.splitlines()
-    assert head.split() == ["log", "offset", "topic/queue/offset", "size", "stored", "tags", "keys"]
-    assert lines[0].split()[:4] == ["0", "GoldAa/0/0", "493", "2026-11-20T10:45:32.778Z"]
-    assert len(lines) == 6
 
 
 def carries(row: Row, key: str) -> bool:
@@ -154,15 +126,6 @@ def test_offset_answers_as_java_does(command: Command, name: str) -> None:
         }
 
 
-def test_offset_takes_iso_times_and_prints_a_number(command: Command) -> None:
-    place = (GOLDEN / "local-clean", "GoldAa", 0)
-    numbers = {
-        command.golden("offset", *place, time).out
-        for time in ("1795171540000", "2026-11-20T10:45:40Z", "2026-11-20T11:45:40+01:00")
-    }
-    assert numbers == {"8\n"}
-
-
 def test_info_tells_what_java_told(command: Command, name: str) -> None:
     (facts,) = command.golden("info", GOLDEN / name, "--json").rows
     state = expected(f"{name}.expect-state.json")
@@ -203,7 +166,6 @@ def test_info_tells_what_java_told(command: Command, name: str) -> None:
 
 
 def test_info_for_people_is_tables(command: Command) -> None:
-    ran = command.golden("info", GOLDEN / "local-crash" / "torn")
-    assert (ran.code, ran.err) == (0, "")
+    ran = command.golden("info", GOLDEN / "local-crash" / "torn").done()
     for word in ("queues", "index files", "checkpoint", "torn tail", "at 87575"):
         assert word in ran.out

@@ -49,8 +49,7 @@ def cat(
 def test_plain_bodies_are_shown_beside_those_that_are_stored(
     command: Command, tmp_path: Path, kind: str
 ) -> None:
-    ran = cat(command, tmp_path, kind, BODIES, "--json", "--body", "--plain")
-    assert (ran.code, ran.err) == (0, "")
+    ran = cat(command, tmp_path, kind, BODIES, "--json", "--body", "--plain").done()
     assert [base64.b64decode(row["body"]) for row in ran.rows] == [body for _, body in BODIES]
     plain = [base64.b64decode(row["body_plain"]) for row in ran.rows]
     assert plain == [PLAIN, PLAIN, b"short"]
@@ -59,8 +58,7 @@ def test_plain_bodies_are_shown_beside_those_that_are_stored(
 
 @KINDS
 def test_people_see_the_plain_body(command: Command, tmp_path: Path, kind: str) -> None:
-    ran = cat(command, tmp_path, kind, BODIES, "--plain")
-    assert (ran.code, ran.err) == (0, "")
+    ran = cat(command, tmp_path, kind, BODIES, "--plain").done()
     shown = [line.strip() for line in ran.out.splitlines() if line.startswith("    ")]
     assert shown == [PLAIN.decode().strip(), PLAIN.decode().strip(), "short"]
 

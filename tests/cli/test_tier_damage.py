@@ -13,7 +13,6 @@ from tests.cli.tier_kit import (
     TIER,
     as_java_told,
     asked,
-    copied,
     in_store_order,
     java_messages,
     segment_file,
@@ -74,9 +73,8 @@ END = 1 << 40
     ],
 )
 def test_cat_shows_all_that_is_whole(
-    command: Command, tmp_path: Path, damage: Damage, is_lost: Callable[[Row], bool]
+    command: Command, root: Path, damage: Damage, is_lost: Callable[[Row], bool]
 ) -> None:
-    root = copied(tmp_path / "tier")
     damage(root)
     before = picture(root)
     rows = in_store_order(java_messages("GoldAa"))
@@ -91,10 +89,7 @@ def test_cat_shows_all_that_is_whole(
     assert (sound.code, sound.err) == (0, "")
 
 
-def test_the_number_of_messages_in_a_missing_segment_is_told(
-    command: Command, tmp_path: Path
-) -> None:
-    root = copied(tmp_path / "tier")
+def test_the_number_of_messages_in_a_missing_segment_is_told(command: Command, root: Path) -> None:
     remove("GoldAa/0", "COMMIT_LOG", 13167)(root)
     lost = len([row for row in java_messages("GoldAa") if within(13167, 26248)(row)])
     ran = asked(command, root, "cat", "GoldAa")
@@ -102,9 +97,8 @@ def test_the_number_of_messages_in_a_missing_segment_is_told(
 
 
 def test_cat_from_a_time_goes_on_where_the_search_meets_damage(
-    command: Command, tmp_path: Path
+    command: Command, root: Path
 ) -> None:
-    root = copied(tmp_path / "tier")
     remove("GoldAa/0", "COMMIT_LOG", 13167)(root)
     time = 1795171550000  # in the middle of what is missing
     wanted = [
@@ -119,9 +113,8 @@ def test_cat_from_a_time_goes_on_where_the_search_meets_damage(
 
 @pytest.mark.parametrize("words", [["topics"], ["queues"], ["segments"]], ids=verb_of)
 def test_what_was_committed_and_is_gone_is_told_by_every_verb(
-    command: Command, tmp_path: Path, words: list[object]
+    command: Command, root: Path, words: list[object]
 ) -> None:
-    root = copied(tmp_path / "tier")
     cut("GoldAa/0", "COMMIT_LOG", 41521, 2000)(root)
     sound = asked(command, TIER, *words, "--json")
     ran = asked(command, root, *words, "--json")

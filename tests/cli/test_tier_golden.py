@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli.cli_kit import Command, Row
-from tests.cli.tier_kit import LEGACY, TIER, asked, copied, named, segment_file
+from tests.cli.tier_kit import LEGACY, TIER, asked, named, segment_file
 from tests.codec.golden_files import BROKER, expected, files_under
 from tieredstore.codec.names import INDEX_TOPIC
 
@@ -22,8 +23,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def test_topics_are_those_of_java(command: Command) -> None:
-    ran = asked(command, TIER, "topics", "--json")
-    assert (ran.code, ran.err) == (0, "")
+    ran = asked(command, TIER, "topics", "--json").done()
     segments = QUEUES["segments"]
 
     def size(topic: str, kind: str) -> int:
@@ -48,8 +48,7 @@ def test_topics_are_those_of_java(command: Command) -> None:
 
 
 def test_queues_are_those_of_java(command: Command, name: str) -> None:
-    ran = asked(command, ROOTS[name], "queues", "--json")
-    assert (ran.code, ran.err) == (0, "")
+    ran = asked(command, ROOTS[name], "queues", "--json").done()
     wanted = sorted(EXPECTED[name]["queues"], key=lambda row: (row["topic"], row["queueId"]))
     assert [
         (row["topic"], row["queue_id"], row["min_offset"], row["max_offset"]) for row in ran.rows
@@ -91,8 +90,7 @@ def java_segments(name: str, topic: str | None = None, queue: int | None = None)
 
 
 def test_segments_are_those_of_java(command: Command, name: str) -> None:
-    ran = asked(command, ROOTS[name], "segments", "--json")
-    assert (ran.code, ran.err) == (0, "")
+    ran = asked(command, ROOTS[name], "segments", "--json").done()
     assert ran.rows == java_segments(name)
     assert list(ran.rows[0]) == [
         *("topic", "queue_id", "type", "base_offset", "size"),
@@ -114,8 +112,7 @@ def test_the_segments_of_the_key_index_have_their_own_topic(command: Command) ->
 
 
 def test_ls_lists_every_file(command: Command, name: str) -> None:
-    ran = asked(command, ROOTS[name], "ls", "--json")
-    assert (ran.code, ran.err) == (0, "")
+    ran = asked(command, ROOTS[name], "ls", "--json").done()
     files = [path for path in files_under(f"{name}/tiered") if path.is_file()]
     assert sorted(row["file"] for row in ran.rows) == sorted(map(str, files))
     for row in ran.rows:
@@ -132,8 +129,7 @@ def test_ls_below_a_prefix(command: Command) -> None:
     assert asked(command, TIER, "ls", f"{BROKER}/GoldBB/1/", "--json").rows == rows
 
 
-def test_ls_marks_what_the_catalogue_does_not_know(command: Command, tmp_path: Path) -> None:
-    root = copied(tmp_path / "tier")
+def test_ls_marks_what_the_catalogue_does_not_know(command: Command, root: Path) -> None:
     unknown = segment_file(root, "GoldAa/0", "COMMIT_LOG", 777_777)
     unknown.write_bytes(b"left behind")
     other = root / "tiered" / unknown.parents[4].name / "broker-b" / "Else" / "0" / "COMMIT_LOG"
@@ -162,8 +158,7 @@ def test_ls_marks_what_the_catalogue_does_not_know(command: Command, tmp_path: P
     ],
 )
 def test_people_get_tables(command: Command, words: list[object], told: list[str]) -> None:
-    ran = asked(command, TIER, *words)
-    assert (ran.code, ran.err) == (0, "")
+    ran = asked(command, TIER, *words).done()
     assert all(word in ran.out for word in told)
 
 
@@ -197,3 +192,45 @@ def test_a_settings_file_names_a_tier(command: Command, tmp_path: Path) -> None:
 def test_a_store_path_stands_for_the_catalogue_in_it(command: Command) -> None:
     words = named(TIER, metadata=None, store_path=TIER / "store")
     assert command.run("queues", *words).out == command.run("queues", *named(TIER)).out
+
+
+def test_a_size_is_shown_in_bytes_so_that_it_can_be_compared_with_the_file(
+    command: Command, root: Path
+) -> None:
+    held = sorted(
+        path.stat().st_size
+        for path in root.rglob("GoldAa/*/*/*")
+        if path.is_file() and path.parent.name in ("COMMIT_LOG", "CONSUME_QUEUE")
+    )
+    assert held[-1] > 10_000
+    rows = asked(command, root, "segments", "GoldAa", "--json").rows
+    assert sorted(row["size"] for row in rows) == held
+    table = asked(command, root, "segments", "GoldAa").out.split()
+    assert all(str(size) in table for size in held)
+
+
+def test_a_pipe_gets_all_of_it(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    for verb in ("topics", "queues"):
+        said = asked(command, TIER, verb).out
+        assert "0123456789  " in said  # the end of the long name
+        assert "…" not in said
+        assert "\x1b" not in said
+
+
+@pytest.mark.parametrize("columns", ["80", "40"])
+def test_on_a_narrow_terminal_a_long_name_is_cut_and_nothing_else(
+    command: Command, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    wanted = asked(command, TIER, "topics", "--json").rows
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    said = asked(command, TIER, "topics").out
+    lines = [line for line in said.splitlines() if "(default)" in line]
+    assert len(lines) == len(wanted)
+    for row, line in zip(wanted, lines, strict=True):
+        assert line.split()[1:-2] == [
+            str(row[name]) for name in ("topic_id", "queue_count", "log_bytes", "queue_bytes")
+        ]
+        assert line.startswith(row["topic"][:15])
+        assert len(line) <= 80

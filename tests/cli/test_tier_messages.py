@@ -7,8 +7,17 @@ import hashlib
 
 import pytest
 
-from tests.cli.cli_kit import Command, Row, java_row, messages
-from tests.cli.tier_kit import LEGACY, TIER, as_java_told, asked, in_store_order, java_messages
+from tests.cli.cli_kit import SIZE_OPTIONS, Command, Row, java_row, messages
+from tests.cli.tier_kit import (
+    LEGACY,
+    TIER,
+    as_java_told,
+    asked,
+    in_store_order,
+    java_messages,
+    named,
+)
+from tests.cli.verb_kit import CLEAN
 from tests.codec.golden_files import expected
 from tieredstore.cli import read
 
@@ -22,8 +31,7 @@ TOPICS = sorted({row["topic"] for row in java_messages()})
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_cat_prints_every_message_in_the_order_of_store_times(command: Command, topic: str) -> None:
-    ran = asked(command, TIER, "cat", topic, "--json")
-    assert (ran.code, ran.err) == (0, "")
+    ran = asked(command, TIER, "cat", topic, "--json").done()
     assert as_java_told(ran.rows) == in_store_order(java_messages(topic))
     local = {(row["topic"], row["queue_id"], row["queue_offset"]): row for row in in_queues()}
     for row in ran.rows:
@@ -43,22 +51,12 @@ def test_all_topics_together_are_all_messages(command: Command) -> None:
 
 def test_cat_reads_a_tier_of_older_versions(command: Command) -> None:
     wanted = expected("legacy.expect.json")["messages"]
-    ran = asked(command, LEGACY, "cat", "GoldAa", "--json")
-    assert (ran.code, ran.err) == (0, "")
+    ran = asked(command, LEGACY, "cat", "GoldAa", "--json").done()
     names = {"queue_offset": "queueOffset", "log_offset": "physicalOffset", "size": "size"}
     names |= {"tags_code": "tagsCode", "store_timestamp": "storeTimestamp", "sha256": "sha256"}
     assert [{ours: row[ours] for ours in names} for row in ran.rows] == [
         {ours: row[java] for ours, java in names.items()} for row in wanted
     ]
-
-
-def test_a_message_has_exactly_the_promised_fields(command: Command) -> None:
-    rows = asked(command, TIER, "cat", "GoldAa", "--json").rows
-    assert all(list(row) == FIELDS for row in rows)
-    for row in asked(command, TIER, "cat", "GoldAa", "--json", "--body").rows:
-        assert list(row) == [*FIELDS, "body"]
-        body = base64.b64decode(row["body"], validate=True)
-        assert hashlib.sha256(body).hexdigest() == row["body_sha256"]
 
 
 @pytest.mark.parametrize(
@@ -104,14 +102,6 @@ def test_cat_goes_from_page_to_page(command: Command, monkeypatch: pytest.Monkey
     assert as_java_told(rows) == in_store_order(java_messages("GoldAa"))
 
 
-def test_cat_for_people_is_a_line_a_message(command: Command) -> None:
-    ran = asked(command, TIER, "cat", "GoldAa", "--count", "3", "--body")
-    head, *lines = ran.out.splitlines()
-    assert head.split() == ["log", "offset", "topic/queue/offset", "size", "stored", "tags", "keys"]
-    assert lines[0].split()[:4] == ["0", "GoldAa/0/0", "493", "2026-11-20T10:45:32.778Z"]
-    assert len(lines) == 6
-
-
 def by_scan(rows: list[Row], time: int, *, upper: bool) -> int:
     """What a look at every message says."""
     exact = [row["queue_offset"] for row in rows if row["store_timestamp"] == time]
@@ -142,6 +132,38 @@ def test_offset_is_what_a_scan_finds(command: Command, queue: tuple[str, int]) -
             ]
 
 
-def test_offset_takes_iso_times_and_prints_a_number(command: Command) -> None:
+# The words behind the verb, of a tier and of a local store.
+CAT: dict[str, tuple[object, ...]] = {
+    "tier": ("cat", "GoldAa", *named(TIER)),
+    "local": ("local", "cat", CLEAN, "--topic", "GoldAa", *SIZE_OPTIONS),
+}
+OFFSET: dict[str, tuple[object, ...]] = {
+    "tier": ("offset", *named(TIER), "GoldAa", 0),
+    "local": ("local", "offset", *SIZE_OPTIONS, CLEAN, "GoldAa", 0),
+}
+
+
+@pytest.mark.parametrize("place", CAT)
+def test_a_message_has_exactly_the_promised_fields(command: Command, place: str) -> None:
+    rows = command.run(*CAT[place], "--json").rows
+    assert all(list(row) == FIELDS for row in rows)
+    assert all(row["properties"].get("TAGS") == row["tags"] for row in rows)
+    for row in command.run(*CAT[place], "--json", "--body").rows:
+        assert list(row) == [*FIELDS, "body"]
+        body = base64.b64decode(row["body"], validate=True)
+        assert hashlib.sha256(body).hexdigest() == row["body_sha256"]
+
+
+@pytest.mark.parametrize("place", CAT)
+def test_cat_for_people_is_a_line_a_message(command: Command, place: str) -> None:
+    ran = command.run(*CAT[place], "--count", "3", "--body")
+    head, *lines = ran.out.splitlines()
+    assert head.split() == ["log", "offset", "topic/queue/offset", "size", "stored", "tags", "keys"]
+    assert lines[0].split()[:4] == ["0", "GoldAa/0/0", "493", "2026-11-20T10:45:32.778Z"]
+    assert len(lines) == 6
+
+
+@pytest.mark.parametrize("place", OFFSET)
+def test_offset_takes_iso_times_and_prints_a_number(command: Command, place: str) -> None:
     for time in ("1795171540000", "2026-11-20T10:45:40Z", "2026-11-20T11:45:40+01:00"):
-        assert asked(command, TIER, "offset", "GoldAa", 0, time).out == "8\n"
+        assert command.run(*OFFSET[place], time).out == "8\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.cli.cli_kit import Command, Row
 from tests.cli.test_tier_messages import FIELDS, TOPICS
-from tests.cli.tier_kit import TIER, asked
+from tests.cli.tier_kit import TIER, asked, tier_beside
 from tieredstore.cli.output import ExitCode
 
 
@@ -61,8 +61,7 @@ def test_a_key_that_is_not_there_is_no_error_and_a_topic_is(command: Command) ->
 def test_where_the_index_was_not_uploaded_to_the_end_a_note_says_what_helps(
     command: Command, tmp_path: Path
 ) -> None:
-    store, tier = ("--store-path", tmp_path), ("--provider", "posix", "--path", tmp_path / "tier")
-    named = (*store, *tier, "--broker", "b")
+    store, named = ("--store-path", tmp_path), tier_beside(tmp_path)
     for key in ("first", "second"):
         command.run("put", "Orders", *store, "--body", "x", "--key", key)
         assert command.run("offload", *named).code == 0
@@ -82,8 +81,7 @@ def test_where_the_index_was_not_uploaded_to_the_end_a_note_says_what_helps(
 def test_an_answer_that_may_lack_something_says_so_also_where_something_was_found(
     command: Command, tmp_path: Path
 ) -> None:
-    store, tier = ("--store-path", tmp_path), ("--provider", "posix", "--path", tmp_path / "tier")
-    named = (*store, *tier, "--broker", "b")
+    store, named = ("--store-path", tmp_path), tier_beside(tmp_path)
     for sealed in (("--seal",), ()):
         command.run("put", "Orders", *store, "--body", "x", "--key", "shared")
         assert command.run("offload", *named, *sealed).code == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.tier_kit import CATALOGUE, TIER, copied, in_store_order, java_messages, segment_file
+from tests.cli.tier_kit import CATALOGUE, in_store_order, java_messages, segment_file
 from tests.codec.golden_files import BROKER
 from tieredstore.access.reader import TieredReader
 from tieredstore.cli import read
@@ -53,11 +53,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
     monkeypatch.setattr(TieredReader, "get_message", seen)
     return asked
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return copied(tmp_path / "tier", TIER)
 
 
 @pytest.fixture

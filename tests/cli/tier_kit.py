@@ -1,7 +1,4 @@
-"""Naming the golden tiers, copies of them, and what Java said of their messages.
-
-What lives here: no tests.
-"""
+"""Naming the golden tiers, copies of them, and what Java said of their messages."""
 
 from __future__ import annotations
 
@@ -92,3 +89,9 @@ def as_java_told(rows: list[Row]) -> list[Row]:
     """The fields that Java told of, of what the command line printed."""
     names = list(java_messages()[0])
     return [{name: row[name] for name in names} for row in rows]
+
+
+def tier_beside(store: Path) -> tuple[object, ...]:
+    """The tier in the folder of a local store, where `offload` makes it."""
+    where = ("--provider", "posix", "--path", store / "tier", "--store-path", store)
+    return (*where, "--broker", "b")

@@ -1,6 +1,6 @@
 """Every verb of the command, and a row for each: its words on a tier that Java wrote.
 
-What lives here: no tests. A verb without a row fails `test_every_verb`.
+A verb without a row fails `test_every_verb`.
 """
 
 from __future__ import annotations

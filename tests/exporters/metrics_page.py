@@ -2,7 +2,7 @@
 
     python -m tests.exporters.metrics_page     writes them into the page
 
-What lives here: the tables; that the page has them is tested in `test_metrics_page`.
+That the page has them is tested in `test_metrics_page`.
 """
 
 from __future__ import annotations

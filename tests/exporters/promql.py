@@ -1,6 +1,6 @@
 """What a PromQL expression names: metrics with the labels they are selected by, and groupings.
 
-What lives here: `read`. It takes every name apart and evaluates nothing.
+`read` takes every name apart and evaluates nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What exporters show, as one kind of samples; and a store that has lived through something.
-
-What lives here: no tests.
-"""
+"""What exporters show, as one kind of samples; and a store that has lived through something."""
 
 from __future__ import annotations
 

@@ -1,0 +1,143 @@
+"""The verbs `verify`, `reindex` and `export`: what they say, what they change, and how they end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.cli_kit import Command, picture
+from tests.cli.tier_kit import TIER, named, segment_file
+from tests.jobs.export_kit import table
+from tests.jobs.load_kit import open_tier_of
+from tests.jobs.written_tier import WrittenTier, posix_config
+from tieredstore.cli.output import ExitCode
+from tieredstore.model.config import StoreConfig
+
+
+def test_a_sound_tier_is_told_to_be_so(command: Command) -> None:
+    ran = command.run("verify", *named(TIER, store_path=TIER / "store")).done()
+    assert ran.out.splitlines() == [
+        "9 queues with 533 messages, 346788 bytes are to be read",
+        "read 533 messages, 1279 keys, 1324 entries: nothing is wrong",
+    ]
+
+
+def test_damage_is_named_in_words_and_in_json_and_ends_with_4(
+    command: Command, tmp_path: Path, root: Path
+) -> None:
+    path = segment_file(root, "GoldBB/0", "CONSUME_QUEUE", 400)
+    data = bytearray(path.read_bytes())
+    data[19] ^= 1
+    path.write_bytes(data)
+    options = named(root, store_path=root / "store")
+    ran = command.run("verify", *options)
+    assert ran.code == 4
+    assert ran.err.startswith("tieredstore: verify: found tags-code: ")
+    assert "message 20: its unit has tags code" in ran.out
+    ran = command.run("verify", *options, "--json", "--report", tmp_path / "report.json")
+    assert [row["what"] for row in ran.rows] == ["plan", "report"]
+    (finding,) = ran.rows[1]["findings"]
+    assert (finding["severity"], finding["kind"]) == ("damage", "tags-code")
+    assert (finding["topic"], finding["queue_id"], finding["queue_offset"]) == ("GoldBB", 0, 20)
+    assert json.loads((tmp_path / "report.json").read_text())["findings"] == [finding]
+
+
+def test_a_dry_run_says_what_would_be_read(command: Command) -> None:
+    ran = command.run("verify", *named(TIER), "--dry-run", "--topic", "GoldAa")
+    assert ran.code == 0
+    assert ran.out.startswith("3 queues with 199 messages, ")
+
+
+def test_without_arrow_the_verb_says_what_to_install() -> None:
+    """In a process of its own: modules imported anew would outlive the test in their packages."""
+    program = (
+        "import sys; sys.modules['pyarrow'] = None; "
+        "from tieredstore.__main__ import main; sys.exit(main())"
+    )
+    words = [str(word) for word in ("verify", *named(TIER))]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (ExitCode.USAGE, "")
+    assert ended.stderr == "tieredstore: pyarrow is missing: pip install 'tieredstore[jobs]'\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> StoreConfig:
+    config = posix_config(tmp_path, index_item_count=100)
+    WrittenTier(config=config).add("orders", 0, 70)
+    return config
+
+
+def words_for(config: StoreConfig) -> list[str]:
+    return [
+        *("reindex", "--provider", "posix", "--path", config.path),
+        *("--store-path", config.store_path, "--cluster", config.cluster_name),
+        *("--broker", config.broker_name, "--index-slots", str(config.index_slot_count)),
+        *("--index-items", str(config.index_item_count)),
+    ]
+
+
+def test_a_dry_run_changes_nothing(command: Command, config: StoreConfig) -> None:
+    before = picture(Path(config.path))
+    ran = command.run(*words_for(config), "--dry-run").done()
+    assert "70 messages in 1 slices" in ran.out
+    assert picture(Path(config.path)) == before
+
+
+def test_a_run_ends_with_a_report_and_keys_are_found(
+    command: Command, config: StoreConfig, tmp_path: Path
+) -> None:
+    words = words_for(config)
+    ran = command.run(*words, "--json", "--threads", "2", "--report", tmp_path / "report.json")
+    assert ran.code == 0, ran.err
+    assert [row["what"] for row in ran.rows] == ["plan", "report"]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report == {name: value for name, value in ran.rows[-1].items() if name != "what"}
+    assert (report["state"], report["counts"]["keys"], report["counts"]["files"]) == (
+        "done",
+        180,
+        2,
+    )
+    found = command.run("query", *words[1:], "orders", "shared-2", "--json")
+    assert sorted(row["queue_offset"] for row in found.rows) == [21, 22, 23, 24, 25, 26, 28, 29]
+
+
+def test_a_living_writer_is_one_line(command: Command, config: StoreConfig) -> None:
+    with open_tier_of(config):
+        ran = command.run(*words_for(config))
+    ran.refused(5, "another process has it open")
+
+
+def test_messages_of_a_time_come_out_as_parquet(command: Command, tmp_path: Path) -> None:
+    words = (*named(TIER), "--to", tmp_path, "--topic", "GoldB?")
+    times = ("--begin", "2026-11-20T10:45:40Z", "--end", "1795171545000")
+    ran = command.run("export", *words, *times, "--columns", "queue_id,store_time").done()
+    assert ran.out.splitlines()[-1].startswith("exported ")
+    found = table(tmp_path)
+    assert found.column_names == ["queue_id", "store_time", "topic", "day"]
+    assert set(found.column("topic").to_pylist()) == {"GoldBB"}
+    stamps = [round(each.timestamp() * 1000) for each in found.column("store_time").to_pylist()]
+    assert stamps
+    assert 1795171540000 <= min(stamps) <= max(stamps) < 1795171545000
+    ran = command.run("export", *words, *times, "--columns", "queue_id,store_time", "--json")
+    assert ran.rows[1]["counts"]["messages"] == 0
+
+
+def test_wrong_words_are_told_in_one_line(command: Command, tmp_path: Path) -> None:
+    for words, told in (
+        ((), "Name a directory or a URL with --to"),
+        (("--to", tmp_path, "--begin", "soon"), "--begin: 'soon' is no time"),
+        (("--to", tmp_path, "--columns", "bodi"), "columns: 'bodi' cannot be exported"),
+        (("--to", tmp_path, "--topic", "Silver"), "no topic is called 'Silver'"),
+        (("--to", tmp_path, "--on-corrupt", "maybe"), "'maybe'"),
+    ):
+        ran = command.run("export", *named(TIER), *words)
+        assert ran.code == (3 if "Silver" in words else 2), words
+        assert ran.out == ""
+        assert told in ran.err
+        assert len(ran.err.splitlines()) == 1
