@@ -73,7 +73,7 @@ class _Verbs(TyperGroup):
     """Its own help imports none of the verbs: it must be fast."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{**settings, "commands": {}})
+        super().__init__(**settings)
         self.commands = _Commands()  # type: ignore[assignment]
 
     def list_commands(self, ctx: Any) -> list[str]:

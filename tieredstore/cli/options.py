@@ -68,7 +68,7 @@ Topics = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierOptions:
-    """What was said of the tier. All but `config` have the names of settings, None if not given."""
+    """How a tier is named. All but `config` have the names of settings, None if not given."""
 
     config: Annotated[
         Path | None, option("--config FILE", "Settings of the tier: a .toml, or a broker.conf.")
@@ -140,7 +140,7 @@ class SizeOptions:
 
 
 def verb(app: typer.Typer, example: str, short_help: str | None = None) -> Callable[[Verb], Verb]:
-    """Makes a function a verb of `app`, with an example below its help.
+    """Make a function a verb of `app`, with an example below its help.
 
     A parameter whose type is a bundle stands for the options of the bundle.
     """
@@ -165,14 +165,13 @@ def _with_options(function: Verb) -> Verb:
         bundles[name] = hint
         types = get_type_hints(hint, include_extras=True)
         parameters += [
-            _parameter(option.name, types[option.name], option.default) for option in fields(hint)
+            _parameter(field.name, types[field.name], field.default) for field in fields(hint)
         ]
 
     @wraps(function)
     def with_options(**words: Any) -> None:
         for name, bundle in bundles.items():
-            options = {option.name: words.pop(option.name) for option in fields(bundle)}
-            words[name] = bundle(**options)
+            words[name] = bundle(**{field.name: words.pop(field.name) for field in fields(bundle)})
         function(**words)
 
     # Typer looks at these instead of the signature of the function.
@@ -188,8 +187,8 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _given(bundle: Any) -> dict[str, Any]:
-    """What was said on the command line, by name; `config` is no setting."""
-    words = {option.name: getattr(bundle, option.name) for option in fields(bundle)}
+    """The options that were given, by name, but `config`, which is no setting."""
+    words = {field.name: getattr(bundle, field.name) for field in fields(bundle)}
     return {name: word for name, word in words.items() if word is not None and name != "config"}
 
 
