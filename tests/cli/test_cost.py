@@ -100,8 +100,7 @@ def test_a_tier_that_is_there_costs_what_its_bytes_cost(command: Command) -> Non
 
 def test_neither_a_tier_nor_rates_is_a_clear_error(command: Command) -> None:
     ran = command.run("cost")
-    assert ran.code == ExitCode.USAGE
-    assert "--messages-per-second" in ran.err
+    ran.refused(ExitCode.USAGE, "--messages-per-second")
 
 
 RATES = {

@@ -62,7 +62,7 @@ def test_a_directory_that_may_not_be_read_is_refused(command: Command, tmp_path:
     shutil.copytree(CLEAN, tmp_path / "store")
     (tmp_path / "store" / "config").write_bytes(b"a file where a directory should be")
     ran = command.golden("info", tmp_path / "store")
-    assert (ran.code, ran.err.count("\n")) == (5, 1)
+    ran.refused(5)
 
 
 def test_debug_shows_where_at_any_place(command: Command) -> None:
@@ -79,8 +79,7 @@ def test_a_bug_says_that_it_is_one(command: Command, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("tieredstore.cli.local._gathered", broken)
     ran = command.golden("info", CLEAN)
-    assert (ran.code, ran.err.count("\n")) == (1, 1)
-    assert "RuntimeError: two lines" in ran.err
+    ran.refused(1, "RuntimeError: two lines")
 
 
 def test_no_words_at_all_get_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,9 +35,9 @@ def ask_everything(command: Command, place: Path) -> None:
             assert command.golden(*words).code == 0
         return
     for verb in VERBS:
-        words = ["offset", "GoldAa", 1, 0] if verb[0] == "offset" else verb
+        of_tier = ["offset", "GoldAa", 1, 0] if verb[0] == "offset" else verb
         for json in ([], ["--json"]):
-            assert asked(command, place, *words, *json).code == 0
+            assert asked(command, place, *of_tier, *json).code == 0
 
 
 @pytest.mark.parametrize("name", [*TIERS, *STORES])
