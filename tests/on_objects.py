@@ -2,8 +2,9 @@
 
 What lives here: which modules, and the fixture that gives their kits the other backend. A folder
 takes part by importing the names into its conftest. `objects` is a store in memory; `obstore` and
-`s3fs` are these clients in front of moto's server. TIEREDSTORE_TIER_ON names other backends than
-the usual ones, as in `make test-tier-s3`. A test's own subclass of the backend in memory stays one.
+`s3fs` are these clients in front of moto's server. All modules run on memory and objects, some over
+HTTP too; TIEREDSTORE_TIER_ON names other backends for all of them, as in `make test-tier-s3`. A
+test's own subclass of the backend in memory stays one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tieredstore.testing.memory_objects import MemoryObjectClient
 
 __all__ = ["backend", "moto", "pytest_generate_tests", "s3_environment"]
 
-USUAL = "memory objects obstore"
+USUAL = ["memory", "objects"]
 ASKED = os.environ.get("TIEREDSTORE_TIER_ON", "").split()
 
 MODULES = frozenset(
@@ -93,12 +94,29 @@ MODULES = frozenset(
         "tests.index.test_uploaded_index",
     }
 )
-# The slower client takes all of them only where it is asked for.
-USUALLY_ON_S3FS = frozenset(
+# What only a client over HTTP can get wrong shows in these: what was acknowledged, after crashes
+# and restarts, beside other threads and other processes. `make test-tier-s3` runs the others so.
+USUALLY_OVER_HTTP = frozenset(
     {
+        "tests.access.test_dispatch_crashes",
+        "tests.access.test_dispatch_failures",
+        "tests.access.test_dispatch_threads",
+        "tests.access.test_fetcher",
+        "tests.access.test_late_recovery",
+        "tests.access.test_late_rows",
+        "tests.access.test_reader_beside_writer",
+        "tests.access.test_resume",
+        "tests.access.test_tiered_store_end",
+        "tests.access.test_tiered_store_restart",
+        "tests.access.test_tiered_store_threads",
+        "tests.access.test_two_catalogues",
+        "tests.flat.test_expiry_faults",
         "tests.flat.test_file_store",
+        "tests.flat.test_full_segments",
         "tests.flat.test_recovery",
+        "tests.index.test_index_failed_sync",
         "tests.index.test_index_recovery",
+        "tests.index.test_uploaded_file",
     }
 )
 # They measure what this process holds, and moto's server and its buckets are in this process.
@@ -130,7 +148,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def backends_of(module: str) -> list[str]:
-    wanted = ASKED or USUAL.split() + ["s3fs"] * (module in USUALLY_ON_S3FS)
+    wanted = ASKED or USUAL + ["obstore"] * (module in USUALLY_OVER_HTTP)
     left_out = CLIENTS if module in NOT_OVER_HTTP else ()
     return [each for each in wanted if each not in left_out] or ["memory"]
 
