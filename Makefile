@@ -55,7 +55,7 @@ test-tier-s3: $(STAMP)  ## the tests of the tier again, in buckets of moto's ser
 fuzz: $(STAMP)  ## feed 100 000 damaged inputs to each decoder
 	$(PYTEST) -n $(WORKERS) -m fuzz $(ARGS)
 
-torture: $(STAMP)  ## run long random histories, other ones each time
+torture: $(STAMP)  ## run long random histories, and die at every request over HTTP
 	$(PYTEST) -n $(WORKERS) -m torture --hypothesis-profile=torture $(ARGS)
 
 interop: $(STAMP)  ## let the Java broker's own classes, of VERSION 5.3.3 or another, open what we write

@@ -1,14 +1,15 @@
 """Where processes die at their requests: object stores in memory, and moto's over HTTP.
 
-What lives here: `Stores`, as the fixture `stores`. In memory every step of a test is tried; over
-HTTP a share, another one for each client, and a larger one where TIEREDSTORE_TIER_ON names it.
-A folder takes part by importing the names into its conftest.
+What lives here: `Stores`, as the fixture `stores`. In memory every step of a test is tried, always.
+Over HTTP a few are, the same ones in each run; more of them with a client that TIEREDSTORE_TIER_ON
+names, as in `make test-tier-s3`; every one in `make torture`. A folder takes part by importing the
+names into its conftest.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -27,8 +28,9 @@ WHOLE = os.environ.get("TIEREDSTORE_TIER_ON", "").split()
 class Stores:
     """Empty stores of one kind, as many as a test wants."""
 
-    def __init__(self, name: str, endpoint: str = "") -> None:
+    def __init__(self, name: str, endpoint: str = "", *, every_step: bool = True) -> None:
         self.name = name
+        self._every_step = every_step
         self._endpoint = endpoint
         self._places: list[Place] = []
 
@@ -45,12 +47,17 @@ class Stores:
         objects = MemoryObjects()
         return lambda: MemoryObjectClient(objects)
 
-    def sample(self, steps: range, *, every: int, share: int = 1) -> range:
-        """All steps in memory; over HTTP one of `every`, or of `every` / `share` if asked."""
-        if not self.is_remote:
-            return steps
-        stride = max(1, every // share) if self.name in WHOLE else every
-        return steps[CLIENTS.index(self.name) * stride // len(CLIENTS) :: stride]
+    def sample(self, steps: Sequence[int], *, over_http: int, at_length: int) -> Sequence[int]:
+        """All steps, or this many of them over HTTP: the first, the last, some in between.
+
+        In between each client takes others. `at_length` is how many TIEREDSTORE_TIER_ON gets.
+        """
+        count = min(at_length if self.name in WHOLE else over_http, len(steps))
+        if self._every_step or count < 3:
+            return steps if self._every_step else steps[:count]
+        last, shift = len(steps) - 1, CLIENTS.index(self.name) / len(CLIENTS)
+        between = [int((number + shift) * last / (count - 1)) for number in range(1, count - 1)]
+        return [steps[at] for at in (0, *between, last)]
 
     def close(self) -> None:
         while self._places:
@@ -58,12 +65,19 @@ class Stores:
 
 
 REMOTE = [pytest.param(name, marks=[pytest.mark.s3, pytest.mark.slow]) for name in CLIENTS]
+EVERY_STEP = [
+    pytest.param(f"{name} at every step", marks=[pytest.mark.s3, pytest.mark.torture])
+    for name in CLIENTS
+]
 
 
-@pytest.fixture(params=["memory", *REMOTE])
+@pytest.fixture(params=["memory", *REMOTE, *EVERY_STEP])
 def stores(request: pytest.FixtureRequest) -> Iterator[Stores]:
-    name = request.param
-    endpoint = request.getfixturevalue("moto")[0] if name in CLIENTS else ""
-    found = Stores(name, endpoint)
+    name, at_every_step, _ = request.param.partition(" at every step")
+    if name in CLIENTS:
+        endpoint = request.getfixturevalue("moto")[0]
+        found = Stores(name, endpoint, every_step=bool(at_every_step))
+    else:
+        found = Stores(name)
     yield found
     found.close()

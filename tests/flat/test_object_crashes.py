@@ -59,6 +59,11 @@ class ObjectTier(Tier):
         return super().held(type, path) if path else super().held(type)
 
 
+def in_memory() -> ObjectTier:
+    """Where requests are counted: a client makes as many, and there they take no time."""
+    return ObjectTier(Stores("memory").new())
+
+
 @pytest.fixture
 def tiers(stores: Stores) -> Tiers:
     return lambda: ObjectTier(stores.new())
@@ -68,7 +73,7 @@ def tiers(stores: Stores) -> Tiers:
 def test_after_a_crash_at_any_request_nothing_acknowledged_is_lost(
     stores: Stores, tiers: Tiers, fault: Fault
 ) -> None:
-    for step in stores.sample(steps_of_a_quiet_run(tiers), every=30, share=2):
+    for step in stores.sample(steps_of_a_quiet_run(in_memory), over_http=3, at_length=8):
         assert crash_and_return(tiers(), step, fault), step
 
 
@@ -76,8 +81,8 @@ def test_after_a_crash_at_any_request_nothing_acknowledged_is_lost(
 def test_nor_after_a_second_crash_while_recovering(
     stores: Stores, tiers: Tiers, fault: Fault
 ) -> None:
-    pairs = list(itertools.product(steps_of_a_quiet_run(tiers)[::16], range(8)))
-    for tried in stores.sample(range(len(pairs)), every=24, share=2):
+    pairs = list(itertools.product(steps_of_a_quiet_run(in_memory)[::16], range(8)))
+    for tried in stores.sample(range(len(pairs)), over_http=2, at_length=4):
         crash_twice(tiers(), pairs[tried], fault)
 
 
@@ -85,7 +90,7 @@ def test_nor_after_a_second_crash_while_recovering(
 def test_nor_where_the_next_batch_after_the_crash_is_another(
     stores: Stores, tiers: Tiers, fault: Fault
 ) -> None:
-    for step in stores.sample(steps_of_a_quiet_run(tiers)[::3], every=20, share=2):
+    for step in stores.sample(steps_of_a_quiet_run(in_memory)[::3], over_http=2, at_length=4):
         crash_and_send_others(tiers(), step, fault)
 
 
@@ -93,7 +98,7 @@ def test_nor_where_the_next_batch_after_the_crash_is_another(
 def test_a_failure_at_any_request_is_repaired_by_the_same_process(
     stores: Stores, tiers: Tiers, fault: Fault
 ) -> None:
-    for step in stores.sample(steps_of_a_quiet_run(tiers)[::3], every=20, share=2):
+    for step in stores.sample(steps_of_a_quiet_run(in_memory)[::3], over_http=2, at_length=4):
         fail_and_go_on(tiers(), step, fault)
 
 
@@ -101,5 +106,5 @@ def test_a_failure_at_any_request_is_repaired_by_the_same_process(
 def test_a_destroyed_queue_is_wholly_there_or_not_at_all_after_a_crash(
     stores: Stores, tiers: Tiers, fault: Fault
 ) -> None:
-    for step in stores.sample(steps_of_destroying(tiers), every=40, share=2):
+    for step in stores.sample(steps_of_destroying(in_memory), over_http=2, at_length=4):
         crash_in_destroying(tiers(), step, fault)

@@ -121,10 +121,10 @@ def _open_keys(process: Process, key: Key) -> list[str]:
     return [each for each in keys if "/sealed-" not in each]
 
 
-def quiet_steps(stores: Stores) -> range:
-    """The requests of a life in which nothing happens."""
+def quiet_steps() -> range:
+    """The requests of a life in which nothing happens: as many in memory as with any client."""
     faults, life = Faults(), Life()
-    bucket = Bucket(stores.new())
+    bucket = Bucket()
     life.live(bucket.process(faults))
     life.check(bucket.process())
     assert life.acknowledged.keys() == {(INDEX_PATH, INDEX, 0), (PATH, QUEUE, 0)}
@@ -134,7 +134,7 @@ def quiet_steps(stores: Stores) -> range:
 
 @pytest.mark.parametrize("fault", CRASHES)
 def test_nothing_acknowledged_is_lost_wherever_a_process_dies(stores: Stores, fault: Fault) -> None:
-    for step in stores.sample(quiet_steps(stores), every=7, share=2):
+    for step in stores.sample(quiet_steps(), over_http=4, at_length=14):
         bucket, life = Bucket(stores.new()), Life()
         with pytest.raises(SimulatedCrash):
             life.live(bucket.process(Faults({step: fault})))
@@ -148,7 +148,7 @@ def test_nothing_acknowledged_is_lost_wherever_a_process_dies(stores: Stores, fa
 
 @pytest.mark.parametrize("fault", FAILURES)
 def test_one_failure_of_any_request_is_tried_again(stores: Stores, fault: Fault) -> None:
-    for step in stores.sample(quiet_steps(stores), every=7, share=2):
+    for step in stores.sample(quiet_steps(), over_http=4, at_length=14):
         bucket, life = Bucket(stores.new()), Life()
         life.live(bucket.process(Faults({step: fault}), retries=3))
         life.check(bucket.process())
@@ -160,21 +160,25 @@ def test_a_writer_whose_requests_fail_finds_out_where_it_is_and_goes_on(
     stores: Stores, fault: Fault
 ) -> None:
     """No retries below: each failure is seen, and the writer does as the tier does."""
-    for step in range(STEPS_MAX):
-        bucket = Bucket(stores.new())
-        process = bucket.process(Faults({step: fault}))
-        done = 0
-        for number in range(3):
-            end = 60 * (number + 1)
-            while done < end:
-                segment = process.open(PATH, LOG, 0)
-                try:
-                    segment.write(done, DATA[done:end])
-                    done = end
-                except (BackendUnavailableError, ObjectExistsError):
-                    done = max(done, _end(segment))
-                assert _end(segment) >= done
-        assert bucket.process().open(PATH, LOG, 0).read(0, 180) == DATA[:180]
-        if process.client.faults.steps <= step:
-            return
-    pytest.fail("more steps than were tried")
+    requests = range(write_to_the_end(Bucket(), Faults()))
+    assert len(requests) > 5
+    for step in stores.sample(requests, over_http=4, at_length=14):
+        assert write_to_the_end(Bucket(stores.new()), Faults({step: fault})) > step
+
+
+def write_to_the_end(bucket: Bucket, faults: Faults) -> int:
+    """Three times 60 bytes, whatever fails; how many requests it took."""
+    process = bucket.process(faults)
+    done = 0
+    for number in range(3):
+        end = 60 * (number + 1)
+        while done < end:
+            segment = process.open(PATH, LOG, 0)
+            try:
+                segment.write(done, DATA[done:end])
+                done = end
+            except (BackendUnavailableError, ObjectExistsError):
+                done = max(done, _end(segment))
+            assert _end(segment) >= done
+    assert bucket.process().open(PATH, LOG, 0).read(0, 180) == DATA[:180]
+    return faults.steps
