@@ -71,7 +71,7 @@ class PendingCounts:
         return True
 
     def is_full(self, key: QueueKey) -> bool:
-        """Whether a batch was told of that has not been uploaded since."""
+        """Whether a full batch was counted that has not been uploaded since."""
         count = self._counts.get(key)
         return count is not None and (
             count.messages >= self._full_count or count.bytes >= self._full_bytes
@@ -124,7 +124,7 @@ class PendingCounts:
     def keep(self, keys: Collection[QueueKey]) -> None:
         """Forget all other queues."""
         with self._guard:
-            for key in [each for each in self._counts if each not in keys]:
+            for key in [counted for counted in self._counts if counted not in keys]:
                 del self._counts[key]
 
 
@@ -132,7 +132,7 @@ SHORT_SECONDS: Final = 0.02
 
 
 class QueueClaims:
-    """The queues that somebody works on, and a way to wait until something has changed.
+    """The queues that are being worked on, and a way to wait until a claim is given back.
 
     A claim may be given back by another thread than the one that took it.
     """
@@ -178,7 +178,7 @@ class QueueClaims:
             return self._changed.wait_for(lambda: self._changes != since, left)
 
     def held_if_free(self, key: QueueKey) -> AbstractContextManager[bool]:
-        """Work on this queue alone; False, and no claim, where somebody does already."""
+        """Work on this queue alone; False, and no claim, where it is being worked on."""
         return self.held(key, timeout=0)
 
     @contextmanager
@@ -198,7 +198,7 @@ class QueueClaims:
 class UploadBudget:
     """Bytes in memory and uploads under way: never more than allowed.
 
-    Nobody waits here: who is refused comes again when something was given back. One batch larger
+    No call waits here: a refused caller comes again when something was given back. One batch larger
     than everything allowed is let through alone. Any thread may call anything.
     """
 

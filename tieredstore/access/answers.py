@@ -1,6 +1,4 @@
-"""Every question of the `MessageStore` protocol: which tier answers, and how two answers
-become one.
-"""
+"""Reads of a store with a tier: which of the two answers, and how two answers become one."""
 
 from __future__ import annotations
 
@@ -89,7 +87,7 @@ _TRIES: Final = 8  # of one search by time, while the next store's oldest messag
 class MergedReads:
     """Merges what the next store and the tier say.
 
-    * What a store does not know never wins over what the other one knows.
+    * A store that does not know an answer never overrules the one that does.
     * An answer that leaves out what the tier has is never given as the whole one: where the tier
       cannot be reached and the next store alone does not know, the error comes through, and a
       query by key says that it is not complete.
@@ -538,12 +536,12 @@ def _failed(error: BaseException) -> Future[GetResult]:
 
 
 def _settle(future: Future[T], call: Callable[[], T]) -> None:
-    """Give a future its outcome, unless nobody waits for it any more."""
+    """Give a future its outcome, unless it was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     try:
         future.set_result(call())
     except BaseException as error:
-        future.set_exception(error)  # whoever asks the future gets it, and never waits in vain
+        future.set_exception(error)  # no waiter may wait in vain
         if not isinstance(error, Exception):
             raise

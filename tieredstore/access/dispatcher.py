@@ -1,6 +1,4 @@
-"""`Dispatcher`: decides which queue is due and carries messages of the broker's store to the
-tier.
-"""
+"""Upload: which queue is due, and the messages of the broker's store carried to the tier."""
 
 from __future__ import annotations
 
@@ -48,10 +46,10 @@ class Pass:
     force: bool = False
     targets: dict[QueueKey, int] | None = None  # where to end; None: as far as there is something
     only_sound: bool = False  # leave out queues whose last attempt failed
-    under_way: list[QueueKey] = field(default_factory=list)  # `ended` is told of them
+    under_way: list[QueueKey] = field(default_factory=list)  # `ended` is called for them
     put_off: list[QueueKey] = field(default_factory=list)  # for lack of room, or for another's work
     unconfirmed: list[QueueKey] = field(default_factory=list)
-    given_back: int = 0  # claims, by the walk itself: no news for who waits for others
+    given_back: int = 0  # claims, by the walk itself: they wake no waiter
 
 
 class QueueWalk:
@@ -90,7 +88,7 @@ class QueueWalk:
         return self.works.get(key) or self.works.setdefault(key, QueueWork(key))
 
     def resume(self, key: QueueKey) -> str | None:
-        """Go on with a stopped queue, or say why not; for who has its claim."""
+        """Go on with a stopped queue, or say why not; the caller has its claim."""
         work = self.work_of(key)
         self._chores.renew(work)
         return self._chores.resume(work)
@@ -126,7 +124,7 @@ class QueueWalk:
 
     def forget_others(self, keys: Collection[QueueKey]) -> None:
         """Nothing is kept of queues that are gone."""
-        for key in [each for each in list(self.works) if each not in keys]:
+        for key in [known for known in list(self.works) if known not in keys]:
             if not self._claims.take(key):
                 continue
             work = self.works[key]
@@ -219,7 +217,7 @@ class QueueWalk:
 
 
 class DispatchParts:
-    """What a dispatcher is made of; `ended` is told of each queue whose work has ended."""
+    """What a dispatcher is made of; `ended` is called for each queue whose work has ended."""
 
     def __init__(
         self,
@@ -349,8 +347,8 @@ class Dispatcher:
     * A queue that fails is logged, remembered with its reason and tried again at the next look at
       all queues. It never stops the others.
     * Nothing happens before `start`, but what `dispatch_once` does in its caller's thread.
-    * Who makes one has the store call `on_messages`, and ask `needed_from` before it deletes: a
-      store has no way to take either back.
+    * The creator registers `on_messages` and `needed_from` with the store. A registration cannot
+      be undone.
     """
 
     def __init__(
@@ -471,7 +469,7 @@ class Dispatcher:
     def alone_with(
         self, key: QueueKey, *, timeout: float | None = None
     ) -> AbstractContextManager[bool]:
-        """Nothing is appended, committed or rolled meanwhile: for who expires or deletes.
+        """Nothing is appended, committed or rolled meanwhile: for callers that expire or delete.
 
         Gives False, and no such promise, where the queue was busy for the whole time.
         """
@@ -593,7 +591,7 @@ class Dispatcher:
             self._wake_service()
 
     def _wake_service(self) -> None:
-        """An inline service would run in the thread of whoever wakes it: that one drives it."""
+        """An inline service would run in the thread that wakes it, which drives it anyway."""
         service = self._service
         if service is not None and not self._is_inline:
             service.wake()

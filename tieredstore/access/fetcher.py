@@ -33,7 +33,7 @@ from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
 
 
 def observe_cache(metrics: Metrics, cache: ReadCache) -> None:
-    """Have the metrics ask the cache whenever somebody looks."""
+    """Show the figures of the cache at each export."""
 
     def gauge(metric: Metric, read: Callable[[], int]) -> None:
         def measured() -> Iterable[tuple[float, Labels]]:
@@ -55,8 +55,8 @@ class Fetcher:
 
     * Absence is a status, None or an empty answer. Whatever keeps an answer from being given is
       raised, and never looks like absence.
-    * What is read goes through one cache, bounded in bytes and in idle time: what many ask for
-      is fetched once. Exact reads use it, and put nothing into it.
+    * All reads go through one cache, bounded in bytes and in idle time: bytes that many readers
+      want are fetched once. Exact reads use it, and put nothing into it.
     * A queue that expires or is destroyed during a read is answered for as it is then.
     * Any thread may call anything. After `close` everything raises StoreClosedError.
     """
@@ -104,7 +104,7 @@ class Fetcher:
         return self._cache
 
     def start(self) -> None:
-        """Drop what nobody reads any more from now on, also while nobody reads; idempotent."""
+        """Drop idle bytes from now on, also while there are no reads; idempotent."""
         if self._cache is not None and self._sweeper is None and not self._closed:
             self._sweeper = self._runtime.service(
                 "read-cache",
@@ -122,7 +122,7 @@ class Fetcher:
             self._cache.clear()
 
     def forget(self, key: QueueKey) -> None:
-        """Give back the memory of what has expired now: it would be given back in time anyway."""
+        """Give back the memory of expired bytes at once, before they are idle for long enough."""
         file = self._files.get(key)
         if self._cache is not None and file is not None:
             for part in (file.log, file.queue):
@@ -149,7 +149,7 @@ class Fetcher:
             future.set_result(self._pages.get(request, self._hot))
         except ColdError:
             return self._runtime.fetch.submit(self._pages.get, request, self._source)
-        except Exception as error:  # noqa: BLE001 - whoever asks the future gets it
+        except Exception as error:  # noqa: BLE001 - it goes into the future
             future.set_exception(error)
         return future
 

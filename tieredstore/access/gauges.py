@@ -1,4 +1,4 @@
-"""The gauges of an open tier."""
+"""What an open tier shows of itself: its health, and the gauges that exporters read."""
 
 from __future__ import annotations
 

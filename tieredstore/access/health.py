@@ -30,7 +30,7 @@ class QueueHealth:
     behind_count: int = 0
     """Messages of the next store that are not in the tier yet."""
     problem: str | None = None
-    """Why nothing more is uploaded until somebody has looked."""
+    """Why nothing more is uploaded until an operator has looked."""
     lost_count: int = 0
     """Messages that were lost before they were uploaded: gaps in the queue."""
     last_error: str | None = None
@@ -89,7 +89,7 @@ class TierHealth:
     """Why the key index could not be uploaded or expired, the last time."""
     catalogue: CatalogueHealth = CatalogueHealth()
     local_damages: tuple[LocalDamage, ...] = ()
-    """What the local store has found damaged since it was opened, if it tells."""
+    """What the local store has found damaged since it was opened, if it says so."""
 
     @property
     def ok(self) -> bool:
@@ -126,7 +126,7 @@ class TierHealth:
 class DispatchHealth:
     """What is wrong with the upload, by queue.
 
-    * `stopped`: nothing is uploaded until somebody looks after it.
+    * `stopped`: nothing is uploaded until an operator looks after it.
     * `refused`: those of them whose names the tier cannot hold, now or later. No flush waits for
       them.
     * `failing`: the last attempt failed; it is tried again.
@@ -234,7 +234,7 @@ class DispatchGauges:
     def _age(self, file: FlatMessageFile, now: int) -> int:
         try:
             time = self._store.store_time(*file.key, file.append_offset)
-        except TieredStoreError:  # damaged, or closed: health tells
+        except TieredStoreError:  # damaged, or closed: health says so
             return 0
         return 0 if time is None else max(0, now - time)
 

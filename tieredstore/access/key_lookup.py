@@ -101,8 +101,8 @@ class KeyLookup:
         )
 
     def _reach(self, file: FlatMessageFile) -> int:
-        """Below this queue offset the index has every message; where nobody knows it is believed
-        to have all."""
+        """Below this queue offset the index has every message; an index that does not know is
+        believed to have all."""
         reach = self._index.indexed_offset(file.key.topic, file.topic_id, file.key.queue_id)
         return INT64_MAX if reach is None else reach
 
@@ -219,7 +219,7 @@ class _Scan:
             return []
         unit = self._source.read(file.queue, at * UNIT_BYTES, UNIT_BYTES)
         place = int(decode_units(unit, path=file.path).log_offsets[0])
-        segments = [each for each in file.log.segments if each.end > place]
+        segments = [segment for segment in file.log.segments if segment.end > place]
         if not self._is_newer(segments):
             self._bytes_left -= file.log.commit_offset - place
             self.lags |= self._bytes_left < 0
@@ -245,7 +245,7 @@ class _Scan:
 
     def _is_newer(self, segments: Sequence[FlatSegment]) -> bool:
         """Whether all in these was stored after the times that are asked for."""
-        begins = [each.record.begin_timestamp for each in segments if each.record.size]
+        begins = [segment.record.begin_timestamp for segment in segments if segment.record.size]
         return all(
             begin is not None and begin > self._wanted.end and is_believed(begin, self._now_ms)
             for begin in begins
@@ -253,7 +253,9 @@ class _Scan:
 
 
 def _queue_segments(tail: _Tail) -> list[FlatSegment]:
-    return [each for each in tail.file.queue.segments if each.end > UNIT_BYTES * tail.start]
+    return [
+        segment for segment in tail.file.queue.segments if segment.end > UNIT_BYTES * tail.start
+    ]
 
 
 class _Search:

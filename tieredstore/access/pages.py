@@ -52,9 +52,9 @@ class CachedSource:
 
 
 class ExactSource:
-    """What is cached comes from there; the rest is read as it is asked for, and not kept.
+    """Cached bytes from the cache; others are read as they are asked for, and not kept.
 
-    For reads out of the blue, that nobody goes on from.
+    For single reads, with no reader that goes on behind them.
     """
 
     def __init__(self, cache: ReadCache) -> None:
@@ -66,7 +66,7 @@ class ExactSource:
 
 
 class HotSource:
-    """What is cached, and nothing else: nobody waits here. Without a cache nothing is."""
+    """Cached bytes and nothing else: no read waits here. Without a cache there are none."""
 
     def __init__(self, cache: ReadCache | None) -> None:
         self._cache = cache
@@ -179,7 +179,7 @@ class _Scan:
         except SegmentCorruptError:
             at = max(at, self._at)
             if at == self._offset:
-                raise  # else the next read, from there, tells of it
+                raise  # else the next read, from there, raises it
         return Page(self._messages, at)
 
     def _units(self, at: int, count: int) -> QueueUnits:

@@ -1,6 +1,4 @@
-"""The read cache of the tier: byte ranges already read and ranges fetched ahead, within a
-budget.
-"""
+"""The read cache: byte ranges already read and ranges fetched ahead, within a budget."""
 
 from __future__ import annotations
 
@@ -47,15 +45,15 @@ class CachedFile(Protocol):
 class Extent:
     """One range of a file: on its way as long as `flight` is there, complete afterwards.
 
-    `data` never changes once it is set, so whoever found an extent may read it without the lock,
-    also after it was evicted.
+    `data` never changes once it is set, so a reader that found an extent may read it without the
+    lock, also after it was evicted.
     """
 
     key: Hashable  # of the file
     start: int
     end: int
     window: int  # bytes from which a read that goes on behind this one grows
-    read_to: int  # the farthest that anybody has asked for: is there somebody to read on?
+    read_to: int  # the farthest byte that was asked for: does a reader go on behind it?
     kept: bool = False  # True while others can find it
     reserved_bytes: int = 0
     used_at: float = 0.0
@@ -256,14 +254,14 @@ class ReadCache:
     """Extents of files, bounded in bytes and in time.
 
     * What several readers want at once is fetched once: an extent is registered before it is
-      fetched, and whoever else wants bytes of it waits. A failure reaches all who wait, and the
-      next who asks tries again.
+      fetched, and other readers of its bytes wait. A failure reaches all that wait, and the
+      next reader tries again.
     * A reader fetches what it has to fetch first and waits for others only then, so no two ever
       wait for each other. All work is done in the threads of the readers.
     * What is cached and what is on its way is never more than `bytes_max`: an extent reserves its
       bytes before it is fetched. What does not fit is read and not kept.
-    * Whether a reader goes on or jumps is told by the extents themselves: there is one right
-      before the gap, and it was read to its end. So any number of readers may share a file, and
+    * The extents show whether a reader goes on or jumps: there is one right before the gap, and
+      it was read to its end. So any number of readers may share a file, and
       windows stop growing where the cache is too small to hold them until they are used.
     * Bytes that are handed out are copies: nobody's answer keeps an extent in memory.
     * The lock is never held while bytes travel, nor while a file is asked anything.
@@ -379,7 +377,7 @@ class ReadCache:
                 at += len(piece)
             if at == end:
                 return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
-            # Somebody gave up, or fetched less than was planned: the rest is planned anew.
+            # A fetch was cancelled or came short: the rest is planned anew.
             parts, own = self._plan(key, at, end, limit, ahead)
 
     def _plan(
@@ -409,7 +407,7 @@ class ReadCache:
         if before is not None and before.read_to >= at:
             window = ahead.next(before.window)
             if behind is not None and at + window >= gap_end:
-                behind.window = max(behind.window, window)  # who reads on keeps the pace
+                behind.window = max(behind.window, window)  # the reader keeps its pace
         window = max(min(window, self._table.bytes_max // WINDOW_SHARE), need - at)
         extent = Extent(
             key=key, start=at, end=min(at + window, gap_end), window=window, read_to=need
@@ -451,7 +449,7 @@ class ReadCache:
         return _exactly(file, extent)
 
     def _fail(self, extent: Extent, error: BaseException | None) -> None:
-        """Who waits gets the error, or tries on his own where it is not about the bytes."""
+        """Waiters get the error. Where the fetch was cancelled, they fetch for themselves."""
         with self._lock:
             self._table.fail(extent)
         if extent.flight is None:
@@ -472,7 +470,7 @@ def _exactly(file: CachedFile, extent: Extent) -> bytes:
 
 
 def _data_of(extent: Extent) -> bytes:
-    """The bytes of an extent, waited for; none if whoever fetched it gave up."""
+    """The bytes of an extent, waited for; none if the fetch was cancelled."""
     flight = extent.flight
     if flight is None:
         return extent.data
@@ -489,8 +487,8 @@ def _data_of(extent: Extent) -> bytes:
 
 
 def _own(error: BaseException) -> BaseException:
-    """A copy for one who waited: tracebacks of many threads do not belong into one object."""
+    """A copy for one waiter: tracebacks of many threads do not belong into one object."""
     try:
         return copy.copy(error)
-    except Exception:  # noqa: BLE001 - what cannot be copied is shared: it still tells why
+    except Exception:  # noqa: BLE001 - what cannot be copied is shared: it still says why
         return error

@@ -110,7 +110,7 @@ def reconcile(metadata: MetadataStore, provider: SegmentProvider, paths: Sequenc
     """
     if not metadata.facts.copy:
         return 0
-    listed = _by_file(each for path in paths for each in provider.list(path))
+    listed = _by_file(segment for path in paths for segment in provider.list(path))
     below = tuple(f"{path}/" for path in paths)
     rows: dict[_File, list[SegmentRecord]] = {}
     for row in metadata.segments():
@@ -130,8 +130,8 @@ def reconcile(metadata: MetadataStore, provider: SegmentProvider, paths: Sequenc
 
 def _by_file(listed: Iterable[ListedSegment]) -> dict[_File, list[int]]:
     found: dict[_File, list[int]] = {}
-    for each in listed:
-        found.setdefault((each.path, each.type), []).append(each.base)
+    for segment in listed:
+        found.setdefault((segment.path, segment.type), []).append(segment.base)
     return found
 
 
@@ -150,7 +150,7 @@ def _expired(rows: Sequence[SegmentRecord], bases: Sequence[int]) -> Iterator[Se
 def _younger(
     file: _File, rows: Sequence[SegmentRecord], bases: Sequence[int]
 ) -> Iterator[SegmentRecord]:
-    """Without sizes: who opens the queue asks for them, and looks what its units bear out."""
+    """Without sizes: opening the queue asks for them, and checks what the units bear out."""
     path, kind = file
     last = max((row.base_offset for row in rows), default=-1)
     return (
@@ -176,15 +176,15 @@ class QueueSummary:
 
 def summary_of(file: FlatMessageFile) -> QueueSummary:
     """As of now. May take one small read."""
-    records = [each.record for each in file.log.segments if each.record.size]
-    begins = [each.begin_timestamp for each in records if each.begin_timestamp is not None]
-    ends = [each.end_timestamp for each in records if each.end_timestamp is not None]
+    records = [segment.record for segment in file.log.segments if segment.record.size]
+    begins = [row.begin_timestamp for row in records if row.begin_timestamp is not None]
+    ends = [row.end_timestamp for row in records if row.end_timestamp is not None]
     return QueueSummary(
         key=file.key,
         path=file.path,
         min_offset=file.min_offset,
         max_offset=file.commit_offset,
-        log_bytes=sum(each.size for each in records),
+        log_bytes=sum(row.size for row in records),
         begin_timestamp=min(begins, default=None),
         end_timestamp=max(ends, default=None),
         problem=file.problem,
@@ -305,8 +305,10 @@ class TieredReader:
             self._freshen()
 
     def close(self, timeout: float | None = CLOSE_SECONDS) -> None:
-        """Release what was opened, in so many seconds; idempotent. Who does not answer in time is
-        left behind, and the log says so."""
+        """Release what was opened, within the timeout; idempotent.
+
+        A part that does not stop in time is abandoned; this is logged.
+        """
         self._refuse_a_fork()
         with self._life_guard:
             tier, self._tier = self._tier, None
@@ -352,7 +354,7 @@ class TieredReader:
         """The catalogue's rows of these queues, by queue, type and base; sizes as they are."""
         found: list[SegmentRecord] = []
         for file in self._files(topic, queue_id):
-            found += [each.record for each in (*file.log.segments, *file.queue.segments)]
+            found += [segment.record for segment in (*file.log.segments, *file.queue.segments)]
         return found
 
     # -- as a store answers -------------------------------------------------------------------
@@ -395,7 +397,7 @@ class TieredReader:
         return ask()
 
     def indexed_offset(self, topic: str, queue_id: int) -> int | None:
-        """Below this the uploaded index has every message; None where nobody noted it.
+        """Below this the uploaded index has every message; None where that was never noted.
 
         On the broker's host `query_message` finds what lies behind it too.
         """

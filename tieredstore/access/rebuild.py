@@ -106,10 +106,10 @@ def found_index(
     InvalidConfigError where files were made with another number of slots.
     """
     index = FoundIndex()
-    for each in sorted(listed, key=lambda found: found.base):
-        with provider.open(each.path, each.type, each.base) as segment:
+    for file in sorted(listed, key=lambda found: found.base):
+        with provider.open(file.path, file.type, file.base) as segment:
             try:
-                row, start, end = _opened(segment, each, slot_count)
+                row, start, end = _opened(segment, file, slot_count)
                 for items in _items(segment, start, end):
                     index.take(items)
             except (SegmentError, OffsetOutOfRangeError) as error:
@@ -144,7 +144,7 @@ def _layout(segment: FileSegment) -> tuple[int, int, int, int, int]:
 
 
 def _opened(
-    segment: FileSegment, each: ListedSegment, slot_count: int
+    segment: FileSegment, file: ListedSegment, slot_count: int
 ) -> tuple[SegmentRecord, int, int]:
     """The row, and where its items begin and end."""
     slots, begin, end, start, behind = _layout(segment)
@@ -153,9 +153,9 @@ def _opened(
             f"index_slot_count: {slot_count}, but {segment.path} was made with {slots}"
         )
     row = SegmentRecord(
-        path=each.path,
+        path=file.path,
         type=SegmentType.INDEX,
-        base_offset=each.base,
+        base_offset=file.base,
         size=segment.size(),
         create_timestamp=end,
         begin_timestamp=begin,
@@ -254,7 +254,7 @@ def found_queue(
         update_timestamp=runtime.clock.now_ms(),
     )
     # Without sizes: recovery then asks for all of them, and looks how far the units bear them out.
-    rows = [SegmentRecord(path=path, type=each.type, base_offset=each.base) for each in listed]
+    rows = [SegmentRecord(path=path, type=found.type, base_offset=found.base) for found in listed]
     file = FlatMessageFile(
         record,
         TopicRecord(topic=topic, topic_id=-1),
@@ -272,7 +272,7 @@ def found_queue(
     if file.problem is not None:
         problems.append(file.problem)
     _count_coda(file)
-    timed = tuple(_with_times(file, each, problems) for each in _segments(file))
+    timed = tuple(_with_times(file, segment, problems) for segment in _segments(file))
     if not file.queue.segments and file.log.segments:
         problems.append("it has a log and no queue units")
     problem = "; ".join(dict.fromkeys(problems)) or None
@@ -458,14 +458,15 @@ def rebuild(
     restored, known = ([], metadata) if known is None else (list(known.contents()), known)
     below = f"{config.broker_name}/"
     listed = [
-        each
-        for each in provider.list(config.broker_name)
-        if f"{each.path}/{each.type.name}/{each.base}" not in known.notes(append_file.DELETION_NOTE)
+        segment
+        for segment in provider.list(config.broker_name)
+        if f"{segment.path}/{segment.type.name}/{segment.base}"
+        not in known.notes(append_file.DELETION_NOTE)
     ]
     present = [row for row in known.segments() if row.path.startswith(below)]
     if known is metadata:
         _refuse_newer(present, listed)
-    in_index = [each for each in listed if each.type is SegmentType.INDEX]
+    in_index = [segment for segment in listed if segment.type is SegmentType.INDEX]
     queues = _queues(listed, provider, config, runtime)
     slots = config.index_slot_count
     index = found_index(in_index, provider, slot_count=slots)
@@ -516,9 +517,9 @@ def _refuse_newer(present: Sequence[SegmentRecord], listed: Sequence[ListedSegme
 
 def _ends(listed: Sequence[ListedSegment]) -> dict[tuple[str, SegmentType], int]:
     ends: dict[tuple[str, SegmentType], int] = {}
-    for each in listed:
-        file = each.path, each.type
-        ends[file] = max(ends.get(file, 0), each.base + each.size)
+    for segment in listed:
+        file = segment.path, segment.type
+        ends[file] = max(ends.get(file, 0), segment.base + segment.size)
     return ends
 
 
@@ -543,7 +544,7 @@ def _shorter(present: Sequence[SegmentRecord], listed: Sequence[ListedSegment]) 
 def _wholly_expired(
     present: Sequence[SegmentRecord], listed: Sequence[ListedSegment]
 ) -> list[Change]:
-    files = {(each.path, each.type) for each in listed}
+    files = {(segment.path, segment.type) for segment in listed}
     return [
         DeleteSegment(row.path, row.type, row.base_offset)
         for row in present
@@ -559,12 +560,16 @@ def _queues(
 ) -> list[FoundQueue]:
     """Many at a time; what is no queue of messages is passed over."""
     wanted = sorted(
-        (each for each in listed if each.type is not SegmentType.INDEX and _is_queue(each.path)),
-        key=lambda each: (each.path, each.type, each.base),
+        (
+            segment
+            for segment in listed
+            if segment.type is not SegmentType.INDEX and _is_queue(segment.path)
+        ),
+        key=lambda segment: (segment.path, segment.type, segment.base),
     )
     futures = [
         runtime.fetch.submit(found_queue, list(together), provider, config, runtime)
-        for _, together in groupby(wanted, key=lambda each: each.path)
+        for _, together in groupby(wanted, key=lambda segment: segment.path)
     ]
     return [future.result() for future in futures]
 
@@ -624,9 +629,9 @@ def _merged(rows: Sequence[SegmentRecord], present: Sequence[SegmentRecord]) -> 
 def _expired(present: Sequence[SegmentRecord], listed: Sequence[ListedSegment]) -> list[Change]:
     """Rows of segments older than all that is there: they went since the catalogue was written."""
     first: dict[tuple[str, SegmentType], int] = {}
-    for each in listed:
-        file = each.path, each.type
-        first[file] = min(first.get(file, each.base), each.base)
+    for segment in listed:
+        file = segment.path, segment.type
+        first[file] = min(first.get(file, segment.base), segment.base)
     return [
         DeleteSegment(row.path, row.type, row.base_offset)
         for row in present

@@ -109,9 +109,9 @@ def _requests_per_second(load: Load, config: StoreConfig) -> Iterator[tuple[str,
     rounds = min(commits, 1000 / config.dispatch_interval_ms)  # one look at all queues each
     yield "looks at the writer's epoch", "head", min(2 * commits, 4 * rounds)
     sealed = list(_sealed_per_second(load, config, commits))
-    segments = sum(each.segments for each in sealed)
-    yield "segments read back to be sealed", "get", sum(each.gets for each in sealed)
-    yield "sealed segments written", "put", sum(each.puts for each in sealed)
+    segments = sum(kind.segments for kind in sealed)
+    yield "segments read back to be sealed", "get", sum(kind.gets for kind in sealed)
+    yield "sealed segments written", "put", sum(kind.puts for kind in sealed)
     files = 0.0
     if config.index_enabled and load.messages_per_second:
         files = max(index_bytes / (_INDEX_ITEM_BYTES * config.index_item_count), 1 / 86_400)
@@ -187,10 +187,10 @@ def _stored_bytes(load: Load, config: StoreConfig) -> float:
     if load.stored_bytes is not None:
         return load.stored_bytes
     hours = config.reserve_hours if load.reserve_hours is None else load.reserve_hours
-    each = load.message_bytes + UNIT_BYTES
+    bytes_each = load.message_bytes + UNIT_BYTES
     if config.index_enabled:
-        each += load.keys_per_message * _INDEX_ITEM_BYTES
-    return load.messages_per_second * each * hours * 3600
+        bytes_each += load.keys_per_message * _INDEX_ITEM_BYTES
+    return load.messages_per_second * bytes_each * hours * 3600
 
 
 def load_of(reader: TieredReader, now_ms: int) -> Load:
@@ -216,14 +216,14 @@ def load_of(reader: TieredReader, now_ms: int) -> Load:
 def _seconds_covered(logs: list[SegmentRecord], now_ms: int) -> float:
     times = [known for row in logs if (known := catalogue_times(row, now_ms)) is not None]
     if not times:
-        return math.inf  # nobody knows how fast it came: only its bytes count
+        return math.inf  # its rate is not known: only its bytes count
     milliseconds = max(end for _, end in times) - min(begin for begin, _ in times)
     return max(milliseconds / 1000, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnSegment:
-    """One segment; None for a time that nobody knows.
+    """One segment; None for a time that is not known.
 
     Of a commit log the times are those of its messages. Of an index file they are when it was
     begun and when its last message was stored; the first may be later where it was filled late.
@@ -237,7 +237,7 @@ class DrawnSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePicture:
-    """How far a queue is, in queue offsets; all ends are exclusive, None where nobody knows."""
+    """How far a queue is, in queue offsets; all ends are exclusive, None where not known."""
 
     key: QueueKey
     min_offset: int | None
@@ -250,16 +250,22 @@ class QueuePicture:
 
     @property
     def log_bytes(self) -> int:
-        return sum(each.size for each in self.segments)
+        return sum(segment.size for segment in self.segments)
 
     @property
     def begin_timestamp(self) -> int | None:
-        times = [each.begin_timestamp for each in self.segments if each.begin_timestamp is not None]
+        times = [
+            segment.begin_timestamp
+            for segment in self.segments
+            if segment.begin_timestamp is not None
+        ]
         return min(times, default=None)
 
     @property
     def end_timestamp(self) -> int | None:
-        times = [each.end_timestamp for each in self.segments if each.end_timestamp is not None]
+        times = [
+            segment.end_timestamp for segment in self.segments if segment.end_timestamp is not None
+        ]
         return max(times, default=None)
 
 
@@ -288,7 +294,7 @@ class TierPicture:
 
     @property
     def total_bytes(self) -> int:
-        index = sum(each.size for each in self.index_files)
+        index = sum(file.size for file in self.index_files)
         return index + sum(queue.log_bytes + queue.queue_bytes for queue in self.queues)
 
 
@@ -538,8 +544,8 @@ def _look_up(
             end=message.store_timestamp,
         )
         is_found = any(
-            each.log_offset == selected.log_offset and each.record == selected.record
-            for each in answer.messages  # of all queues: each has a log of its own
+            hit.log_offset == selected.log_offset and hit.record == selected.record
+            for hit in answer.messages  # of all queues: each has a log of its own
         )
         if is_found or len(answer.messages) < HITS_MAX:
             found[word] = is_found

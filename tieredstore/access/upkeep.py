@@ -1,4 +1,4 @@
-"""The chores of a running tier: flush, retention, sealing and publishing."""
+"""The chores of a running tier: flush, sealing, publishing, and the expiry of old segments."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log = log_of(__name__)
 
 
 class PublishChore:
-    """Publishes what has changed, when it is told to; idle where nothing has.
+    """Publishes what has changed, one step at a time; idle where nothing has.
 
     A failure is logged and counted, and the next step tries again. Once another writer has
     published, no step does anything more.
@@ -89,8 +89,8 @@ def seal_full(file: FlatMessageFile) -> dict[str, TieredStoreError]:
     Any thread, beside everything else that goes on with the queue.
     """
     failures: dict[str, TieredStoreError] = {}
-    for each in (file.log, file.queue):
-        for full in each.segments[:-1]:
+    for part in (file.log, file.queue):
+        for full in part.segments[:-1]:
             if not full.segment.wants_seal:
                 continue
             try:
@@ -104,16 +104,19 @@ def seal_full(file: FlatMessageFile) -> dict[str, TieredStoreError]:
 
 
 def roll_unsealed(file: FlatMessageFile) -> bool:
-    """Begin new segments where those that are written would have to be sealed; for who claims the
-    queue. False where something waits or is in doubt: it must be committed first. And where
-    messages are to be compared: they may be taken back, and what follows them not."""
+    """Begin new segments where those that are written would have to be sealed.
+
+    The caller has the claim of the queue. False where something waits or is in doubt: it must be
+    committed first. And where messages are to be compared: they may be taken back, and what
+    follows them not.
+    """
     if file.waiting_bytes or file.is_in_doubt or file.problem is not None:
         return False
     if file.unconfirmed_from is not None:
         return False
-    for each in (file.log, file.queue):
-        if each.is_started and _is_unsealed(each):
-            each.roll()
+    for part in (file.log, file.queue):
+        if part.is_started and _is_unsealed(part):
+            part.roll()
     return True
 
 
@@ -149,7 +152,7 @@ class SealChore:
             if failures:
                 failed.append(file.key)
                 errors.update((path, str(error)) for path, error in failures.items())
-            if any(isinstance(each, BackendUnavailableError) for each in failures.values()):
+            if any(isinstance(error, BackendUnavailableError) for error in failures.values()):
                 break
         self._failed, self.errors = failed, errors
 
@@ -177,8 +180,8 @@ class SealChore:
 class TierFlush:
     """Uploads everything, and seals and publishes it where that is asked for.
 
-    * Nobody waits longer than they said. What is still under way then is left behind, one flush
-      at most: who comes next waits for that one first.
+    * No caller waits longer than its timeout. What is still under way then is abandoned, one
+      flush at most: the next flush waits for that one first.
     * Nothing is held while bytes travel but the place of the one flush.
     """
 
@@ -288,8 +291,8 @@ def expire(file: FlatMessageFile, before_ms: int, *, source: ByteSource = DIRECT
     * The last segment goes only as a whole, when nothing waits, and an empty one takes its place:
       the queue keeps its offsets for ever.
 
-    For the one who appends to this queue, while no commit of it is under way. Raises what the
-    backend raises where times have to be read, and what the catalogue raises.
+    The caller is the one that appends to this queue, and no commit of it is under way. Raises
+    what the backend raises where times have to be read, and what the catalogue raises.
     """
     going = _going(file, before_ms, source)
     if not going.log:
@@ -387,7 +390,7 @@ def expire_tier(
 ) -> Iterator[ExpiredQueue]:
     """Queue by queue, those of which something is too old. A failure touches its queue only.
 
-    For who holds the catalogue's lock, or with `dry_run` for anybody. The key index is left as it
+    The caller holds the catalogue's lock, unless it is a dry run. The key index is left as it
     is: what it says of messages that are gone finds nothing, and a broker drops its files.
     """
     for file in sorted(files.files(), key=lambda file: file.key):
@@ -459,7 +462,7 @@ def _expired(
 def _is_needed(file: FlatMessageFile, border: int, source: ByteSource) -> bool:
     """Whether the bytes before the end of a log segment are needed by what lies behind it.
 
-    Only a log that somebody else wrote can be so: units that do not go up, or a copy of a record
+    Only a log that another broker wrote can be so: units that do not go up, or a copy of a record
     that no unit names. The queue's minimum is the number of the record at the border, so there
     must be one, and no unit from there on may name what would be gone.
     """

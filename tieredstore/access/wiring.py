@@ -1,6 +1,4 @@
-"""The only place that turns names into parts: the tier, its catalogue and the chain of
-plugins.
-"""
+"""Names turned into parts: the tier, its catalogue and the chain of plugins. Nowhere else."""
 
 from __future__ import annotations
 
@@ -142,7 +140,7 @@ def brokers_of(metadata: MetadataStore) -> list[str]:
 
 
 def check_place(config: StoreConfig, metadata: MetadataStore, provider: SegmentProvider) -> None:
-    """AnotherTierError where nothing lies where the settings say; for who found nothing there.
+    """AnotherTierError where nothing lies where the settings say; for a reader that found nothing.
 
     A broker that has its place there and no bytes in it has lost them: that is no mistake of the
     settings. Raises what the backend raises.
@@ -352,7 +350,7 @@ def open_tier(
 
 def _end_runtime(runtime: Runtime, ending: _Ending) -> None:
     if not runtime.close(ending.left()):
-        log.warning("calls of the backend are still under way: they are left behind")
+        log.warning("calls of the backend are still under way: they are abandoned")
 
 
 def provider_of(config: StoreConfig, runtime: Runtime, metrics: Metrics) -> SegmentProvider:
@@ -431,7 +429,7 @@ def index_of(
     read_only: bool,
     local_folder: Path | None = None,
 ) -> Index:
-    """The key index of the settings; not opened. `local_folder` is for who only reads."""
+    """The key index of the settings; not opened. `local_folder` is for readers only."""
     if not config.index_enabled:
         return NoIndex()
     if not read_only:

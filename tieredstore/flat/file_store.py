@@ -41,7 +41,7 @@ Alone: TypeAlias = Callable[[QueueKey], AbstractContextManager[bool]]
 
 
 def _undisturbed(_key: QueueKey) -> AbstractContextManager[bool]:
-    """For a store that nobody writes to."""
+    """For a store that is not written to."""
     return nullcontext(True)
 
 
@@ -53,7 +53,7 @@ class FlatFileStore:
       read, `problem` says why nothing is uploaded, and `retry_recovery` tries again. What seems
       damaged is read twice at once, for the fault may be in the read, and ever more rarely later.
     * Read only, nothing is changed anywhere, and `refresh` shows what a writer has done since.
-    * Any thread may call `files` and `get`. The rest is for the one who writes the queues.
+    * Any thread may call `files` and `get`. The rest is for the one that writes the queues.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class FlatFileStore:
     def retry_recovery(self, alone: Alone = _undisturbed) -> int:
         """Once more for the queues that could not be recovered and are due; how many still cannot.
 
-        Each while nobody else appends to it or expires it: `alone` is entered meanwhile, and one
+        Nothing else appends to a queue or expires it meanwhile: `alone` is entered, and a queue
         that it does not give is left for the next time.
         """
         with self._guard:
@@ -123,7 +123,7 @@ class FlatFileStore:
         return failure.tries < BELIEVED_TRIES
 
     def look_again(self, file: FlatMessageFile) -> None:
-        """Recover a queue once more, now; for who works on it alone. Raises what the backend and
+        """Recover a queue once more, now; the caller works on it alone. Raises what the backend and
         the catalogue raise; what seems damaged is its `problem`, and is read again later."""
         self._recover(file)
         with self._guard:
@@ -214,7 +214,7 @@ class FlatFileStore:
         return count
 
     def delete_pending(self, *, is_stopped: Callable[[], bool]) -> int:
-        """Try again to delete what nobody uses any more; how many segments are still there."""
+        """Try again to delete what is marked for it; how many segments are still there."""
         return self._pending_deletions.delete(is_stopped=is_stopped)
 
     def close(self) -> None:
@@ -230,7 +230,7 @@ class FlatFileStore:
         return [row for row in self._metadata.queues() if row.topic != INDEX_TOPIC]
 
     def _delete_pending(self) -> None:
-        """In a pool, at the beginning: nobody waits for it, it comes again with the retention."""
+        """In a pool, at the beginning: no caller waits for it, and the retention does it again."""
         try:
             self._pending_deletions.delete(is_stopped=lambda: self._closed)
         except TieredStoreError as error:
@@ -319,7 +319,7 @@ class FlatFileStore:
         return _problem_of(file)
 
     def _warn_of_other_brokers(self, rows: Sequence[QueueRecord]) -> None:
-        """The broker was renamed, it seems: what it tiered before lies where nobody looks."""
+        """The broker was renamed, it seems: what it tiered before lies where no read looks."""
         name = self._config.broker_name
         others = {record.broker_name for record in rows} - {name}
         if others:

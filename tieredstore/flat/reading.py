@@ -319,7 +319,7 @@ def read_run(
 
     * At most `count_max` messages, whose records have at most `bytes_max` bytes together; the
       first one is given however large it is. A gap in the queue ends the run, and so does a large
-      hole in the log: who goes on at `end_offset` misses nothing.
+      hole in the log: a reader that goes on at `end_offset` misses nothing.
     * Every row is the message with that queue offset, whole, or it is not in the run. A damaged
       row ends the run before it; as the first one it raises SegmentCorruptError. With
       `checks_bodies` a body with another checksum than its record names is damage too.

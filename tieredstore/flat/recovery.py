@@ -42,17 +42,17 @@ def _gone_from(file: FlatMessageFile) -> list[str]:
     if not any(segments for _, segments in new):
         return []
     listed = file.log.provider.list(file.path)
-    sizes = {(each.type, each.base): each.size for each in listed}
+    sizes = {(segment.type, segment.base): segment.size for segment in listed}
     lost = []
     for part, segments in new:
-        for each, following in segments:
-            wanted = min(each.end, following.base) - each.base
-            there = sizes.get((part.type, each.base), 0)
+        for segment, following in segments:
+            wanted = min(segment.end, following.base) - segment.base
+            there = sizes.get((part.type, segment.base), 0)
             if there < wanted:
-                there = each.backend_bytes()
+                there = segment.backend_bytes()
             if there < wanted:
                 gone = f"{wanted - there} bytes that were committed are gone"
-                lost.append(f"{each.segment.path}: {gone}")
+                lost.append(f"{segment.segment.path}: {gone}")
         if segments and not lost:
             file.seen_to[part.type] = segments[-1][1].base
     return lost
@@ -63,9 +63,9 @@ def _unseen(
 ) -> list[tuple[FlatSegment, FlatSegment]]:
     """Each with the next one. Those that end before the next begins are asked for anyway."""
     return [
-        (each, following)
-        for each, following in pairwise(segments)
-        if each.base >= seen_to and each.end >= following.base
+        (segment, following)
+        for segment, following in pairwise(segments)
+        if segment.base >= seen_to and segment.end >= following.base
     ]
 
 
@@ -88,7 +88,7 @@ def _note_of_unconfirmed(
     earlier = _read(path, metadata)
     if earlier is not None:
         first = min(first, earlier[0])
-        before.update(((each[0], each[1]), each) for each in earlier[1])
+        before.update(((fields[0], fields[1]), fields) for fields in earlier[1])
     return [PutNote(UNCONFIRMED_NOTE, path, {"from": first, "rows": list(before.values())})]
 
 
@@ -107,16 +107,16 @@ def forget_unconfirmed(path: str, metadata: MetadataStore) -> list[Change]:
 
 
 def confirm(file: FlatMessageFile, metadata: MetadataStore) -> None:
-    """They are ours."""
+    """The unnamed messages are those of the local store: they count from now on."""
     metadata.apply(forget_unconfirmed(file.path, metadata))
     file.unconfirmed_from = None
 
 
 def take_back(file: FlatMessageFile, metadata: MetadataStore) -> None:
-    """They do not count: the queue ends where the catalogue had it end. No byte is touched.
+    """Unnamed messages do not count: the queue ends where the catalogue had it end.
 
-    What is appended next is compared with what lies there, so nothing of ours is sent twice.
-    For the one who appends to this queue; nothing may wait.
+    No byte is touched. What is appended next is compared with what lies there, so nothing of ours is sent twice.
+    The caller is the one that appends to this queue; nothing may wait.
     """
     note = _read(file.path, metadata)
     changes = forget_unconfirmed(file.path, metadata)
@@ -194,7 +194,7 @@ def recover(
     problems = [*queue.losses(), *commit_log.losses()]
     if not read_only:
         problems += _gone_from(file)
-    if any(each.base % UNIT_BYTES for each in queue.segments):
+    if any(segment.base % UNIT_BYTES for segment in queue.segments):
         problems.append("a consume queue segment begins within a unit")
     if not (queue.is_clean and commit_log.is_clean):
         problems += _settle(queue, commit_log)
@@ -231,27 +231,27 @@ class _Found:
     def by_asking(cls, file: FlatAppendFile) -> _Found:
         segments = file.catalogued()
         sizes = []
-        for each, following in zip_longest(segments, segments[1:]):
+        for segment, following in zip_longest(segments, segments[1:]):
             if following is None:
-                sizes.append(each.backend_bytes())
-            elif each.end < following.base:
-                sizes.append(min(each.backend_bytes(), following.base - each.base))
+                sizes.append(segment.backend_bytes())
+            elif segment.end < following.base:
+                sizes.append(min(segment.backend_bytes(), following.base - segment.base))
             else:
-                sizes.append(following.base - each.base)
-        return cls(segments, sizes, [each.record for each in segments])
+                sizes.append(following.base - segment.base)
+        return cls(segments, sizes, [segment.record for segment in segments])
 
     @property
     def is_clean(self) -> bool:
-        return self.backend_bytes == [each.record.size for each in self.segments]
+        return self.backend_bytes == [segment.record.size for segment in self.segments]
 
     def losses(self) -> list[str]:
-        ends = [each.end for each in self.segments]
+        ends = [segment.end for segment in self.segments]
         for index, following in enumerate(self.segments[1:]):
             ends[index] = min(ends[index], following.base)
         return [
-            f"{each.segment.path}: {end - each.base - size} bytes that were committed are gone"
-            for each, end, size in zip(self.segments, ends, self.backend_bytes, strict=True)
-            if each.base + size < end
+            f"{known.segment.path}: {end - known.base - size} bytes that were committed are gone"
+            for known, end, size in zip(self.segments, ends, self.backend_bytes, strict=True)
+            if known.base + size < end
         ]
 
     @property
@@ -287,17 +287,17 @@ class _Found:
 
     def counted(self) -> tuple[FlatSegment, ...]:
         pairs = zip(self.segments, self.rows, strict=True)
-        return tuple(FlatSegment(each.segment, row) for each, row in pairs)
+        return tuple(FlatSegment(segment.segment, row) for segment, row in pairs)
 
     def changed(self) -> list[SegmentRecord]:
         pairs = zip(self.segments, self.rows, strict=True)
-        return [row for each, row in pairs if row != each.record]
+        return [row for segment, row in pairs if row != segment.record]
 
     def grown(self, *, but_last: bool = False) -> list[SegmentRecord]:
         """Rows of the catalogue that name less than what counts now."""
         pairs = list(zip(self.segments, self.rows, strict=True))
         kept = pairs[:-1] if but_last else pairs
-        return [each.record for each, row in kept if row.size > each.record.size]
+        return [segment.record for segment, row in kept if row.size > segment.record.size]
 
 
 def _settle(queue: _Found, commit_log: _Found) -> list[str]:

@@ -34,7 +34,7 @@ NOBODYS: Final = (
 class SegmentWriter:
     """Buffers what is appended to one segment and makes it durable, in order.
 
-    * What was appended has its place from then on: no commit, retry or repair moves it.
+    * Appended bytes have their place from then on: no commit, retry or repair moves them.
     * `committed_bytes` never claims what the backend did not acknowledge or show.
     * After an unknown outcome the backend is asked for its true end, and only what is missing is
       sent. Bytes that lie there already count only if they are the very bytes that were to be
@@ -131,7 +131,7 @@ class SegmentWriter:
             self._is_sealed = True
 
     def discard(self) -> None:
-        """Forget what waits, wherever it got to: who appends the same again goes on from there."""
+        """Forget what waits, wherever it got to: appending the same again goes on from there."""
         with self._guard:
             self._waiting, self._waiting_bytes = [], 0
             self._end = None
