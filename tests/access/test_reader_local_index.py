@@ -78,13 +78,13 @@ def test_what_a_running_broker_has_put_and_not_noted_is_found_or_said_to_be_miss
         made._write(parts, next(iter(made.ends)), LATER, 50, (), 0)
         index = parts.index
         assert isinstance(index, IndexStore)
-        index._filling.drain()  # on no disk yet
+        index._writer.drain()  # on no disk yet
         with TieredReader.open(config) as reader:
             assert ask_all(reader) == (WITH_KEYS, 0)
         monkeypatch.setattr("tieredstore.access.wiring.SCAN_BYTES_MAX", 0)
         with TieredReader.open(config) as reader:
             assert ask_all(reader) == (WITH_KEYS, WITH_KEYS)
-            index._filling.sync()
+            index._writer.sync()
             reader.refresh()
             assert ask_all(reader) == (WITH_KEYS, 0)
             index.seal()  # the reader's catalogue still calls the file a local one

@@ -13,7 +13,7 @@ from tests.access.test_tiered_keys import KeyBroker
 from tests.access.tiered_kit import numbers
 from tieredstore.index.local_file import MappedIndex
 from tieredstore.index.store import IndexStore
-from tieredstore.index.writer import Filling
+from tieredstore.index.writer import IndexWriter
 from tieredstore.model.messages import QueryResult
 from tieredstore.testing.samples import TOPIC, a_message
 
@@ -38,7 +38,7 @@ def killed(broker: KeyBroker) -> None:
     """The next process has loaded, and has done nothing else yet."""
     index = broker.store._loaded().tier.index
     assert isinstance(index, IndexStore)
-    index._filling.close()
+    index._writer.close()
     broker.store._started = True  # what it does in the background is of the process that is gone
     broker.open()
 
@@ -130,7 +130,7 @@ def test_what_the_index_refuses_is_found_all_the_same(
         raise OSError("planned")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Filling, "put", refuse)
+        patch.setattr(IndexWriter, "put", refuse)
         broker.local.kept_from = broker.local.cached_from = 0
         broker.put(COUNT, 3)
         assert not broker.store.flush()
@@ -155,9 +155,9 @@ def test_what_a_file_has_that_the_disk_could_not_sync_counts_as_not_indexed(
             raise mapped._failure
 
         patch.setattr(MappedIndex, "sync", fail)
-        index._filling.sync()
+        index._writer.sync()
     assert not_indexed(broker) == COUNT
-    for file in index._filling.files:
+    for file in index._writer.files:
         data = file._mapped.data
         data[28 : len(data)] = bytes(len(data) - 28)  # as if the pages were gone
     assert check_no_answer_hides_a_hit(broker) == 0

@@ -15,7 +15,7 @@ from tests.codec.golden_files import CLUSTER, GOLDEN, expected
 from tieredstore.codec.java import index_key
 from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.index.local_file import IndexStoreFile
-from tieredstore.index.rows import FoundItem, IndexColumns
+from tieredstore.index.rows import IndexColumns, Match
 
 SLOTS, ITEMS = 97, 1300
 BEGIN = 1_750_000_000_000
@@ -70,7 +70,7 @@ def reopen(path: Path, slots: int = SLOTS, items: int = ITEMS, **how: Any) -> In
     return IndexStoreFile.open(path, slot_count=slots, item_capacity=items, **how)
 
 
-def place(item: FoundItem) -> tuple[int, int, int]:
+def place(item: Match) -> tuple[int, int, int]:
     return item.topic_id, item.queue_id, item.log_offset
 
 

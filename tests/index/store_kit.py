@@ -93,7 +93,7 @@ class Shop:
 
     def crash(self) -> None:
         """The process is gone: nothing is synced, nothing closed in order."""
-        self.index._filling.close()
+        self.index._writer.close()
 
     def commit(self, offset: int, queue_id: int = 0) -> None:
         """The catalogue knows of the queue up to here."""

@@ -39,7 +39,7 @@ def test_one_failed_sync_stops_neither_puts_nor_uploads_and_loses_no_key(
     shop.index.seal()
     shop.clock.advance(1000)
     shop.put(["k2", "k3"])
-    shop.index._filling.drain()
+    shop.index._writer.drain()
     shop.clock.advance(HALF_MINUTE_MS)
     fail_next_sync(monkeypatch)
     if catalogue_fails:
@@ -85,7 +85,7 @@ def test_a_torn_file_that_was_never_synced_costs_only_what_it_held(tmp_path: Pat
     shop.index.seal()
     shop.clock.advance(1000)
     shop.put(["k1"])
-    shop.index._filling.drain()
+    shop.index._writer.drain()
     shop.crash()
     (name,) = shop.local_files()
     path = tmp_path / "tiered_index_file" / name

@@ -33,13 +33,13 @@ def test_a_message_whose_time_no_item_can_hold_is_found_by_its_time(
 ) -> None:
     shop = Shop(tmp_path)
     shop.put(["k", "k", "k"], times=[STORE_TIMESTAMP, far, STORE_TIMESTAMP + 5000])
-    shop.index._filling.sync()
+    shop.index._writer.sync()
     for state in ("local", "reopened", "cut", "uploaded", "opened anew"):
         if state == "reopened":
             shop.reopen()
         elif state == "cut":
             shop.put(["other"])
-            shop.index._filling.drain()
+            shop.index._writer.drain()
             shop.crash()
             shop.open()
         elif state == "uploaded":

@@ -21,7 +21,7 @@ INDEX = SegmentType.INDEX
 def test_what_was_not_synced_is_put_again_and_only_that(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     shop.put(["k1", "k2"])
-    shop.index._filling.sync()
+    shop.index._writer.sync()
     shop.put(["k3"])
     assert len(shop.found("k3")) == 1
     shop.crash()
@@ -93,7 +93,7 @@ def test_a_damaged_local_file_is_made_again(tmp_path: Path, harm: str) -> None:
 def test_a_queue_made_anew_below_its_old_end_is_indexed_from_its_begin(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     shop.put(["k"] * 5)
-    shop.index._filling.sync()
+    shop.index._writer.sync()
     shop.crash()
     shop.commit(3)
     shop.open()
@@ -114,18 +114,18 @@ def test_a_queue_made_anew_beyond_its_old_end_is_indexed_from_its_begin(
     shop = Shop(tmp_path)
     shop.put(["k"] * 5)
     if not late_sync:
-        shop.index._filling.sync()
+        shop.index._writer.sync()
     shop.clock.advance(1000)
     shop.catalogue.delete_segment(f"{BROKER}/{TOPIC}/0", SegmentType.CONSUME_QUEUE, 0)
     shop.commit(9)
     if late_sync:  # of marks that were taken before the queue was destroyed
-        shop.index._filling.sync()
+        shop.index._writer.sync()
     shop.crash()
     shop.open()
     assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 0
     shop.ends[0] = 0
     shop.put(["new"] * 9)
-    shop.index._filling.sync()
+    shop.index._writer.sync()
     shop.crash()
     shop.open()
     assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 9
@@ -137,7 +137,7 @@ def test_a_crash_at_any_step_of_an_upload_loses_nothing(tmp_path: Path) -> None:
         for fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF):
             shop = Shop(tmp_path / f"{step}-{fault.name}", items=20)
             shop.put(["k"] * 30, unique=False)
-            shop.index._filling.sync()
+            shop.index._writer.sync()
             shop.faults.strike(fault, after=step)
             try:
                 shop.index.step()
@@ -164,7 +164,7 @@ def test_an_upload_that_was_cut_short_loses_no_key_put_while_the_backend_was_dow
 ) -> None:
     shop = Shop(tmp_path, items=1000)
     shop.put(["k0", "k1"])
-    shop.index._filling.sync()
+    shop.index._writer.sync()
     shop.faults.strike(Fault.CRASH_BEFORE, after=3)  # the bytes are there, the row is not
     with pytest.raises(SimulatedCrash):
         shop.index.seal()
@@ -173,12 +173,12 @@ def test_an_upload_that_was_cut_short_loses_no_key_put_while_the_backend_was_dow
     shop.open(down)
     down.forgive()
     if fuller:  # by a version that did not seal it
-        (file,) = shop.index._filling.files
+        (file,) = shop.index._writer.files
         file._sealed = False
-        shop.index._filling._current = file
+        shop.index._writer._current = file
     put_again(shop)
     shop.put(["k2", "k3"])
-    shop.index._filling.sync()
+    shop.index._writer.sync()
     assert len(shop.local_files()) == (1 if fuller else 2)
     shop.clock.advance(25 * 3_600_000)
     for _ in range(2):
@@ -203,7 +203,7 @@ def test_a_backend_that_does_not_answer_keeps_no_index_from_opening(tmp_path: Pa
 def test_a_local_file_that_is_uploaded_already_goes(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     shop.put(["k"])
-    shop.index._filling.sync()
+    shop.index._writer.sync()
     (name,) = shop.local_files()
     path = tmp_path / "tiered_index_file" / name
     data = path.read_bytes()
@@ -220,7 +220,7 @@ def test_the_end_of_a_file_is_kept_over_a_restart(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     shop.put(["k"], times=[STORE_TIMESTAMP + 9_999])
     shop.reopen()
-    file: IndexStoreFile = shop.index._filling.files[0]
+    file: IndexStoreFile = shop.index._writer.files[0]
     assert file.end_timestamp == STORE_TIMESTAMP + 9_999
     shop.index.seal()
     assert shop.segments()[0].end_timestamp == STORE_TIMESTAMP + 9_999
@@ -251,9 +251,9 @@ def test_a_catalogue_that_fails_moves_no_watermark_and_is_tried_again(tmp_path: 
     shop.put(["k"])
     shop.faults.strike(Fault.BEFORE)
     with pytest.raises(MetadataError):
-        shop.index._filling.sync()
+        shop.index._writer.sync()
     shop.put(["k"])
-    shop.index._filling.sync()
+    shop.index._writer.sync()
     shop.crash()
     shop.open()
     assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 2

@@ -35,10 +35,10 @@ def test_no_file_begins_after_a_message_in_it_was_stored(tmp_path: Path) -> None
     for number, ago in enumerate([2 * day, day, 3 * day, 5, 3 * day + 7, 0]):
         shop.put([f"k{number}"] * 4, times=[STORE_TIMESTAMP - ago + n for n in range(4)])
         shop.clock.advance(1000)
-    shop.index._filling.drain()
-    begun = {file.begin_timestamp for file in shop.index._filling.files}
-    assert len(begun) == len(shop.index._filling.files) == len(shop.local_files())
-    for file in shop.index._filling.files:
+    shop.index._writer.drain()
+    begun = {file.begin_timestamp for file in shop.index._writer.files}
+    assert len(begun) == len(shop.index._writer.files) == len(shop.local_files())
+    for file in shop.index._writer.files:
         assert file.times is None or file.begin_timestamp <= file.times.first
         assert all(seconds >= 0 for seconds in file.items()["seconds"].tolist())
     shop.reopen()
@@ -66,7 +66,7 @@ def test_messages_that_come_out_of_order_again_and_again_begin_few_files(tmp_pat
     for number in range(300):  # each queue is up to half a minute behind the others
         late = 1000 * (number * 7 % 31)
         shop.put([f"k{number}"], queue_id=number % 3, times=[shop.clock.now_ms() - late])
-        shop.index._filling.drain()
+        shop.index._writer.drain()
         shop.clock.advance(1000)
     assert len(shop.local_files()) <= 3
 

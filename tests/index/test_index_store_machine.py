@@ -47,7 +47,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule()
     def sync(self) -> None:
-        self.shop.index._filling.sync()
+        self.shop.index._writer.sync()
 
     @rule()
     def crash(self) -> None:
@@ -80,7 +80,7 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def no_file_begins_after_a_message_in_it(self) -> None:
         if hasattr(self, "shop"):
-            for file in self.shop.index._filling.files:
+            for file in self.shop.index._writer.files:
                 assert file.times is None or file.begin_timestamp <= file.times.first
             begins = [row.begin_timestamp or 0 for row in self.shop.segments() if row.size]
             assert len(set(begins)) == len(begins)

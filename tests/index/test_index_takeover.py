@@ -184,7 +184,7 @@ def test_a_file_of_ours_that_rocketmq_uploaded_is_not_put_again(tmp_path: Path) 
         [(0, 1000)],
         [(0, 2000)],
     ]
-    assert sum(file.item_count for file in shop.index._filling.files) == 2  # of k3 alone
+    assert sum(file.item_count for file in shop.index._writer.files) == 2  # of k3 alone
 
 
 @pytest.mark.parametrize("lost", [None, 3])

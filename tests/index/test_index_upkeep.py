@@ -40,7 +40,7 @@ def test_a_file_begun_by_a_clock_that_was_ahead_is_uploaded_in_time(
     shop = Shop(tmp_path)
     shop.clock.advance(1000 * HOUR_MS)
     shop.put(["k"])
-    shop.index._filling.drain()
+    shop.index._writer.drain()
     shop.clock._passed_ms -= 1000 * HOUR_MS  # it was set right
     if restarted:
         shop.reopen()

@@ -39,7 +39,7 @@ from tieredstore.codec.tiered_index import (
 )
 from tieredstore.index.compaction import fences_of_table
 from tieredstore.index.footer import NearFooter
-from tieredstore.index.rows import FoundItem, TimeRange
+from tieredstore.index.rows import Match, TimeRange
 from tieredstore.index.uploaded import UploadedFile
 from tieredstore.model.values import INT64_MAX
 
@@ -61,7 +61,7 @@ row_lists = st.lists(
 windows = st.tuples(st.integers(BEGIN - 6000, BEGIN + 10_000), st.integers(0, 9000))
 
 
-def same_messages(found: Sequence[FoundItem], rows: Sequence[Row], text: str, **when: int) -> None:
+def same_messages(found: Sequence[Match], rows: Sequence[Row], text: str, **when: int) -> None:
     """Nothing that a scan finds is missing, nothing is too much but by seconds and hashes."""
     wanted = scan(rows, text, begin=when["begin"], end=when["end"])
     places = [place(item) for item in found]
@@ -208,7 +208,7 @@ def test_a_masked_hash_of_a_later_broker_is_found() -> None:
     )
     file, _ = cold(encode_header(header) + table + items, slots=5)
     [found] = file.find(text, **FOREVER, count_max=1)
-    assert found == FoundItem(0, 3, 738, 123, BEGIN + 4000)
+    assert found == Match(0, 3, 738, 123, BEGIN + 4000)
 
 
 def test_a_file_of_rocketmq_5_1_counts_milliseconds() -> None:

@@ -117,7 +117,7 @@ def index_itself(
     )
     index.load()
     wanted = iter(begins)
-    index._filling._free_begin = lambda latest: next(wanted)  # type: ignore[method-assign]
+    index._writer._free_begin = lambda latest: next(wanted)  # type: ignore[method-assign]
     for message in sorted(
         messages, key=lambda each: (each.time, ids[each.key.topic], each.key.queue_id)
     ):

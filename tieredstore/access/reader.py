@@ -21,7 +21,7 @@ from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.reading import read_run
 from tieredstore.index.contract import Index
-from tieredstore.index.watermarks import IndexTimes, QueueId, indexed_offset, indexed_times
+from tieredstore.index.watermarks import IndexCoverage, QueueId, index_coverage, indexed_offset
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     OffsetOutOfRangeError,
@@ -408,11 +408,11 @@ class TieredReader:
         queue = QueueId(file.topic_id, queue_id)
         return indexed_offset(tier.metadata, self.config.broker_name, topic, queue)
 
-    def indexed_times(self) -> IndexTimes | None:
+    def indexed_times(self) -> IndexCoverage | None:
         """The store times that `query_message` finds messages of; None where that is not known."""
         tier = self._loaded()
         now = tier.runtime.clock.now_ms()
-        return indexed_times(tier.metadata, self.config.broker_name, now)
+        return index_coverage(tier.metadata, self.config.broker_name, now)
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER

@@ -1,7 +1,4 @@
-"""A full index file rewritten as the one that is uploaded, items in slot order, with its
-footer.
-
-A full index file made into the one that is uploaded: items in slot order, newest first.
+"""A full index file as it is uploaded: items in slot order, newest first, and the footer behind.
 
 The file is built one range of slots after another, so that it can be streamed and never lies in
 memory as a whole. First all items are dealt to ranges of at most 65 536 slots, which takes six
@@ -41,7 +38,7 @@ from tieredstore.index.footer import (
     first_slots,
 )
 from tieredstore.index.keys import KeyNotes
-from tieredstore.index.rows import PutOrder, TimeRange
+from tieredstore.index.rows import TimeDisorder, TimeRange
 from tieredstore.model.errors import SegmentCorruptError
 
 RANGE_BITS: Final = 16
@@ -186,9 +183,13 @@ def footer_blocks(
             if count:
                 reason = "it changed while a filter was made"
                 raise SegmentCorruptError(str(notes.path), reason, position=0) from error
-    lateness = PutOrder().with_items(items).lateness
+    disorder = TimeDisorder().with_items(items).max_seconds
     yield from _fence_blocks(
-        compaction.starts(), compaction.header, times, filter_blocks=count, lateness=lateness
+        compaction.starts(),
+        compaction.header,
+        times,
+        filter_blocks=count,
+        disorder_seconds=disorder,
     )
 
 
@@ -222,7 +223,7 @@ def _fence_blocks(
     times: TimeRange,
     *,
     filter_blocks: int,
-    lateness: int | None = None,
+    disorder_seconds: int | None = None,
 ) -> Iterator[Buffer]:
     firsts = first_slots(starts)
     fences = encode_fences(firsts, starts)
@@ -238,7 +239,7 @@ def _fence_blocks(
             end_timestamp=header.end_timestamp,
             times=times,
             first_slots=firsts[::FENCES_A_BLOCK].tolist(),
-            lateness=lateness,
+            disorder_seconds=disorder_seconds,
         )
     )
 

@@ -1,4 +1,5 @@
-"""Our footer behind the last item of an uploaded index file, where RocketMQ never looks.
+"""Our footer behind the last item of an uploaded index file, where RocketMQ never looks: which keys
+the file cannot hold, and where the items of a slot lie.
 
     | part           | bytes           |                                                        |
     | -------------- | --------------- | ------------------------------------------------------ |
@@ -32,18 +33,16 @@ The length of the whole file stays what it was modulo 28, by which files of Rock
 they end in another magic. A footer with filter blocks says that all keys were put by us, so that
 their hashes follow the classic rule.
 
-Which keys an uploaded file cannot hold: a Bloom filter in blocks, each probed alone.
+**The filter** is a Bloom filter in blocks; a key is probed in one of them. A block is 4 KiB: 32 736
+bits and the CRC32C of their bytes, u32 big-endian. With m the mixed hash of a key
+(`key_hashes.mixed`), it belongs to block (m >> 32) * blocks >> 32. Of it, six bits are set: with s
+= (m * 9E3779B97F4A7C15 modulo 2^64) >> 32 | 1, bit number (((m + i * s) modulo 2^32) * 32736) >> 32
+for i from 0 to 5; bit b is 1 << b % 8 of byte b / 8. Twelve bits a key let 0.4 % of other keys
+through.
 
-A block is 4 KiB: 32 736 bits and the CRC32C of their bytes, u32 big-endian. With m the mixed hash
-of a key (`key_hashes.mixed`), it belongs to block (m >> 32) * blocks >> 32. Of it, six bits are
-set: with s = (m * 9E3779B97F4A7C15 modulo 2^64) >> 32 | 1, bit number
-(((m + i * s) modulo 2^32) * 32736) >> 32 for i from 0 to 5; bit b is 1 << b % 8 of byte b / 8.
-Twelve bits a key let 0.4 % of other keys through.
-
-Where the items of a slot lie in an uploaded file, without its slot table.
-
-A group is a run of slots whose items take at most 16 380 bytes together, or exactly one slot that
-takes more. A block is 4 KiB, big-endian:
+**The fences** say where the items of a slot lie, without the slot table. A group is a run of slots
+whose items take at most 16 380 bytes together, or exactly one slot that takes more. A block is 4
+KiB, big-endian:
 
     | offset | width | field                                                              |
     | ------ | ----- | ------------------------------------------------------------------ |
@@ -235,7 +234,7 @@ TRAILER_BYTES: Final = 84
 TAIL_BYTES: Final = 16 * 1024
 """The tail of any file of at most 2 GiB fits: it has fewer than 600 fence blocks."""
 
-_LATENESS_END: Final = (1 << 30) - 1
+_DISORDER_END: Final = (1 << 30) - 1
 _BODY: Final = Struct(">iiiiiiiiqqqqi")
 _END: Final = Struct(">4si8s")
 
@@ -253,7 +252,7 @@ class Footer:
     end_timestamp: int
     times: TimeRange
     first_slots: Sequence[int]
-    lateness: int | None = None  # no item is more seconds older than one put before it
+    disorder_seconds: int | None = None  # no item is more seconds older than one put before it
 
     @property
     def fence_blocks(self) -> int:
@@ -285,8 +284,8 @@ def encode_tail(footer: Footer) -> bytes:
     head = np.array(footer.first_slots, ">i4").tobytes()
     blocks = footer.filter_blocks + footer.fence_blocks
     padding = bytes(footer.footer_bytes - BLOCK_BYTES * blocks - len(head) - TRAILER_BYTES)
-    late = footer.lateness
-    order = 0 if late is None or late >= _LATENESS_END else late + 1
+    late = footer.disorder_seconds
+    order = 0 if late is None or late >= _DISORDER_END else late + 1
     body = _BODY.pack(
         *(footer.footer_bytes, footer.slot_count, footer.item_count, footer.used_slot_count),
         *(
@@ -341,7 +340,7 @@ def decode_tail(tail: Buffer, *, file_bytes: int, path: str = "") -> Footer:
         end_timestamp=end,
         times=TimeRange(first=first, last=last, exact=flags % 2 == 1),
         first_slots=np.frombuffer(tail, ">i4", fences, start).tolist(),
-        lateness=flags // 2 - 1 if flags > 1 else None,
+        disorder_seconds=flags // 2 - 1 if flags > 1 else None,
     )
     adds_up = footer.fence_blocks == fences and footer.footer_bytes == total
     adds_up = adds_up and footer.position + total == file_bytes and file_bytes <= INT32_MAX

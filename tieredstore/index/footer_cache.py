@@ -118,7 +118,7 @@ class FooterCache:
     def keep_only(self, origins: Iterable[Origin]) -> None:
         """Others belong to objects that are gone."""
         wanted = set(origins)
-        for origin in [each for each in list(self._kept) if each not in wanted]:
+        for origin in [kept for kept in list(self._kept) if kept not in wanted]:
             self.forget(origin)
 
     def clear(self) -> None:

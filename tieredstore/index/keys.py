@@ -1,6 +1,6 @@
-"""The keys of a run of messages as columns, and the hashes noted beside an index file.
+"""The keys of messages: of a run as columns, and of an index file as hashes noted beside it.
 
-The hashes of all keys of an index file, noted beside it while it fills: its filter-to-be.
+The notes are written while the file fills; the filter of its footer is made of them.
 
     | offset | width | field                                                  |
     | ------ | ----- | ------------------------------------------------------ |
@@ -10,9 +10,9 @@ The hashes of all keys of an index file, noted beside it while it fills: its fil
     |     24 | i64   | largest store timestamp                                |
     |     32 | u64   | hash of item 1, and so on; little-endian               |
 
-An entry proves itself: its lower half is what the item was hashed to. So what a crash left out, and
-what another program put meanwhile, is noticed when the entries are used, and then there is no
-filter. Without this file nothing is lost but the filter.
+An entry proves itself: its lower half is the hash of its item. So an entry that a crash left out,
+or an item that another program put, is noticed when the entries are used; then there is no filter.
+Without this file nothing is lost but the filter.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class KeyNotes:
             os.close(descriptor)
 
     def _duplicate(self) -> int:
-        """For one who may not be done when the file is closed."""
+        """A descriptor that outlives a `close`."""
         with self._closing:
             if self._descriptor < 0:
                 raise StoreClosedError(f"{self.path}: the file of key hashes is closed")

@@ -38,9 +38,9 @@ from tieredstore.driver.durable import fsync_directory, write_all
 from tieredstore.index.keys import KeyNotes, notes_path
 from tieredstore.index.rows import (
     SECOND_SLACK_MS,
-    FoundItem,
     IndexColumns,
-    PutOrder,
+    Match,
+    TimeDisorder,
     TimeRange,
     seconds_window,
     times_of_seconds,
@@ -393,7 +393,7 @@ class IndexStoreFile:
         self.notes = notes
         self.state = FileState()
         self._mapped = mapped
-        self._order = PutOrder()
+        self._disorder = TimeDisorder()
         self._sealed = mapped.read_only
 
     @classmethod
@@ -543,9 +543,9 @@ class IndexStoreFile:
         write_state(data, state, self.sizes)
         LAYOUT.store_heads(data, linked.links, slot_count=self.slot_count)
 
-    def find(self, text: str, *, begin: int, end: int, count_max: int) -> list[FoundItem]:
+    def find(self, text: str, *, begin: int, end: int, count_max: int) -> list[Match]:
         """Items that may be of this `topic#key`, newest first, about within begin to end."""
-        found: list[FoundItem] = []
+        found: list[Match] = []
         if count_max <= 0 or begin > end:
             return found
         for item in self.matches(text, begin=begin, end=end):
@@ -554,7 +554,7 @@ class IndexStoreFile:
                 break
         return found
 
-    def matches(self, text: str, *, begin: int, end: int) -> Iterator[FoundItem]:
+    def matches(self, text: str, *, begin: int, end: int) -> Iterator[Match]:
         """The same without a limit, as it is found."""
         data = self._mapped.data
         window = seconds_window(begin, end, begin_timestamp=self.begin_timestamp)
@@ -564,7 +564,7 @@ class IndexStoreFile:
         origin = self.begin_timestamp
         for _, (_, topic_id, queue_id, log_offset, message_bytes, seconds, _) in rows:
             time = item_timestamp(seconds, begin_timestamp=origin)
-            yield FoundItem(topic_id, queue_id, log_offset, message_bytes, time)
+            yield Match(topic_id, queue_id, log_offset, message_bytes, time)
 
     def _walk(
         self, data: mmap, slot: int, key_hash: int, window: tuple[int, int]
@@ -590,10 +590,10 @@ class IndexStoreFile:
         data = self._mapped.data
         return items_of(data, slot_count=self.slot_count, item_count=self.item_count)
 
-    def lateness(self) -> int:
+    def disorder_seconds(self) -> int:
         """No item is more seconds older than one that was put before it."""
-        self._order = order = self._order.with_items(self.items())
-        return order.lateness
+        self._disorder = disorder = self._disorder.with_items(self.items())
+        return disorder.max_seconds
 
     def seal(self) -> None:
         """Take no more keys."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +27,9 @@ class TimeRange:
     exact: bool = True
 
     def overlaps(self, begin: int, end: int) -> bool:
-        return self.first <= end and begin <= self.last
+        """Whether some may lie within begin to end."""
+        slack = 0 if self.exact else SECOND_SLACK_MS
+        return self.first - slack <= end and begin <= self.last + slack
 
     def outruns_seconds(self, begin_timestamp: int) -> bool:
         """Whether some are too far from the begin of a file for the 32 bits that an item has.
@@ -68,6 +70,18 @@ class IndexColumns:
         times = TimeRange(first=first, last=last)
         return replace(times, exact=False) if times.outruns_seconds(begin_timestamp) else times
 
+    @classmethod
+    def joined(cls, parts: Sequence[IndexColumns]) -> IndexColumns:
+        """The keys of all parts, in order."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            **{
+                name: np.concatenate([_column(getattr(part, name), len(part)) for part in parts])
+                for name in cls.__dataclass_fields__
+            }
+        )
+
     def part(self, start: int, stop: int | None = None) -> IndexColumns:
         where = slice(start, stop)
         topics, queues = self.topic_ids, self.queue_ids
@@ -81,7 +95,11 @@ class IndexColumns:
         )
 
 
-class FoundItem(NamedTuple):
+def _column(values: NDArray[Any] | int, count: int) -> NDArray[Any]:
+    return np.full(count, values, np.int64) if isinstance(values, int) else values
+
+
+class Match(NamedTuple):
     """Where a message lies whose key has the hash asked for; the time is cut to seconds."""
 
     topic_id: int
@@ -119,14 +137,14 @@ def foreign_times(*, begin: int, end: int) -> TimeRange:
     return TimeRange(first=begin - LATE_MS, last=max(begin, end) + DAY_MS, exact=False)
 
 
-def undated(items: Iterable[FoundItem], *, last: int) -> Iterator[FoundItem]:
+def undated(items: Iterable[Match], *, last: int) -> Iterator[Match]:
     """Items none of whose times is believed: all count as the newest of their file."""
     return (item._replace(store_timestamp=last) for item in items)
 
 
 def with_true_times(
-    items: Iterable[FoundItem], times: TimeRange, *, begin: int, end: int
-) -> Iterator[FoundItem]:
+    items: Iterable[Match], times: TimeRange, *, begin: int, end: int
+) -> Iterator[Match]:
     """Items that may be asked for; one whose time cannot be counts as the newest."""
     for item in items:
         if not times.first <= item.store_timestamp <= times.last:
@@ -139,20 +157,19 @@ _BLOCK_ITEMS: Final = 1 << 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutOrder:
-    """Of the first `item_count` items: none is more than `lateness` seconds older than one that was
-    put before it."""
+class TimeDisorder:
+    """None of the first `item_count` items is more than `max_seconds` older than one put before."""
 
     item_count: int = 0
     newest: int = INT32_MIN
-    lateness: int = 0
+    max_seconds: int = 0
 
-    def with_items(self, items: NDArray[Any]) -> PutOrder:
+    def with_items(self, items: NDArray[Any]) -> TimeDisorder:
         """The same of all these items, of which the first are known."""
-        newest, lateness = self.newest, self.lateness
+        newest, max_seconds = self.newest, self.max_seconds
         for start in range(self.item_count, len(items), _BLOCK_ITEMS):
             seconds = items["seconds"][start : start + _BLOCK_ITEMS].astype(np.int64)
             before = np.maximum.accumulate(np.maximum(seconds, newest))
-            lateness = max(lateness, int((before - seconds).max()))
+            max_seconds = max(max_seconds, int((before - seconds).max()))
             newest = int(before[-1])
-        return PutOrder(item_count=len(items), newest=newest, lateness=lateness)
+        return TimeDisorder(item_count=len(items), newest=newest, max_seconds=max_seconds)

@@ -1,4 +1,6 @@
-"""A search for one key in many index files side by side, newest first."""
+"""A search for one key in many index files side by side, newest first: the query as a value, the
+files of a broker's disk as a reader finds them, and the hits put together.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heappush, heapreplace
+from itertools import chain
 from typing import Final
 
 from tieredstore.codec.java import index_key, wrap_int32
@@ -14,7 +18,7 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.index.contract import IndexAnswer, IndexHit
 from tieredstore.index.local_file import IndexStoreFile, ItemsChecksum
 from tieredstore.index.rows import (
-    FoundItem,
+    Match,
     foreign_times,
     undated,
     with_true_times,
@@ -35,11 +39,11 @@ log = log_of(__name__)
 
 FILES_AT_ONCE: Final = 8
 
-Source = Callable[["Asked"], list[IndexHit]]
+Source = Callable[["KeyQuery"], list[IndexHit]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class KeyQuery:
     """One query: messages of a topic with a key, stored about within begin to end."""
 
     topic: str
@@ -52,8 +56,8 @@ class Asked:
     @classmethod
     def of(
         cls, topic: str, topic_id: int, key: str, *, count_max: int, begin: int, end: int
-    ) -> Asked:
-        """With numbers that any file can be asked with."""
+    ) -> KeyQuery:
+        """With numbers that any file can compare with its own."""
         return cls(
             topic=topic,
             topic_id=topic_id,
@@ -74,7 +78,7 @@ class Asked:
         return index_key(self.topic, self.key)
 
     def newest(
-        self, items: Iterable[FoundItem], lateness: Callable[[], int | None] | None = None
+        self, items: Iterable[Match], disorder_seconds: Callable[[], int | None] | None = None
     ) -> list[IndexHit]:
         """Of the items of one file, those put last first, the newest: each message once.
 
@@ -99,47 +103,46 @@ class Asked:
                 gone = heapreplace(kept, entry)[2]
                 places.discard((gone.queue_id, gone.log_offset))
             else:
-                if late_ms is None and lateness is not None:
-                    late_ms = _milliseconds(lateness())
+                if late_ms is None and disorder_seconds is not None:
+                    seconds = disorder_seconds()
+                    late_ms = None if seconds is None else 1000 * seconds
                 if late_ms is not None and kept[0][0] >= hit.store_timestamp + late_ms:
                     break
                 continue
             places.add(place)
-        return joined([[hit for _, _, hit in sorted(kept, reverse=True)]], self.count_max)
+        return newest_first([[hit for _, _, hit in sorted(kept, reverse=True)]], self.count_max)
 
 
 def ask(
-    asked: Asked, near: Sequence[Source], far: Sequence[Source], runtime: Runtime
+    query: KeyQuery, files: Sequence[IndexStoreFile], uploaded: Sequence[Source], runtime: Runtime
 ) -> IndexAnswer:
-    """What all sources have: near ones by the caller, far ones side by side.
+    """What local files and uploaded ones have: the caller reads the local ones, the others are read
+    side by side.
 
-    A source that fails hides no other one; the answer is not complete then. StoreClosedError
-    comes through: a file that was uploaded meanwhile is to be asked where it is now.
+    A file that fails hides no other one; the answer is not complete then. StoreClosedError comes
+    through: a file that was uploaded meanwhile has to be read where it is now.
     """
+    near = [partial(ask_local, file) for file in files if file.item_count]
     answers: deque[list[IndexHit] | None] = deque()
-    left = deque(far)
-    helpers = min(FILES_AT_ONCE, len(far)) - 1
-    others = [runtime.fetch.submit(_work, asked, left, answers) for _ in range(max(0, helpers))]
+    left = deque(uploaded)
+    helpers = min(FILES_AT_ONCE, len(uploaded)) - 1
+    others = [runtime.fetch.submit(_work, query, left, answers) for _ in range(max(0, helpers))]
     # The caller's thread works too and waits for no place in the pool: it may itself be of it.
-    _work(asked, deque(near), answers)
-    _work(asked, left, answers)
+    _work(query, deque(near), answers)
+    _work(query, left, answers)
     for other in others:
         if not other.cancel():
             other.result()
     hits = [answer for answer in answers if answer is not None]
     return IndexAnswer(
-        hits=joined(hits, asked.count_max), complete=len(hits) == len(near) + len(far)
+        hits=newest_first(hits, query.count_max), complete=len(hits) == len(near) + len(uploaded)
     )
 
 
-def _milliseconds(seconds: int | None) -> int | None:
-    return None if seconds is None else 1000 * seconds
-
-
-def joined(answers: Sequence[Sequence[IndexHit]], count_max: int) -> list[IndexHit]:
+def newest_first(answers: Sequence[Sequence[IndexHit]], count_max: int) -> list[IndexHit]:
     """The newest of all, newest first, each message once."""
     found: dict[tuple[int, int], IndexHit] = {}
-    for hit in _all(answers):
+    for hit in chain.from_iterable(answers):
         place = hit.queue_id, hit.log_offset
         held = found.get(place, hit)
         newer = hit if held.store_timestamp < hit.store_timestamp else held
@@ -151,52 +154,46 @@ def joined(answers: Sequence[Sequence[IndexHit]], count_max: int) -> list[IndexH
     return hits[:count_max]
 
 
-def _all(answers: Sequence[Sequence[IndexHit]]) -> Iterator[IndexHit]:
-    for answer in answers:
-        yield from answer
-
-
-def _work(asked: Asked, left: deque[Source], answers: deque[list[IndexHit] | None]) -> None:
+def _work(query: KeyQuery, left: deque[Source], answers: deque[list[IndexHit] | None]) -> None:
     while True:
         try:
             source = left.popleft()
         except IndexError:
             return
         try:
-            answers.append(source(asked))
+            answers.append(source(query))
         except StoreClosedError:
             raise
         except (TieredStoreError, OSError) as error:
-            log.warning("the key %r is not looked for everywhere: %s", asked.key, error)
+            log.warning("the key %r is not looked for everywhere: %s", query.key, error)
             answers.append(None)
 
 
 FILES_MAX: Final = 64  # that are not uploaded: a broker has one or two
 
 
-def ask_local(file: IndexStoreFile, asked: Asked) -> list[IndexHit]:
-    """A file that RocketMQ began is asked for all times: see `foreign_times`."""
+def ask_local(file: IndexStoreFile, query: KeyQuery) -> list[IndexHit]:
+    """All items of a file that RocketMQ began are looked at: see `foreign_times`."""
     if file.notes is None:
         begin = file.begin_timestamp
-        items = file.matches(asked.text, begin=-INT64_MAX, end=INT64_MAX)
+        items = file.matches(query.text, begin=-INT64_MAX, end=INT64_MAX)
         times = foreign_times(begin=begin, end=max(begin, file.end_timestamp))
-        return asked.newest(with_true_times(items, times, begin=asked.begin, end=asked.end))
+        return query.newest(with_true_times(items, times, begin=query.begin, end=query.end))
     held = file.times
     if held is not None:
-        slack = 0 if held.exact else 999
-        if not held.overlaps(asked.begin - slack, asked.end + slack):
+        if not held.overlaps(query.begin, query.end):
             return []
         if held.outruns_seconds(file.begin_timestamp):
-            items = file.matches(asked.text, begin=-INT64_MAX, end=INT64_MAX)
-            return asked.newest(undated(items, last=held.last))
-    items = file.matches(asked.text, begin=asked.begin, end=asked.end)
-    return asked.newest(items, file.lateness)
+            items = file.matches(query.text, begin=-INT64_MAX, end=INT64_MAX)
+            return query.newest(undated(items, last=held.last))
+    items = file.matches(query.text, begin=query.begin, end=query.end)
+    return query.newest(items, file.disorder_seconds)
 
 
 class LocalFiles:
-    """Files that another process may be filling, or that nobody is: read, and never changed.
+    """Files that another process may be filling: read, and never changed.
 
-    What the catalogue calls durable is compared with its checksum once; what came later is asked
+    What the catalogue calls durable is compared with its checksum once. What came later is searched
     too. Any thread may call anything.
     """
 
@@ -206,7 +203,7 @@ class LocalFiles:
         self._checked: dict[int, ItemsChecksum] = {}
 
     def missing(self) -> set[int]:
-        """Files that the catalogue knows as local ones, and that are not here."""
+        """Files that the catalogue knows as local ones and that are not here."""
         noted = self._watermarks.begins()
         return set(noted).difference(self._folder.begins()) if noted else set()
 
@@ -218,7 +215,7 @@ class LocalFiles:
 
     @contextmanager
     def opened(self) -> Iterator[Sequence[IndexStoreFile]]:
-        """All that can be asked, as long as the context lasts: one that the broker deletes too.
+        """All that can be read, as long as the context lasts: one that the broker deletes too.
 
         Raises what a file raises that is here and cannot be believed.
         """

@@ -9,15 +9,15 @@ An open goes on with the local files that are of use, whoever filled them last:
 | has items and an upload that was begun   | full: it is uploaded again                |
 | is empty, and not the last one           | removed                                   |
 
-What RocketMQ has put meanwhile is believed as far as its uploaded files show message by message. An upload is one stream: the file compacted, its footer behind it, and a copy of
-the footer for the cache.
+What RocketMQ has put meanwhile is believed as far as its uploaded files show message by message.
+An upload is one stream: the file compacted, its footer behind it, and a copy of the footer for the
+cache.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -34,15 +34,15 @@ from tieredstore.flat import append_file
 from tieredstore.flat.message_file import HOUR_MS
 from tieredstore.index import footer_cache
 from tieredstore.index.compaction import Compaction, footer_blocks
-from tieredstore.index.contract import NOTHING, CommittedRun, IndexAnswer, IndexFigures, IndexHit
+from tieredstore.index.contract import NOTHING, CommittedRun, IndexAnswer, IndexFigures
 from tieredstore.index.footer import TAIL_BYTES, decode_tail, has_footer
 from tieredstore.index.footer_cache import FooterCache, FooterCopy
 from tieredstore.index.keys import keys_of_run
 from tieredstore.index.local_file import IndexStoreFile
-from tieredstore.index.search import Asked, ask, ask_local
+from tieredstore.index.search import KeyQuery, ask
 from tieredstore.index.uploaded import UploadedSegment, UploadedTable
 from tieredstore.index.watermarks import QueueId, QueueLag, Watermarks
-from tieredstore.index.writer import Filling, LocalFolder
+from tieredstore.index.writer import IndexWriter, LocalFolder
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendError,
@@ -94,7 +94,7 @@ class IndexStore:
         self._uploaded = UploadedTable(
             config, provider=provider, metadata=metadata, runtime=runtime, cache=self._cache
         )
-        self._filling = self._new_filling()
+        self._writer = self._new_writer()
         self._uploading = threading.RLock()  # of the table of uploaded files, and who changes it
         self._life_guard = threading.RLock()
         self._service: Service | None = None
@@ -121,11 +121,11 @@ class IndexStore:
             self._uploaded.load()
             self._settle()
             self._cache.load()
-            self._cache.keep_only(each.origin for each in self._uploaded.segments)
-            self._filling = self._new_filling()
+            self._cache.keep_only(segment.origin for segment in self._uploaded.segments)
+            self._writer = self._new_writer()
             begins = [row.begin_timestamp or 0 for row in self._uploaded.rows()]
             begins += self._watermarks.begins()
-            self._filling.open(self._open_local_files(), begins=begins)
+            self._writer.open(self._open_local_files(), begins=begins)
             self._is_open, self._is_closing = True, False
             self._process = self._this_process()
 
@@ -149,12 +149,12 @@ class IndexStore:
                 return
             self._is_open = False
             try:
-                self._filling.sync()
+                self._writer.sync()
             except TieredStoreError as error:
                 log.warning("what the index took last is put again after a restart: %s", error)
             finally:
                 with self._uploading:
-                    self._filling.close()
+                    self._writer.close()
                     self._uploaded.close()
 
     def destroy(self) -> None:
@@ -163,7 +163,7 @@ class IndexStore:
             self._process.require()
         with self._life_guard, self._uploading:
             self._is_open = False
-            self._filling.close()
+            self._writer.close()
             self._uploaded.drop_all()
             self._metadata.apply(self._watermarks.everything())
             for begin in self._folder.begins():
@@ -173,11 +173,11 @@ class IndexStore:
 
     @property
     def problem(self) -> str | None:
-        return self._filling.problem if self.failure is None else str(self.failure)
+        return self._writer.problem if self.failure is None else str(self.failure)
 
     @property
     def figures(self) -> IndexFigures:
-        return self._uploaded.figures(*self._filling.file_counts)
+        return self._uploaded.figures(*self._writer.file_counts)
 
     # -- keys ---------------------------------------------------------------------------------
 
@@ -190,18 +190,18 @@ class IndexStore:
         keys = keys_of_run(topic, topic_id, queue_id, run)
         if first < self._watermarks.held(queue):  # the queue was made anew: see `of_queue`
             self._metadata.apply(self._watermarks.moved({queue: first}))
-        filling = self._filling
-        full_before = len(filling.full)
-        filling.put(queue, first, first + len(run), keys)
-        if filling.is_due:
-            self._try(lambda _: filling.sync(), 0)
-        if self._service is not None and len(filling.full) > full_before:
+        writer = self._writer
+        full_before = len(writer.full)
+        writer.put(queue, first, first + len(run), keys)
+        if writer.is_due:
+            self._try(lambda _: writer.sync(), 0)
+        if self._service is not None and len(writer.full) > full_before:
             self._service.wake()
 
     def indexed_offset(self, topic: str, topic_id: int, queue_id: int) -> int | None:
         """Below this it has taken every message of the queue, and a crash loses none of them."""
         queue = QueueId(topic_id, queue_id)
-        taken = self._filling.taken(queue)
+        taken = self._writer.taken(queue)
         return self._watermarks.of_queue(topic, queue) if taken is None else taken
 
     def query(
@@ -212,18 +212,17 @@ class IndexStore:
         Of equal seconds any come first. As many as were asked for: there may be more. Of
         messages at or above `indexed_offset` nothing is promised, also where it is complete.
         """
-        asked = Asked.of(topic, topic_id, key, count_max=count_max, begin=begin, end=end)
-        if not asked.can_have_answers:
+        query = KeyQuery.of(topic, topic_id, key, count_max=count_max, begin=begin, end=end)
+        if not query.can_have_answers:
             return NOTHING
         for _ in range(_ASKED_AGAIN_MAX):
             self._check_open()
-            is_drained = self._filling.has_drained()
-            files = self._filling.files  # before those that are uploaded: one may become one
+            is_drained = self._writer.has_drained()
+            files = self._writer.files  # before those that are uploaded: one may become one
             uploaded = self._uploaded.segments
-            near = [partial(ask_local, file) for file in files if file.item_count]
-            far: list[Callable[[Asked], list[IndexHit]]] = [each.ask for each in reversed(uploaded)]
             try:
-                answer = ask(asked, near, far, self._runtime)
+                newest_first = [segment.ask for segment in reversed(uploaded)]
+                answer = ask(query, files, newest_first, self._runtime)
             except StoreClosedError:  # one was uploaded, or expired, just now
                 continue
             if not answer.complete and self._uploaded.segments is not uploaded:
@@ -235,7 +234,7 @@ class IndexStore:
         """Upload what is only on the broker's disk, now. Raises what the backend raises."""
         self._check_open()
         with self._uploading:
-            self._filling.roll()
+            self._writer.roll()
             self._upload_full()
 
     # -- in the background --------------------------------------------------------------------
@@ -249,7 +248,7 @@ class IndexStore:
         for work in (self._keep_up, self._upload_in_time, self._expire, self._copy_footers):
             with self._uploading:
                 failures.append(self._try(work, now))
-        self.failure = next((each for each in failures if each is not None), None)
+        self.failure = next((failure for failure in failures if failure is not None), None)
 
     def _try(self, work: Callable[[int], None], now: int) -> TieredStoreError | None:
         try:
@@ -267,19 +266,19 @@ class IndexStore:
             return self._uploaded.drop_before(before_ms)
 
     def _keep_up(self, now: int) -> None:
-        self._filling.roll_if_older(now - self._config.index_rolling_hours * HOUR_MS)
-        self._filling.drain()
-        if self._filling.is_due:
-            self._filling.sync()
+        self._writer.roll_if_older(now - self._config.index_rolling_hours * HOUR_MS)
+        self._writer.drain()
+        if self._writer.is_due:
+            self._writer.sync()
 
     def _upload_full(self) -> None:
         """Oldest first; a failure ends it, so that they stay in order."""
         with self._uploading:
             if self._uploaded.has_leftovers:
                 self._uploaded.settle()
-            full = self._filling.full
+            full = self._writer.full
             if full:
-                self._filling.sync()
+                self._writer.sync()
             for file in full:
                 self._upload(file)
 
@@ -307,7 +306,7 @@ class IndexStore:
                 )
                 copy.keep(segment.origin)
             self._uploaded.renew()
-        self._filling.remove(file)
+        self._writer.remove(file)
 
     def _blocks(
         self, compaction: Compaction, file: IndexStoreFile, copy: FooterCopy
@@ -344,12 +343,12 @@ class IndexStore:
         self.expire(now - max([self._config.reserve_hours, *hours]) * HOUR_MS)
 
     def _copy_footers(self, now: int) -> None:
-        for each in self._uploaded.segments:
-            if each.wants_copy:
-                each.make_copy()
+        for segment in self._uploaded.segments:
+            if segment.wants_copy:
+                segment.make_copy()
 
-    def _new_filling(self) -> Filling:
-        return Filling(self._folder, self._watermarks, self._metadata, self._runtime.clock)
+    def _new_writer(self) -> IndexWriter:
+        return IndexWriter(self._folder, self._watermarks, self._metadata, self._runtime.clock)
 
     def _settle(self) -> None:
         """Where the backend does not answer, this is done before the next upload."""

@@ -1,5 +1,10 @@
-"""The uploaded index files: the table of them, one file, and the index of a reader that has
-nothing local.
+"""Uploaded index files: one file read by ranges, the table of all of them, and an index that only
+reads.
+
+A lookup believes as much of a file as is sound. First the copy of its footer on the broker's disk;
+where that is damaged or gone, the footer in the file; without a footer, the slot table as RocketMQ
+writes it. The rows of the catalogue say which files there are: a row comes before the bytes of its
+file, and is finished after them, so that an upload that was cut short is found and settled.
 """
 
 from __future__ import annotations
@@ -59,14 +64,14 @@ from tieredstore.index.footer_cache import FooterCache, Origin
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.rows import (
     DAY_MS,
-    FoundItem,
+    Match,
     TimeRange,
     foreign_times,
     seconds_window,
     undated,
     with_true_times,
 )
-from tieredstore.index.search import Asked, LocalFiles, ask, ask_local
+from tieredstore.index.search import KeyQuery, LocalFiles, ask
 from tieredstore.index.watermarks import QueueId, Watermarks, indexed_offset
 from tieredstore.index.writer import LocalFolder
 from tieredstore.model.config import StoreConfig
@@ -190,13 +195,13 @@ class UploadedFile:
         block = near.read(position, BLOCK_BYTES)
         return may_hold(block, value, path=self.path, position=near.footer.position + position)
 
-    def find(self, text: str, *, begin: int, end: int, count_max: int) -> list[FoundItem]:
+    def find(self, text: str, *, begin: int, end: int, count_max: int) -> list[Match]:
         """Items that may be of this `topic#key`, newest first, about within begin to end."""
         if count_max <= 0 or begin > end or not self.may_hold(text):
             return []
         return list(islice(self.matches(text, begin=begin, end=end), count_max))
 
-    def matches(self, text: str, *, begin: int, end: int) -> Iterator[FoundItem]:
+    def matches(self, text: str, *, begin: int, end: int) -> Iterator[Match]:
         """The same without a limit and without the filter; pages are read as they are needed.
 
         Where two hashes are probed, the items of both are merged by time.
@@ -209,7 +214,7 @@ class UploadedFile:
         else:
             yield from merge(*rows, key=lambda item: -item.store_timestamp)
 
-    def _of_hash(self, hash_: int, slot: int, begin: int, end: int) -> Iterator[FoundItem]:
+    def _of_hash(self, hash_: int, slot: int, begin: int, end: int) -> Iterator[Match]:
         group = self._group(slot)
         for start in range(group.start, group.end, GROUP_BYTES):
             size = min(GROUP_BYTES, group.end - start)
@@ -248,9 +253,7 @@ class UploadedFile:
             raise SegmentCorruptError(self.path, reason, position=at)
         return Group(place.position, end)
 
-    def _items(
-        self, start: int, size: int, hash_: int, begin: int, end: int
-    ) -> Iterator[FoundItem]:
+    def _items(self, start: int, size: int, hash_: int, begin: int, end: int) -> Iterator[Match]:
         data = _exactly(self._read_bytes, start, size, self.path)
         items = view_compacted_items(data, path=self.path)
         origin = self.begin_timestamp
@@ -263,7 +266,7 @@ class UploadedFile:
             _, topic_id, queue_id, log_offset, message_bytes, time = items[at].item()
             if first <= time <= last:
                 time = origin + unit * time
-                yield FoundItem(topic_id, queue_id, log_offset, message_bytes, time)
+                yield Match(topic_id, queue_id, log_offset, message_bytes, time)
 
 
 def _exactly(read: Read, position: int, length: int, path: str) -> bytes:
@@ -275,10 +278,10 @@ def _exactly(read: Read, position: int, length: int, path: str) -> bytes:
 
 
 class UploadedSegment:
-    """A file that never changes; any thread may ask.
+    """One row of the table and its file, which never changes; any thread may ask.
 
-    The footer's copy is used where there is one. A copy that turns out to be damaged is forgotten,
-    and a footer that is damaged passed over: what lies before it is a file as RocketMQ writes it.
+    A copy of the footer that turns out to be damaged is forgotten, and a damaged footer is passed
+    over: what lies before it is a file as RocketMQ writes it.
     """
 
     def __init__(self, segment: FlatSegment, cache: FooterCache | None, *, slot_count: int) -> None:
@@ -339,7 +342,7 @@ class UploadedSegment:
         """Whether it may have messages stored within [begin, end]; may take one read, once."""
         if begin > self.latest + DAY_MS:
             return False
-        return _overlaps(self.times(), begin, end)
+        return self.times().overlaps(begin, end)
 
     def times(self) -> TimeRange:
         """Exact where we filled the file."""
@@ -362,14 +365,14 @@ class UploadedSegment:
             self._file = file
         return file
 
-    def ask(self, asked: Asked) -> list[IndexHit]:
+    def ask(self, query: KeyQuery) -> list[IndexHit]:
         while True:
             file = self._file
             try:
-                if not self.may_overlap(asked.begin, asked.end):
+                if not self.may_overlap(query.begin, query.end):
                     return []
                 file = self.file()
-                hits = asked.newest(self._items(file, asked), partial(_lateness, file))
+                hits = query.newest(self._items(file, query), partial(_disorder_seconds, file))
                 # Its row was made when it was uploaded: nothing was put into it later.
                 put_before = self.record.create_timestamp or INT64_MAX
                 return [hit._replace(put_before=put_before) for hit in hits]
@@ -399,22 +402,22 @@ class UploadedSegment:
         self._file = None  # opened anew, from the copy
         return True
 
-    def _items(self, file: UploadedFile, asked: Asked) -> Iterator[FoundItem]:
+    def _items(self, file: UploadedFile, query: KeyQuery) -> Iterator[Match]:
         self._asked += 1
-        text = asked.text
+        text = query.text
         if not file.may_hold(text):
             return iter(())
         footer, times = file.footer, self.times()
         if footer is not None and footer.filter_blocks:
             if not times.outruns_seconds(file.begin_timestamp):
-                return file.matches(text, begin=asked.begin, end=asked.end)
+                return file.matches(text, begin=query.begin, end=query.end)
             is_dated = False
         else:  # one of 5.1 has 32 bits for milliseconds: they last for 24 days
             is_dated = not file.is_legacy or self.latest - file.begin_timestamp <= INT32_MAX
         items = file.matches(text, begin=-INT64_MAX, end=INT64_MAX)
         if not is_dated:
             return undated(items, last=times.last)
-        return with_true_times(items, times, begin=asked.begin, end=asked.end)
+        return with_true_times(items, times, begin=query.begin, end=query.end)
 
     def _footer_bytes(self, file: UploadedFile) -> Iterator[Buffer]:
         footer = file.footer
@@ -463,17 +466,12 @@ class UploadedSegment:
         return self.flat.segment.path
 
 
-def _lateness(file: UploadedFile) -> int | None:
+def _disorder_seconds(file: UploadedFile) -> int | None:
     """Nothing is known of a file that somebody else filled, or whose times are not believed."""
     footer = file.footer
     if footer is None or not footer.filter_blocks:
         return None
-    return None if footer.times.outruns_seconds(file.begin_timestamp) else footer.lateness
-
-
-def _overlaps(times: TimeRange, begin: int, end: int) -> bool:
-    slack = 0 if times.exact else 999
-    return times.first - slack <= end and begin <= times.last + slack
+    return None if footer.times.outruns_seconds(file.begin_timestamp) else footer.disorder_seconds
 
 
 UNITS_AT_ONCE: Final = 1 << 16
@@ -505,7 +503,7 @@ class UploadedTable:
         self._file = self._unopened()
 
     def load(self) -> None:
-        """What the catalogue names; the backend is not asked."""
+        """What the catalogue names; the backend is not query."""
         self._file.load()
         self.renew()
 
@@ -513,8 +511,8 @@ class UploadedTable:
         return list(self._metadata.segments(self.path, SegmentType.INDEX))
 
     def refresh(self) -> None:
-        """Look whether a writer has changed the catalogue; for who only reads."""
-        if [each.record for each in self._file.segments] != self.rows():
+        """Load again where a writer has changed the catalogue."""
+        if [flat.record for flat in self._file.segments] != self.rows():
             self.load()
 
     def figures(self, unsealed_count: int, sealed_count: int) -> IndexFigures:
@@ -529,7 +527,7 @@ class UploadedTable:
     @property
     def has_leftovers(self) -> bool:
         """Whether there are rows whose segment was not finished."""
-        return any(_is_unfinished(each.record) for each in self._file.segments)
+        return any(_is_unfinished(flat.record) for flat in self._file.segments)
 
     def queue_units(self, path: str, first: int, end: int) -> Iterator[QueueUnits]:
         """Committed units of a queue, in order, from `first` to `end` or to where a gap is."""
@@ -549,8 +547,8 @@ class UploadedTable:
 
         One with fewer was uploaded before the local one was filled further: then both are needed.
         """
-        same = [each for each in self.segments if each.begin_timestamp == begin]
-        return any(each.item_count() >= item_count for each in same)
+        same = [segment for segment in self.segments if segment.begin_timestamp == begin]
+        return any(segment.item_count() >= item_count for segment in same)
 
     def settle(self) -> None:
         """Finish or drop what a crash or a failed upload left behind.
@@ -558,15 +556,15 @@ class UploadedTable:
         A file that is there as a whole counts; of another, row and bytes go: what it was made from
         is still on the broker's disk. Raises what the backend raises.
         """
-        for each in [one for one in self._file.segments if _is_unfinished(one.record)]:
-            found = self._whole(each)
+        for flat in [held for held in self._file.segments if _is_unfinished(held.record)]:
+            found = self._whole(flat)
             if found is None:
-                self._file.drop([each])
+                self._file.drop([flat])
             else:
                 begin, end, size = found
-                log.warning("%s was uploaded, but not noted", each.segment.path)
-                each.widen(begin, end, size=size)
-                self._metadata.put(each.record)
+                log.warning("%s was uploaded, but not noted", flat.segment.path)
+                flat.widen(begin, end, size=size)
+                self._metadata.put(flat.record)
         self.renew()
 
     def upload(
@@ -595,7 +593,7 @@ class UploadedTable:
         unfinished = flat.record
         flat.widen(begin, end, size=size)
         first = self._file.segments[0]
-        lowered = first_row_below([each.record for each in self._file.segments])
+        lowered = first_row_below([held.record for held in self._file.segments])
         changes = [Put(flat.record), *([] if lowered is None else [Put(lowered)]), *also]
         try:
             self._metadata.apply(changes)
@@ -609,12 +607,12 @@ class UploadedTable:
     def drop_before(self, before_ms: int) -> int:
         """Drop the oldest files, those all of whose messages were stored before a time."""
         old: list[UploadedSegment] = []
-        for each in self.segments:
-            if not self._is_older(each, before_ms):
+        for segment in self.segments:
+            if not self._is_older(segment, before_ms):
                 break
-            old.append(each)
+            old.append(segment)
         if old:
-            self._drop([each.flat for each in old], Watermarks.dropped(max(0, before_ms)))
+            self._drop([segment.flat for segment in old], Watermarks.dropped(max(0, before_ms)))
         return len(old)
 
     def drop_all(self) -> None:
@@ -639,19 +637,19 @@ class UploadedTable:
 
     def _drop(self, flats: Iterable[FlatSegment], *also: Change) -> None:
         dropped = list(flats)
-        kept = [each for each in self._file.segments if each not in dropped]
-        lowered = first_row_below([each.record for each in kept])
+        kept = [flat for flat in self._file.segments if flat not in dropped]
+        lowered = first_row_below([flat.record for flat in kept])
         if lowered is not None:
             kept[0].record = lowered
             also = (*also, Put(lowered))
-        self.segments = tuple(each for each in self.segments if each.flat not in dropped)
+        self.segments = tuple(held for held in self.segments if held.flat not in dropped)
         try:
             self._file.drop(dropped, Watermarks.end_at(self._file.commit_offset), *also)
         finally:
             self.renew()
         if self._cache is not None:
-            for each in dropped:
-                self._cache.forget(Origin.of(each.record))
+            for flat in dropped:
+                self._cache.forget(Origin.of(flat.record))
 
     def _is_older(self, segment: UploadedSegment, before_ms: int) -> bool:
         """Whether its newest message is: by its row if the file is gone, damaged or not ours.
@@ -674,7 +672,7 @@ class UploadedTable:
 
     def renew(self) -> None:
         """Show what the catalogue has as whole files; a file that is known stays the same one."""
-        held = {each.origin: each for each in self.segments}
+        held = {segment.origin: segment for segment in self.segments}
         table = []
         for flat in self._file.segments:
             if not _is_unfinished(flat.record):
@@ -726,13 +724,13 @@ _ASKED_AGAIN_MAX: Final = 16
 
 
 class UploadedIndex:
-    """Finds messages in the uploaded files, and in those of `local_folder` if one is given; changes
-    nothing and keeps nothing on a disk.
+    """The index of a reader: searches the uploaded files, and those of `local_folder` if one is
+    given. It changes nothing and keeps nothing on a disk.
 
-    A file that is asked for the first time takes three reads of at most 36 KiB together, then two.
-    What the catalogue shows is what is asked: `MetadataStore.refresh` shows new files. A file that
-    cannot be read may have expired: then the catalogue is refreshed, and what it names now is
-    asked. Any thread may call anything.
+    The first lookup in a file takes three reads of at most 36 KiB together, later ones take two.
+    Lookups read the files that the catalogue names: `MetadataStore.refresh` shows new ones. A file
+    that cannot be read may have expired: then the catalogue is refreshed, and the files that it
+    names now are read. Any thread may call anything.
     """
 
     def __init__(
@@ -815,7 +813,7 @@ class UploadedIndex:
         return self._local.indexed_offset(topic, queue)
 
     def _see_what_was_uploaded(self, local: LocalFiles) -> None:
-        """A local file that is gone is an uploaded one, as the catalogue knows by now."""
+        """Refresh the catalogue where a local file is gone: it is an uploaded one by now."""
         missing = local.missing()
         if missing != self._missing:
             with suppress(TieredStoreError):  # else `indexed_offset` tells
@@ -828,12 +826,12 @@ class UploadedIndex:
         """Where messages may lie that have the key: at most `count_max`, the newest first."""
         if not self._is_open:
             raise StoreClosedError("the key index is not open")
-        asked = Asked.of(topic, topic_id, key, count_max=count_max, begin=begin, end=end)
-        if not asked.can_have_answers:
+        query = KeyQuery.of(topic, topic_id, key, count_max=count_max, begin=begin, end=end)
+        if not query.can_have_answers:
             return NOTHING
         with ExitStack() as opened:
             local, is_whole = self._opened_local(opened)
-            answer = self._asked_all(asked, local)
+            answer = self._ask_until_known(query, local)
         return answer if is_whole else IndexAnswer(hits=answer.hits, complete=False)
 
     def _opened_local(self, opened: ExitStack) -> tuple[Sequence[IndexStoreFile], bool]:
@@ -843,14 +841,14 @@ class UploadedIndex:
         try:
             files = opened.enter_context(self._local.opened())
         except (TieredStoreError, OSError) as error:
-            log.warning("a key index file of the broker's disk is not asked: %s", error)
+            log.warning("a key index file of the broker's disk is not query: %s", error)
             return (), False
         self._see_what_was_uploaded(self._local)
         return files, True
 
-    def _asked_all(self, asked: Asked, local: Sequence[IndexStoreFile]) -> IndexAnswer:
+    def _ask_until_known(self, query: KeyQuery, local: Sequence[IndexStoreFile]) -> IndexAnswer:
         known = self._segments()
-        answer = self._asked(asked, local, known)
+        answer = self._ask(query, local, known)
         for _ in range(_ASKED_AGAIN_MAX):
             if answer.complete:
                 break
@@ -860,14 +858,14 @@ class UploadedIndex:
             before, known = known, self._segments()
             if known == before:  # nothing has expired meanwhile: it is damage
                 break
-            answer = self._asked(asked, local, known)
+            answer = self._ask(query, local, known)
         return answer
 
-    def _asked(
-        self, asked: Asked, local: Sequence[IndexStoreFile], segments: Sequence[UploadedSegment]
+    def _ask(
+        self, query: KeyQuery, local: Sequence[IndexStoreFile], segments: Sequence[UploadedSegment]
     ) -> IndexAnswer:
-        near = [partial(ask_local, file) for file in local if file.item_count]
-        return ask(asked, near, [each.ask for each in reversed(segments)], self._runtime)
+        newest_first = [segment.ask for segment in reversed(segments)]
+        return ask(query, local, newest_first, self._runtime)
 
     def _segments(self) -> tuple[UploadedSegment, ...]:
         """Those that the catalogue names now."""

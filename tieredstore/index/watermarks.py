@@ -1,18 +1,16 @@
-"""How far the index durably holds each queue, kept as notes in the catalogue.
+"""How far the index durably holds each queue, as notes in the catalogue:
 
-Up to where the index holds each queue, durably: the notes in the catalogue.
-
-    | kind           | key                            | value                                     |
-    | -------------- | ------------------------------ | ----------------------------------------- |
-    | index          | sizes                          | slots and items of every file             |
-    | index          | end                            | the next uploaded file begins there       |
-    | index          | dropped                        | all that dropped files had was stored     |
-    |                |                                | before this                               |
-    | index-queue    | <topic id>/<queue id>          | below this queue offset all is durable;   |
-    |                |                                | or that, and when it was put              |
-    | index-file     | <begin>                        | so many items of a local file are durable |
-    |                |                                | and two CRC32C, or only how many          |
-    | index-start    | <begin>/<topic id>/<queue id>  | from there on the file may hold the queue |
+| kind           | key                            | value                                     |
+| -------------- | ------------------------------ | ----------------------------------------- |
+| index          | sizes                          | slots and items of every file             |
+| index          | end                            | the next uploaded file begins there       |
+| index          | dropped                        | all that dropped files had was stored     |
+|                |                                | before this                               |
+| index-queue    | <topic id>/<queue id>          | below this queue offset all is durable;   |
+|                |                                | or that, and when it was put              |
+| index-file     | <begin>                        | so many items of a local file are durable |
+|                |                                | and two CRC32C, or only how many          |
+| index-start    | <begin>/<topic id>/<queue id>  | from there on the file may hold the queue |
 """
 
 from __future__ import annotations
@@ -201,7 +199,7 @@ class Watermarks:
     def durable(self, begin: int) -> Durable | None:
         """What is known to be on the disk of a local file."""
         value = self._metadata.note(FILE, str(begin))
-        numbers = [_number(each) for each in (value if isinstance(value, list) else [value])]
+        numbers = [_number(count) for count in (value if isinstance(value, list) else [value])]
         count, items, hashes, *_ = *numbers, None, None, None
         return None if count is None else Durable(count, items, hashes)
 
@@ -312,14 +310,14 @@ def indexed_offset(
     return min([marks.of_queue(topic, queue), *starts])
 
 
-class IndexTimes(NamedTuple):
-    """Store times that the uploaded files reach from and to; `begin` None: no file was dropped."""
+class IndexCoverage(NamedTuple):
+    """The store times that the uploaded files cover; `begin` None: no file was dropped."""
 
     begin: int | None
     end: int
 
 
-def indexed_times(metadata: MetadataStore, broker_name: str, now_ms: int) -> IndexTimes | None:
+def index_coverage(metadata: MetadataStore, broker_name: str, now_ms: int) -> IndexCoverage | None:
     """As the catalogue has it; None where there is no file, or its times cannot be believed.
 
     Old files are dropped by their age, and a message may outlive its file.
@@ -329,8 +327,8 @@ def indexed_times(metadata: MetadataStore, broker_name: str, now_ms: int) -> Ind
     if not rows or len(ends) < len(rows) or not is_believed(max(ends), now_ms):
         return None
     if not rows[0].base_offset:
-        return IndexTimes(None, max(ends))
+        return IndexCoverage(None, max(ends))
     # Files overlap: what the first one begins with says less than up to where others were dropped.
     dropped = Watermarks(metadata, broker_name).dropped_before()
     begin = rows[0].begin_timestamp if dropped is None else dropped
-    return IndexTimes(begin, max(ends)) if begin and is_believed(begin, now_ms) else None
+    return IndexCoverage(begin, max(ends)) if begin and is_believed(begin, now_ms) else None

@@ -1,10 +1,10 @@
-"""From pending keys in memory to local index files that are filled one after the other.
+"""Keys on their way to the disk: pending in memory, then put into index files one after the other.
 
-The directory of the index files that are not uploaded yet.
+The files that are not uploaded yet, and what lies beside them:
 
     <store_path>/tiered_index_file/<begin ms>        an index file; RocketMQ opens such names
                                    <begin ms>.keys   the hashes beside it
-                                   footers/          copies of footers: see `footer_cache`
+                                   footers/          copies of footers of uploaded files
                                    compacting/       of RocketMQ, removed
                                    0000, 1111, 2222  of RocketMQ 5.1, renamed
 """
@@ -15,7 +15,7 @@ import itertools
 import shutil
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +46,11 @@ FOLDER: Final = "tiered_index_file"
 COMPACTING: Final = "compacting"
 OLD_NAMES: Final = ("0000", "1111", "2222")
 _BEGIN_POSITION: Final = 4
+
+PENDING_KEYS_MAX: Final = 16_384  # of 44 bytes each
+PENDING_MS_MAX: Final = 1_000
+SYNC_MS: Final = 30_000
+EARLIER_MS_MAX: Final = 3_600_000  # that a file begins before the first of its messages
 
 
 class LocalFolder:
@@ -78,9 +83,9 @@ class LocalFolder:
         except OSError as error:
             raise BackendRefusedError(str(self.path), "list", str(error)) from error
         return sorted(
-            int(each.name)
-            for each in entries
-            if _is_begin(each.name) and each.is_file() and not each.is_symlink()
+            int(path.name)
+            for path in entries
+            if _is_begin(path.name) and path.is_file() and not path.is_symlink()
         )
 
     def open(self, begin: int, durable: Durable | None) -> IndexStoreFile | None:
@@ -205,68 +210,48 @@ def _is_begin(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class PendingKeys:
+    """Keys of one run of a queue that are in no file yet."""
+
     queue: QueueId
     first_offset: int
     keys: RunKeys
 
-
-def joined(parts: Sequence[IndexColumns]) -> IndexColumns:
-    if len(parts) == 1:
-        return parts[0]
-    return IndexColumns(
-        key_hashes=np.concatenate([each.key_hashes for each in parts]),
-        topic_ids=np.concatenate([_column(each.topic_ids, len(each)) for each in parts]),
-        queue_ids=np.concatenate([_column(each.queue_ids, len(each)) for each in parts]),
-        log_offsets=np.concatenate([each.log_offsets for each in parts]),
-        message_bytes=np.concatenate([each.message_bytes for each in parts]),
-        store_timestamps=np.concatenate([each.store_timestamps for each in parts]),
-    )
+    def behind(self, done: int) -> PendingKeys:
+        """Without the first keys, which are in a file by now."""
+        if done <= 0:
+            return self
+        counts = self.keys.key_counts
+        ends = np.cumsum(counts)
+        first = int(np.searchsorted(ends, done, side="right"))
+        rest = counts[first:].copy()
+        rest[0] = ends[first] - done
+        return replace(self, keys=RunKeys(columns=self.keys.columns.part(done), key_counts=rest))
 
 
-def _column(values: NDArray[np.int64] | int, count: int) -> NDArray[np.int64]:
-    return np.full(count, values, np.int64) if isinstance(values, int) else values
-
-
-def left_behind(waiting: Sequence[Waiting], done: int) -> list[Waiting]:
+def still_pending(runs: Sequence[PendingKeys], done: int) -> list[PendingKeys]:
     """What is left of the runs behind so many keys."""
     left = []
-    for each in waiting:
-        count = len(each.keys.columns)
+    for run in runs:
+        count = len(run.keys.columns)
         if done < count:
-            left.append(each if done <= 0 else _cut(each, done))
+            left.append(run.behind(done))
         done = max(0, done - count)
     return left
 
 
-def _cut(waiting: Waiting, done: int) -> Waiting:
-    counts = waiting.keys.key_counts
-    ends = np.cumsum(counts)
-    first = int(np.searchsorted(ends, done, side="right"))
-    rest = counts[first:].copy()
-    rest[0] = ends[first] - done
-    keys = RunKeys(columns=waiting.keys.columns.part(done), key_counts=rest)
-    return Waiting(queue=waiting.queue, first_offset=waiting.first_offset, keys=keys)
+class IndexWriter:
+    """Puts keys into the local files; keys that are in no file yet are pending.
 
-
-WAITING_KEYS_MAX: Final = 16_384  # of 44 bytes each
-WAITING_MS_MAX: Final = 1_000
-SYNC_MS: Final = 30_000
-EARLIER_MS_MAX: Final = 3_600_000  # that a file begins before the first of its messages
-
-
-class Filling:
-    """The local files, and the runs that are not in one yet.
-
-    * A key is lost by no failure: what could not be put stays in memory, and the watermarks move
-      only when the files that hold it are synced.
-    * A file that a disk could not sync is given up: it is asked as long as it is open, the
+    * No failure loses a key: what could not be put stays in memory, and the watermarks move only
+      when the files that hold it are synced.
+    * A file that the disk could not sync is given up: queries read it as long as it is open, the
       watermarks go back, and its messages are put again after a restart.
-    * A file never begins later than any of its messages was stored: RocketMQ asks only files that
-      begin before the end of its question. A message that is older begins another file.
-    * `files` are the full ones, oldest first, and the one being filled; it is replaced, never
-      changed. Nothing is in it that is not to be asked.
-    * Any thread may call anything. A file is synced without keeping anyone from putting.
+    * A file never begins later than any of its messages was stored: RocketMQ searches only files
+      that begin before the end of the window. A message that is older begins another file.
+    * `files` are the full ones, oldest first, and the one being filled. The tuple is replaced,
+      never changed, and holds only files that queries may read.
+    * Any thread may call anything. A sync does not keep other threads from putting.
     """
 
     def __init__(
@@ -284,9 +269,9 @@ class Filling:
         self._begun = 0
         self._newest = 0  # store time in the file being filled
         self._late_ms = 0  # so much older a message was than one put into that file before it
-        self._waiting: list[Waiting] = []
-        self._waiting_keys = 0
-        self._waiting_since = 0
+        self._pending: list[PendingKeys] = []
+        self._pending_keys = 0
+        self._pending_since = 0
         self._taken: dict[QueueId, int] = {}
         self._moved: dict[QueueId, int] = {}
         self._put_at: dict[QueueId, int] = {}
@@ -341,7 +326,7 @@ class Filling:
     def taken(self, queue: QueueId) -> int | None:
         """Below this everything of the queue was put; None if nothing was since the open.
 
-        Not what a given up file has: nobody knows how long it can be asked.
+        Keys in a file that was given up do not count: it may go at any time.
         """
         return self._gaps.get(queue, self._taken.get(queue))
 
@@ -350,14 +335,14 @@ class Filling:
         with self._guard:
             if self._closed:
                 raise StoreClosedError("the index is closed")
-            if self._waiting_keys + len(keys.columns) > WAITING_KEYS_MAX or self._is_old():
+            if self._pending_keys + len(keys.columns) > PENDING_KEYS_MAX or self._is_old():
                 self.drain()
             now = self._clock.now_ms()
             if len(keys.columns):
-                if not self._waiting:
-                    self._waiting_since = now
-                self._waiting.append(Waiting(queue=queue, first_offset=first_offset, keys=keys))
-                self._waiting_keys += len(keys.columns)
+                if not self._pending:
+                    self._pending_since = now
+                self._pending.append(PendingKeys(queue=queue, first_offset=first_offset, keys=keys))
+                self._pending_keys += len(keys.columns)
             if not self._moved:
                 self._moved_since = now
             self._taken[queue] = self._moved[queue] = end_offset
@@ -366,23 +351,23 @@ class Filling:
                 del self._gaps[queue]
 
     def drain(self) -> None:
-        """Put what waits into files. Raises what a disk raises: then the rest goes on waiting."""
+        """Put what waits into files. Raises what a disk raises: then the rest goes on pending."""
         with self._guard:
-            while self._waiting:
-                waiting, self._waiting = self._waiting, []
-                columns = joined([each.keys.columns for each in waiting])
-                counts = np.concatenate([each.keys.key_counts for each in waiting])
+            while self._pending:
+                pending, self._pending = self._pending, []
+                columns = IndexColumns.joined([run.keys.columns for run in pending])
+                counts = np.concatenate([run.keys.key_counts for run in pending])
                 done = 0
                 try:
                     while done < len(columns):
-                        done += self._put_some(columns, counts, done, waiting)
+                        done += self._put_some(columns, counts, done, pending)
                 finally:
                     if done < len(columns):
-                        self._waiting = left_behind(waiting, done)
-                    self._waiting_keys = sum(len(each.keys.columns) for each in self._waiting)
+                        self._pending = still_pending(pending, done)
+                    self._pending_keys = sum(len(run.keys.columns) for run in self._pending)
 
     def has_drained(self) -> bool:
-        """Put what waits into files; False where some of it still waits."""
+        """Put the pending keys into files; False where some of them still are pending."""
         try:
             self.drain()
         except (TieredStoreError, OSError) as error:
@@ -465,9 +450,9 @@ class Filling:
         return False
 
     def remove(self, file: IndexStoreFile) -> None:
-        """A full file that is uploaded: it is asked no more, and goes."""
+        """Delete a full file that was uploaded; queries do not read it any more."""
         with self._guard:
-            self.files = tuple(each for each in self.files if each is not file)
+            self.files = tuple(held for held in self.files if held is not file)
             begin = file.begin_timestamp
             starts = self._known_starts
             self._known_starts = {place: at for place, at in starts.items() if place[0] != begin}
@@ -475,21 +460,21 @@ class Filling:
         file.delete()
 
     def close(self) -> None:
-        """Let go of the files; what waits is lost unless `sync` came before. Idempotent."""
+        """Let go of the files; pending keys are lost unless `sync` came before. Idempotent."""
         with self._guard:
             self._closed = True
             for file in self.files:
                 file.close()
 
     def _is_old(self) -> bool:
-        return bool(self._waiting) and self._clock.now_ms() - self._waiting_since >= WAITING_MS_MAX
+        return bool(self._pending) and self._clock.now_ms() - self._pending_since >= PENDING_MS_MAX
 
     def _put_some(
         self,
         columns: IndexColumns,
         counts: NDArray[np.int64],
         done: int,
-        waiting: Sequence[Waiting],
+        pending: Sequence[PendingKeys],
     ) -> int:
         """How many of the keys from `done` on were put into the file being filled.
 
@@ -504,22 +489,24 @@ class Filling:
             count = min(file.room, len(columns) - done)
         if count:
             file.put(columns.part(done, done + count))
-            self._note_starts(file.begin_timestamp, waiting, done, done + count)
+            self._note_starts(file.begin_timestamp, pending, done, done + count)
             self._unsynced[file.begin_timestamp] = file
         if done + count < len(columns) or not file.room:
             file.seal()
             self._current = None
         return count
 
-    def _note_starts(self, begin: int, waiting: Sequence[Waiting], first: int, end: int) -> None:
+    def _note_starts(
+        self, begin: int, pending: Sequence[PendingKeys], first: int, end: int
+    ) -> None:
         at = 0
-        for each in waiting:
-            after = at + len(each.keys.columns)
-            place = begin, each.queue
+        for run in pending:
+            after = at + len(run.keys.columns)
+            place = begin, run.queue
             if at < end and after > first:
                 known = self._known_starts.get(place)
-                if known is None or each.first_offset < known:
-                    self._starts[place] = self._known_starts[place] = each.first_offset
+                if known is None or run.first_offset < known:
+                    self._starts[place] = self._known_starts[place] = run.first_offset
             at = after
 
     def _file_for(self, times: NDArray[np.int64]) -> IndexStoreFile:
