@@ -1,4 +1,6 @@
-"""One file of the local key index: mapped, filled, searched and cut back."""
+"""A file of the local key index: its name, how it is mapped, filled and searched, and how it is cut
+back to what was durable.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +48,12 @@ CLOCK_SLACK_MS: Final = 600_000
 # The codec checks what it packs and unpacks, which would triple the cost of a lookup or a put.
 _HEADER: Final = Struct(">qqqqii")
 _ITEM: Final = Struct(">iqii")
+_NEXT_ITEM_POSITION: Final = 36
+_BLOCK_ITEMS: Final = 1 << 18
+_BLOCK_BYTES: Final = 1 << 16
+_DIGITS: Final = frozenset("0123456789")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+NAME_DIGITS: Final = 17
 
 
 @dataclass(slots=True, kw_only=True)  # frozen ones take three times as long to make
@@ -66,167 +74,6 @@ class ItemColumns:
             log_offsets=self.log_offsets[where],
             store_timestamps=self.store_timestamps[where],
         )
-
-
-@dataclass(slots=True, kw_only=True)
-class LinkedItems:
-    """What a batch changes in a file: written items first, then the header, then the slots."""
-
-    items: memoryview
-    links: Links
-    header: LocalIndexHeader
-
-
-def link_items(
-    data: mmap, header: LocalIndexHeader, columns: ItemColumns, *, slot_count: int
-) -> LinkedItems:
-    """Chain the items inside the batch and to the file; the bytes are those of single puts."""
-    slots = columns.key_hashes % np.int32(slot_count)
-    links = LAYOUT.link(data, slots, first_item=header.next_item, slot_count=slot_count)
-    items = np.empty(len(columns), ITEM_DTYPE)
-    items["key_hash"] = columns.key_hashes
-    items["log_offset"] = columns.log_offsets
-    items["seconds"] = _seconds(header, columns.store_timestamps)
-    items["previous"] = links.previous
-    first = header.next_item <= 1
-    return LinkedItems(
-        items=items.view(np.uint8).data,
-        links=links,
-        header=LocalIndexHeader(
-            begin_timestamp=int(columns.store_timestamps[0]) if first else header.begin_timestamp,
-            end_timestamp=int(columns.store_timestamps[-1]),
-            begin_log_offset=int(columns.log_offsets[0]) if first else header.begin_log_offset,
-            end_log_offset=int(columns.log_offsets[-1]),
-            used_slot_count=header.used_slot_count + links.fresh,
-            next_item=header.next_item + len(columns),
-        ),
-    )
-
-
-def _seconds(header: LocalIndexHeader, timestamps: NDArray[np.int64]) -> NDArray[np.int64]:
-    first = header.next_item <= 1
-    begin = int(timestamps[0]) if first else header.begin_timestamp
-    if begin > 0:
-        after = np.maximum(timestamps, begin) - begin
-        seconds: NDArray[np.int64] = np.minimum(after // 1000, INT32_MAX)
-    else:
-        seconds = np.zeros(len(timestamps), np.int64)
-    if first:  # the first item of a rolled file counts from the end of the file before
-        seconds[0] = seconds_after_begin(int(timestamps[0]), begin_timestamp=header.begin_timestamp)
-    return seconds
-
-
-def store_header(data: mmap, header: LocalIndexHeader) -> None:
-    # In one copy: `pack_into` writes byte by byte, and a kill would leave half a number.
-    data[:HEADER_BYTES] = _HEADER.pack(
-        header.begin_timestamp,
-        header.end_timestamp,
-        header.begin_log_offset,
-        header.end_log_offset,
-        header.used_slot_count,
-        header.next_item,
-    )
-
-
-def read_item(data: mmap, item: int, *, slot_count: int) -> tuple[int, int, int, int]:
-    """Key hash, log offset, seconds, previous item."""
-    values: tuple[int, int, int, int] = _ITEM.unpack_from(
-        data, item_position(item, slot_count=slot_count)
-    )
-    return values
-
-
-def select_like_java(
-    data: mmap,
-    header: LocalIndexHeader,
-    item: int,
-    *,
-    key_hash: int,
-    begin: int,
-    end: int,
-    room: int,
-    slot_count: int,
-) -> list[int]:
-    """The log offsets that Java finds from this item back, newest first, at most `room`.
-
-    A link that does not lead to an older item ends the walk: with Java only one to the item itself
-    does, and a damaged file may keep it walking for ever.
-    """
-    found: list[int] = []
-    base = item_position(0, slot_count=slot_count)
-    if header.next_item <= 1 or not 0 < item < header.next_item:
-        return found
-    while len(found) < room:
-        stored, log_offset, seconds, previous = _ITEM.unpack_from(data, base + ITEM_BYTES * item)
-        if seconds < 0:
-            break
-        timestamp = header.begin_timestamp + 1000 * seconds
-        if stored == key_hash and begin <= timestamp <= end:
-            found.append(log_offset)
-        if not 0 < previous < item or timestamp < begin:
-            break
-        item = previous
-    return found
-
-
-def walk_candidates(
-    data: mmap,
-    header: LocalIndexHeader,
-    item: int,
-    *,
-    key_hash: int,
-    begin: int,
-    end: int,
-    slot_count: int,
-    path: str,
-) -> Iterator[int]:
-    """Every log offset whose message may have been stored within begin to end, newest first.
-
-    An item stands for the second that starts at its time; one of 0 seconds also for all times
-    before the file's begin, which are stored as 0. The first item was stored at the begin itself,
-    whatever it says. Nothing older follows once a time lies below `begin` by more than the slack.
-
-    Nothing in the file carries a checksum. SegmentCorruptError where the chain shows that: a link
-    to no older item, an item of another slot, a negative time, a place that the header does not
-    span. What stands before it in the chain cannot be found then.
-    """
-    base = item_position(0, slot_count=slot_count)
-    file_begin = header.begin_timestamp
-    slot = local_slot(key_hash, slot_count)
-    first, last = header.begin_log_offset, header.end_log_offset
-    if not 0 <= item < header.next_item:
-        raise _broken(path, HEADER_BYTES + SLOT_BYTES * slot, f"a slot names item {item}")
-    if not item:
-        return
-    while True:
-        at = base + ITEM_BYTES * item
-        stored, log_offset, seconds, previous = _ITEM.unpack_from(data, at)
-        if stored < 0 or local_slot(stored, slot_count) != slot:
-            raise _broken(path, at, f"item {item} is not of the slot that leads to it")
-        if seconds < 0 or not first <= log_offset <= last or not 0 <= previous <= item:
-            raise _broken(path, at, f"item {item} says what cannot be true")
-        earliest = latest = file_begin
-        if item > 1:
-            earliest = file_begin + 1000 * seconds
-            latest = earliest + 999
-            if seconds == 0:
-                earliest -= CLOCK_SLACK_MS
-            elif seconds == INT32_MAX:
-                latest = max(latest, end)
-        if file_begin <= 0:  # no times were kept
-            earliest, latest = begin, end
-        if stored == key_hash and latest >= begin and earliest <= end:
-            yield log_offset
-        if not 0 < previous < item or latest + CLOCK_SLACK_MS < begin:
-            return
-        item = previous
-
-
-def _broken(path: str, position: int, reason: str) -> SegmentCorruptError:
-    return SegmentCorruptError(path, reason, position=position)
-
-
-_NEXT_ITEM_POSITION = 36
 
 
 class IndexFile:
@@ -352,12 +199,12 @@ class IndexFile:
 
     def log_offset_at(self, item: int) -> int:
         """The log offset of an item that is there."""
-        return read_item(self._mapped(), item, slot_count=self.slot_count)[1]
+        return self._item(self._mapped(), item)[1]
 
     def timestamp_at(self, item: int) -> int:
         """When the message of an item was stored, up to 999 ms too early; of the first exactly."""
         begin = self._header.begin_timestamp
-        seconds = read_item(self._mapped(), item, slot_count=self.slot_count)[2]
+        seconds = self._item(self._mapped(), item)[2]
         return begin if item == 1 else item_timestamp(seconds, begin_timestamp=begin)
 
     def count_at_end(self, log_offset: int) -> int:
@@ -385,17 +232,26 @@ class IndexFile:
             data = self._mapped()
         except StoreClosedError:  # expired since the search began
             return []
+        found: list[int] = []
+        header = self._header
         item = LAYOUT.head(data, local_slot(key_hash, self.slot_count))
-        return select_like_java(
-            data,
-            self._header,
-            item,
-            key_hash=key_hash,
-            begin=begin,
-            end=end,
-            room=count_max,
-            slot_count=self.slot_count,
-        )
+        if header.next_item <= 1 or not 0 < item < header.next_item:
+            return found
+        base = item_position(0, slot_count=self.slot_count)
+        while len(found) < count_max:
+            stored, log_offset, seconds, previous = _ITEM.unpack_from(
+                data, base + ITEM_BYTES * item
+            )
+            if seconds < 0:
+                break
+            timestamp = header.begin_timestamp + 1000 * seconds
+            if stored == key_hash and begin <= timestamp <= end:
+                found.append(log_offset)
+            # Java only ends at a link to the item itself: a damaged file may keep it in a circle.
+            if not 0 < previous < item or timestamp < begin:
+                break
+            item = previous
+        return found
 
     def may_hold(self, begin: int, end: int) -> bool:
         """False only when no message of this file was stored within begin to end."""
@@ -405,30 +261,81 @@ class IndexFile:
     def candidates(self, key_hash: int, *, begin: int, end: int) -> Iterator[int]:
         """Every log offset that may answer, newest first: none is missed, some are too many.
 
-        Whoever asks reads the message and compares keys and time. Empty once the file is closed.
+        The caller reads the message and compares keys and time. Empty once the file is closed.
+
+        An item stands for the second that starts at its time; one of 0 seconds also for all times
+        before the file's begin, which are stored as 0. The first item was stored at the begin
+        itself, whatever it says. Nothing older follows once a time lies below `begin` by more than
+        the slack.
+
+        Nothing in the file carries a checksum. SegmentCorruptError where the chain shows damage: a
+        link to no older item, an item of another slot, a negative time, a place that the header
+        does not span. What stands before it in the chain cannot be found then.
         """
         try:
             data = self._mapped()
         except StoreClosedError:  # expired since the search began
             return iter(())
-        item = LAYOUT.head(data, local_slot(key_hash, self.slot_count))
-        if self._read_only:
+        slot = local_slot(key_hash, self.slot_count)
+        item = LAYOUT.head(data, slot)
+        if self._read_only:  # the header is read after the slot: what the slot names is counted
             self._header = _decoded(
                 self.path,
                 data[:HEADER_BYTES],
                 slot_count=self.slot_count,
                 item_capacity=self.item_capacity,
             )
-        return walk_candidates(
-            data,
-            self._header,  # read after the slot: what the slot names is counted
-            item,
-            key_hash=key_hash,
-            begin=begin,
-            end=end,
-            slot_count=self.slot_count,
-            path=str(self.path),
-        )
+        return self._walk(data, self._header, slot, item, key_hash, begin, end)
+
+    def _walk(
+        self,
+        data: mmap,
+        header: LocalIndexHeader,
+        slot: int,
+        item: int,
+        key_hash: int,
+        begin: int,
+        end: int,
+    ) -> Iterator[int]:
+        file_begin = header.begin_timestamp
+        first, last = header.begin_log_offset, header.end_log_offset
+        if not 0 <= item < header.next_item:
+            at = HEADER_BYTES + SLOT_BYTES * slot
+            raise SegmentCorruptError(str(self.path), f"a slot names item {item}", position=at)
+        base = item_position(0, slot_count=self.slot_count)
+        while item:
+            stored, log_offset, seconds, previous = _ITEM.unpack_from(
+                data, base + ITEM_BYTES * item
+            )
+            if stored < 0 or local_slot(stored, self.slot_count) != slot:
+                raise self._damage(item, "is not of the slot that leads to it")
+            if seconds < 0 or not first <= log_offset <= last or not 0 <= previous <= item:
+                raise self._damage(item, "says what cannot be true")
+            earliest = latest = file_begin
+            if item > 1:
+                earliest = file_begin + 1000 * seconds
+                latest = earliest + 999
+                if seconds == 0:
+                    earliest -= CLOCK_SLACK_MS
+                elif seconds == INT32_MAX:
+                    latest = max(latest, end)
+            if file_begin <= 0:  # no times were kept
+                earliest, latest = begin, end
+            if stored == key_hash and latest >= begin and earliest <= end:
+                yield log_offset
+            if previous == item or latest + CLOCK_SLACK_MS < begin:
+                return
+            item = previous
+
+    def _damage(self, item: int, reason: str) -> SegmentCorruptError:
+        at = item_position(item, slot_count=self.slot_count)
+        return SegmentCorruptError(str(self.path), f"item {item} {reason}", position=at)
+
+    def _item(self, data: mmap, item: int) -> tuple[int, int, int, int]:
+        """Key hash, log offset, seconds, previous item."""
+        at = item_position(item, slot_count=self.slot_count)
+        fields: tuple[int, int, int, int] = _ITEM.unpack_from(data, at)
+        return fields
 
     def flush(self) -> None:
         """Make everything put so far durable; other threads go on meanwhile."""
@@ -478,16 +385,6 @@ class IndexFile:
                     self._descriptor = -1
                     raise
             return self._data
-
-
-def _decoded(path: Path, head: bytes, *, slot_count: int, item_capacity: int) -> LocalIndexHeader:
-    if decode_slot(head, _NEXT_ITEM_POSITION) <= 0:  # Java takes it for an empty file
-        head = head[:_NEXT_ITEM_POSITION] + encode_slot(1)
-    return decode_header(head, slot_count=slot_count, item_capacity=item_capacity, path=str(path))
-
-
-_BLOCK_ITEMS: Final = 1 << 18
-_BLOCK_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -576,11 +473,6 @@ def _store_slots(descriptor: int, size: int, slots: NDArray[np.int32]) -> None:
                 write_all(descriptor, block, at)  # through the map a full disk would kill us
 
 
-_DIGITS: Final = frozenset("0123456789")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-NAME_DIGITS: Final = 17
-
-
 def is_index_name(name: str) -> bool:
     """Java skips every other name, and so do we."""
     return bool(name) and _DIGITS.issuperset(name)
@@ -608,3 +500,69 @@ def next_index_name(now_ms: int, *, utc_offset_ms: int, newest: str) -> str:
     if name <= newest:
         raise ValueError(f"no name of an index file follows {newest}")
     return name
+
+
+@dataclass(slots=True, kw_only=True)
+class LinkedItems:
+    """What a batch changes in a file: written items first, then the header, then the slots."""
+
+    items: memoryview
+    links: Links
+    header: LocalIndexHeader
+
+
+def link_items(
+    data: mmap, header: LocalIndexHeader, columns: ItemColumns, *, slot_count: int
+) -> LinkedItems:
+    """Chain the items inside the batch and to the file; the bytes are those of single puts."""
+    slots = columns.key_hashes % np.int32(slot_count)
+    links = LAYOUT.link(data, slots, first_item=header.next_item, slot_count=slot_count)
+    items = np.empty(len(columns), ITEM_DTYPE)
+    items["key_hash"] = columns.key_hashes
+    items["log_offset"] = columns.log_offsets
+    items["seconds"] = _seconds(header, columns.store_timestamps)
+    items["previous"] = links.previous
+    first = header.next_item <= 1
+    return LinkedItems(
+        items=items.view(np.uint8).data,
+        links=links,
+        header=LocalIndexHeader(
+            begin_timestamp=int(columns.store_timestamps[0]) if first else header.begin_timestamp,
+            end_timestamp=int(columns.store_timestamps[-1]),
+            begin_log_offset=int(columns.log_offsets[0]) if first else header.begin_log_offset,
+            end_log_offset=int(columns.log_offsets[-1]),
+            used_slot_count=header.used_slot_count + links.fresh,
+            next_item=header.next_item + len(columns),
+        ),
+    )
+
+
+def _seconds(header: LocalIndexHeader, timestamps: NDArray[np.int64]) -> NDArray[np.int64]:
+    first = header.next_item <= 1
+    begin = int(timestamps[0]) if first else header.begin_timestamp
+    if begin > 0:
+        after = np.maximum(timestamps, begin) - begin
+        seconds: NDArray[np.int64] = np.minimum(after // 1000, INT32_MAX)
+    else:
+        seconds = np.zeros(len(timestamps), np.int64)
+    if first:  # the first item of a rolled file counts from the end of the file before
+        seconds[0] = seconds_after_begin(int(timestamps[0]), begin_timestamp=header.begin_timestamp)
+    return seconds
+
+
+def store_header(data: mmap, header: LocalIndexHeader) -> None:
+    # In one copy: `pack_into` writes byte by byte, and a kill would leave half a number.
+    data[:HEADER_BYTES] = _HEADER.pack(
+        header.begin_timestamp,
+        header.end_timestamp,
+        header.begin_log_offset,
+        header.end_log_offset,
+        header.used_slot_count,
+        header.next_item,
+    )
+
+
+def _decoded(path: Path, head: bytes, *, slot_count: int, item_capacity: int) -> LocalIndexHeader:
+    if decode_slot(head, _NEXT_ITEM_POSITION) <= 0:  # Java takes it for an empty file
+        head = head[:_NEXT_ITEM_POSITION] + encode_slot(1)
+    return decode_header(head, slot_count=slot_count, item_capacity=item_capacity, path=str(path))

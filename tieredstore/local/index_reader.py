@@ -38,7 +38,9 @@ class IndexReader(IndexService):
         damages: list[SegmentCorruptError] = []
         for name in index_names(self._directory.path):
             try:
-                files.append(known.pop(name) if name in known else self._opened(name))
+                files.append(
+                    known.pop(name) if name in known else self._directory.open(name, read_only=True)
+                )
             except SegmentNotFoundError:
                 continue  # expired just now
             except SegmentCorruptError as error:
@@ -47,14 +49,6 @@ class IndexReader(IndexService):
             gone.close()
         self._files = tuple(files)
         self.damages = damages
-
-    def _opened(self, name: str) -> IndexFile:
-        return IndexFile.open(
-            self._directory.path / name,
-            slot_count=self._directory.slot_count,
-            item_capacity=self._directory.item_capacity,
-            read_only=True,
-        )
 
     @property
     def files(self) -> tuple[IndexFile, ...]:

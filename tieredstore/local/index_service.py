@@ -1,4 +1,4 @@
-"""The key index of a local store: its files, recovery, and queries over all of them."""
+"""The key index of a local store: keys put in the order of the log, and queries over all files."""
 
 from __future__ import annotations
 
@@ -51,53 +51,9 @@ log = log_of(__name__)
 
 _VECTOR_MESSAGES_MIN: Final = 8
 _KEYS_SEPARATOR: Final = " "
-
-
-def key_texts(topic: str, *, unique_key: str | None, keys: Iterable[str]) -> list[str]:
-    """What is hashed for one message, in Java's order: UNIQ_KEY first, then each of KEYS."""
-    texts = [] if unique_key is None else [f"{topic}#{unique_key}"]
-    texts += [f"{topic}#{key}" for key in keys]
-    return texts
-
-
-def hashes_of_messages(
-    topics: Sequence[str], unique_keys: Sequence[str | None], keys: Sequence[str | None]
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """The hashes of `key_texts` of many messages one after another, and how many each has.
-
-    KEYS is given as it stands in the properties: the single keys with spaces between them.
-    """
-    count = len(topics)
-    if count >= _VECTOR_MESSAGES_MIN:
-        rows = [text or "" for text in keys]
-        all_topics = topics
-        unique = [text or "" for text in unique_keys] if any(unique_keys) else []
-        if unique:
-            rows = list(chain.from_iterable(zip(unique, rows, strict=True)))
-            all_topics = list(chain.from_iterable(zip(topics, topics, strict=True)))
-        joined = VALUE_END.join(rows)
-        if len(joined) > KEY_CHARACTERS_MAX:
-            half = count // 2
-            parts = [
-                hashes_of_messages(topics[part], unique_keys[part], keys[part])
-                for part in (slice(half), slice(half, None))
-            ]
-            return (
-                np.concatenate([hashes for hashes, _ in parts]),
-                np.concatenate([counts for _, counts in parts]),
-            )
-        # No value of a property holds its end; but a unique key may hold a space, which parts none.
-        if joined.count(VALUE_END) == len(rows) - 1 and not any(" " in text for text in unique):
-            hashes, counts = joined_key_hashes(joined, VALUE_END, _KEYS_SEPARATOR, all_topics)
-            return hashes, counts.reshape(count, -1).sum(axis=1)
-    texts = [
-        key_texts(topic, unique_key=unique_key, keys=split_keys(text))
-        for topic, unique_key, text in zip(topics, unique_keys, keys, strict=True)
-    ]
-    return (
-        local_key_hashes(list(chain.from_iterable(texts))),
-        np.fromiter(map(len, texts), np.int64, count),
-    )
+NOTHING_INDEXED: Final = -1
+STATE_FILE: Final = "tieredstore-index.json"
+_VERSION: Final = 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,339 +74,13 @@ class IndexBatch:
         return len(self.log_offsets)
 
 
-def new_items(batch: IndexBatch, *, end: int, count_at_end: Callable[[int], int]) -> ItemColumns:
-    """The keys of a batch that are not indexed yet, when `end` is the last indexed message.
-
-    Messages that were rolled back and messages below the end are left out, and of the message at
-    the end as many keys as are already there, which `count_at_end` tells.
-    """
-    log_offsets = np.array(batch.log_offsets, np.int64)
-    timestamps = np.array(batch.store_timestamps, np.int64)
-    items = ItemColumns(
-        key_hashes=batch.key_hashes,
-        log_offsets=log_offsets.repeat(batch.key_counts),
-        store_timestamps=timestamps.repeat(batch.key_counts),
-    )
-    all_kept = all(flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK for flag in set(batch.sys_flags))
-    in_order = log_offsets[0] > end and bool((log_offsets[1:] > log_offsets[:-1]).all())
-    if in_order and all_kept:
-        return items
-    kept = (np.array(batch.sys_flags, np.int64) & TRANSACTION_MASK) != TRANSACTION_ROLLBACK
-    chosen = _chosen(log_offsets, batch.key_counts, kept, end, count_at_end)
-    return ItemColumns(
-        key_hashes=items.key_hashes[chosen],
-        log_offsets=items.log_offsets[chosen],
-        store_timestamps=items.store_timestamps[chosen],
-    )
-
-
-def _chosen(
-    log_offsets: NDArray[np.int64],
-    key_counts: NDArray[np.int64],
-    kept: NDArray[np.bool_],
-    end: int,
-    count_at_end: Callable[[int], int],
-) -> NDArray[np.bool_]:
-    """Which of all keys are new."""
-    before = np.empty_like(log_offsets)  # the greatest log offset up to then
-    before[0] = end
-    before[1:] = np.maximum(np.maximum.accumulate(log_offsets[:-1]), end)
-    wanted = kept & (log_offsets > before)
-    [again] = np.nonzero(kept & (log_offsets == end))
-    known = first = 0
-    if len(again) and end >= 0:
-        message = int(again[0])
-        wanted[message] = True
-        known = min(count_at_end(end), int(key_counts[message]))
-        first = int(key_counts[:message].sum())
-    chosen = np.repeat(wanted, key_counts)
-    chosen[first : first + known] = False
-    return chosen
-
-
-NOTHING_INDEXED: Final = -1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexAnswer:
+class JavaAnswer:
     """What Java answers to a query by key; the last update is the end of the newest file."""
 
     log_offsets: list[int]
     last_update_timestamp: int
     last_update_log_offset: int
-
-
-def answer_like_java(
-    files: Sequence[IndexFile], key_hash: int, *, count_max: int, begin: int, end: int
-) -> IndexAnswer:
-    """Java's answer: a file whose header does not touch the times is passed over."""
-    found: list[int] = []
-    for file in reversed(files):
-        if file.is_time_matched(begin, end):
-            room = count_max - len(found)
-            found += file.query_like_java(key_hash, begin=begin, end=end, count_max=room)
-        if file.header.begin_timestamp < begin or len(found) >= count_max:
-            break
-    newest = files[-1].header if files else None
-    return IndexAnswer(
-        log_offsets=found,
-        last_update_timestamp=newest.end_timestamp if newest else 0,
-        last_update_log_offset=newest.end_log_offset if newest else 0,
-    )
-
-
-def all_candidates(
-    files: Sequence[IndexFile], key_hash: int, *, begin: int, end: int
-) -> Iterator[int]:
-    """Every log offset that may answer, newest first, each once.
-
-    A damaged file hides nothing of the others; SegmentCorruptError comes after all of them.
-    """
-    last = NOTHING_INDEXED
-    damaged: SegmentCorruptError | None = None
-    for file in reversed(files):
-        if file.may_hold(begin, end):
-            try:
-                for log_offset in file.candidates(key_hash, begin=begin, end=end):
-                    if log_offset != last:  # the order of the log brings equal ones together
-                        yield log_offset
-                    last = log_offset
-            except SegmentCorruptError as error:
-                damaged = damaged or error
-        if 0 < file.header.begin_timestamp < begin - CLOCK_SLACK_MS:
-            break
-    if damaged is not None:
-        raise damaged
-
-
-STATE_FILE: Final = "tieredstore-index.json"
-_VERSION: Final = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexState:
-    """One moment at which everything named here was on disk.
-
-    `replay_from` is the log offset of the last message that had been looked at; all keys of the
-    messages below it, and perhaps its own, are among the items counted in `files`.
-    """
-
-    replay_from: int
-    files: dict[str, IndexCut] = field(default_factory=dict)
-
-    @property
-    def newest(self) -> str:
-        """The name of the newest file; empty if there was none."""
-        return max(self.files, default="")
-
-    @classmethod
-    def of(
-        cls, indexed_to: int, files: Iterable[IndexFile], cuts: Mapping[str, IndexCut] | None = None
-    ) -> IndexState:
-        """What these files hold now, or where `cuts` names one, what it is going to hold."""
-        counts = {
-            file.name: IndexCut(
-                item_count=file.header.item_count, end_timestamp=file.header.end_timestamp
-            )
-            for file in files
-            if file.header.item_count > 0
-        }
-        return cls(replay_from=indexed_to, files=counts | dict(cuts or {}))
-
-    def save(self, path: Path) -> None:
-        make_directories(path.parent)
-        files = {
-            name: {"items": cut.item_count, "endTimestamp": cut.end_timestamp}
-            for name, cut in self.files.items()
-        }
-        document = {"version": _VERSION, "replayFrom": self.replay_from, "files": files}
-        write_atomically(path, [json.dumps(document, indent=1).encode("ascii")])
-
-    @classmethod
-    def load(cls, path: Path) -> IndexState | None:
-        """The last state saved; None if there is none or it cannot be read.
-
-        Nothing is lost then: the files that nothing proves durable are made again from the log.
-        """
-        try:
-            return _parse(parsed(path.read_bytes()))
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("%s: not readable, so the index proves less: %s", path, error)
-            return None
-
-
-def _parse(document: Any) -> IndexState:
-    if document["version"] != _VERSION:
-        raise ValueError(f"version {document['version']}")
-    files = {
-        name: IndexCut(item_count=_whole(row["items"]), end_timestamp=_whole(row["endTimestamp"]))
-        for name, row in document["files"].items()
-    }
-    return IndexState(replay_from=_whole(document["replayFrom"]), files=files)
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a count")
-    return value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexDirectory:
-    """Where the files are and how large they are."""
-
-    path: Path
-    slot_count: int
-    item_capacity: int
-
-    def open(self, name: str) -> IndexFile:
-        return IndexFile.open(
-            self.path / name, slot_count=self.slot_count, item_capacity=self.item_capacity
-        )
-
-    def cut_back(self, name: str, cut: IndexCut) -> IndexFile:
-        return cut_back(
-            self.path / name, cut, slot_count=self.slot_count, item_capacity=self.item_capacity
-        )
-
-
-def all_files(directory: IndexDirectory, state: IndexState | None) -> list[IndexFile]:
-    """Every file as it is, the oldest first: what an orderly shutdown left is durable.
-
-    One that is damaged goes, with what follows it: the log has what they held.
-    """
-    names = _without_hole(directory, state)
-    kept: list[IndexFile] = []
-    for name in names:
-        try:
-            file = directory.open(name)
-            _check_end(file, state)
-            kept.append(file)
-        except SegmentCorruptError as error:
-            log.warning("an index file is made again from the log: %s", error)
-            break
-    remove_files(directory, names[len(kept) :])
-    return kept
-
-
-def _check_end(file: IndexFile, state: IndexState | None) -> None:
-    """No checksum covers the times of a header; what they were is known of each file."""
-    cut = state.files.get(file.name) if state is not None else None
-    header = file.header
-    if cut is None or cut.item_count < header.item_count:
-        return  # nothing is known of it, or RocketMQ went on with it
-    if cut.item_count > header.item_count:
-        reason = f"it has {header.item_count} items, it had {cut.item_count}"
-        raise SegmentCorruptError(str(file.path), reason, position=0)
-    if cut.end_timestamp != header.end_timestamp or header.begin_timestamp > header.end_timestamp:
-        reason = f"its times are {header.begin_timestamp} to {header.end_timestamp}"
-        raise SegmentCorruptError(str(file.path), reason, position=0)
-
-
-def _without_hole(directory: IndexDirectory, state: IndexState | None) -> list[str]:
-    """The names of the files; those behind one that is missing are deleted.
-
-    Keys are put in the order of the log only: what a missing file held can be put again when
-    nothing behind it is there. The word about an expired file goes within one flush; a crash just
-    before that makes an index anew that was whole.
-    """
-    names = index_names(directory.path)
-    missing = sorted(set(state.files).difference(names)) if state is not None else []
-    first = next((name for name in missing if name < max(names, default="")), None)
-    if first is None:
-        return names
-    log.warning("index file %s is missing: it and what follows are made again", first)
-    remove_files(directory, [name for name in names if name > first])
-    return [name for name in names if name < first]
-
-
-def durable_files(
-    directory: IndexDirectory, state: IndexState | None, *, durable_timestamp: int
-) -> list[IndexFile]:
-    """The files proven durable, cut back to what is proven of them; the others are deleted."""
-    names = _without_hole(directory, state)
-    kept: list[IndexFile] = []
-    for name in names:
-        cut = state.files.get(name) if state is not None else None
-        try:
-            file = _durable(directory, name, cut, kept, durable_timestamp)
-        except SegmentCorruptError as error:
-            log.warning("an index file is made again from the log: %s", error)
-            break
-        if file is None:
-            break
-        kept.append(file)
-    remove_files(directory, names[len(kept) :])
-    return kept
-
-
-def remove_files(directory: IndexDirectory, names: Sequence[str]) -> None:
-    """The newest first: what a crash leaves has no hole."""
-    for name in reversed(names):
-        (directory.path / name).unlink(missing_ok=True)
-    if names:
-        log.info("%s: %d index files deleted", directory.path, len(names))
-        fsync_directory(directory.path)
-
-
-def _durable(
-    directory: IndexDirectory,
-    name: str,
-    cut: IndexCut | None,
-    older: Sequence[IndexFile],
-    durable_timestamp: int,
-) -> IndexFile | None:
-    if cut is not None:
-        if cut.item_count < directory.item_capacity - 1:
-            return directory.cut_back(name, cut)
-        file = directory.open(name)  # full: nothing was written after it was flushed
-        return file if file.is_full else directory.cut_back(name, cut)
-    if durable_timestamp <= 0:
-        return None
-    file = directory.open(name)
-    # Java's word for a full file is its end timestamp in the checkpoint. A later file may end
-    # with the same one, or with a lower one when the clock was set back: no word for that one.
-    ends = max((other.header.end_timestamp for other in older), default=0)
-    proven = ends < file.header.end_timestamp <= durable_timestamp
-    return file if file.is_full and proven else None
-
-
-def replay_start(
-    files: Sequence[IndexFile], state: IndexState | None, *, min_log_offset: int
-) -> int:
-    """The log offset of the first message whose keys may be missing."""
-    start = files[-1].header.end_log_offset if files else 0
-    if state is not None and _is_of(files, state):
-        start = max(start, state.replay_from)
-    return max(start, min_log_offset)
-
-
-def _is_of(files: Sequence[IndexFile], state: IndexState) -> bool:
-    """Does the state speak of these files, or has somebody taken files away since?"""
-    if not state.newest:
-        return True
-    counts = {file.name: file.header.item_count for file in files}
-    return counts.get(state.newest, -1) >= state.files[state.newest].item_count
-
-
-def cut_before(files: Sequence[IndexFile], log_end: int) -> tuple[list[IndexFile], IndexCut | None]:
-    """The files that stay when the log ends at `log_end`, and what to cut the last of them to.
-
-    The end timestamp of a cut is known to the second only. So the last message before the end of
-    the log goes too: putting its keys again gives the file the exact one back.
-    """
-    kept = list(files)
-    while kept and kept[-1].header.end_log_offset >= log_end:
-        file = kept[-1]
-        count = items_below(file, log_end)
-        if count > 0:
-            count = items_below(file, file.log_offset_at(count))
-        if count > 0:
-            return kept, IndexCut(item_count=count, end_timestamp=file.timestamp_at(count))
-        kept.pop()
-    return kept, None
 
 
 class IndexService:
@@ -515,11 +145,11 @@ class IndexService:
             self._saved = IndexState.load(self._state_path)
             count = len(index_names(self._directory.path))
             if abnormal:
-                files = durable_files(
-                    self._directory, self._saved, durable_timestamp=durable_timestamp
+                files = self._directory.durable_files(
+                    self._saved, durable_timestamp=durable_timestamp
                 )
             else:
-                files = all_files(self._directory, self._saved)
+                files = self._directory.all_files(self._saved)
             self.has_lost = len(files) < count
             self._files = tuple(files)
             self._min_log_offset = min_log_offset
@@ -566,7 +196,7 @@ class IndexService:
             if cut is not None:
                 end = kept[-1].log_offset_at(cut.item_count)
             self._indexed_to = max(self._min_log_offset, min(self._indexed_to, end))
-            # First the word, then the deed: an entry must never count items that are gone.
+            # The entry comes first: it must never count items that are gone.
             cuts = {kept[-1].name: cut} if cut is not None else {}
             self._save(IndexState.of(self._indexed_to, kept, cuts))
             self._remove(self._files[len(kept) :])
@@ -623,12 +253,25 @@ class IndexService:
         )
         self._files = (*self._files, file)
 
-    def query(self, topic: str, key: str, *, count_max: int, begin: int, end: int) -> IndexAnswer:
+    def query(self, topic: str, key: str, *, count_max: int, begin: int, end: int) -> JavaAnswer:
         """Java's answer, with its cap and what it misses; `candidates` is what misses nothing."""
         self._check_open()
         count_max = min(count_max, self._count_max)
         key_hash = local_key_hash(index_key(topic, key))
-        return answer_like_java(self._files, key_hash, count_max=count_max, begin=begin, end=end)
+        found: list[int] = []
+        files = self._files
+        for file in reversed(files):
+            if file.is_time_matched(begin, end):
+                room = count_max - len(found)
+                found += file.query_like_java(key_hash, begin=begin, end=end, count_max=room)
+            if file.header.begin_timestamp < begin or len(found) >= count_max:
+                break
+        newest = files[-1].header if files else None
+        return JavaAnswer(
+            log_offsets=found,
+            last_update_timestamp=newest.end_timestamp if newest else 0,
+            last_update_log_offset=newest.end_log_offset if newest else 0,
+        )
 
     def candidates(self, topic: str, key: str, *, begin: int, end: int) -> Iterator[int]:
         """The log offsets of all messages that may carry the key, newest first, each once.
@@ -637,8 +280,9 @@ class IndexService:
         with the same hash and times just outside come along: the message itself decides.
         """
         self._check_open()
-        hashed = local_key_hash(index_key(topic, key))
-        return all_candidates(self._files, hashed, begin=begin, end=end)
+        return _all_candidates(
+            self._files, local_key_hash(index_key(topic, key)), begin=begin, end=end
+        )
 
     def flush(self) -> None:
         """Make every key put so far durable, and known to be. Puts go on meanwhile."""
@@ -701,7 +345,7 @@ class IndexService:
             with self._saving:
                 self._saves += 1
                 self._state_path.unlink(missing_ok=True)
-            remove_files(self._directory, index_names(self._directory.path))
+            self._directory.remove_files(index_names(self._directory.path))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -716,6 +360,27 @@ class IndexService:
                 self.flush()
         finally:
             self.close()
+
+
+def _all_candidates(
+    files: Sequence[IndexFile], key_hash: int, *, begin: int, end: int
+) -> Iterator[int]:
+    """A damaged file hides nothing of the others; SegmentCorruptError comes behind them."""
+    last = NOTHING_INDEXED
+    damaged: SegmentCorruptError | None = None
+    for file in reversed(files):
+        if file.may_hold(begin, end):
+            try:
+                for log_offset in file.candidates(key_hash, begin=begin, end=end):
+                    if log_offset != last:  # the order of the log brings equal ones together
+                        yield log_offset
+                    last = log_offset
+            except SegmentCorruptError as error:
+                damaged = damaged or error
+        if 0 < file.header.begin_timestamp < begin - CLOCK_SLACK_MS:
+            break
+    if damaged is not None:
+        raise damaged
 
 
 def query_message(
@@ -801,3 +466,322 @@ def _candidates(
     except SegmentCorruptError as error:
         log.warning("not every message that may have the key %r can be found: %s", key, error)
         damaged.append(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexState:
+    """One moment at which everything named here was on disk.
+
+    `replay_from` is the log offset of the last message that had been looked at; all keys of the
+    messages below it, and perhaps its own, are among the items counted in `files`.
+    """
+
+    replay_from: int
+    files: dict[str, IndexCut] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> str:
+        """The name of the newest file; empty if there was none."""
+        return max(self.files, default="")
+
+    @classmethod
+    def of(
+        cls, indexed_to: int, files: Iterable[IndexFile], cuts: Mapping[str, IndexCut] | None = None
+    ) -> IndexState:
+        """What these files hold now, or where `cuts` names one, what it is going to hold."""
+        counts = {
+            file.name: IndexCut(
+                item_count=file.header.item_count, end_timestamp=file.header.end_timestamp
+            )
+            for file in files
+            if file.header.item_count > 0
+        }
+        return cls(replay_from=indexed_to, files=counts | dict(cuts or {}))
+
+    def save(self, path: Path) -> None:
+        make_directories(path.parent)
+        files = {
+            name: {"items": cut.item_count, "endTimestamp": cut.end_timestamp}
+            for name, cut in self.files.items()
+        }
+        document = {"version": _VERSION, "replayFrom": self.replay_from, "files": files}
+        write_atomically(path, [json.dumps(document, indent=1).encode("ascii")])
+
+    @classmethod
+    def load(cls, path: Path) -> IndexState | None:
+        """The last state saved; None if there is none or it cannot be read.
+
+        Nothing is lost then: the files that nothing proves durable are made again from the log.
+        """
+        try:
+            return _parse(parsed(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s: not readable, so the index proves less: %s", path, error)
+            return None
+
+
+def _parse(document: Any) -> IndexState:
+    if document["version"] != _VERSION:
+        raise ValueError(f"version {document['version']}")
+    files = {
+        name: IndexCut(item_count=_whole(row["items"]), end_timestamp=_whole(row["endTimestamp"]))
+        for name, row in document["files"].items()
+    }
+    return IndexState(replay_from=_whole(document["replayFrom"]), files=files)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a count")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexDirectory:
+    """Where the files are and how large they are."""
+
+    path: Path
+    slot_count: int
+    item_capacity: int
+
+    def open(self, name: str, *, read_only: bool = False) -> IndexFile:
+        return IndexFile.open(
+            self.path / name,
+            slot_count=self.slot_count,
+            item_capacity=self.item_capacity,
+            read_only=read_only,
+        )
+
+    def cut_back(self, name: str, cut: IndexCut) -> IndexFile:
+        return cut_back(
+            self.path / name, cut, slot_count=self.slot_count, item_capacity=self.item_capacity
+        )
+
+    def all_files(self, state: IndexState | None) -> list[IndexFile]:
+        """Every file as it is, the oldest first: what an orderly shutdown left is durable.
+
+        One that is damaged goes, with what follows it: the log has what they held.
+        """
+        names = self._without_hole(state)
+        kept: list[IndexFile] = []
+        for name in names:
+            try:
+                file = self.open(name)
+                _check_end(file, state)
+                kept.append(file)
+            except SegmentCorruptError as error:
+                log.warning("an index file is made again from the log: %s", error)
+                break
+        self.remove_files(names[len(kept) :])
+        return kept
+
+    def durable_files(self, state: IndexState | None, *, durable_timestamp: int) -> list[IndexFile]:
+        """The files proven durable, cut back to what is proven of them; the others are deleted."""
+        names = self._without_hole(state)
+        kept: list[IndexFile] = []
+        for name in names:
+            cut = state.files.get(name) if state is not None else None
+            try:
+                file = self._durable(name, cut, kept, durable_timestamp)
+            except SegmentCorruptError as error:
+                log.warning("an index file is made again from the log: %s", error)
+                break
+            if file is None:
+                break
+            kept.append(file)
+        self.remove_files(names[len(kept) :])
+        return kept
+
+    def remove_files(self, names: Sequence[str]) -> None:
+        """The newest first: what a crash leaves has no hole."""
+        for name in reversed(names):
+            (self.path / name).unlink(missing_ok=True)
+        if names:
+            log.info("%s: %d index files deleted", self.path, len(names))
+            fsync_directory(self.path)
+
+    def _without_hole(self, state: IndexState | None) -> list[str]:
+        """The names of the files; those behind one that is missing are deleted.
+
+        Keys are put in the order of the log only: what a missing file held can be put again when
+        nothing behind it is there. The entry of an expired file goes within one flush; a crash just
+        before that makes an index anew that was whole.
+        """
+        names = index_names(self.path)
+        missing = sorted(set(state.files).difference(names)) if state is not None else []
+        first = next((name for name in missing if name < max(names, default="")), None)
+        if first is None:
+            return names
+        log.warning("index file %s is missing: it and what follows are made again", first)
+        self.remove_files([name for name in names if name > first])
+        return [name for name in names if name < first]
+
+    def _durable(
+        self,
+        name: str,
+        cut: IndexCut | None,
+        older: Sequence[IndexFile],
+        durable_timestamp: int,
+    ) -> IndexFile | None:
+        if cut is not None:
+            if cut.item_count < self.item_capacity - 1:
+                return self.cut_back(name, cut)
+            file = self.open(name)  # full: nothing was written after it was flushed
+            return file if file.is_full else self.cut_back(name, cut)
+        if durable_timestamp <= 0:
+            return None
+        file = self.open(name)
+        # Java's checkpoint proves a full file by its end timestamp. A later file may end with the
+        # same one, or with a lower one when the clock was set back: nothing proves that one.
+        ends = max((other.header.end_timestamp for other in older), default=0)
+        proven = ends < file.header.end_timestamp <= durable_timestamp
+        return file if file.is_full and proven else None
+
+
+def _check_end(file: IndexFile, state: IndexState | None) -> None:
+    """No checksum covers the times of a header; what they were is known of each file."""
+    cut = state.files.get(file.name) if state is not None else None
+    header = file.header
+    if cut is None or cut.item_count < header.item_count:
+        return  # nothing is known of it, or RocketMQ went on with it
+    if cut.item_count > header.item_count:
+        reason = f"it has {header.item_count} items, it had {cut.item_count}"
+        raise SegmentCorruptError(str(file.path), reason, position=0)
+    if cut.end_timestamp != header.end_timestamp or header.begin_timestamp > header.end_timestamp:
+        reason = f"its times are {header.begin_timestamp} to {header.end_timestamp}"
+        raise SegmentCorruptError(str(file.path), reason, position=0)
+
+
+def replay_start(
+    files: Sequence[IndexFile], state: IndexState | None, *, min_log_offset: int
+) -> int:
+    """The log offset of the first message whose keys may be missing."""
+    start = files[-1].header.end_log_offset if files else 0
+    if state is not None and _is_of(files, state):
+        start = max(start, state.replay_from)
+    return max(start, min_log_offset)
+
+
+def _is_of(files: Sequence[IndexFile], state: IndexState) -> bool:
+    """Whether the state is one of these files, or some were taken away since."""
+    if not state.newest:
+        return True
+    counts = {file.name: file.header.item_count for file in files}
+    return counts.get(state.newest, -1) >= state.files[state.newest].item_count
+
+
+def cut_before(files: Sequence[IndexFile], log_end: int) -> tuple[list[IndexFile], IndexCut | None]:
+    """The files that stay when the log ends at `log_end`, and what to cut the last of them to.
+
+    The end timestamp of a cut is known to the second only. So the last message before the end of
+    the log goes too: putting its keys again gives the file the exact one back.
+    """
+    kept = list(files)
+    while kept and kept[-1].header.end_log_offset >= log_end:
+        file = kept[-1]
+        count = items_below(file, log_end)
+        if count > 0:
+            count = items_below(file, file.log_offset_at(count))
+        if count > 0:
+            return kept, IndexCut(item_count=count, end_timestamp=file.timestamp_at(count))
+        kept.pop()
+    return kept, None
+
+
+def new_items(batch: IndexBatch, *, end: int, count_at_end: Callable[[int], int]) -> ItemColumns:
+    """The keys of a batch that are not indexed yet, when `end` is the last indexed message.
+
+    Messages that were rolled back and messages below the end are left out, and of the message at
+    the end as many keys as are already there, which `count_at_end` tells.
+    """
+    log_offsets = np.array(batch.log_offsets, np.int64)
+    timestamps = np.array(batch.store_timestamps, np.int64)
+    items = ItemColumns(
+        key_hashes=batch.key_hashes,
+        log_offsets=log_offsets.repeat(batch.key_counts),
+        store_timestamps=timestamps.repeat(batch.key_counts),
+    )
+    all_kept = all(flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK for flag in set(batch.sys_flags))
+    in_order = log_offsets[0] > end and bool((log_offsets[1:] > log_offsets[:-1]).all())
+    if in_order and all_kept:
+        return items
+    kept = (np.array(batch.sys_flags, np.int64) & TRANSACTION_MASK) != TRANSACTION_ROLLBACK
+    chosen = _chosen(log_offsets, batch.key_counts, kept, end, count_at_end)
+    return ItemColumns(
+        key_hashes=items.key_hashes[chosen],
+        log_offsets=items.log_offsets[chosen],
+        store_timestamps=items.store_timestamps[chosen],
+    )
+
+
+def _chosen(
+    log_offsets: NDArray[np.int64],
+    key_counts: NDArray[np.int64],
+    kept: NDArray[np.bool_],
+    end: int,
+    count_at_end: Callable[[int], int],
+) -> NDArray[np.bool_]:
+    """Which of all keys are new."""
+    before = np.empty_like(log_offsets)  # the greatest log offset up to then
+    before[0] = end
+    before[1:] = np.maximum(np.maximum.accumulate(log_offsets[:-1]), end)
+    wanted = kept & (log_offsets > before)
+    [again] = np.nonzero(kept & (log_offsets == end))
+    known = first = 0
+    if len(again) and end >= 0:
+        message = int(again[0])
+        wanted[message] = True
+        known = min(count_at_end(end), int(key_counts[message]))
+        first = int(key_counts[:message].sum())
+    chosen = np.repeat(wanted, key_counts)
+    chosen[first : first + known] = False
+    return chosen
+
+
+def key_texts(topic: str, *, unique_key: str | None, keys: Iterable[str]) -> list[str]:
+    """What is hashed for one message, in Java's order: UNIQ_KEY first, then each of KEYS."""
+    texts = [] if unique_key is None else [f"{topic}#{unique_key}"]
+    texts += [f"{topic}#{key}" for key in keys]
+    return texts
+
+
+def hashes_of_messages(
+    topics: Sequence[str], unique_keys: Sequence[str | None], keys: Sequence[str | None]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """The hashes of `key_texts` of many messages one after another, and how many each has.
+
+    KEYS is given as it stands in the properties: the single keys with spaces between them.
+    """
+    count = len(topics)
+    if count >= _VECTOR_MESSAGES_MIN:
+        rows = [text or "" for text in keys]
+        all_topics = topics
+        unique = [text or "" for text in unique_keys] if any(unique_keys) else []
+        if unique:
+            rows = list(chain.from_iterable(zip(unique, rows, strict=True)))
+            all_topics = list(chain.from_iterable(zip(topics, topics, strict=True)))
+        joined = VALUE_END.join(rows)
+        if len(joined) > KEY_CHARACTERS_MAX:
+            half = count // 2
+            parts = [
+                hashes_of_messages(topics[part], unique_keys[part], keys[part])
+                for part in (slice(half), slice(half, None))
+            ]
+            return (
+                np.concatenate([hashes for hashes, _ in parts]),
+                np.concatenate([counts for _, counts in parts]),
+            )
+        # No value of a property holds its end; but a unique key may hold a space, which parts none.
+        if joined.count(VALUE_END) == len(rows) - 1 and not any(" " in text for text in unique):
+            hashes, counts = joined_key_hashes(joined, VALUE_END, _KEYS_SEPARATOR, all_topics)
+            return hashes, counts.reshape(count, -1).sum(axis=1)
+    texts = [
+        key_texts(topic, unique_key=unique_key, keys=split_keys(text))
+        for topic, unique_key, text in zip(topics, unique_keys, keys, strict=True)
+    ]
+    return (
+        local_key_hashes(list(chain.from_iterable(texts))),
+        np.fromiter(map(len, texts), np.int64, count),
+    )

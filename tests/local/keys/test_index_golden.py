@@ -20,7 +20,7 @@ from tests.local.keys.index_kit import (
     row_of,
     service_at,
 )
-from tieredstore.local.index_service import IndexAnswer, IndexService
+from tieredstore.local.index_service import IndexService, JavaAnswer
 
 JAVA = {path.name: path.read_bytes() for path in sorted((GOLDEN / "local-clean/index").iterdir())}
 
@@ -36,7 +36,7 @@ def golden_copy(folder: str, root: Path) -> IndexService:
     return golden_service(root)
 
 
-def ask(service: IndexService, query: dict[str, Any]) -> IndexAnswer:
+def ask(service: IndexService, query: dict[str, Any]) -> JavaAnswer:
     times = {"begin": query["begin"], "end": query["end"]}
     return service.query(query["topic"], query["key"], count_max=query["maxNum"], **times)
 
