@@ -46,6 +46,7 @@ _DEALT_ITEMS: Final = 1 << 18
 _COPIED_ITEMS: Final = 1 << 17
 _SLOTS_A_BLOCK: Final = 1 << 18
 _WORDS: Final = ITEM_BYTES // 4
+_TABLE_SLOTS: Final = 1 << 17
 
 
 class Compaction:
@@ -158,13 +159,6 @@ class Compaction:
             yield first, slots_of(block, self.slot_count)
 
 
-_TABLE_SLOTS: Final = 1 << 17
-
-
-class _NotAllNoted(Exception):
-    """A key is not among the notes."""
-
-
 def footer_blocks(
     compaction: Compaction, items: NDArray[Any], times: TimeRange, notes: KeyNotes | None
 ) -> Iterator[Buffer]:
@@ -191,6 +185,42 @@ def footer_blocks(
         filter_blocks=count,
         disorder_seconds=disorder,
     )
+
+
+def fences_of_table(
+    read: Callable[[int, int], bytes],
+    header: TieredIndexHeader,
+    times: TimeRange,
+    *,
+    slot_count: int,
+    path: str,
+) -> bytes:
+    """A footer without filter for a file that has none, to be kept in a local cache.
+
+    One pass over the slot table; SegmentCorruptError if it is not what compaction writes.
+    """
+    starts = np.empty(slot_count + 1, np.int64)
+    end = slot_position(slot_count)
+    for first in range(0, slot_count, _TABLE_SLOTS):
+        count = min(_TABLE_SLOTS, slot_count - first)
+        data = read(slot_position(first), SLOT_BYTES * count)
+        table = np.frombuffer(data, COMPACTED_SLOT_DTYPE, count)
+        sizes = table["items_bytes"].astype(np.int64)
+        wanted = end + np.cumsum(sizes) - sizes
+        if (sizes < 0).any() or not np.array_equal(wanted, table["position"]):
+            at = slot_position(first)
+            raise SegmentCorruptError(path, "a slot table with gaps", position=at)
+        starts[first : first + count] = wanted
+        end = int(wanted[-1] + sizes[-1])
+    starts[slot_count] = end
+    if end != compacted_file_bytes(slot_count=slot_count, item_count=header.item_count):
+        raise SegmentCorruptError(path, "slots and items do not add up", position=24)
+    blocks = _fence_blocks(starts.astype(np.int32), header, times, filter_blocks=0)
+    return b"".join(bytes(block) for block in blocks)
+
+
+class _NotAllNoted(Exception):
+    """A key is not among the notes."""
 
 
 class _Checked:
@@ -242,35 +272,3 @@ def _fence_blocks(
             disorder_seconds=disorder_seconds,
         )
     )
-
-
-def fences_of_table(
-    read: Callable[[int, int], bytes],
-    header: TieredIndexHeader,
-    times: TimeRange,
-    *,
-    slot_count: int,
-    path: str,
-) -> bytes:
-    """A footer without filter for a file that has none, to be kept in a local cache.
-
-    One pass over the slot table; SegmentCorruptError if it is not what compaction writes.
-    """
-    starts = np.empty(slot_count + 1, np.int64)
-    end = slot_position(slot_count)
-    for first in range(0, slot_count, _TABLE_SLOTS):
-        count = min(_TABLE_SLOTS, slot_count - first)
-        data = read(slot_position(first), SLOT_BYTES * count)
-        table = np.frombuffer(data, COMPACTED_SLOT_DTYPE, count)
-        sizes = table["items_bytes"].astype(np.int64)
-        wanted = end + np.cumsum(sizes) - sizes
-        if (sizes < 0).any() or not np.array_equal(wanted, table["position"]):
-            at = slot_position(first)
-            raise SegmentCorruptError(path, "a slot table with gaps", position=at)
-        starts[first : first + count] = wanted
-        end = int(wanted[-1] + sizes[-1])
-    starts[slot_count] = end
-    if end != compacted_file_bytes(slot_count=slot_count, item_count=header.item_count):
-        raise SegmentCorruptError(path, "slots and items do not add up", position=24)
-    blocks = _fence_blocks(starts.astype(np.int32), header, times, filter_blocks=0)
-    return b"".join(bytes(block) for block in blocks)

@@ -82,6 +82,147 @@ _HALF: Final = np.uint64(32)
 _LOW: Final = np.uint64(0xFFFFFFFF)
 _HASHES_A_TURN: Final = 1 << 16
 _BLOCKS_A_PASS: Final = 1900  # 62 MB while their bits are set
+GROUP_BYTES: Final = 16 * 1024 // COMPACTED_ITEM_BYTES * COMPACTED_ITEM_BYTES
+FENCES_A_BLOCK: Final = (PAYLOAD_BYTES - 4) // 8
+MAGIC: Final = b"TSINDEX1"
+VERSION: Final = 1
+CRC32C: Final = 1
+TRAILER_BYTES: Final = 84
+TAIL_BYTES: Final = 16 * 1024
+"""The tail of any file of at most 2 GiB fits: it has fewer than 600 fence blocks."""
+_DISORDER_END: Final = (1 << 30) - 1
+_BODY: Final = Struct(">iiiiiiiiqqqqi")
+_END: Final = Struct(">4si8s")
+Read = Callable[[int, int], bytes]
+"""Position and length to exactly so many bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footer:
+    """What the tail of a file says: enough to find each block, and small enough to be kept."""
+
+    slot_count: int
+    item_count: int
+    used_slot_count: int
+    group_count: int
+    filter_blocks: int
+    begin_timestamp: int
+    end_timestamp: int
+    times: TimeRange
+    first_slots: Sequence[int]
+    disorder_seconds: int | None = None  # no item is more seconds older than one put before it
+
+    @property
+    def fence_blocks(self) -> int:
+        return -(-self.group_count // FENCES_A_BLOCK)
+
+    @property
+    def items_position(self) -> int:
+        return HEADER_BYTES + SLOT_BYTES * self.slot_count
+
+    @property
+    def position(self) -> int:
+        """Where the footer begins in the file; positions of blocks count from here."""
+        return self.items_position + COMPACTED_ITEM_BYTES * self.item_count
+
+    @property
+    def footer_bytes(self) -> int:
+        blocks = self.filter_blocks + self.fence_blocks
+        unpadded = BLOCK_BYTES * blocks + 4 * self.fence_blocks + TRAILER_BYTES
+        return -(-unpadded // COMPACTED_ITEM_BYTES) * COMPACTED_ITEM_BYTES
+
+    def fence_block_position(self, slot: int) -> int:
+        """Within the footer: the block that knows the slot's group."""
+        number = bisect_right(self.first_slots, slot) - 1
+        return BLOCK_BYTES * (self.filter_blocks + number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearFooter:
+    """A footer whose bytes are at hand: `read` counts from its first byte."""
+
+    footer: Footer
+    read: Read
+
+    @classmethod
+    def open(cls, read: Read, footer_bytes: int, *, file_bytes: int, path: str) -> NearFooter:
+        """A copy of the footer; `file_bytes` is the file with it, even if it has none itself."""
+        size = min(footer_bytes, TAIL_BYTES)
+        tail = read(footer_bytes - size, size)
+        footer = decode_tail(tail, file_bytes=file_bytes, path=path)
+        if footer.footer_bytes != footer_bytes:
+            raise SegmentCorruptError(path, "the copy of a footer is cut off", position=0)
+        return cls(footer=footer, read=read)
+
+
+def has_footer(tail: Buffer) -> bool:
+    """Whether a file that ends so has a footer of ours, of whatever version."""
+    return len(tail) >= TRAILER_BYTES and bytes(tail[-len(MAGIC) :]) == MAGIC
+
+
+def decode_tail(tail: Buffer, *, file_bytes: int, path: str = "") -> Footer:
+    """The footer of a file that ends in these bytes: give its last 16 KiB, or all that it has.
+
+    Nothing in it is believed before the checksum is right and the lengths add up.
+    """
+    at = file_bytes - TRAILER_BYTES
+    if not has_footer(tail):
+        raise SegmentCorruptError(path, "no footer", position=max(0, at))
+    trailer = bytes(tail[-TRAILER_BYTES:])
+    total, slots, items, used, groups, fences, filters, flags, *times, kind = _BODY.unpack_from(
+        trailer
+    )
+    found, version, _ = _END.unpack_from(trailer, _BODY.size)
+    if version != VERSION or kind != CRC32C:
+        reason = f"a footer of version {version} with checksum {kind}"
+        raise SegmentCorruptError(path, reason, position=at)
+    begin, end, first, last = times
+    blocks = BLOCK_BYTES * (filters + fences)
+    tail_bytes = total - blocks
+    sound = min(slots, items, groups, fences) > 0 and filters >= 0 and 0 <= used <= slots
+    sound = sound and 4 * fences + TRAILER_BYTES <= tail_bytes <= len(tail)
+    if not sound or checksum(memoryview(tail)[-tail_bytes : _BODY.size - TRAILER_BYTES]) != found:
+        raise SegmentCorruptError(path, "a footer with another checksum", position=at)
+    start = len(tail) - tail_bytes
+    footer = Footer(
+        slot_count=slots,
+        item_count=items,
+        used_slot_count=used,
+        group_count=groups,
+        filter_blocks=filters,
+        begin_timestamp=begin,
+        end_timestamp=end,
+        times=TimeRange(first=first, last=last, exact=flags % 2 == 1),
+        first_slots=np.frombuffer(tail, ">i4", fences, start).tolist(),
+        disorder_seconds=flags // 2 - 1 if flags > 1 else None,
+    )
+    adds_up = footer.fence_blocks == fences and footer.footer_bytes == total
+    adds_up = adds_up and footer.position + total == file_bytes and file_bytes <= INT32_MAX
+    if not adds_up or footer.first_slots[0] != 0:
+        raise SegmentCorruptError(path, "a footer of another file", position=at)
+    return footer
+
+
+def encode_tail(footer: Footer) -> bytes:
+    """Everything behind the blocks."""
+    head = np.array(footer.first_slots, ">i4").tobytes()
+    blocks = footer.filter_blocks + footer.fence_blocks
+    padding = bytes(footer.footer_bytes - BLOCK_BYTES * blocks - len(head) - TRAILER_BYTES)
+    late = footer.disorder_seconds
+    order = 0 if late is None or late >= _DISORDER_END else late + 1
+    body = _BODY.pack(
+        *(footer.footer_bytes, footer.slot_count, footer.item_count, footer.used_slot_count),
+        *(
+            footer.group_count,
+            footer.fence_blocks,
+            footer.filter_blocks,
+            2 * order + footer.times.exact,
+        ),
+        *(footer.begin_timestamp, footer.end_timestamp, footer.times.first, footer.times.last),
+        CRC32C,
+    )
+    covered = head + padding + body
+    return covered + _END.pack(checksum(covered), VERSION, MAGIC)
 
 
 def filter_block_count(key_count: int) -> int:
@@ -110,6 +251,23 @@ def build_filter(
         yield blocks
 
 
+def block_of(key_hash: int, block_count: int) -> int:
+    """In which block the bits of a key are."""
+    return (_mixed_one(key_hash) >> 32) * block_count >> 32
+
+
+def may_hold(block: Buffer, key_hash: int, *, path: str, position: int) -> bool:
+    """False only if no key with this hash was put. A damaged block is never believed."""
+    check_block(block, path=path, position=position)
+    value = _mixed_one(key_hash)
+    step = ((value * int(_STEP) & 0xFFFFFFFFFFFFFFFF) >> 32) | 1
+    for probe in range(PROBES):
+        bit = ((value + probe * step) & 0xFFFFFFFF) * _BLOCK_BITS >> 32
+        if not block[bit >> 3] >> (bit & 7) & 1:
+            return False
+    return True
+
+
 def _set_bits(
     bits: NDArray[np.bool_], values: Hashes, first: int, count: int, block_count: int
 ) -> None:
@@ -130,42 +288,8 @@ def _bits(values: Hashes) -> Iterator[Hashes]:
         sums += steps
 
 
-def block_of(key_hash: int, block_count: int) -> int:
-    """In which block the bits of a key are."""
-    return (_mixed_one(key_hash) >> 32) * block_count >> 32
-
-
-def may_hold(block: Buffer, key_hash: int, *, path: str, position: int) -> bool:
-    """False only if no key with this hash was put. A damaged block is never believed."""
-    check_block(block, path=path, position=position)
-    value = _mixed_one(key_hash)
-    step = ((value * int(_STEP) & 0xFFFFFFFFFFFFFFFF) >> 32) | 1
-    for probe in range(PROBES):
-        bit = ((value + probe * step) & 0xFFFFFFFF) * _BLOCK_BITS >> 32
-        if not block[bit >> 3] >> (bit & 7) & 1:
-            return False
-    return True
-
-
 def _mixed_one(key_hash: int) -> int:
     return int(mixed(np.array([key_hash], np.uint64))[0])
-
-
-def checksum(data: Buffer) -> bytes:
-    return int(crc32c(bytes(data))).to_bytes(CHECKSUM_BYTES)
-
-
-def check_block(block: Buffer, *, path: str, position: int) -> None:
-    """SegmentCorruptError unless these are 4 KiB that end in their checksum."""
-    if len(block) != BLOCK_BYTES:
-        raise SegmentCorruptError(path, f"a block of {len(block)} bytes", position=position)
-    whole = memoryview(block)
-    if bytes(whole[PAYLOAD_BYTES:]) != checksum(whole[:PAYLOAD_BYTES]):
-        raise SegmentCorruptError(path, "a block has another checksum", position=position)
-
-
-GROUP_BYTES: Final = 16 * 1024 // COMPACTED_ITEM_BYTES * COMPACTED_ITEM_BYTES
-FENCES_A_BLOCK: Final = (PAYLOAD_BYTES - 4) // 8
 
 
 class Group(NamedTuple):
@@ -227,145 +351,14 @@ def find_group(
     return Group(start, stop)
 
 
-MAGIC: Final = b"TSINDEX1"
-VERSION: Final = 1
-CRC32C: Final = 1
-TRAILER_BYTES: Final = 84
-TAIL_BYTES: Final = 16 * 1024
-"""The tail of any file of at most 2 GiB fits: it has fewer than 600 fence blocks."""
-
-_DISORDER_END: Final = (1 << 30) - 1
-_BODY: Final = Struct(">iiiiiiiiqqqqi")
-_END: Final = Struct(">4si8s")
+def checksum(data: Buffer) -> bytes:
+    return int(crc32c(bytes(data))).to_bytes(CHECKSUM_BYTES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footer:
-    """What the tail of a file says: enough to find each block, and small enough to be kept."""
-
-    slot_count: int
-    item_count: int
-    used_slot_count: int
-    group_count: int
-    filter_blocks: int
-    begin_timestamp: int
-    end_timestamp: int
-    times: TimeRange
-    first_slots: Sequence[int]
-    disorder_seconds: int | None = None  # no item is more seconds older than one put before it
-
-    @property
-    def fence_blocks(self) -> int:
-        return -(-self.group_count // FENCES_A_BLOCK)
-
-    @property
-    def items_position(self) -> int:
-        return HEADER_BYTES + SLOT_BYTES * self.slot_count
-
-    @property
-    def position(self) -> int:
-        """Where the footer begins in the file; positions of blocks count from here."""
-        return self.items_position + COMPACTED_ITEM_BYTES * self.item_count
-
-    @property
-    def footer_bytes(self) -> int:
-        blocks = self.filter_blocks + self.fence_blocks
-        unpadded = BLOCK_BYTES * blocks + 4 * self.fence_blocks + TRAILER_BYTES
-        return -(-unpadded // COMPACTED_ITEM_BYTES) * COMPACTED_ITEM_BYTES
-
-    def fence_block_position(self, slot: int) -> int:
-        """Within the footer: the block that knows the slot's group."""
-        number = bisect_right(self.first_slots, slot) - 1
-        return BLOCK_BYTES * (self.filter_blocks + number)
-
-
-def encode_tail(footer: Footer) -> bytes:
-    """Everything behind the blocks."""
-    head = np.array(footer.first_slots, ">i4").tobytes()
-    blocks = footer.filter_blocks + footer.fence_blocks
-    padding = bytes(footer.footer_bytes - BLOCK_BYTES * blocks - len(head) - TRAILER_BYTES)
-    late = footer.disorder_seconds
-    order = 0 if late is None or late >= _DISORDER_END else late + 1
-    body = _BODY.pack(
-        *(footer.footer_bytes, footer.slot_count, footer.item_count, footer.used_slot_count),
-        *(
-            footer.group_count,
-            footer.fence_blocks,
-            footer.filter_blocks,
-            2 * order + footer.times.exact,
-        ),
-        *(footer.begin_timestamp, footer.end_timestamp, footer.times.first, footer.times.last),
-        CRC32C,
-    )
-    covered = head + padding + body
-    return covered + _END.pack(checksum(covered), VERSION, MAGIC)
-
-
-def has_footer(tail: Buffer) -> bool:
-    """Whether a file that ends so has a footer of ours, of whatever version."""
-    return len(tail) >= TRAILER_BYTES and bytes(tail[-len(MAGIC) :]) == MAGIC
-
-
-def decode_tail(tail: Buffer, *, file_bytes: int, path: str = "") -> Footer:
-    """The footer of a file that ends in these bytes: give its last 16 KiB, or all that it has.
-
-    Nothing in it is believed before the checksum is right and the lengths add up.
-    """
-    at = file_bytes - TRAILER_BYTES
-    if not has_footer(tail):
-        raise SegmentCorruptError(path, "no footer", position=max(0, at))
-    trailer = bytes(tail[-TRAILER_BYTES:])
-    total, slots, items, used, groups, fences, filters, flags, *times, kind = _BODY.unpack_from(
-        trailer
-    )
-    found, version, _ = _END.unpack_from(trailer, _BODY.size)
-    if version != VERSION or kind != CRC32C:
-        reason = f"a footer of version {version} with checksum {kind}"
-        raise SegmentCorruptError(path, reason, position=at)
-    begin, end, first, last = times
-    blocks = BLOCK_BYTES * (filters + fences)
-    tail_bytes = total - blocks
-    sound = min(slots, items, groups, fences) > 0 and filters >= 0 and 0 <= used <= slots
-    sound = sound and 4 * fences + TRAILER_BYTES <= tail_bytes <= len(tail)
-    if not sound or checksum(memoryview(tail)[-tail_bytes : _BODY.size - TRAILER_BYTES]) != found:
-        raise SegmentCorruptError(path, "a footer with another checksum", position=at)
-    start = len(tail) - tail_bytes
-    footer = Footer(
-        slot_count=slots,
-        item_count=items,
-        used_slot_count=used,
-        group_count=groups,
-        filter_blocks=filters,
-        begin_timestamp=begin,
-        end_timestamp=end,
-        times=TimeRange(first=first, last=last, exact=flags % 2 == 1),
-        first_slots=np.frombuffer(tail, ">i4", fences, start).tolist(),
-        disorder_seconds=flags // 2 - 1 if flags > 1 else None,
-    )
-    adds_up = footer.fence_blocks == fences and footer.footer_bytes == total
-    adds_up = adds_up and footer.position + total == file_bytes and file_bytes <= INT32_MAX
-    if not adds_up or footer.first_slots[0] != 0:
-        raise SegmentCorruptError(path, "a footer of another file", position=at)
-    return footer
-
-
-Read = Callable[[int, int], bytes]
-"""Position and length to exactly so many bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NearFooter:
-    """A footer whose bytes are at hand: `read` counts from its first byte."""
-
-    footer: Footer
-    read: Read
-
-    @classmethod
-    def open(cls, read: Read, footer_bytes: int, *, file_bytes: int, path: str) -> NearFooter:
-        """A copy of the footer; `file_bytes` is the file with it, even if it has none itself."""
-        size = min(footer_bytes, TAIL_BYTES)
-        tail = read(footer_bytes - size, size)
-        footer = decode_tail(tail, file_bytes=file_bytes, path=path)
-        if footer.footer_bytes != footer_bytes:
-            raise SegmentCorruptError(path, "the copy of a footer is cut off", position=0)
-        return cls(footer=footer, read=read)
+def check_block(block: Buffer, *, path: str, position: int) -> None:
+    """SegmentCorruptError unless these are 4 KiB that end in their checksum."""
+    if len(block) != BLOCK_BYTES:
+        raise SegmentCorruptError(path, f"a block of {len(block)} bytes", position=position)
+    whole = memoryview(block)
+    if bytes(whole[PAYLOAD_BYTES:]) != checksum(whole[:PAYLOAD_BYTES]):
+        raise SegmentCorruptError(path, "a block has another checksum", position=position)

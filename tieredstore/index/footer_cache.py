@@ -22,6 +22,7 @@ from tieredstore.model.values import SegmentRecord
 
 log = log_of(__name__)
 
+
 FOLDER: Final = "footers"
 _SUFFIX: Final = ".footer"
 

@@ -46,6 +46,7 @@ from tieredstore.model.printable import log_of
 
 log = log_of(__name__)
 
+
 MAGIC: Final = b"TSKEYS01"
 SUFFIX: Final = ".keys"
 _HEADER: Final = Struct("<8sqqq")

@@ -1,4 +1,8 @@
-"""`IndexStoreFile`: one index file on the broker's disk, mapped, filled, checked and mended."""
+"""One index file on the broker's disk: mapped, filled, searched, examined and mended.
+
+Items are written once, in order, and slots and header again and again. So what a crash left of
+slots and header is not believed: they are made again from the items.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,6 @@ from tieredstore.codec.tiered_index import (
     END_MAGIC,
     HEADER_BYTES,
     ITEM_BYTES,
-    ITEM_DTYPE,
     SLOT_BYTES,
     TieredIndexHeader,
     decode_header,
@@ -33,6 +36,7 @@ from tieredstore.codec.tiered_index import (
     item_position,
     item_timestamp,
     seconds_after_begin_many,
+    view_items,
 )
 from tieredstore.driver.durable import fsync_directory, write_all
 from tieredstore.index.keys import KeyNotes, notes_path
@@ -56,322 +60,12 @@ from tieredstore.model.errors import (
 from tieredstore.model.values import INT32_MAX
 
 LAYOUT: Final = ChainLayout(header_bytes=HEADER_BYTES, slot_bytes=SLOT_BYTES)
-
 _BLOCK_ITEMS: Final = 1 << 19
 # The codec checks what it packs and unpacks, which would triple the cost of a lookup or a put.
 _HEADER: Final = Struct(">iqqii")
 _ITEM: Final = Struct(">iiiqiii")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
-    """The newest item of each slot, how many slots have one, and the times of the items."""
-
-    heads: NDArray[np.int32]
-    used_slots: int
-    least_end: int  # no smaller end timestamp can be right
-    times: TimeRange | None
-
-
-def items_of(data: mmap, *, slot_count: int, item_count: int) -> NDArray[Any]:
-    """Items 1 to `item_count`, in place."""
-    return np.frombuffer(data, ITEM_DTYPE, item_count, item_position(1, slot_count=slot_count))
-
-
-def examine(
-    data: mmap, *, slot_count: int, item_count: int, begin_timestamp: int, path: str
-) -> Examined:
-    """SegmentCorruptError unless the items are whole and form one chain for each slot."""
-    items = items_of(data, slot_count=slot_count, item_count=item_count)
-    hashes = items["key_hash"]
-    heads = np.zeros(slot_count, np.int32)
-    followed = np.zeros(item_count + 1, np.bool_)
-    chained = 0
-    seconds: list[int] = []
-    for start in range(0, item_count, _BLOCK_ITEMS):
-        block = items[start : start + _BLOCK_ITEMS]
-        slots = _slots(block, start, slot_count, path)
-        numbers = np.arange(start + 1, start + 1 + len(block), dtype=np.int32)
-        previous = block["previous"].astype(np.int32)
-        _refuse((previous < 0) | (previous >= numbers), start, slot_count, path, "has no older one")
-        held = previous > 0
-        before = previous[held]
-        theirs = slots_of(hashes[before - 1].astype(np.int32), slot_count)
-        strange = np.zeros(len(block), np.bool_)
-        strange[held] = theirs != slots[held]
-        _refuse(strange, start, slot_count, path, "follows one of another slot")
-        chained += len(before)
-        followed[before] = True
-        heads[slots] = numbers  # of equal ones the last stays
-        seconds += (int(block["seconds"].min()), int(block["seconds"].max()))
-    used_slots = int(np.count_nonzero(heads))
-    if np.count_nonzero(followed) != chained or item_count - chained != used_slots:
-        at = item_position(1, slot_count=slot_count)
-        raise SegmentCorruptError(path, "items that are in no chain or in two", position=at)
-    if not seconds:
-        return Examined(heads=heads, used_slots=0, least_end=0, times=None)
-    greatest = max(seconds)
-    return Examined(
-        heads=heads,
-        used_slots=used_slots,
-        least_end=begin_timestamp + 1000 * greatest - (999 if greatest <= 0 else 0),
-        times=times_of_seconds(min(seconds), greatest, begin_timestamp=begin_timestamp),
-    )
-
-
-def _slots(block: NDArray[Any], start: int, slot_count: int, path: str) -> NDArray[np.int32]:
-    hashes = block["key_hash"].astype(np.int32)
-    _refuse(block["message_bytes"] <= 0, start, slot_count, path, "is of a message without bytes")
-    negative = hashes < 0
-    if negative.any():
-        if (INT32_MIN % slot_count) == 0:  # then Java finds a slot for this one
-            negative &= hashes != INT32_MIN
-        _refuse(negative, start, slot_count, path, "has a negative hash")
-    return slots_of(hashes, slot_count)
-
-
-def _refuse(wrong: NDArray[np.bool_], start: int, slot_count: int, path: str, reason: str) -> None:
-    if wrong.any():
-        item = start + 1 + int(np.argmax(wrong))
-        at = item_position(item, slot_count=slot_count)
-        raise SegmentCorruptError(path, f"item {item} {reason}", position=at)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileSizes:
-    """What never changes about a file; `path` and `begin_timestamp` are those of its name."""
-
-    path: str
-    begin_timestamp: int
-    slot_count: int
-    item_capacity: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileState:
-    """What changes with every put. `times` is None without items, and where it is not known."""
-
-    end_timestamp: int = 0
-    used_slot_count: int = 0
-    item_count: int = 0
-    times: TimeRange | None = None
-
-    def header(self, begin_timestamp: int) -> TieredIndexHeader:
-        return TieredIndexHeader(
-            begin_timestamp=begin_timestamp,
-            end_timestamp=self.end_timestamp,
-            used_slot_count=self.used_slot_count,
-            item_count=self.item_count,
-        )
-
-
-def write_state(data: mmap, state: FileState, sizes: FileSizes) -> None:
-    store_header(
-        data,
-        begin=sizes.begin_timestamp,
-        end=state.end_timestamp,
-        used_slots=state.used_slot_count,
-        items=state.item_count,
-        capacity=sizes.item_capacity,
-    )
-
-
-def read_state(data: mmap, sizes: FileSizes) -> FileState:
-    """What the header says; SegmentCorruptError if it cannot be right."""
-    header = decode_header(
-        data[:HEADER_BYTES],
-        slot_count=sizes.slot_count,
-        item_capacity=sizes.item_capacity - 1,
-        path=sizes.path,
-    )
-    if header.begin_timestamp != sizes.begin_timestamp:
-        reason = f"the begin timestamp is {header.begin_timestamp}"
-        raise SegmentCorruptError(sizes.path, reason, position=4)
-    return FileState(
-        end_timestamp=header.end_timestamp,
-        used_slot_count=header.used_slot_count,
-        item_count=header.item_count,
-    )
-
-
-def mend(data: mmap, sizes: FileSizes, notes: KeyNotes | None, item_count: int | None) -> FileState:
-    """Make slots and header say what the first items do; all of them if no count is given.
-
-    The end timestamp too, which Java forgets when it opens a file (10656). Nothing is written
-    where nothing is wrong. SegmentCorruptError where it cannot be mended.
-    """
-    state = read_state(data, sizes)
-    count = state.item_count if item_count is None else item_count
-    if count > state.item_count:
-        reason = f"{state.item_count} items, but {count} were durable"
-        raise SegmentCorruptError(sizes.path, reason, position=24)
-    found = examine(
-        data,
-        slot_count=sizes.slot_count,
-        item_count=count,
-        begin_timestamp=sizes.begin_timestamp,
-        path=sizes.path,
-    )
-    heads = LAYOUT.heads(data, sizes.slot_count)
-    if not np.array_equal(np.maximum(heads, 0), found.heads):
-        heads[:] = found.heads
-    cut = count < state.item_count
-    times = _times(found, notes, cut=cut, begin=sizes.begin_timestamp)
-    end = state.end_timestamp
-    if times is None:
-        end = 0
-    elif cut or end < found.least_end or (times.exact and end != max(0, times.last)):
-        end = max(0, times.last)
-    mended = FileState(
-        end_timestamp=end, used_slot_count=found.used_slots, item_count=count, times=times
-    )
-    if mended != replace(state, times=times) or _has_wrong_magic(data, count, sizes):
-        write_state(data, mended, sizes)
-    return mended
-
-
-def _times(found: Examined, notes: KeyNotes | None, *, cut: bool, begin: int) -> TimeRange | None:
-    """Exact times where they were noted, else from the items' seconds."""
-    bounds = found.times
-    if bounds is None:
-        if notes is not None and notes.times is not None:
-            notes.forget_times()
-        return None
-    noted = None if notes is None else notes.times
-    if noted is not None and noted.outruns_seconds(begin):  # then the items cannot say
-        return replace(noted.joined(bounds), exact=False)
-    if cut:
-        return bounds
-    if noted is None or not found.least_end <= noted.last <= bounds.last:
-        return bounds
-    near = bounds.first <= noted.first <= bounds.first + 2 * SECOND_SLACK_MS
-    return noted if near else bounds
-
-
-def _has_wrong_magic(data: mmap, item_count: int, sizes: FileSizes) -> bool:
-    is_begin = int.from_bytes(data[:4], signed=True) == BEGIN_MAGIC
-    return is_begin == (item_count + 1 == sizes.item_capacity)
-
-
 ALLOCATED_BYTES: Final = 8 << 20
-
-
-class MappedIndex:
-    """A file of one fixed size, mapped as a whole, whose blocks are allocated before they are used.
-
-    Closing drops the map with the last view of it: whoever reads is never cut off.
-    """
-
-    def __init__(self, path: Path, descriptor: int, data: mmap, *, read_only: bool) -> None:
-        self.path = path
-        self.read_only = read_only
-        self._descriptor = descriptor
-        self._data: mmap | None = data
-        self._allocated = 0
-        self._failure: OSError | None = None
-        self._closing = threading.Lock()
-
-    @classmethod
-    def create(
-        cls, path: Path, head: bytes, *, slot_count: int, item_capacity: int, allocated: int
-    ) -> MappedIndex:
-        """A new sparse file that begins with `head`; durable when this returns, else not there."""
-        size = file_bytes(slot_count=slot_count, item_capacity=item_capacity)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            descriptor = os.open(path, flags, 0o666)
-        except OSError as error:
-            raise BackendRefusedError(str(path), "create", str(error)) from error
-        try:
-            os.ftruncate(descriptor, size)
-            write_all(descriptor, head, 0)
-            created = cls(path, descriptor, mmap(descriptor, size), read_only=False)
-            created.allocate(allocated)
-            os.fsync(descriptor)
-            fsync_directory(path.parent)
-        except BaseException as error:
-            path.unlink(missing_ok=True)
-            os.close(descriptor)
-            if isinstance(error, OSError):
-                raise BackendRefusedError(str(path), "create", str(error)) from error
-            raise
-        return created
-
-    @classmethod
-    def open(
-        cls, path: Path, *, slot_count: int, item_capacity: int, read_only: bool
-    ) -> MappedIndex:
-        """A file that is there. InvalidConfigError if it has the size of other settings."""
-        try:
-            flags = os.O_RDONLY if read_only else os.O_RDWR
-            descriptor = os.open(path, flags | os.O_CLOEXEC)
-        except FileNotFoundError as error:
-            raise SegmentNotFoundError(str(path)) from error
-        except OSError as error:
-            raise BackendRefusedError(str(path), "open", str(error)) from error
-        try:
-            size = file_bytes(slot_count=slot_count, item_capacity=item_capacity)
-            held = os.fstat(descriptor).st_size
-            if held == 0:  # a crash came before it had its size
-                raise SegmentCorruptError(str(path), "the file is empty", position=0)
-            if held != size:
-                raise InvalidConfigError(
-                    f"{path} has {held} bytes, but index_slot_count {slot_count} and "
-                    f"index_item_count {item_capacity} make {size}: they must never change"
-                )
-            data = mmap(descriptor, size, access=ACCESS_READ if read_only else ACCESS_WRITE)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return cls(path, descriptor, data, read_only=read_only)
-
-    @property
-    def data(self) -> mmap:
-        data = self._data
-        if data is None:
-            raise StoreClosedError(f"{self.path}: the index file is closed")
-        return data
-
-    @property
-    def is_closed(self) -> bool:
-        return self._data is None
-
-    @property
-    def has_failed(self) -> bool:
-        return self._failure is not None
-
-    def allocate(self, end: int) -> None:
-        """Give every byte below `end` its place on the disk, in steps; OSError if there is none.
-
-        A write through the map into a hole kills the process when the disk is full.
-        """
-        if end <= self._allocated:
-            return
-        stop = min(len(self.data), -(-end // ALLOCATED_BYTES) * ALLOCATED_BYTES)
-        os.posix_fallocate(self._descriptor, self._allocated, stop - self._allocated)
-        self._allocated = stop
-
-    def sync(self) -> None:
-        """Make everything written so far durable; other threads go on meanwhile."""
-        with self._closing:
-            if self._failure is not None:
-                raise OSError(*self._failure.args) from self._failure
-            if self._data is None:
-                raise StoreClosedError(f"{self.path}: the index file is closed")
-            descriptor = os.dup(self._descriptor)
-        try:
-            os.fdatasync(descriptor)
-        except OSError as error:
-            self._failure = error
-            raise
-        finally:
-            os.close(descriptor)
-
-    def close(self) -> None:
-        with self._closing:
-            if self._data is not None:
-                self._data = None
-                os.close(self._descriptor)
+_SUMMED_ITEMS: Final = 1 << 17
 
 
 class IndexStoreFile:
@@ -588,7 +282,7 @@ class IndexStoreFile:
     def items(self) -> NDArray[Any]:
         """All items from the oldest on, in place: they stay as long as the array does."""
         data = self._mapped.data
-        return items_of(data, slot_count=self.slot_count, item_count=self.item_count)
+        return view_items(data, slot_count=self.slot_count, item_count=self.item_count)
 
     def disorder_seconds(self) -> int:
         """No item is more seconds older than one that was put before it."""
@@ -627,22 +321,6 @@ class IndexStoreFile:
         notes_path(self.path).unlink(missing_ok=True)
 
 
-def _sizes(path: Path, slot_count: int, item_capacity: int) -> FileSizes:
-    """With the begin timestamp that the file is named by."""
-    name = path.name
-    if not (name.isascii() and name.isdigit()) or str(int(name[:20])) != name:
-        raise SegmentCorruptError(str(path), "the name is no begin timestamp", position=0)
-    return FileSizes(
-        path=str(path),
-        begin_timestamp=int(name),
-        slot_count=slot_count,
-        item_capacity=item_capacity,
-    )
-
-
-_SUMMED_ITEMS: Final = 1 << 17
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemsChecksum:
     """CRC32C of the first items, and of the hashes beside them: they never change once put."""
@@ -667,6 +345,326 @@ class ItemsChecksum:
             except OSError as error:
                 raise BackendRefusedError(str(file.notes.path), "read", str(error)) from error
         return ItemsChecksum(item_count=item_count, items=items, hashes=hashes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSizes:
+    """What never changes about a file; `path` and `begin_timestamp` are those of its name."""
+
+    path: str
+    begin_timestamp: int
+    slot_count: int
+    item_capacity: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileState:
+    """What changes with every put. `times` is None without items, and where it is not known."""
+
+    end_timestamp: int = 0
+    used_slot_count: int = 0
+    item_count: int = 0
+    times: TimeRange | None = None
+
+    def header(self, begin_timestamp: int) -> TieredIndexHeader:
+        return TieredIndexHeader(
+            begin_timestamp=begin_timestamp,
+            end_timestamp=self.end_timestamp,
+            used_slot_count=self.used_slot_count,
+            item_count=self.item_count,
+        )
+
+
+def is_begin(name: str) -> bool:
+    """Whether an index file may be named so: by its begin timestamp."""
+    return name.isascii() and name.isdigit() and str(int(name[:20])) == name
+
+
+def _sizes(path: Path, slot_count: int, item_capacity: int) -> FileSizes:
+    """With the begin timestamp that the file is named by."""
+    if not is_begin(path.name):
+        raise SegmentCorruptError(str(path), "the name is no begin timestamp", position=0)
+    return FileSizes(
+        path=str(path),
+        begin_timestamp=int(path.name),
+        slot_count=slot_count,
+        item_capacity=item_capacity,
+    )
+
+
+class MappedIndex:
+    """A file of one fixed size, mapped as a whole, whose blocks are allocated before they are used.
+
+    Closing drops the map with the last view of it: whoever reads is never cut off.
+    """
+
+    def __init__(self, path: Path, descriptor: int, data: mmap, *, read_only: bool) -> None:
+        self.path = path
+        self.read_only = read_only
+        self._descriptor = descriptor
+        self._data: mmap | None = data
+        self._allocated = 0
+        self._failure: OSError | None = None
+        self._closing = threading.Lock()
+
+    @classmethod
+    def create(
+        cls, path: Path, head: bytes, *, slot_count: int, item_capacity: int, allocated: int
+    ) -> MappedIndex:
+        """A new sparse file that begins with `head`; durable when this returns, else not there."""
+        size = file_bytes(slot_count=slot_count, item_capacity=item_capacity)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            descriptor = os.open(path, flags, 0o666)
+        except OSError as error:
+            raise BackendRefusedError(str(path), "create", str(error)) from error
+        try:
+            os.ftruncate(descriptor, size)
+            write_all(descriptor, head, 0)
+            created = cls(path, descriptor, mmap(descriptor, size), read_only=False)
+            created.allocate(allocated)
+            os.fsync(descriptor)
+            fsync_directory(path.parent)
+        except BaseException as error:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+            if isinstance(error, OSError):
+                raise BackendRefusedError(str(path), "create", str(error)) from error
+            raise
+        return created
+
+    @classmethod
+    def open(
+        cls, path: Path, *, slot_count: int, item_capacity: int, read_only: bool
+    ) -> MappedIndex:
+        """A file that is there. InvalidConfigError if it has the size of other settings."""
+        try:
+            flags = os.O_RDONLY if read_only else os.O_RDWR
+            descriptor = os.open(path, flags | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise SegmentNotFoundError(str(path)) from error
+        except OSError as error:
+            raise BackendRefusedError(str(path), "open", str(error)) from error
+        try:
+            size = file_bytes(slot_count=slot_count, item_capacity=item_capacity)
+            held = os.fstat(descriptor).st_size
+            if held == 0:  # a crash came before it had its size
+                raise SegmentCorruptError(str(path), "the file is empty", position=0)
+            if held != size:
+                raise InvalidConfigError(
+                    f"{path} has {held} bytes, but index_slot_count {slot_count} and "
+                    f"index_item_count {item_capacity} make {size}: they must never change"
+                )
+            data = mmap(descriptor, size, access=ACCESS_READ if read_only else ACCESS_WRITE)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(path, descriptor, data, read_only=read_only)
+
+    @property
+    def data(self) -> mmap:
+        data = self._data
+        if data is None:
+            raise StoreClosedError(f"{self.path}: the index file is closed")
+        return data
+
+    @property
+    def is_closed(self) -> bool:
+        return self._data is None
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
+    def allocate(self, end: int) -> None:
+        """Give every byte below `end` its place on the disk, in steps; OSError if there is none.
+
+        A write through the map into a hole kills the process when the disk is full.
+        """
+        if end <= self._allocated:
+            return
+        stop = min(len(self.data), -(-end // ALLOCATED_BYTES) * ALLOCATED_BYTES)
+        os.posix_fallocate(self._descriptor, self._allocated, stop - self._allocated)
+        self._allocated = stop
+
+    def sync(self) -> None:
+        """Make everything written so far durable; other threads go on meanwhile."""
+        with self._closing:
+            if self._failure is not None:
+                raise OSError(*self._failure.args) from self._failure
+            if self._data is None:
+                raise StoreClosedError(f"{self.path}: the index file is closed")
+            descriptor = os.dup(self._descriptor)
+        try:
+            os.fdatasync(descriptor)
+        except OSError as error:
+            self._failure = error
+            raise
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        with self._closing:
+            if self._data is not None:
+                self._data = None
+                os.close(self._descriptor)
+
+
+def read_state(data: mmap, sizes: FileSizes) -> FileState:
+    """What the header says; SegmentCorruptError if it cannot be right."""
+    header = decode_header(
+        data[:HEADER_BYTES],
+        slot_count=sizes.slot_count,
+        item_capacity=sizes.item_capacity - 1,
+        path=sizes.path,
+    )
+    if header.begin_timestamp != sizes.begin_timestamp:
+        reason = f"the begin timestamp is {header.begin_timestamp}"
+        raise SegmentCorruptError(sizes.path, reason, position=4)
+    return FileState(
+        end_timestamp=header.end_timestamp,
+        used_slot_count=header.used_slot_count,
+        item_count=header.item_count,
+    )
+
+
+def write_state(data: mmap, state: FileState, sizes: FileSizes) -> None:
+    store_header(
+        data,
+        begin=sizes.begin_timestamp,
+        end=state.end_timestamp,
+        used_slots=state.used_slot_count,
+        items=state.item_count,
+        capacity=sizes.item_capacity,
+    )
+
+
+def mend(data: mmap, sizes: FileSizes, notes: KeyNotes | None, item_count: int | None) -> FileState:
+    """Make slots and header say what the first items do; all of them if no count is given.
+
+    The end timestamp too, which Java forgets when it opens a file (10656). Nothing is written
+    where nothing is wrong. SegmentCorruptError where it cannot be mended.
+    """
+    state = read_state(data, sizes)
+    count = state.item_count if item_count is None else item_count
+    if count > state.item_count:
+        reason = f"{state.item_count} items, but {count} were durable"
+        raise SegmentCorruptError(sizes.path, reason, position=24)
+    found = examine(
+        data,
+        slot_count=sizes.slot_count,
+        item_count=count,
+        begin_timestamp=sizes.begin_timestamp,
+        path=sizes.path,
+    )
+    heads = LAYOUT.heads(data, sizes.slot_count)
+    if not np.array_equal(np.maximum(heads, 0), found.heads):
+        heads[:] = found.heads
+    cut = count < state.item_count
+    times = _times(found, notes, cut=cut, begin=sizes.begin_timestamp)
+    end = state.end_timestamp
+    if times is None:
+        end = 0
+    elif cut or end < found.least_end or (times.exact and end != max(0, times.last)):
+        end = max(0, times.last)
+    mended = FileState(
+        end_timestamp=end, used_slot_count=found.used_slots, item_count=count, times=times
+    )
+    if mended != replace(state, times=times) or _has_wrong_magic(data, count, sizes):
+        write_state(data, mended, sizes)
+    return mended
+
+
+def _times(found: Examined, notes: KeyNotes | None, *, cut: bool, begin: int) -> TimeRange | None:
+    """Exact times where they were noted, else from the items' seconds."""
+    bounds = found.times
+    if bounds is None:
+        if notes is not None and notes.times is not None:
+            notes.forget_times()
+        return None
+    noted = None if notes is None else notes.times
+    if noted is not None and noted.outruns_seconds(begin):  # then the items cannot say
+        return replace(noted.joined(bounds), exact=False)
+    if cut:
+        return bounds
+    if noted is None or not found.least_end <= noted.last <= bounds.last:
+        return bounds
+    near = bounds.first <= noted.first <= bounds.first + 2 * SECOND_SLACK_MS
+    return noted if near else bounds
+
+
+def _has_wrong_magic(data: mmap, item_count: int, sizes: FileSizes) -> bool:
+    is_begin = int.from_bytes(data[:4], signed=True) == BEGIN_MAGIC
+    return is_begin == (item_count + 1 == sizes.item_capacity)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """The newest item of each slot, how many slots have one, and the times of the items."""
+
+    heads: NDArray[np.int32]
+    used_slots: int
+    least_end: int  # no smaller end timestamp can be right
+    times: TimeRange | None
+
+
+def examine(
+    data: mmap, *, slot_count: int, item_count: int, begin_timestamp: int, path: str
+) -> Examined:
+    """SegmentCorruptError unless the items are whole and form one chain for each slot."""
+    items = view_items(data, slot_count=slot_count, item_count=item_count, path=path)
+    hashes = items["key_hash"]
+    heads = np.zeros(slot_count, np.int32)
+    followed = np.zeros(item_count + 1, np.bool_)
+    chained = 0
+    seconds: list[int] = []
+    for start in range(0, item_count, _BLOCK_ITEMS):
+        block = items[start : start + _BLOCK_ITEMS]
+        slots = _slots(block, start, slot_count, path)
+        numbers = np.arange(start + 1, start + 1 + len(block), dtype=np.int32)
+        previous = block["previous"].astype(np.int32)
+        _refuse((previous < 0) | (previous >= numbers), start, slot_count, path, "has no older one")
+        held = previous > 0
+        before = previous[held]
+        theirs = slots_of(hashes[before - 1].astype(np.int32), slot_count)
+        strange = np.zeros(len(block), np.bool_)
+        strange[held] = theirs != slots[held]
+        _refuse(strange, start, slot_count, path, "follows one of another slot")
+        chained += len(before)
+        followed[before] = True
+        heads[slots] = numbers  # of equal ones the last stays
+        seconds += (int(block["seconds"].min()), int(block["seconds"].max()))
+    used_slots = int(np.count_nonzero(heads))
+    if np.count_nonzero(followed) != chained or item_count - chained != used_slots:
+        at = item_position(1, slot_count=slot_count)
+        raise SegmentCorruptError(path, "items that are in no chain or in two", position=at)
+    if not seconds:
+        return Examined(heads=heads, used_slots=0, least_end=0, times=None)
+    greatest = max(seconds)
+    return Examined(
+        heads=heads,
+        used_slots=used_slots,
+        least_end=begin_timestamp + 1000 * greatest - (999 if greatest <= 0 else 0),
+        times=times_of_seconds(min(seconds), greatest, begin_timestamp=begin_timestamp),
+    )
+
+
+def _slots(block: NDArray[Any], start: int, slot_count: int, path: str) -> NDArray[np.int32]:
+    hashes = block["key_hash"].astype(np.int32)
+    _refuse(block["message_bytes"] <= 0, start, slot_count, path, "is of a message without bytes")
+    negative = hashes < 0
+    if negative.any():
+        if (INT32_MIN % slot_count) == 0:  # then Java finds a slot for this one
+            negative &= hashes != INT32_MIN
+        _refuse(negative, start, slot_count, path, "has a negative hash")
+    return slots_of(hashes, slot_count)
+
+
+def _refuse(wrong: NDArray[np.bool_], start: int, slot_count: int, path: str, reason: str) -> None:
+    if wrong.any():
+        item = start + 1 + int(np.argmax(wrong))
+        at = item_position(item, slot_count=slot_count)
+        raise SegmentCorruptError(path, f"item {item} {reason}", position=at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

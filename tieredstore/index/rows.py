@@ -14,8 +14,11 @@ from tieredstore.model.values import INT32_MAX
 
 SECOND_SLACK_MS: Final = 999
 """An item keeps whole seconds, cut toward the begin of its file."""
-
 _REACH_MS: Final = 1000 * INT32_MAX
+DAY_MS: Final = 86_400_000
+LATE_MS: Final = 31 * DAY_MS
+"""So old may a message be when it is indexed: brokers upload what is days old at most."""
+_BLOCK_ITEMS: Final = 1 << 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +98,6 @@ class IndexColumns:
         )
 
 
-def _column(values: NDArray[Any] | int, count: int) -> NDArray[Any]:
-    return np.full(count, values, np.int64) if isinstance(values, int) else values
-
-
 class Match(NamedTuple):
     """Where a message lies whose key has the hash asked for; the time is cut to seconds."""
 
@@ -107,6 +106,29 @@ class Match(NamedTuple):
     log_offset: int
     message_bytes: int
     store_timestamp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeDisorder:
+    """None of the first `item_count` items is more than `max_seconds` older than one put before."""
+
+    item_count: int = 0
+    newest: int = INT32_MIN
+    max_seconds: int = 0
+
+    def with_items(self, items: NDArray[Any]) -> TimeDisorder:
+        """The same of all these items, of which the first are known."""
+        newest, max_seconds = self.newest, self.max_seconds
+        for start in range(self.item_count, len(items), _BLOCK_ITEMS):
+            seconds = items["seconds"][start : start + _BLOCK_ITEMS].astype(np.int64)
+            before = np.maximum.accumulate(np.maximum(seconds, newest))
+            max_seconds = max(max_seconds, int((before - seconds).max()))
+            newest = int(before[-1])
+        return TimeDisorder(item_count=len(items), newest=newest, max_seconds=max_seconds)
+
+
+def _column(values: NDArray[Any] | int, count: int) -> NDArray[Any]:
+    return np.full(count, values, np.int64) if isinstance(values, int) else values
 
 
 def seconds_window(begin: int, end: int, *, begin_timestamp: int) -> tuple[int, int]:
@@ -125,11 +147,6 @@ def times_of_seconds(least: int, greatest: int, *, begin_timestamp: int) -> Time
     first = begin_timestamp + 1000 * least - (SECOND_SLACK_MS if least <= 0 else 0)
     last = begin_timestamp + 1000 * greatest + (SECOND_SLACK_MS if greatest >= 0 else 0)
     return TimeRange(first=first, last=last, exact=False)
-
-
-DAY_MS: Final = 86_400_000
-LATE_MS: Final = 31 * DAY_MS
-"""So old may a message be when it is indexed: brokers upload what is days old at most."""
 
 
 def foreign_times(*, begin: int, end: int) -> TimeRange:
@@ -151,25 +168,3 @@ def with_true_times(
             yield item._replace(store_timestamp=times.last)
         elif begin - 999 <= item.store_timestamp <= end + 999:
             yield item
-
-
-_BLOCK_ITEMS: Final = 1 << 19
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeDisorder:
-    """None of the first `item_count` items is more than `max_seconds` older than one put before."""
-
-    item_count: int = 0
-    newest: int = INT32_MIN
-    max_seconds: int = 0
-
-    def with_items(self, items: NDArray[Any]) -> TimeDisorder:
-        """The same of all these items, of which the first are known."""
-        newest, max_seconds = self.newest, self.max_seconds
-        for start in range(self.item_count, len(items), _BLOCK_ITEMS):
-            seconds = items["seconds"][start : start + _BLOCK_ITEMS].astype(np.int64)
-            before = np.maximum.accumulate(np.maximum(seconds, newest))
-            max_seconds = max(max_seconds, int((before - seconds).max()))
-            newest = int(before[-1])
-        return TimeDisorder(item_count=len(items), newest=newest, max_seconds=max_seconds)

@@ -38,8 +38,8 @@ from tieredstore.model.values import INT64_MAX
 log = log_of(__name__)
 
 FILES_AT_ONCE: Final = 8
-
 Source = Callable[["KeyQuery"], list[IndexHit]]
+FILES_MAX: Final = 64  # that are not uploaded: a broker has one or two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,24 +154,6 @@ def newest_first(answers: Sequence[Sequence[IndexHit]], count_max: int) -> list[
     return hits[:count_max]
 
 
-def _work(query: KeyQuery, left: deque[Source], answers: deque[list[IndexHit] | None]) -> None:
-    while True:
-        try:
-            source = left.popleft()
-        except IndexError:
-            return
-        try:
-            answers.append(source(query))
-        except StoreClosedError:
-            raise
-        except (TieredStoreError, OSError) as error:
-            log.warning("the key %r is not looked for everywhere: %s", query.key, error)
-            answers.append(None)
-
-
-FILES_MAX: Final = 64  # that are not uploaded: a broker has one or two
-
-
 def ask_local(file: IndexStoreFile, query: KeyQuery) -> list[IndexHit]:
     """All items of a file that RocketMQ began are looked at: see `foreign_times`."""
     if file.notes is None:
@@ -266,3 +248,18 @@ class LocalFiles:
         if found.items != durable.items:
             raise SegmentCorruptError(path, "items with another checksum", position=0)
         self._checked[file.begin_timestamp] = found
+
+
+def _work(query: KeyQuery, left: deque[Source], answers: deque[list[IndexHit] | None]) -> None:
+    while True:
+        try:
+            source = left.popleft()
+        except IndexError:
+            return
+        try:
+            answers.append(source(query))
+        except StoreClosedError:
+            raise
+        except (TieredStoreError, OSError) as error:
+            log.warning("the key %r is not looked for everywhere: %s", query.key, error)
+            answers.append(None)

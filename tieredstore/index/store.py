@@ -57,6 +57,7 @@ from tieredstore.model.printable import log_of
 
 log = log_of(__name__)
 
+
 TAKEN_OVER_BYTES_MAX: Final = 2 << 30  # of files that are read at an open
 STEP_MS: Final = 5_000
 UPLOAD_AGAIN_MS: Final = 60_000

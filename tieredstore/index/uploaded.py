@@ -94,387 +94,159 @@ FENCES_PART: Final = 1024  # the fences of a file without a footer are smaller t
 FENCES_BYTES_MIN: Final = 4200
 FAILED_COPIES_MAX: Final = 30
 ASKED_OFTEN: Final = 8  # so many lookups, and a file without a footer gets fences of its own
+UNITS_AT_ONCE: Final = 1 << 16
+_ASKED_AGAIN_MAX: Final = 16
 
 
-class UploadedFile:
-    """One file, which never changes; any thread may ask.
+class UploadedIndex:
+    """The index of a reader: searches the uploaded files, and those of `local_folder` if one is
+    given. It changes nothing and keeps nothing on a disk.
 
-    A lookup reads one range of at most 16 KiB where the footer is near, two ranges where only its
-    tail is known, and two where there is none. A slot with more items is read in pages, newest
-    first, until the caller has enough.
+    The first lookup in a file takes three reads of at most 36 KiB together, later ones take two.
+    Lookups read the files that the catalogue names: `MetadataStore.refresh` shows new ones. A file
+    that cannot be read may have expired: then the catalogue is refreshed, and the files that it
+    names now are read. Any thread may call anything.
     """
 
     def __init__(
         self,
-        read: Read,
-        items_end: int,
+        config: StoreConfig,
         *,
-        path: str,
-        slot_count: int,
-        begin_timestamp: int,
-        is_legacy: bool = False,
-        footer: Footer | None = None,
-        near: NearFooter | None = None,
+        provider: SegmentProvider,
+        metadata: MetadataStore,
+        runtime: Runtime,
+        local_folder: Path | None = None,
     ) -> None:
-        self.path = path
-        self.slot_count = slot_count
-        self.begin_timestamp = begin_timestamp
-        self.is_legacy = is_legacy
-        self.footer = footer
-        self._read_bytes = read
-        self._near = near
-        self._items_start = slot_position(slot_count)
-        self._items_end = items_end
+        self._config = config
+        self._provider = provider
+        self._metadata = metadata
+        self._runtime = runtime
+        self._watermarks = Watermarks(metadata, config.broker_name)
+        self._local_folder = local_folder
+        self._local: LocalFiles | None = None
+        self._missing: set[int] = set()  # local files that the newest catalogue names all the same
+        self._uploaded = self._table(config)
+        self._refreshing = threading.Lock()
+        self._is_open = False
 
-    @classmethod
-    def open(
-        cls,
-        read: Read,
-        size: int,
-        *,
-        slot_count: int,
-        path: str = "",
-        trust_footer: bool = True,
-    ) -> UploadedFile:
-        """Look at the end of the file, and at its header where it has no footer of ours.
-
-        `slot_count` is what files without a footer were made with. A footer that is damaged can be
-        passed over: what lies before it is a file as Java writes it.
-        """
-        if not size:  # Java uploads nothing where there is no item
-            return cls(read, 0, path=path, slot_count=slot_count, begin_timestamp=0)
-        tail_bytes = min(size, TAIL_BYTES)
-        tail = _exactly(read, size - tail_bytes, tail_bytes, path)
-        if trust_footer and has_footer(tail):
-            footer = decode_tail(tail, file_bytes=size, path=path)
-            return cls._with(read, path, footer, None)
-        head = tail if size <= TAIL_BYTES else _exactly(read, 0, HEADER_BYTES, path)
-        header = decode_header(head, path=path)
-        is_legacy = is_legacy_compacted(header, file_bytes=size, slot_count=slot_count)
-        wanted = compacted_file_bytes(slot_count=slot_count, item_count=header.item_count)
-        has_more = has_footer(tail) and size > wanted  # the footer is passed over
-        if size != (wanted + 4 if is_legacy else wanted) and not has_more:
-            raise SegmentCorruptError(
-                path,
-                f"{size} bytes, but {slot_count} slots and {header.item_count} items take {wanted}",
-                position=HEADER_BYTES,
-            )
-        return cls(
-            read,
-            wanted,
-            path=path,
-            slot_count=slot_count,
-            begin_timestamp=header.begin_timestamp,
-            is_legacy=is_legacy,
+    def _table(self, config: StoreConfig) -> UploadedTable:
+        return UploadedTable(
+            config,
+            provider=self._provider,
+            metadata=self._metadata,
+            runtime=self._runtime,
+            cache=None,
         )
 
-    @classmethod
-    def with_footer(cls, read: Read, near: NearFooter, *, path: str = "") -> UploadedFile:
-        """Without a read: the footer is near."""
-        return cls._with(read, path, near.footer, near)
-
-    @classmethod
-    def _with(cls, read: Read, path: str, footer: Footer, near: NearFooter | None) -> UploadedFile:
-        return cls(
-            read,
-            footer.position,
-            path=path,
-            slot_count=footer.slot_count,
-            begin_timestamp=footer.begin_timestamp,
-            footer=footer,
-            near=near,
-        )
-
-    def may_hold(self, text: str) -> bool:
-        """False only if no message has this `topic#key`: known without a read, or not at all."""
-        near = self._near
-        if near is None or not near.footer.filter_blocks:
-            return True
-        value = key_hash(text)
-        position = BLOCK_BYTES * block_of(value, near.footer.filter_blocks)
-        block = near.read(position, BLOCK_BYTES)
-        return may_hold(block, value, path=self.path, position=near.footer.position + position)
-
-    def find(self, text: str, *, begin: int, end: int, count_max: int) -> list[Match]:
-        """Items that may be of this `topic#key`, newest first, about within begin to end."""
-        if count_max <= 0 or begin > end or not self.may_hold(text):
-            return []
-        return list(islice(self.matches(text, begin=begin, end=end), count_max))
-
-    def matches(self, text: str, *, begin: int, end: int) -> Iterator[Match]:
-        """The same without a limit and without the filter; pages are read as they are needed.
-
-        Where two hashes are probed, the items of both are merged by time.
-        """
-        if self._items_end <= self._items_start:
-            return
-        rows = [self._of_hash(*probe, begin, end) for probe in self._probes(text)]
-        if len(rows) == 1:
-            yield from rows[0]
-        else:
-            yield from merge(*rows, key=lambda item: -item.store_timestamp)
-
-    def _of_hash(self, hash_: int, slot: int, begin: int, end: int) -> Iterator[Match]:
-        group = self._group(slot)
-        for start in range(group.start, group.end, GROUP_BYTES):
-            size = min(GROUP_BYTES, group.end - start)
-            yield from self._items(start, size, hash_, begin, end)
-
-    def _probes(self, text: str) -> tuple[tuple[int, int], ...]:
-        if self.is_legacy:
-            hash_ = local_key_hash(text)  # 5.1 took 0 for the hash that has no absolute value
-            return ((hash_, local_slot(hash_, self.slot_count)),)
-        probes = tiered_probes(text, self.slot_count)
-        all_ours = self.footer is not None and self.footer.filter_blocks > 0
-        return probes[:1] if all_ours else probes
-
-    def _group(self, slot: int) -> Group:
-        footer = self.footer
-        if footer is not None:
-            at = footer.fence_block_position(slot)
-            if self._near is not None:
-                block = self._near.read(at, BLOCK_BYTES)
-            else:
-                block = _exactly(self._read_bytes, footer.position + at, BLOCK_BYTES, self.path)
-            return find_group(
-                block,
-                slot,
-                first=self._items_start,
-                end=self._items_end,
-                path=self.path,
-                position=footer.position + at,
-            )
-        at = slot_position(slot)
-        data = _exactly(self._read_bytes, at, SLOT_BYTES, self.path)
-        place = decode_compacted_slot(data, path=self.path)
-        end = place.position + place.items_bytes
-        if place.items_bytes and not self._items_start <= place.position < end <= self._items_end:
-            reason = f"a slot with items from {place.position} to {end}"
-            raise SegmentCorruptError(self.path, reason, position=at)
-        return Group(place.position, end)
-
-    def _items(self, start: int, size: int, hash_: int, begin: int, end: int) -> Iterator[Match]:
-        data = _exactly(self._read_bytes, start, size, self.path)
-        items = view_compacted_items(data, path=self.path)
-        origin = self.begin_timestamp
-        if self.is_legacy:
-            unit, first, last = 1, begin - origin, end - origin
-        else:
-            first, last = seconds_window(begin, end, begin_timestamp=origin)
-            unit = 1000
-        for at in np.flatnonzero(items["key_hash"] == hash_).tolist():
-            _, topic_id, queue_id, log_offset, message_bytes, time = items[at].item()
-            if first <= time <= last:
-                time = origin + unit * time
-                yield Match(topic_id, queue_id, log_offset, message_bytes, time)
-
-
-def _exactly(read: Read, position: int, length: int, path: str) -> bytes:
-    data = read(position, length)
-    if len(data) != length:
-        reason = f"{len(data)} bytes were read of {length}"
-        raise SegmentCorruptError(path, reason, position=position)
-    return data
-
-
-class UploadedSegment:
-    """One row of the table and its file, which never changes; any thread may ask.
-
-    A copy of the footer that turns out to be damaged is forgotten, and a damaged footer is passed
-    over: what lies before it is a file as RocketMQ writes it.
-    """
-
-    def __init__(self, segment: FlatSegment, cache: FooterCache | None, *, slot_count: int) -> None:
-        self.flat = segment
-        self.record: SegmentRecord = segment.record
-        self.origin = Origin.of(segment.record)
-        self._cache = cache
-        self._slot_count = slot_count
-        self._file: UploadedFile | None = None
-        self._is_near = False
-        self._trusts_footer = True
-        self._asked = self._failed_copies = 0
-
     @property
-    def begin_timestamp(self) -> int:
-        return self.record.begin_timestamp or 0
-
-    @property
-    def latest(self) -> int:
-        """No message in it was stored later, as far as its row tells; RocketMQ's end is too early
-        where the file was open over a restart."""
-        record = self.record
-        if record.end_timestamp is None:  # the last time there is stands for none in the catalogue
-            return INT64_MAX
-        return max(record.end_timestamp, record.create_timestamp)
-
-    @property
-    def wants_copy(self) -> bool:
-        """Whether a copy of its footer is worth making."""
-        file = self._file
-        if self._is_near or self._cache is None or file is None or file.is_legacy:
-            return False
-        footer = file.footer
-        size = FENCES_BYTES_MIN + self.record.size // FENCES_PART
-        if not self._cache.has_room(size if footer is None else footer.footer_bytes):
-            return False  # those that were made later stay
-        if footer is not None and not self._failed_copies:
-            return True
-        return self._asked >= ASKED_OFTEN << self._failed_copies
-
-    def item_count(self) -> int:
-        """How many keys it has; may take a read or two."""
-        footer = self.file().footer
-        if footer is not None:
-            return footer.item_count
-        return decode_header(self._read(0, HEADER_BYTES), path=self._path).item_count
-
-    def item_blocks(self) -> Iterator[NDArray[Any]]:
-        """All items of a file without a footer of ours, block by block."""
-        first = slot_position(self._slot_count)
-        end = first + COMPACTED_ITEM_BYTES * self.item_count()
-        step = COPY_BYTES // COMPACTED_ITEM_BYTES * COMPACTED_ITEM_BYTES
-        for start in range(first, end, step):
-            data = self._read(start, min(step, end - start))
-            yield view_compacted_items(data, path=self._path)
-
-    def may_overlap(self, begin: int, end: int) -> bool:
-        """Whether it may have messages stored within [begin, end]; may take one read, once."""
-        if begin > self.latest + DAY_MS:
-            return False
-        return self.times().overlaps(begin, end)
-
-    def times(self) -> TimeRange:
-        """Exact where we filled the file."""
-        footer = self.file().footer
-        if footer is not None and footer.filter_blocks:
-            return footer.times
-        return foreign_times(begin=self.file().begin_timestamp, end=self.latest)
-
-    def file(self) -> UploadedFile:
-        """Opened when it is needed: from the copy of its footer, or with a read or two."""
-        file = self._file
-        if file is None:
-            near = None if self._cache is None else self._cache.near(self.origin)
-            # The first row may say that it begins earlier: see `first_row_below`.
-            if near is not None and near.footer.begin_timestamp >= self.begin_timestamp:
-                file = UploadedFile.with_footer(self._read, near, path=self._path)
-                self._is_near = True
-            else:
-                file = self._opened()
-            self._file = file
-        return file
-
-    def ask(self, query: KeyQuery) -> list[IndexHit]:
-        while True:
-            file = self._file
-            try:
-                if not self.may_overlap(query.begin, query.end):
-                    return []
-                file = self.file()
-                hits = query.newest(self._items(file, query), partial(_disorder_seconds, file))
-                # Its row was made when it was uploaded: nothing was put into it later.
-                put_before = self.record.create_timestamp or INT64_MAX
-                return [hit._replace(put_before=put_before) for hit in hits]
-            except (SegmentCorruptError, SegmentNotFoundError, OSError) as error:
-                if not isinstance(error, SegmentError) and not self._is_near_failure(error):
-                    raise
-                is_gone = isinstance(error, SegmentNotFoundError) and error.path == self._path
-                if is_gone or not self._trusts_less(file):
-                    raise
-                # A copy may have made room for others; all else is damage.
-                level = logging.INFO if isinstance(error, FileNotFoundError) else logging.WARNING
-                log.log(level, "%s is asked without its footer: %s", self._path, error)
-
-    def make_copy(self) -> bool:
-        """Put the footer into the cache; whether it is there now. The object is not changed."""
-        file, cache = self.file(), self._cache
-        if self._is_near or cache is None or file.is_legacy:
-            return False
-        try:
-            is_kept = cache.keep(self.origin, self._footer_bytes(file))
-        except (BackendError, SegmentError) as error:  # it may be the same the next time
-            self._failed_copies = min(self._failed_copies + 2, FAILED_COPIES_MAX)
-            log.warning("%s is asked without a copy of its footer: %s", self._path, error)
-            return False
-        if not is_kept:
-            return False
-        self._file = None  # opened anew, from the copy
-        return True
-
-    def _items(self, file: UploadedFile, query: KeyQuery) -> Iterator[Match]:
-        self._asked += 1
-        text = query.text
-        if not file.may_hold(text):
-            return iter(())
-        footer, times = file.footer, self.times()
-        if footer is not None and footer.filter_blocks:
-            if not times.outruns_seconds(file.begin_timestamp):
-                return file.matches(text, begin=query.begin, end=query.end)
-            is_dated = False
-        else:  # one of 5.1 has 32 bits for milliseconds: they last for 24 days
-            is_dated = not file.is_legacy or self.latest - file.begin_timestamp <= INT32_MAX
-        items = file.matches(text, begin=-INT64_MAX, end=INT64_MAX)
-        if not is_dated:
-            return undated(items, last=times.last)
-        return with_true_times(items, times, begin=query.begin, end=query.end)
-
-    def _footer_bytes(self, file: UploadedFile) -> Iterator[Buffer]:
-        footer = file.footer
-        if footer is None:
-            header = decode_header(self._read(0, HEADER_BYTES), path=self._path)
-            yield fences_of_table(
-                self._read, header, self.times(), slot_count=self._slot_count, path=self._path
-            )
-            return
-        for start in range(footer.position, self.record.size, COPY_BYTES):
-            yield self._read(start, min(COPY_BYTES, self.record.size - start))
-
-    def _opened(self) -> UploadedFile:
-        return UploadedFile.open(
-            self._read,
-            self.record.size,
-            slot_count=self._slot_count,
-            path=self._path,
-            trust_footer=self._trusts_footer,
-        )
-
-    def _is_near_failure(self, error: OSError) -> bool:
-        """Whether it is the broker's own disk that failed, which has only a copy."""
-        return self._is_near and not isinstance(error, TieredStoreError)
-
-    def _trusts_less(self, failed: UploadedFile | None) -> bool:
-        """Try again without what may be damaged; False if there is nothing left to do without."""
-        if self._file is not failed:
-            return True  # another thread has seen to it
-        if self._is_near:
-            if self._cache is not None:
-                self._cache.forget(self.origin)
-            self._is_near = False
-        elif self._trusts_footer and (self._file is None or self._file.footer is not None):
-            self._trusts_footer = False
-        else:
-            return False
-        self._file = None
-        return True
-
-    def _read(self, position: int, length: int) -> bytes:
-        return self.flat.segment.read(position, length)
-
-    @property
-    def _path(self) -> str:
-        return self.flat.segment.path
-
-
-def _disorder_seconds(file: UploadedFile) -> int | None:
-    """Nothing is known of a file that somebody else filled, or whose times are not believed."""
-    footer = file.footer
-    if footer is None or not footer.filter_blocks:
+    def problem(self) -> str | None:
         return None
-    return None if footer.times.outruns_seconds(file.begin_timestamp) else footer.disorder_seconds
 
+    @property
+    def figures(self) -> IndexFigures:
+        return self._uploaded.figures(0, 0)
 
-UNITS_AT_ONCE: Final = 1 << 16
+    def load(self) -> None:
+        """Open what the catalogue names; it may know better than the settings how many slots."""
+        marks, config = self._watermarks, self._config
+        slots = marks.slot_count()
+        if slots is not None:
+            items = marks.item_capacity() or config.index_item_count
+            config = replace(config, index_slot_count=slots, index_item_count=items)
+            self._uploaded = self._table(config)
+        if self._local_folder is not None:
+            self._local = LocalFiles(LocalFolder(config, self._local_folder), marks)
+        self._uploaded.load()
+        self._is_open = True
+
+    def start(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._uploaded.close()
+
+    def destroy(self) -> None:
+        raise BackendRefusedError("the key index", "destroy", "it was opened for reading")
+
+    def seal(self) -> None:
+        pass
+
+    def put(self, topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> None:
+        raise BackendRefusedError("the key index", "put", "it was opened for reading")
+
+    def indexed_offset(self, topic: str, topic_id: int, queue_id: int) -> int | None:
+        """Below this queue offset it finds every message, as the catalogue notes it.
+
+        None where nobody has noted anything: the index is not ours.
+        """
+        queue = QueueId(topic_id, queue_id)
+        if self._local is None or self._watermarks.slot_count() is None:
+            return indexed_offset(self._metadata, self._config.broker_name, topic, queue)
+        self._see_what_was_uploaded(self._local)
+        return self._local.indexed_offset(topic, queue)
+
+    def _see_what_was_uploaded(self, local: LocalFiles) -> None:
+        """Refresh the catalogue where a local file is gone: it is an uploaded one by now."""
+        missing = local.missing()
+        if missing != self._missing:
+            with suppress(TieredStoreError):  # else `indexed_offset` tells
+                self._metadata.refresh()
+            self._missing = local.missing()
+
+    def query(
+        self, topic: str, topic_id: int, key: str, *, count_max: int, begin: int, end: int
+    ) -> IndexAnswer:
+        """Where messages may lie that have the key: at most `count_max`, the newest first."""
+        if not self._is_open:
+            raise StoreClosedError("the key index is not open")
+        query = KeyQuery.of(topic, topic_id, key, count_max=count_max, begin=begin, end=end)
+        if not query.can_have_answers:
+            return NOTHING
+        with ExitStack() as opened:
+            local, is_whole = self._opened_local(opened)
+            answer = self._ask_until_known(query, local)
+        return answer if is_whole else IndexAnswer(hits=answer.hits, complete=False)
+
+    def _opened_local(self, opened: ExitStack) -> tuple[Sequence[IndexStoreFile], bool]:
+        """Before the uploaded files are looked up: what is uploaded meanwhile is asked twice."""
+        if self._local is None:
+            return (), True
+        try:
+            files = opened.enter_context(self._local.opened())
+        except (TieredStoreError, OSError) as error:
+            log.warning("a key index file of the broker's disk is not query: %s", error)
+            return (), False
+        self._see_what_was_uploaded(self._local)
+        return files, True
+
+    def _ask_until_known(self, query: KeyQuery, local: Sequence[IndexStoreFile]) -> IndexAnswer:
+        known = self._segments()
+        answer = self._ask(query, local, known)
+        for _ in range(_ASKED_AGAIN_MAX):
+            if answer.complete:
+                break
+            with suppress(TieredStoreError):  # that the answer is not complete says enough
+                self._metadata.refresh()
+                self._provider.refresh()
+            before, known = known, self._segments()
+            if known == before:  # nothing has expired meanwhile: it is damage
+                break
+            answer = self._ask(query, local, known)
+        return answer
+
+    def _ask(
+        self, query: KeyQuery, local: Sequence[IndexStoreFile], segments: Sequence[UploadedSegment]
+    ) -> IndexAnswer:
+        newest_first = [segment.ask for segment in reversed(segments)]
+        return ask(query, local, newest_first, self._runtime)
+
+    def _segments(self) -> tuple[UploadedSegment, ...]:
+        """Those that the catalogue names now."""
+        with self._refreshing:
+            self._uploaded.refresh()
+            return self._uploaded.segments
 
 
 class UploadedTable:
@@ -716,159 +488,383 @@ def first_row_below(rows: Sequence[SegmentRecord]) -> SegmentRecord | None:
     return replace(rows[0], begin_timestamp=max(0, min(begins) - 1))
 
 
-def _is_unfinished(record: SegmentRecord) -> bool:
-    return not record.size or record.begin_timestamp is None
+class UploadedSegment:
+    """One row of the table and its file, which never changes; any thread may ask.
+
+    A copy of the footer that turns out to be damaged is forgotten, and a damaged footer is passed
+    over: what lies before it is a file as RocketMQ writes it.
+    """
+
+    def __init__(self, segment: FlatSegment, cache: FooterCache | None, *, slot_count: int) -> None:
+        self.flat = segment
+        self.record: SegmentRecord = segment.record
+        self.origin = Origin.of(segment.record)
+        self._cache = cache
+        self._slot_count = slot_count
+        self._file: UploadedFile | None = None
+        self._is_near = False
+        self._trusts_footer = True
+        self._asked = self._failed_copies = 0
+
+    @property
+    def begin_timestamp(self) -> int:
+        return self.record.begin_timestamp or 0
+
+    @property
+    def latest(self) -> int:
+        """No message in it was stored later, as far as its row tells; RocketMQ's end is too early
+        where the file was open over a restart."""
+        record = self.record
+        if record.end_timestamp is None:  # the last time there is stands for none in the catalogue
+            return INT64_MAX
+        return max(record.end_timestamp, record.create_timestamp)
+
+    @property
+    def wants_copy(self) -> bool:
+        """Whether a copy of its footer is worth making."""
+        file = self._file
+        if self._is_near or self._cache is None or file is None or file.is_legacy:
+            return False
+        footer = file.footer
+        size = FENCES_BYTES_MIN + self.record.size // FENCES_PART
+        if not self._cache.has_room(size if footer is None else footer.footer_bytes):
+            return False  # those that were made later stay
+        if footer is not None and not self._failed_copies:
+            return True
+        return self._asked >= ASKED_OFTEN << self._failed_copies
+
+    def item_count(self) -> int:
+        """How many keys it has; may take a read or two."""
+        footer = self.file().footer
+        if footer is not None:
+            return footer.item_count
+        return decode_header(self._read(0, HEADER_BYTES), path=self._path).item_count
+
+    def item_blocks(self) -> Iterator[NDArray[Any]]:
+        """All items of a file without a footer of ours, block by block."""
+        first = slot_position(self._slot_count)
+        end = first + COMPACTED_ITEM_BYTES * self.item_count()
+        step = COPY_BYTES // COMPACTED_ITEM_BYTES * COMPACTED_ITEM_BYTES
+        for start in range(first, end, step):
+            data = self._read(start, min(step, end - start))
+            yield view_compacted_items(data, path=self._path)
+
+    def may_overlap(self, begin: int, end: int) -> bool:
+        """Whether it may have messages stored within [begin, end]; may take one read, once."""
+        if begin > self.latest + DAY_MS:
+            return False
+        return self.times().overlaps(begin, end)
+
+    def times(self) -> TimeRange:
+        """Exact where we filled the file."""
+        footer = self.file().footer
+        if footer is not None and footer.filter_blocks:
+            return footer.times
+        return foreign_times(begin=self.file().begin_timestamp, end=self.latest)
+
+    def file(self) -> UploadedFile:
+        """Opened when it is needed: from the copy of its footer, or with a read or two."""
+        file = self._file
+        if file is None:
+            near = None if self._cache is None else self._cache.near(self.origin)
+            # The first row may say that it begins earlier: see `first_row_below`.
+            if near is not None and near.footer.begin_timestamp >= self.begin_timestamp:
+                file = UploadedFile.with_footer(self._read, near, path=self._path)
+                self._is_near = True
+            else:
+                file = self._opened()
+            self._file = file
+        return file
+
+    def ask(self, query: KeyQuery) -> list[IndexHit]:
+        while True:
+            file = self._file
+            try:
+                if not self.may_overlap(query.begin, query.end):
+                    return []
+                file = self.file()
+                hits = query.newest(self._items(file, query), partial(_disorder_seconds, file))
+                # Its row was made when it was uploaded: nothing was put into it later.
+                put_before = self.record.create_timestamp or INT64_MAX
+                return [hit._replace(put_before=put_before) for hit in hits]
+            except (SegmentCorruptError, SegmentNotFoundError, OSError) as error:
+                if not isinstance(error, SegmentError) and not self._is_near_failure(error):
+                    raise
+                is_gone = isinstance(error, SegmentNotFoundError) and error.path == self._path
+                if is_gone or not self._trusts_less(file):
+                    raise
+                # A copy may have made room for others; all else is damage.
+                level = logging.INFO if isinstance(error, FileNotFoundError) else logging.WARNING
+                log.log(level, "%s is asked without its footer: %s", self._path, error)
+
+    def make_copy(self) -> bool:
+        """Put the footer into the cache; whether it is there now. The object is not changed."""
+        file, cache = self.file(), self._cache
+        if self._is_near or cache is None or file.is_legacy:
+            return False
+        try:
+            is_kept = cache.keep(self.origin, self._footer_bytes(file))
+        except (BackendError, SegmentError) as error:  # it may be the same the next time
+            self._failed_copies = min(self._failed_copies + 2, FAILED_COPIES_MAX)
+            log.warning("%s is asked without a copy of its footer: %s", self._path, error)
+            return False
+        if not is_kept:
+            return False
+        self._file = None  # opened anew, from the copy
+        return True
+
+    def _items(self, file: UploadedFile, query: KeyQuery) -> Iterator[Match]:
+        self._asked += 1
+        text = query.text
+        if not file.may_hold(text):
+            return iter(())
+        footer, times = file.footer, self.times()
+        if footer is not None and footer.filter_blocks:
+            if not times.outruns_seconds(file.begin_timestamp):
+                return file.matches(text, begin=query.begin, end=query.end)
+            is_dated = False
+        else:  # one of 5.1 has 32 bits for milliseconds: they last for 24 days
+            is_dated = not file.is_legacy or self.latest - file.begin_timestamp <= INT32_MAX
+        items = file.matches(text, begin=-INT64_MAX, end=INT64_MAX)
+        if not is_dated:
+            return undated(items, last=times.last)
+        return with_true_times(items, times, begin=query.begin, end=query.end)
+
+    def _footer_bytes(self, file: UploadedFile) -> Iterator[Buffer]:
+        footer = file.footer
+        if footer is None:
+            header = decode_header(self._read(0, HEADER_BYTES), path=self._path)
+            yield fences_of_table(
+                self._read, header, self.times(), slot_count=self._slot_count, path=self._path
+            )
+            return
+        for start in range(footer.position, self.record.size, COPY_BYTES):
+            yield self._read(start, min(COPY_BYTES, self.record.size - start))
+
+    def _opened(self) -> UploadedFile:
+        return UploadedFile.open(
+            self._read,
+            self.record.size,
+            slot_count=self._slot_count,
+            path=self._path,
+            trust_footer=self._trusts_footer,
+        )
+
+    def _is_near_failure(self, error: OSError) -> bool:
+        """Whether it is the broker's own disk that failed, which has only a copy."""
+        return self._is_near and not isinstance(error, TieredStoreError)
+
+    def _trusts_less(self, failed: UploadedFile | None) -> bool:
+        """Try again without what may be damaged; False if there is nothing left to do without."""
+        if self._file is not failed:
+            return True  # another thread has seen to it
+        if self._is_near:
+            if self._cache is not None:
+                self._cache.forget(self.origin)
+            self._is_near = False
+        elif self._trusts_footer and (self._file is None or self._file.footer is not None):
+            self._trusts_footer = False
+        else:
+            return False
+        self._file = None
+        return True
+
+    def _read(self, position: int, length: int) -> bytes:
+        return self.flat.segment.read(position, length)
+
+    @property
+    def _path(self) -> str:
+        return self.flat.segment.path
 
 
-_ASKED_AGAIN_MAX: Final = 16
+class UploadedFile:
+    """One file, which never changes; any thread may ask.
 
-
-class UploadedIndex:
-    """The index of a reader: searches the uploaded files, and those of `local_folder` if one is
-    given. It changes nothing and keeps nothing on a disk.
-
-    The first lookup in a file takes three reads of at most 36 KiB together, later ones take two.
-    Lookups read the files that the catalogue names: `MetadataStore.refresh` shows new ones. A file
-    that cannot be read may have expired: then the catalogue is refreshed, and the files that it
-    names now are read. Any thread may call anything.
+    A lookup reads one range of at most 16 KiB where the footer is near, two ranges where only its
+    tail is known, and two where there is none. A slot with more items is read in pages, newest
+    first, until the caller has enough.
     """
 
     def __init__(
         self,
-        config: StoreConfig,
+        read: Read,
+        items_end: int,
         *,
-        provider: SegmentProvider,
-        metadata: MetadataStore,
-        runtime: Runtime,
-        local_folder: Path | None = None,
+        path: str,
+        slot_count: int,
+        begin_timestamp: int,
+        is_legacy: bool = False,
+        footer: Footer | None = None,
+        near: NearFooter | None = None,
     ) -> None:
-        self._config = config
-        self._provider = provider
-        self._metadata = metadata
-        self._runtime = runtime
-        self._watermarks = Watermarks(metadata, config.broker_name)
-        self._local_folder = local_folder
-        self._local: LocalFiles | None = None
-        self._missing: set[int] = set()  # local files that the newest catalogue names all the same
-        self._uploaded = self._table(config)
-        self._refreshing = threading.Lock()
-        self._is_open = False
+        self.path = path
+        self.slot_count = slot_count
+        self.begin_timestamp = begin_timestamp
+        self.is_legacy = is_legacy
+        self.footer = footer
+        self._read_bytes = read
+        self._near = near
+        self._items_start = slot_position(slot_count)
+        self._items_end = items_end
 
-    def _table(self, config: StoreConfig) -> UploadedTable:
-        return UploadedTable(
-            config,
-            provider=self._provider,
-            metadata=self._metadata,
-            runtime=self._runtime,
-            cache=None,
+    @classmethod
+    def open(
+        cls,
+        read: Read,
+        size: int,
+        *,
+        slot_count: int,
+        path: str = "",
+        trust_footer: bool = True,
+    ) -> UploadedFile:
+        """Look at the end of the file, and at its header where it has no footer of ours.
+
+        `slot_count` is what files without a footer were made with. A footer that is damaged can be
+        passed over: what lies before it is a file as Java writes it.
+        """
+        if not size:  # Java uploads nothing where there is no item
+            return cls(read, 0, path=path, slot_count=slot_count, begin_timestamp=0)
+        tail_bytes = min(size, TAIL_BYTES)
+        tail = _exactly(read, size - tail_bytes, tail_bytes, path)
+        if trust_footer and has_footer(tail):
+            footer = decode_tail(tail, file_bytes=size, path=path)
+            return cls._with(read, path, footer, None)
+        head = tail if size <= TAIL_BYTES else _exactly(read, 0, HEADER_BYTES, path)
+        header = decode_header(head, path=path)
+        is_legacy = is_legacy_compacted(header, file_bytes=size, slot_count=slot_count)
+        wanted = compacted_file_bytes(slot_count=slot_count, item_count=header.item_count)
+        has_more = has_footer(tail) and size > wanted  # the footer is passed over
+        if size != (wanted + 4 if is_legacy else wanted) and not has_more:
+            raise SegmentCorruptError(
+                path,
+                f"{size} bytes, but {slot_count} slots and {header.item_count} items take {wanted}",
+                position=HEADER_BYTES,
+            )
+        return cls(
+            read,
+            wanted,
+            path=path,
+            slot_count=slot_count,
+            begin_timestamp=header.begin_timestamp,
+            is_legacy=is_legacy,
         )
 
-    @property
-    def problem(self) -> str | None:
-        return None
+    @classmethod
+    def with_footer(cls, read: Read, near: NearFooter, *, path: str = "") -> UploadedFile:
+        """Without a read: the footer is near."""
+        return cls._with(read, path, near.footer, near)
 
-    @property
-    def figures(self) -> IndexFigures:
-        return self._uploaded.figures(0, 0)
+    @classmethod
+    def _with(cls, read: Read, path: str, footer: Footer, near: NearFooter | None) -> UploadedFile:
+        return cls(
+            read,
+            footer.position,
+            path=path,
+            slot_count=footer.slot_count,
+            begin_timestamp=footer.begin_timestamp,
+            footer=footer,
+            near=near,
+        )
 
-    def load(self) -> None:
-        """Open what the catalogue names; it may know better than the settings how many slots."""
-        marks, config = self._watermarks, self._config
-        slots = marks.slot_count()
-        if slots is not None:
-            items = marks.item_capacity() or config.index_item_count
-            config = replace(config, index_slot_count=slots, index_item_count=items)
-            self._uploaded = self._table(config)
-        if self._local_folder is not None:
-            self._local = LocalFiles(LocalFolder(config, self._local_folder), marks)
-        self._uploaded.load()
-        self._is_open = True
+    def may_hold(self, text: str) -> bool:
+        """False only if no message has this `topic#key`: known without a read, or not at all."""
+        near = self._near
+        if near is None or not near.footer.filter_blocks:
+            return True
+        value = key_hash(text)
+        position = BLOCK_BYTES * block_of(value, near.footer.filter_blocks)
+        block = near.read(position, BLOCK_BYTES)
+        return may_hold(block, value, path=self.path, position=near.footer.position + position)
 
-    def start(self) -> None:
-        pass
+    def find(self, text: str, *, begin: int, end: int, count_max: int) -> list[Match]:
+        """Items that may be of this `topic#key`, newest first, about within begin to end."""
+        if count_max <= 0 or begin > end or not self.may_hold(text):
+            return []
+        return list(islice(self.matches(text, begin=begin, end=end), count_max))
 
-    def shutdown(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self._uploaded.close()
+    def matches(self, text: str, *, begin: int, end: int) -> Iterator[Match]:
+        """The same without a limit and without the filter; pages are read as they are needed.
 
-    def destroy(self) -> None:
-        raise BackendRefusedError("the key index", "destroy", "it was opened for reading")
-
-    def seal(self) -> None:
-        pass
-
-    def put(self, topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> None:
-        raise BackendRefusedError("the key index", "put", "it was opened for reading")
-
-    def indexed_offset(self, topic: str, topic_id: int, queue_id: int) -> int | None:
-        """Below this queue offset it finds every message, as the catalogue notes it.
-
-        None where nobody has noted anything: the index is not ours.
+        Where two hashes are probed, the items of both are merged by time.
         """
-        queue = QueueId(topic_id, queue_id)
-        if self._local is None or self._watermarks.slot_count() is None:
-            return indexed_offset(self._metadata, self._config.broker_name, topic, queue)
-        self._see_what_was_uploaded(self._local)
-        return self._local.indexed_offset(topic, queue)
+        if self._items_end <= self._items_start:
+            return
+        rows = [self._of_hash(*probe, begin, end) for probe in self._probes(text)]
+        if len(rows) == 1:
+            yield from rows[0]
+        else:
+            yield from merge(*rows, key=lambda item: -item.store_timestamp)
 
-    def _see_what_was_uploaded(self, local: LocalFiles) -> None:
-        """Refresh the catalogue where a local file is gone: it is an uploaded one by now."""
-        missing = local.missing()
-        if missing != self._missing:
-            with suppress(TieredStoreError):  # else `indexed_offset` tells
-                self._metadata.refresh()
-            self._missing = local.missing()
+    def _of_hash(self, hash_: int, slot: int, begin: int, end: int) -> Iterator[Match]:
+        group = self._group(slot)
+        for start in range(group.start, group.end, GROUP_BYTES):
+            size = min(GROUP_BYTES, group.end - start)
+            yield from self._items(start, size, hash_, begin, end)
 
-    def query(
-        self, topic: str, topic_id: int, key: str, *, count_max: int, begin: int, end: int
-    ) -> IndexAnswer:
-        """Where messages may lie that have the key: at most `count_max`, the newest first."""
-        if not self._is_open:
-            raise StoreClosedError("the key index is not open")
-        query = KeyQuery.of(topic, topic_id, key, count_max=count_max, begin=begin, end=end)
-        if not query.can_have_answers:
-            return NOTHING
-        with ExitStack() as opened:
-            local, is_whole = self._opened_local(opened)
-            answer = self._ask_until_known(query, local)
-        return answer if is_whole else IndexAnswer(hits=answer.hits, complete=False)
+    def _probes(self, text: str) -> tuple[tuple[int, int], ...]:
+        if self.is_legacy:
+            hash_ = local_key_hash(text)  # 5.1 took 0 for the hash that has no absolute value
+            return ((hash_, local_slot(hash_, self.slot_count)),)
+        probes = tiered_probes(text, self.slot_count)
+        all_ours = self.footer is not None and self.footer.filter_blocks > 0
+        return probes[:1] if all_ours else probes
 
-    def _opened_local(self, opened: ExitStack) -> tuple[Sequence[IndexStoreFile], bool]:
-        """Before the uploaded files are looked up: what is uploaded meanwhile is asked twice."""
-        if self._local is None:
-            return (), True
-        try:
-            files = opened.enter_context(self._local.opened())
-        except (TieredStoreError, OSError) as error:
-            log.warning("a key index file of the broker's disk is not query: %s", error)
-            return (), False
-        self._see_what_was_uploaded(self._local)
-        return files, True
+    def _group(self, slot: int) -> Group:
+        footer = self.footer
+        if footer is not None:
+            at = footer.fence_block_position(slot)
+            if self._near is not None:
+                block = self._near.read(at, BLOCK_BYTES)
+            else:
+                block = _exactly(self._read_bytes, footer.position + at, BLOCK_BYTES, self.path)
+            return find_group(
+                block,
+                slot,
+                first=self._items_start,
+                end=self._items_end,
+                path=self.path,
+                position=footer.position + at,
+            )
+        at = slot_position(slot)
+        data = _exactly(self._read_bytes, at, SLOT_BYTES, self.path)
+        place = decode_compacted_slot(data, path=self.path)
+        end = place.position + place.items_bytes
+        if place.items_bytes and not self._items_start <= place.position < end <= self._items_end:
+            reason = f"a slot with items from {place.position} to {end}"
+            raise SegmentCorruptError(self.path, reason, position=at)
+        return Group(place.position, end)
 
-    def _ask_until_known(self, query: KeyQuery, local: Sequence[IndexStoreFile]) -> IndexAnswer:
-        known = self._segments()
-        answer = self._ask(query, local, known)
-        for _ in range(_ASKED_AGAIN_MAX):
-            if answer.complete:
-                break
-            with suppress(TieredStoreError):  # that the answer is not complete says enough
-                self._metadata.refresh()
-                self._provider.refresh()
-            before, known = known, self._segments()
-            if known == before:  # nothing has expired meanwhile: it is damage
-                break
-            answer = self._ask(query, local, known)
-        return answer
+    def _items(self, start: int, size: int, hash_: int, begin: int, end: int) -> Iterator[Match]:
+        data = _exactly(self._read_bytes, start, size, self.path)
+        items = view_compacted_items(data, path=self.path)
+        origin = self.begin_timestamp
+        if self.is_legacy:
+            unit, first, last = 1, begin - origin, end - origin
+        else:
+            first, last = seconds_window(begin, end, begin_timestamp=origin)
+            unit = 1000
+        for at in np.flatnonzero(items["key_hash"] == hash_).tolist():
+            _, topic_id, queue_id, log_offset, message_bytes, time = items[at].item()
+            if first <= time <= last:
+                time = origin + unit * time
+                yield Match(topic_id, queue_id, log_offset, message_bytes, time)
 
-    def _ask(
-        self, query: KeyQuery, local: Sequence[IndexStoreFile], segments: Sequence[UploadedSegment]
-    ) -> IndexAnswer:
-        newest_first = [segment.ask for segment in reversed(segments)]
-        return ask(query, local, newest_first, self._runtime)
 
-    def _segments(self) -> tuple[UploadedSegment, ...]:
-        """Those that the catalogue names now."""
-        with self._refreshing:
-            self._uploaded.refresh()
-            return self._uploaded.segments
+def _exactly(read: Read, position: int, length: int, path: str) -> bytes:
+    data = read(position, length)
+    if len(data) != length:
+        reason = f"{len(data)} bytes were read of {length}"
+        raise SegmentCorruptError(path, reason, position=position)
+    return data
+
+
+def _disorder_seconds(file: UploadedFile) -> int | None:
+    """Nothing is known of a file that somebody else filled, or whose times are not believed."""
+    footer = file.footer
+    if footer is None or not footer.filter_blocks:
+        return None
+    return None if footer.times.outruns_seconds(file.begin_timestamp) else footer.disorder_seconds
+
+
+def _is_unfinished(record: SegmentRecord) -> bool:
+    return not record.size or record.begin_timestamp is None

@@ -283,33 +283,6 @@ class Watermarks:
         return {key: _number(at) or 0 for key, at in notes.items() if key.startswith(prefix)}
 
 
-def _mark(value: Json) -> tuple[int, int | None]:
-    """A queue offset, and when what lies before it was put."""
-    if isinstance(value, list) and len(value) == 2:
-        return _number(value[0]) or 0, _number(value[1])
-    return _number(value) or 0, None
-
-
-def _number(value: Json) -> int | None:
-    return value if type(value) is int and value >= 0 else None
-
-
-def _is_digits(text: str) -> bool:
-    return text.isascii() and text.isdigit()
-
-
-def indexed_offset(
-    metadata: MetadataStore, broker_name: str, topic: str, queue: QueueId
-) -> int | None:
-    """Below this queue offset the uploaded files alone have every message; None where no note
-    says."""
-    marks = Watermarks(metadata, broker_name)
-    if marks.slot_count() is None:
-        return None
-    starts = [at for (_, held), at in marks.starts().items() if held == queue]
-    return min([marks.of_queue(topic, queue), *starts])
-
-
 class IndexCoverage(NamedTuple):
     """The store times that the uploaded files cover; `begin` None: no file was dropped."""
 
@@ -332,3 +305,30 @@ def index_coverage(metadata: MetadataStore, broker_name: str, now_ms: int) -> In
     dropped = Watermarks(metadata, broker_name).dropped_before()
     begin = rows[0].begin_timestamp if dropped is None else dropped
     return IndexCoverage(begin, max(ends)) if begin and is_believed(begin, now_ms) else None
+
+
+def indexed_offset(
+    metadata: MetadataStore, broker_name: str, topic: str, queue: QueueId
+) -> int | None:
+    """Below this queue offset the uploaded files alone have every message; None where no note
+    says."""
+    marks = Watermarks(metadata, broker_name)
+    if marks.slot_count() is None:
+        return None
+    starts = [at for (_, held), at in marks.starts().items() if held == queue]
+    return min([marks.of_queue(topic, queue), *starts])
+
+
+def _mark(value: Json) -> tuple[int, int | None]:
+    """A queue offset, and when what lies before it was put."""
+    if isinstance(value, list) and len(value) == 2:
+        return _number(value[0]) or 0, _number(value[1])
+    return _number(value) or 0, None
+
+
+def _number(value: Json) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _is_digits(text: str) -> bool:
+    return text.isascii() and text.isdigit()

@@ -24,6 +24,7 @@ from tieredstore.codec.tiered_index import (
     is_legacy_compacted,
     slot_position,
     view_compacted_items,
+    view_items,
 )
 from tieredstore.driver.segment import FileSegment
 from tieredstore.index.footer import (
@@ -37,7 +38,7 @@ from tieredstore.index.footer import (
     first_slots,
     has_footer,
 )
-from tieredstore.index.local_file import LAYOUT, examine, items_of
+from tieredstore.index.local_file import LAYOUT, examine
 from tieredstore.index.writer import LocalFolder
 from tieredstore.jobs.verify_findings import Findings, SumTable, VerifyKind, VerifyRow, held_sums
 from tieredstore.jobs.worker import worker_provider
@@ -399,7 +400,7 @@ def _of_file(
         at = int(np.flatnonzero(wrong)[0])
         text = f"slot {at} leads to item {heads[at]}, not to {examined.heads[at]}"
         findings.add(VerifyKind.INDEX_SLOT, str(path), text, position=slot_position(at))
-    items = items_of(data, slot_count=slots, item_count=items_held)
+    items = view_items(data, slot_count=slots, item_count=items_held)
     for at in range(0, items_held, _ITEMS_AT_ONCE):
         block = items[at : at + _ITEMS_AT_ONCE].copy()
         times = begin + 1000 * block["seconds"].astype(np.int64)
