@@ -68,9 +68,9 @@ def test_a_copy_that_the_disk_cannot_read_costs_a_read_and_no_answer(
         raise OSError(5, "the disk is broken")
 
     file = shop.index._uploaded.segments[0].file()
-    near = file._near
+    near = file.near
     assert near is not None
-    monkeypatch.setattr(file, "_near", NearFooter(footer=near.footer, read=broken))
+    monkeypatch.setattr(file, "near", NearFooter(footer=near.footer, read=broken))
     assert shop.found("k") == [(0, 0)]
 
 

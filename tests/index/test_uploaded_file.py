@@ -164,7 +164,7 @@ def test_fences_for_a_file_of_java_make_one_read_of_two() -> None:
         total = len(java) + len(copy)
         near = NearFooter.open(Bytes(copy).read, len(copy), file_bytes=total, path="copy")
         source = Bytes(java)
-        fenced = UploadedFile.with_footer(source.read, near)
+        fenced = UploadedFile.with_footer(source.read, near.footer, near=near)
         plain, _ = cold(java, SLOTS)
         for text in ("GoldAa#hot", "GoldAa#k1", "GoldBB#k2", "GoldAa#none"):
             source.reads.clear()

@@ -49,4 +49,4 @@ def warm(data: bytes) -> tuple[UploadedFile, Bytes]:
         Bytes(copy).read, len(copy), file_bytes=len(data), path="copy of a footer"
     )
     source = Bytes(data)
-    return UploadedFile.with_footer(source.read, near, path="index"), source
+    return UploadedFile.with_footer(source.read, near.footer, near=near, path="index"), source

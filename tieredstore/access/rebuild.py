@@ -31,7 +31,6 @@ from tieredstore.codec.tiered_index import (
     HEADER_BYTES,
     SLOT_BYTES,
     CompactedItem,
-    decode_header,
     slot_position,
     view_compacted_items,
 )
@@ -53,7 +52,7 @@ from tieredstore.flat.append_file import FlatSegment
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.recovery import recover
 from tieredstore.flat.times import store_time, units_of
-from tieredstore.index.footer import TAIL_BYTES, decode_tail, has_footer
+from tieredstore.index.footer import Footer, footer_or_header
 from tieredstore.index.uploaded import first_row_below
 from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.model.config import StoreConfig
@@ -130,17 +129,14 @@ def slot_count_of(segment: FileSegment) -> int:
 def _layout(segment: FileSegment) -> tuple[int, int, int, int, int]:
     """Slots, begin and end time, and where its items begin and end."""
     size = segment.size()
-    tail_bytes = min(size, TAIL_BYTES)
-    tail = segment.read(size - tail_bytes, tail_bytes)
-    if has_footer(tail):
-        footer = decode_tail(tail, file_bytes=size, path=segment.path)
-        begin, end = footer.begin_timestamp, footer.end_timestamp
-        return footer.slot_count, begin, end, footer.items_position, footer.position
-    header = decode_header(segment.read(0, min(size, HEADER_BYTES)), path=segment.path)
-    items = COMPACTED_ITEM_BYTES * header.item_count
+    found = footer_or_header(segment.read, size, path=segment.path)
+    begin, end = found.begin_timestamp, found.end_timestamp
+    if isinstance(found, Footer):
+        return found.slot_count, begin, end, found.items_position, found.position
+    items = COMPACTED_ITEM_BYTES * found.item_count
     # 5.1 left 4 bytes more behind the items.
     slots, rest = divmod(size - HEADER_BYTES - items, SLOT_BYTES)
-    return slots, header.begin_timestamp, header.end_timestamp, slot_position(slots), size - rest
+    return slots, begin, end, slot_position(slots), size - rest
 
 
 def _opened(

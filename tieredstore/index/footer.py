@@ -66,7 +66,13 @@ from numpy.typing import NDArray
 
 from tieredstore.codec.checks import Buffer
 from tieredstore.codec.key_hashes import Hashes, mixed
-from tieredstore.codec.tiered_index import COMPACTED_ITEM_BYTES, HEADER_BYTES, SLOT_BYTES
+from tieredstore.codec.tiered_index import (
+    COMPACTED_ITEM_BYTES,
+    HEADER_BYTES,
+    SLOT_BYTES,
+    TieredIndexHeader,
+    decode_header,
+)
 from tieredstore.index.rows import TimeRange
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT32_MAX
@@ -158,6 +164,15 @@ class NearFooter:
 def has_footer(tail: Buffer) -> bool:
     """Whether a file that ends so has a footer of ours, of whatever version."""
     return len(tail) >= TRAILER_BYTES and bytes(tail[-len(MAGIC) :]) == MAGIC
+
+
+def footer_or_header(read: Read, size: int, *, path: str) -> Footer | TieredIndexHeader:
+    """What the end of an uploaded file says, or its begin where it has no footer of ours."""
+    tail_bytes = min(size, TAIL_BYTES)
+    tail = read(size - tail_bytes, tail_bytes)
+    if has_footer(tail):
+        return decode_tail(tail, file_bytes=size, path=path)
+    return decode_header(read(0, min(size, HEADER_BYTES)), path=path)
 
 
 def decode_tail(tail: Buffer, *, file_bytes: int, path: str = "") -> Footer:

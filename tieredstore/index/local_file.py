@@ -282,7 +282,7 @@ class IndexStoreFile:
     def items(self) -> NDArray[Any]:
         """All items from the oldest on, in place: they stay as long as the array does."""
         data = self._mapped.data
-        return view_items(data, slot_count=self.slot_count, item_count=self.item_count)
+        return view_items(memoryview(data), slot_count=self.slot_count, item_count=self.item_count)
 
     def disorder_seconds(self) -> int:
         """No item is more seconds older than one that was put before it."""
@@ -612,7 +612,7 @@ def examine(
     data: mmap, *, slot_count: int, item_count: int, begin_timestamp: int, path: str
 ) -> Examined:
     """SegmentCorruptError unless the items are whole and form one chain for each slot."""
-    items = view_items(data, slot_count=slot_count, item_count=item_count, path=path)
+    items = view_items(memoryview(data), slot_count=slot_count, item_count=item_count, path=path)
     hashes = items["key_hash"]
     heads = np.zeros(slot_count, np.int32)
     followed = np.zeros(item_count + 1, np.bool_)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.codec.checks import Buffer
-from tieredstore.codec.tiered_index import HEADER_BYTES, compacted_file_bytes, decode_header
+from tieredstore.codec.tiered_index import compacted_file_bytes
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.provider import SegmentProvider
@@ -35,7 +35,7 @@ from tieredstore.flat.message_file import HOUR_MS
 from tieredstore.index import footer_cache
 from tieredstore.index.compaction import Compaction, footer_blocks
 from tieredstore.index.contract import NOTHING, CommittedRun, IndexAnswer, IndexFigures
-from tieredstore.index.footer import TAIL_BYTES, decode_tail, has_footer
+from tieredstore.index.footer import Footer, footer_or_header
 from tieredstore.index.footer_cache import FooterCache, FooterCopy
 from tieredstore.index.keys import keys_of_run
 from tieredstore.index.local_file import IndexStoreFile
@@ -515,24 +515,18 @@ def _check_uploaded(segment: UploadedSegment, slot_count: int) -> bool | None:
     """
     size, handle = segment.record.size, segment.flat.segment
     try:
-        tail = handle.read(max(0, size - TAIL_BYTES), min(size, TAIL_BYTES))
-        if has_footer(tail):
-            footer = decode_tail(tail, file_bytes=size, path=handle.path)
-            _check(footer.slot_count == slot_count, slot_count, handle.path)
-            return True
-        header = decode_header(handle.read(0, HEADER_BYTES), path=handle.path)
+        found = footer_or_header(handle.read, size, path=handle.path)
     except SegmentError as error:
         log.warning("the sizes of an index file could not be checked: %s", error)
         return None
-    wanted = compacted_file_bytes(slot_count=slot_count, item_count=header.item_count)
-    # Those of RocketMQ 5.1 are four bytes longer.
-    _check(size in (wanted, wanted + 4), slot_count, handle.path)
-    return False
-
-
-def _check(is_right: bool, slot_count: int, path: str) -> None:
+    if isinstance(found, Footer):
+        is_right = found.slot_count == slot_count
+    else:
+        wanted = compacted_file_bytes(slot_count=slot_count, item_count=found.item_count)
+        is_right = size in (wanted, wanted + 4)  # those of RocketMQ 5.1 are four bytes longer
     if not is_right:
         raise InvalidConfigError(
-            f"index_slot_count: {slot_count}, but {path} was made with another number; "
+            f"index_slot_count: {slot_count}, but {handle.path} was made with another number; "
             "it must never change"
         )
+    return isinstance(found, Footer)

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import merge
 from itertools import islice
@@ -57,6 +57,7 @@ from tieredstore.index.footer import (
     block_of,
     decode_tail,
     find_group,
+    footer_or_header,
     has_footer,
     may_hold,
 )
@@ -459,21 +460,16 @@ class UploadedTable:
         size = flat.backend_bytes()
         if size <= HEADER_BYTES:
             return None
-        path = flat.segment.path
         try:
-            tail_bytes = min(size, TAIL_BYTES)
-            tail = flat.segment.read(size - tail_bytes, tail_bytes)
-            if has_footer(tail):
-                footer = decode_tail(tail, file_bytes=size, path=path)
-                return footer.begin_timestamp, footer.end_timestamp, size
-            header = decode_header(flat.segment.read(0, HEADER_BYTES), path=path)
+            found = footer_or_header(flat.segment.read, size, path=flat.segment.path)
         except SegmentCorruptError as error:
             log.warning("%s", error)
             return None
-        items, slots = header.item_count, self._slot_count
-        if items < 1 or size != compacted_file_bytes(slot_count=slots, item_count=items):
-            return None
-        return header.begin_timestamp, header.end_timestamp, size
+        if not isinstance(found, Footer):
+            items, slots = found.item_count, self._slot_count
+            if items < 1 or size != compacted_file_bytes(slot_count=slots, item_count=items):
+                return None
+        return found.begin_timestamp, found.end_timestamp, size
 
 
 def first_row_below(rows: Sequence[SegmentRecord]) -> SegmentRecord | None:
@@ -569,7 +565,7 @@ class UploadedSegment:
             near = None if self._cache is None else self._cache.near(self.origin)
             # The first row may say that it begins earlier: see `first_row_below`.
             if near is not None and near.footer.begin_timestamp >= self.begin_timestamp:
-                file = UploadedFile.with_footer(self._read, near, path=self._path)
+                file = UploadedFile.with_footer(self._read, near.footer, near=near, path=self._path)
                 self._is_near = True
             else:
                 file = self._opened()
@@ -677,6 +673,7 @@ class UploadedSegment:
         return self.flat.segment.path
 
 
+@dataclass(slots=True, kw_only=True)
 class UploadedFile:
     """One file, which never changes; any thread may ask.
 
@@ -685,27 +682,18 @@ class UploadedFile:
     first, until the caller has enough.
     """
 
-    def __init__(
-        self,
-        read: Read,
-        items_end: int,
-        *,
-        path: str,
-        slot_count: int,
-        begin_timestamp: int,
-        is_legacy: bool = False,
-        footer: Footer | None = None,
-        near: NearFooter | None = None,
-    ) -> None:
-        self.path = path
-        self.slot_count = slot_count
-        self.begin_timestamp = begin_timestamp
-        self.is_legacy = is_legacy
-        self.footer = footer
-        self._read_bytes = read
-        self._near = near
-        self._items_start = slot_position(slot_count)
-        self._items_end = items_end
+    path: str
+    slot_count: int
+    begin_timestamp: int
+    items_end: int
+    is_legacy: bool = False
+    footer: Footer | None = None
+    near: NearFooter | None = None
+    read: Read
+
+    @property
+    def items_start(self) -> int:
+        return slot_position(self.slot_count)
 
     @classmethod
     def open(
@@ -723,12 +711,11 @@ class UploadedFile:
         passed over: what lies before it is a file as Java writes it.
         """
         if not size:  # Java uploads nothing where there is no item
-            return cls(read, 0, path=path, slot_count=slot_count, begin_timestamp=0)
+            return cls(read=read, items_end=0, path=path, slot_count=slot_count, begin_timestamp=0)
         tail_bytes = min(size, TAIL_BYTES)
         tail = _exactly(read, size - tail_bytes, tail_bytes, path)
         if trust_footer and has_footer(tail):
-            footer = decode_tail(tail, file_bytes=size, path=path)
-            return cls._with(read, path, footer, None)
+            return cls.with_footer(read, decode_tail(tail, file_bytes=size, path=path), path=path)
         head = tail if size <= TAIL_BYTES else _exactly(read, 0, HEADER_BYTES, path)
         header = decode_header(head, path=path)
         is_legacy = is_legacy_compacted(header, file_bytes=size, slot_count=slot_count)
@@ -741,8 +728,8 @@ class UploadedFile:
                 position=HEADER_BYTES,
             )
         return cls(
-            read,
-            wanted,
+            read=read,
+            items_end=wanted,
             path=path,
             slot_count=slot_count,
             begin_timestamp=header.begin_timestamp,
@@ -750,15 +737,13 @@ class UploadedFile:
         )
 
     @classmethod
-    def with_footer(cls, read: Read, near: NearFooter, *, path: str = "") -> UploadedFile:
-        """Without a read: the footer is near."""
-        return cls._with(read, path, near.footer, near)
-
-    @classmethod
-    def _with(cls, read: Read, path: str, footer: Footer, near: NearFooter | None) -> UploadedFile:
+    def with_footer(
+        cls, read: Read, footer: Footer, *, near: NearFooter | None = None, path: str = ""
+    ) -> UploadedFile:
+        """Without a read; `near` is a copy of the footer that is at hand."""
         return cls(
-            read,
-            footer.position,
+            read=read,
+            items_end=footer.position,
             path=path,
             slot_count=footer.slot_count,
             begin_timestamp=footer.begin_timestamp,
@@ -768,7 +753,7 @@ class UploadedFile:
 
     def may_hold(self, text: str) -> bool:
         """False only if no message has this `topic#key`: known without a read, or not at all."""
-        near = self._near
+        near = self.near
         if near is None or not near.footer.filter_blocks:
             return True
         value = key_hash(text)
@@ -787,7 +772,7 @@ class UploadedFile:
 
         Where two hashes are probed, the items of both are merged by time.
         """
-        if self._items_end <= self._items_start:
+        if self.items_end <= self.items_start:
             return
         rows = [self._of_hash(*probe, begin, end) for probe in self._probes(text)]
         if len(rows) == 1:
@@ -813,29 +798,29 @@ class UploadedFile:
         footer = self.footer
         if footer is not None:
             at = footer.fence_block_position(slot)
-            if self._near is not None:
-                block = self._near.read(at, BLOCK_BYTES)
+            if self.near is not None:
+                block = self.near.read(at, BLOCK_BYTES)
             else:
-                block = _exactly(self._read_bytes, footer.position + at, BLOCK_BYTES, self.path)
+                block = _exactly(self.read, footer.position + at, BLOCK_BYTES, self.path)
             return find_group(
                 block,
                 slot,
-                first=self._items_start,
-                end=self._items_end,
+                first=self.items_start,
+                end=self.items_end,
                 path=self.path,
                 position=footer.position + at,
             )
         at = slot_position(slot)
-        data = _exactly(self._read_bytes, at, SLOT_BYTES, self.path)
+        data = _exactly(self.read, at, SLOT_BYTES, self.path)
         place = decode_compacted_slot(data, path=self.path)
         end = place.position + place.items_bytes
-        if place.items_bytes and not self._items_start <= place.position < end <= self._items_end:
+        if place.items_bytes and not self.items_start <= place.position < end <= self.items_end:
             reason = f"a slot with items from {place.position} to {end}"
             raise SegmentCorruptError(self.path, reason, position=at)
         return Group(place.position, end)
 
     def _items(self, start: int, size: int, hash_: int, begin: int, end: int) -> Iterator[Match]:
-        data = _exactly(self._read_bytes, start, size, self.path)
+        data = _exactly(self.read, start, size, self.path)
         items = view_compacted_items(data, path=self.path)
         origin = self.begin_timestamp
         if self.is_legacy:

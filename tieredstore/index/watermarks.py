@@ -88,15 +88,14 @@ class Watermarks:
 
     def slot_count(self) -> int | None:
         """Of every file of the store, where that was noted."""
-        return self._size("slots")
+        return self._made_with().get("index_slot_count")
 
     def item_capacity(self) -> int | None:
         """Likewise of every file that is not uploaded."""
-        return self._size("items")
+        return self._made_with().get("index_item_count")
 
-    def _size(self, name: str) -> int | None:
-        held = self._metadata.note(STORE, "sizes")
-        return (_number(held.get(name)) if isinstance(held, dict) else None) or None
+    def _made_with(self) -> dict[str, int]:
+        return self.made_with({"sizes": self._metadata.note(STORE, "sizes")})
 
     @staticmethod
     def made_with(notes: Mapping[str, Json]) -> dict[str, int]:

@@ -400,7 +400,7 @@ def _of_file(
         at = int(np.flatnonzero(wrong)[0])
         text = f"slot {at} leads to item {heads[at]}, not to {examined.heads[at]}"
         findings.add(VerifyKind.INDEX_SLOT, str(path), text, position=slot_position(at))
-    items = view_items(data, slot_count=slots, item_count=items_held)
+    items = view_items(memoryview(data), slot_count=slots, item_count=items_held)
     for at in range(0, items_held, _ITEMS_AT_ONCE):
         block = items[at : at + _ITEMS_AT_ONCE].copy()
         times = begin + 1000 * block["seconds"].astype(np.int64)
