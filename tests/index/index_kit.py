@@ -1,7 +1,4 @@
-"""What the tests of the key index share: columns from rows, small files, a linear scan.
-
-What lives here: how files are filled and what they must answer. No expectations.
-"""
+"""What the tests of the key index share: columns from rows, small files, a linear scan."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from tieredstore.codec.java import index_key
 from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.rows import IndexColumns, Match
+from tieredstore.index.uploaded import UploadedFile
 
 SLOTS, ITEMS = 97, 1300
 BEGIN = 1_750_000_000_000
@@ -72,6 +70,24 @@ def reopen(path: Path, slots: int = SLOTS, items: int = ITEMS, **how: Any) -> In
 
 def place(item: Match) -> tuple[int, int, int]:
     return item.topic_id, item.queue_id, item.log_offset
+
+
+def check_javas_answers(file: IndexStoreFile | UploadedFile, begin: int) -> int:
+    """All that a scan finds, in its order, and all that Java found, for each question that Java was
+    asked about this file; how many that were."""
+    rows, asked = golden_rows(BEGINS.index(begin)), 0
+    for row in expected("tier-index.expect.json")["answers"]:
+        query = row["query"]
+        if query["op"] != "indexFileQuery" or query["file"] != begin:
+            continue
+        text = index_key(query["topic"], query["key"])
+        when = {"begin": query["begin"], "end": query["end"]}
+        ours = [place(item) for item in file.find(text, **when, count_max=100_000)]
+        rest = iter(ours)
+        assert all(wanted in rest for wanted in scan(rows, text, **when))
+        assert {tuple(item[:3]) for item in row["result"].get("items", [])} <= set(ours)
+        asked += 1
+    return asked
 
 
 def scan(

@@ -6,7 +6,10 @@ scan over what was put. No expectations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +172,57 @@ class Shop:
         folder = self.folder / "tiered_index_file"
         return sorted(path.name for path in folder.iterdir() if path.name.isdigit())
 
+    def local_path(self) -> Path:
+        """Of the one local file."""
+        (name,) = self.local_files()
+        return self.folder / "tiered_index_file" / name
+
+    def leave_to_rocketmq(self) -> None:
+        """Shut down; the one local file is as RocketMQ makes them, without hashes beside it."""
+        self.index.shutdown()
+        path = self.local_path()
+        path.with_name(f"{path.name}.keys").unlink()
+
+    def upload_files(self, count: int, *, apart_ms: int = 60_000) -> None:
+        """Files of one message each."""
+        for _ in range(count):
+            self.put(["k"])
+            self.index.seal()
+            self.clock.advance(apart_ms)
+
+    def uploaded_bytes(self) -> bytearray:
+        (row,) = self.segments()
+        return bytearray(self.provider.open(row.path, row.type, 0).read(0, row.size))
+
+    def replace_uploaded(self, data: bytes, **changes: int) -> None:
+        """Other bytes in place of the one uploaded file, in its row too; the cache has none."""
+        row = self.segments()[0]
+        segment = self.provider.open(row.path, row.type, 0)
+        segment.delete()
+        segment.write(0, data)
+        self.catalogue.put(dataclasses.replace(row, size=len(data), **changes))
+        self.index._cache.clear()
+
+    def drop_footer(self, items: int, **changes: int) -> None:
+        """The one uploaded file as RocketMQ would have made it."""
+        row = self.segments()[0]
+        size = 28 + 8 * self.config.index_slot_count + 28 * items
+        data = self.provider.open(row.path, row.type, 0).read(0, size)
+        self.replace_uploaded(data, **changes)
+
     def segments(self) -> list[SegmentRecord]:
         return list(self.catalogue.segments(INDEX_PATH, SegmentType.INDEX))
+
+
+@contextmanager
+def running(*calls: Callable[[], None]) -> Iterator[None]:
+    """Each in a thread of its own; all have ended when the context is left."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join()
 
 
 def check_like_scan(shop: Shop, key: str, *, count_max: int, begin: int, end: int) -> None:

@@ -87,8 +87,7 @@ def test_a_torn_file_that_was_never_synced_costs_only_what_it_held(tmp_path: Pat
     shop.put(["k1"])
     shop.index._writer.drain()
     shop.crash()
-    (name,) = shop.local_files()
-    path = tmp_path / "tiered_index_file" / name
+    path = shop.local_path()
     data = path.read_bytes()
     path.write_bytes(b"x" * 28 + data[28:])
     shop.open()

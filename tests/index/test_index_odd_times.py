@@ -61,24 +61,14 @@ def test_an_end_in_the_far_future_keeps_no_file_that_rocketmq_made(
 ) -> None:
     """RocketMQ takes a part of an IPv6 address for the store time, and so for the file's end."""
     shop = Shop(tmp_path)
-    for _ in range(3):
-        shop.put(["k"])
-        shop.index.seal()
-        shop.clock.advance(60_000)
-    first = shop.segments()[0]
+    shop.upload_files(3)
+    end = STORE_TIMESTAMP + 99 * YEAR_MS
     if foreign:
-        segment = shop.provider.open(INDEX_PATH, SegmentType.INDEX, 0)
-        data = segment.read(0, 28 + 8 * SLOTS + 28 * 2)
-        segment.delete()
-        segment.write(0, data)
-        shop.catalogue.put(
-            dataclasses.replace(first, size=len(data), end_timestamp=STORE_TIMESTAMP + 99 * YEAR_MS)
-        )
-        shop.reopen()
+        shop.drop_footer(2, end_timestamp=end)
     else:
-        shop.catalogue.put(dataclasses.replace(first, end_timestamp=STORE_TIMESTAMP + 99 * YEAR_MS))
-        shop.reopen()
-    assert len(shop.found("k", begin=STORE_TIMESTAMP + 99 * YEAR_MS)) == 0
+        shop.catalogue.put(dataclasses.replace(shop.segments()[0], end_timestamp=end))
+    shop.reopen()
+    assert len(shop.found("k", begin=end)) == 0
     assert len(shop.found("k")) == 3
     later = STORE_TIMESTAMP + 2 * 86_400_000
     assert shop.index.expire(later) == 3

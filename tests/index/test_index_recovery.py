@@ -64,8 +64,7 @@ def test_a_damaged_local_file_is_made_again(tmp_path: Path, harm: str) -> None:
     shop.clock.advance(1000)
     shop.put(["k2", "k3"])
     shop.index.shutdown()
-    (name,) = shop.local_files()
-    path = tmp_path / "tiered_index_file" / name
+    path = shop.local_path()
     data = bytearray(path.read_bytes())
     if harm == "torn":
         data[28 + 8 * SLOTS + 32 :] = bytes(len(data) - 28 - 8 * SLOTS - 32)
@@ -74,7 +73,7 @@ def test_a_damaged_local_file_is_made_again(tmp_path: Path, harm: str) -> None:
     elif harm == "one bit":
         data[28 + 8 * SLOTS + 32 + 19] ^= 4  # of a log offset
     elif harm == "a hash":  # its upper half, which no item has
-        notes = path.with_name(name + ".keys")
+        notes = path.with_name(path.name + ".keys")
         hashes = bytearray(notes.read_bytes())
         hashes[-1] ^= 1
         notes.write_bytes(hashes)
@@ -204,8 +203,7 @@ def test_a_local_file_that_is_uploaded_already_goes(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     shop.put(["k"])
     shop.index._writer.sync()
-    (name,) = shop.local_files()
-    path = tmp_path / "tiered_index_file" / name
+    path = shop.local_path()
     data = path.read_bytes()
     shop.index.seal()
     shop.index.shutdown()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from tests.index.store_kit import ALL, Shop
 from tieredstore.codec.java import tiered_probes
 from tieredstore.index.footer_cache import FooterCache, Origin
-from tieredstore.index.uploaded import ASKED_OFTEN, UploadedTable
+from tieredstore.index.uploaded import ASKED_OFTEN
 from tieredstore.model.values import SegmentType
 from tieredstore.testing.samples import TOPIC
 
@@ -128,13 +127,9 @@ def test_a_damaged_footer_is_passed_over(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     shop.put(["k"] * 5)
     shop.index.seal()
-    (row,) = shop.segments()
-    segment = shop.provider.open(row.path, row.type, 0)
-    data = bytearray(segment.read(0, row.size))
+    data = shop.uploaded_bytes()
     data[-100:-90] = b"x" * 10
-    segment.delete()
-    segment.write(0, bytes(data))
-    shop.index._cache.clear()
+    shop.replace_uploaded(bytes(data))
     shop.reopen()
     assert len(shop.found("k")) == 5
 
@@ -175,23 +170,8 @@ def test_a_file_without_a_footer_gets_fences_when_it_is_asked_often(tmp_path: Pa
     shop = Shop(tmp_path, slots=300, items=5000)
     shop.put([f"k{number}" for number in range(900)])
     shop.index.seal()
-    (row,) = shop.segments()
-    table = UploadedTable(
-        shop.config,
-        provider=shop.provider,
-        metadata=shop.catalogue,
-        runtime=shop.runtime,
-        cache=None,
-    )
-    table.load()
-    footer = table.segments[0].file().footer
-    assert footer is not None
-    segment = shop.provider.open(row.path, row.type, 0)
-    javas = segment.read(0, footer.position)
-    segment.delete()
-    segment.write(0, javas)
-    shop.index._cache.clear()
-    shop.catalogue.put(dataclasses.replace(row, size=len(javas)))
+    shop.drop_footer(1800)  # each message has a unique key too
+    javas = shop.uploaded_bytes()
     shop.reopen()
     shop.index.step()
     index_reads(shop)
@@ -205,7 +185,7 @@ def test_a_file_without_a_footer_gets_fences_when_it_is_asked_often(tmp_path: Pa
         reads = index_reads(shop)
         assert len(reads) <= probes(f"k{number}")
         assert max(reads) <= 16 * 1024
-    assert segment.read(0, len(javas)) == javas
+    assert shop.uploaded_bytes() == javas
     index_reads(shop)
     shop.reopen()
     assert len(shop.found("k77")) == 1

@@ -30,16 +30,6 @@ def forget_notes(shop: Shop) -> None:
             shop.catalogue.delete_note(kind, key)
 
 
-def without_footer(shop: Shop, items: int) -> None:
-    """The one uploaded file as RocketMQ would have made it."""
-    (row,) = shop.segments()
-    segment = shop.provider.open(row.path, row.type, 0)
-    head = segment.read(0, 28 + 8 * SLOTS + 28 * items)
-    segment.delete()
-    segment.write(0, head)
-    shop.catalogue.put(dataclasses.replace(row, size=len(head)))
-
-
 def test_java_leftovers_are_cleared_away(tmp_path: Path) -> None:
     folder = tmp_path / "tiered_index_file"
     (folder / "compacting").mkdir(parents=True)
@@ -96,10 +86,7 @@ def test_a_row_without_bytes_goes_and_its_base_is_used(tmp_path: Path) -> None:
 def test_a_file_that_somebody_else_began_is_searched_whole_and_not_filled(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     shop.put(["k1"])
-    shop.index.shutdown()
-    (name,) = shop.local_files()
-    path = tmp_path / "tiered_index_file" / name
-    path.with_name(name + ".keys").unlink()  # as RocketMQ makes them
+    shop.leave_to_rocketmq()
     shop.open()
     shop.put(["k2"])
     assert shop.found("k1") == [(0, 0)]
@@ -113,10 +100,7 @@ def test_a_file_that_somebody_else_began_is_searched_whole_and_not_filled(tmp_pa
 def test_an_older_index_of_somebody_else_is_taken_over_and_not_made_again(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     shop.put(["k1"])
-    shop.index.shutdown()
-    (name,) = shop.local_files()
-    path = tmp_path / "tiered_index_file" / name
-    path.with_name(name + ".keys").unlink()
+    shop.leave_to_rocketmq()
     forget_notes(shop)  # the catalogue is Java's
     shop.open()
     assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 1
@@ -129,9 +113,7 @@ def test_a_queue_made_anew_after_an_index_was_taken_over_is_indexed_from_its_beg
     """Its first commit passed the end that was taken over, and a crash came before the index."""
     shop = Shop(tmp_path)
     shop.put(["k1"])
-    shop.index.shutdown()
-    (name,) = shop.local_files()
-    (tmp_path / "tiered_index_file" / f"{name}.keys").unlink()
+    shop.leave_to_rocketmq()
     forget_notes(shop)
     shop.clock.advance(1000)
     shop.open()
@@ -146,8 +128,7 @@ def test_a_queue_made_anew_after_an_index_was_taken_over_is_indexed_from_its_beg
 
 def upload_as_java(shop: Shop, *, items: int) -> None:
     """What RocketMQ does at its end with the one local file, of which it knows so many items."""
-    (name,) = shop.local_files()
-    path = shop.folder / "tiered_index_file" / name
+    path = shop.local_path()
     file = IndexStoreFile.open(
         path, slot_count=SLOTS, item_capacity=ITEMS, item_count=items, read_only=False
     )
@@ -159,7 +140,7 @@ def upload_as_java(shop: Shop, *, items: int) -> None:
         base_offset=0,
         size=len(data),
         create_timestamp=shop.clock.now_ms(),
-        begin_timestamp=int(name),
+        begin_timestamp=int(path.name),
         end_timestamp=file.end_timestamp,
     )
     shop.catalogue.put(row)
@@ -179,11 +160,8 @@ def test_a_file_of_ours_that_rocketmq_uploaded_is_not_put_again(tmp_path: Path) 
     assert shop.found("k2") == [(0, 1000)]
     shop.put(["k3"])
     shop.reopen()
-    assert [shop.found(f"k{number}") for number in (1, 2, 3)] == [
-        [(0, 0)],
-        [(0, 1000)],
-        [(0, 2000)],
-    ]
+    for number in (1, 2, 3):
+        assert shop.found(f"k{number}") == [(0, 1000 * number - 1000)]
     assert sum(file.item_count for file in shop.index._writer.files) == 2  # of k3 alone
 
 
@@ -194,10 +172,7 @@ def test_what_rocketmq_put_after_us_is_not_put_again(tmp_path: Path, lost: int |
     shop.put(["k0", "k1"], unique=False)
     shop.index.shutdown()
     shop.clock.advance(1000)
-    (name,) = shop.local_files()
-    file = IndexStoreFile.open(
-        tmp_path / "tiered_index_file" / name, slot_count=SLOTS, item_capacity=ITEMS
-    )
+    file = IndexStoreFile.open(shop.local_path(), slot_count=SLOTS, item_capacity=ITEMS)
     numbers = [number for number in range(2, 6) if number != lost]
     places = np.array([1000 * number for number in numbers], np.int64)
     file.put(
@@ -254,7 +229,7 @@ def test_other_slots_than_those_of_an_uploaded_file_of_java_are_refused(tmp_path
     shop = Shop(tmp_path)
     shop.put(["k"] * 3)
     shop.index.seal()
-    without_footer(shop, 6)
+    shop.drop_footer(6)
     shop.catalogue.delete_note("index", "sizes")
     shop.index.shutdown()
     with pytest.raises(InvalidConfigError, match="another number"):
@@ -295,7 +270,7 @@ def test_an_open_with_wrong_sizes_leaves_no_trace(tmp_path: Path, file: str) -> 
         shop.index.seal()
     shop.index.shutdown()
     if file == "java":
-        without_footer(shop, 2)
+        shop.drop_footer(2)
     forget_notes(shop)
     wrong = dataclasses.replace(shop.config, index_slot_count=SLOTS + 1)
     with pytest.raises(InvalidConfigError):
@@ -311,7 +286,7 @@ def test_an_index_of_java_is_not_taken_over_unseen(tmp_path: Path) -> None:
     shop.put(["k"])
     shop.index.seal()
     shop.index.shutdown()
-    without_footer(shop, 2)
+    shop.drop_footer(2)
     forget_notes(shop)
     with pytest.raises(BackendUnavailableError):
         shop.open(Faults({0: Fault.BEFORE}))
@@ -329,7 +304,7 @@ def test_a_reader_with_other_slots_never_says_that_there_is_nothing(
     shop = Shop(tmp_path)
     shop.put(["k"] * 10)
     shop.index.seal()
-    without_footer(shop, 20)
+    shop.drop_footer(20)
     shop.catalogue.delete_note("index", "sizes")
     shop.config = dataclasses.replace(shop.config, index_slot_count=slots)
     reader = shop.reader()

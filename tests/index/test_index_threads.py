@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 
-from tests.index.store_kit import Shop
+from tests.index.store_kit import Shop, running
 from tieredstore.driver.runtime import Runtime
 from tieredstore.index.contract import IndexAnswer
 from tieredstore.testing.samples import a_record
@@ -31,15 +32,11 @@ def test_questions_while_files_are_filled_and_uploaded_miss_nothing(tmp_path: Pa
             except BaseException as error:  # noqa: BLE001 - for the main thread
                 failures.append(error)
 
-        askers = [threading.Thread(target=ask) for _ in range(3)]
-        for each in askers:
-            each.start()
-        for _ in range(60):
-            shop.put(["k"] * 25, unique=False)
-            put += 25
-        done.set()
-        for each in askers:
-            each.join()
+        with running(*[ask] * 3):
+            for _ in range(60):
+                shop.put(["k"] * 25, unique=False)
+                put += 25
+            done.set()
         assert not failures
         shop.index.seal()
         assert len(shop.found("k")) == 60 * 25
@@ -75,11 +72,8 @@ def test_many_threads_fill_files_side_by_side(tmp_path: Path) -> None:
         for first in range(0, 1000, 50):
             shop.give(first, runs[queue_id][first : first + 50], queue_id)
 
-    putters = [threading.Thread(target=put, args=(queue_id,)) for queue_id in runs]
-    for each in putters:
-        each.start()
-    for each in putters:
-        each.join()
+    with running(*(partial(put, queue_id) for queue_id in runs)):
+        pass
     assert len(shop.found("k")) == 6000
     assert len(shop.local_files()) == 3
     assert len(shop.found("k", count_max=10)) == 10

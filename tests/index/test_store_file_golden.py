@@ -7,19 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.codec.golden_files import GOLDEN, expected
+from tests.codec.golden_files import GOLDEN
 from tests.index.index_kit import (
     BEGINS,
     ITEMS,
     SLOTS,
+    check_javas_answers,
     columns_of,
     create,
     golden_rows,
-    place,
     reopen,
-    scan,
 )
-from tieredstore.codec.java import index_key
 from tieredstore.codec.tiered_index import BEGIN_MAGIC, decode_header
 from tieredstore.model.errors import InvalidConfigError
 
@@ -101,16 +99,4 @@ def test_the_magic_turns_with_the_last_item(tmp_path: Path) -> None:
 def test_javas_answers_are_found_in_its_unsealed_file(tmp_path: Path) -> None:
     path = tmp_path / str(BEGINS[4])
     shutil.copy(WRITTEN[4], path)
-    file, rows, asked = reopen(path), golden_rows(4), 0
-    for row in expected("tier-index.expect.json")["answers"]:
-        query = row["query"]
-        if query["op"] != "indexFileQuery" or query["file"] != BEGINS[4]:
-            continue
-        text = index_key(query["topic"], query["key"])
-        when = {"begin": query["begin"], "end": query["end"]}
-        ours = [place(item) for item in file.find(text, **when, count_max=100_000)]
-        rest = iter(ours)
-        assert all(place in rest for place in scan(rows, text, **when))
-        assert {tuple(item[:3]) for item in row["result"].get("items", [])} <= set(ours)
-        asked += 1
-    assert asked > 3
+    assert check_javas_answers(reopen(path), BEGINS[4]) > 3

@@ -5,16 +5,13 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from tests.index.store_kit import ALL, Shop
+from tests.index.store_kit import ALL, Shop, running
 from tieredstore.testing.samples import TOPIC
 
 
 def three_files(folder: Path) -> Shop:
     shop = Shop(folder)
-    for _ in range(3):
-        shop.put(["k"])
-        shop.index.seal()
-        shop.clock.advance(60_000)
+    shop.upload_files(3)
     return shop
 
 
@@ -65,15 +62,11 @@ def test_many_readers_see_what_is_uploaded_and_dropped_meanwhile(tmp_path: Path)
                 failures.append(answer)
                 return
 
-    askers = [threading.Thread(target=ask) for _ in range(3)]
-    for each in askers:
-        each.start()
-    for _ in range(20):
-        shop.put(["k"])
-        shop.index.seal()
-        shop.index.expire((shop.segments()[0].end_timestamp or 0) + 1)
-        shop.clock.advance(60_000)
-    done.set()
-    for each in askers:
-        each.join()
+    with running(*[ask] * 3):
+        for _ in range(20):
+            shop.put(["k"])
+            shop.index.seal()
+            shop.index.expire((shop.segments()[0].end_timestamp or 0) + 1)
+            shop.clock.advance(60_000)
+        done.set()
     assert not failures

@@ -80,25 +80,11 @@ def test_a_query_from_the_exact_time_misses_what_was_stored_within_the_second(
     assert candidates(file, "T#b", T0 + 1999, T0 + 1999) == [1]
 
 
-def test_of_400_numbers_399_are_keys(tmp_path: Path) -> None:
-    file = new_file(tmp_path, slots=100, items=400)
-    for number in range(399):
-        assert file.put(columns_of([(f"T#{number}", number, T0)])) == 1
-    assert file.put(columns_of([("T#400", 400, T0)])) == 0
-    assert all(java(file, f"T#{number}") == [number] for number in range(399))
-
-
 def test_a_batch_that_does_not_fit_is_taken_in_part(tmp_path: Path) -> None:
     file = new_file(tmp_path, items=5)
     assert file.put(columns_of(PUTS[:6])) == 4
     assert file.header.end_log_offset == 400
     assert java(file, "T#a") == [300, 100]
-
-
-def test_slots_in_use_and_the_next_item_are_counted_as_since_5x(tmp_path: Path) -> None:
-    file = new_file(tmp_path)
-    file.put(columns_of([("T#a", 1, T0), ("T#a", 2, T0), ("T#b", 3, T0)]))
-    assert (file.header.used_slot_count, file.header.next_item) == (2, 4)
 
 
 def test_the_header_holds_first_and_last_put_not_least_and_greatest(tmp_path: Path) -> None:
@@ -114,12 +100,6 @@ def test_a_rolled_file_inherits_the_end_until_its_first_key(tmp_path: Path) -> N
     assert file.path.read_bytes()[:40] == encode_header(file.header)
     file.put(columns_of([("T#a", 900, T0 + 5)]))
     assert astuple(file.header) == (T0 + 5, T0 + 5, 900, 900, 1, 2)
-
-
-def test_a_hash_is_enough_for_an_answer_so_collisions_come_along(tmp_path: Path) -> None:
-    file = new_file(tmp_path)
-    file.put(columns_of([("T#Aa", 1, T0), ("T#BB", 2, T0)]))
-    assert java(file, "T#Aa") == [2, 1]
 
 
 def test_times_are_seconds_after_the_begin_never_below_zero_nor_above_int32(tmp_path: Path) -> None:
