@@ -1,4 +1,4 @@
-"""What the store asks of a key index: hits, answers, and the index that holds nothing."""
+"""The contract of a key index: the runs it takes, the hits it answers, and an index of nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CommittedRun:
 
 
 class IndexHit(NamedTuple):
-    """Where a message lies whose key may be the one asked for: keys are stored as hashes."""
+    """The place of a message that may have the key: an index stores hashes of keys."""
 
     topic_id: int
     queue_id: int
@@ -76,11 +76,11 @@ class Index(Protocol):
 
     @property
     def problem(self) -> str | None:
-        """What went wrong in the background last, as long as it does."""
+        """The last failure in the background, until that work succeeds."""
 
     @property
     def figures(self) -> IndexFigures:
-        """What there is, from memory."""
+        """Counts of files, from memory."""
 
     def load(self) -> None: ...
 
@@ -98,9 +98,9 @@ class Index(Protocol):
     def indexed_offset(self, topic: str, topic_id: int, queue_id: int) -> int | None:
         """Below this queue offset `query` finds every message, and a crash loses none of them.
 
-        What was committed at or above it is put again after a start, and read by who looks for a
-        key meanwhile. None: nothing is, and what `query` says counts as it is. A topic
-        that was deleted and made anew has another id, and 0 until something of it was put.
+        What was committed at or above it is put again after a start; until then a look-up reads
+        those messages themselves. None: the index cannot tell, and answers count as they are. A
+        topic that was deleted and made anew has another id, and 0 until a message of it was put.
         """
 
     def query(
@@ -110,7 +110,7 @@ class Index(Protocol):
 
 
 class NoIndex:
-    """Keeps nothing and finds nothing, and says so: what it is asked for may be in the tier."""
+    """Keeps nothing and finds nothing. No answer is complete: the tier may hold the message."""
 
     @property
     def problem(self) -> str | None:

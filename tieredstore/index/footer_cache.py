@@ -117,7 +117,7 @@ class FooterCache:
                 self._path(origin, footer_bytes).unlink(missing_ok=True)
 
     def keep_only(self, origins: Iterable[Origin]) -> None:
-        """Others belong to objects that are gone."""
+        """Forget the other footers: their objects are gone."""
         wanted = set(origins)
         for origin in [kept for kept in list(self._kept) if kept not in wanted]:
             self.forget(origin)
@@ -209,7 +209,7 @@ class FooterCopy:
             self.close()
 
     def keep(self, origin: Origin) -> bool:
-        """Everything is written. Not synced: a copy that is torn is noticed by its checksums."""
+        """End the copy. It is not synced: a copy that is torn is noticed by its checksums."""
         if self._descriptor < 0 or not self._bytes:
             return False
         os.close(self._descriptor)

@@ -17,7 +17,7 @@ SECOND_SLACK_MS: Final = 999
 _REACH_MS: Final = 1000 * INT32_MAX
 DAY_MS: Final = 86_400_000
 LATE_MS: Final = 31 * DAY_MS
-"""So old may a message be when it is indexed: brokers upload what is days old at most."""
+"""No message is older when it is indexed: brokers upload messages within days."""
 _BLOCK_ITEMS: Final = 1 << 19
 
 
@@ -99,7 +99,7 @@ class IndexColumns:
 
 
 class Match(NamedTuple):
-    """Where a message lies whose key has the hash asked for; the time is cut to seconds."""
+    """An item with the hash of the key: the place of its message, the time cut to seconds."""
 
     topic_id: int
     queue_id: int
@@ -134,8 +134,8 @@ def _column(values: NDArray[Any] | int, count: int) -> NDArray[Any]:
 def seconds_window(begin: int, end: int, *, begin_timestamp: int) -> tuple[int, int]:
     """The least and the greatest seconds of an item whose message may lie within begin to end.
 
-    No message is missed, and those up to 999 ms outside are taken for inside: whoever asks reads
-    the message and looks at its time.
+    No message is missed, and those up to 999 ms outside come along: the caller reads the message
+    and compares its time.
     """
     first = -((SECOND_SLACK_MS - (begin - begin_timestamp)) // 1000)
     last = (end - begin_timestamp + SECOND_SLACK_MS) // 1000
@@ -143,26 +143,26 @@ def seconds_window(begin: int, end: int, *, begin_timestamp: int) -> tuple[int, 
 
 
 def times_of_seconds(least: int, greatest: int, *, begin_timestamp: int) -> TimeRange:
-    """Between which times messages lie whose items have these seconds."""
+    """The times of messages whose items have seconds from `least` to `greatest`."""
     first = begin_timestamp + 1000 * least - (SECOND_SLACK_MS if least <= 0 else 0)
     last = begin_timestamp + 1000 * greatest + (SECOND_SLACK_MS if greatest >= 0 else 0)
     return TimeRange(first=first, last=last, exact=False)
 
 
 def foreign_times(*, begin: int, end: int) -> TimeRange:
-    """Between which times the messages of a file lie that was begun and ended then."""
+    """The times that messages of a file may have, by the begin and the end in its header."""
     return TimeRange(first=begin - LATE_MS, last=max(begin, end) + DAY_MS, exact=False)
 
 
 def undated(items: Iterable[Match], *, last: int) -> Iterator[Match]:
-    """Items none of whose times is believed: all count as the newest of their file."""
+    """Items whose times are not believed: all count as the newest of their file."""
     return (item._replace(store_timestamp=last) for item in items)
 
 
 def with_true_times(
     items: Iterable[Match], times: TimeRange, *, begin: int, end: int
 ) -> Iterator[Match]:
-    """Items that may be asked for; one whose time cannot be counts as the newest."""
+    """Items within begin to end; an item with an impossible time counts as the newest."""
     for item in items:
         if not times.first <= item.store_timestamp <= times.last:
             yield item._replace(store_timestamp=times.last)

@@ -261,5 +261,5 @@ def _work(query: KeyQuery, left: deque[Source], answers: deque[list[IndexHit] | 
         except StoreClosedError:
             raise
         except (TieredStoreError, OSError) as error:
-            log.warning("the key %r is not looked for everywhere: %s", query.key, error)
+            log.warning("the key %r is not searched for in every file: %s", query.key, error)
             answers.append(None)

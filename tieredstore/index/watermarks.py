@@ -143,8 +143,8 @@ class Watermarks:
     # Of a queue
 
     def of_queue(self, topic: str, queue: QueueId) -> int:
-        """Below this all is durable. Of a queue that was made anew nothing is: it ends before, or
-        all that it has was begun after its last message was put."""
+        """Below this offset all is durable; 0 for a queue that was made anew. Such a queue ends
+        below its mark, or all its segments were begun after the last put."""
         held, put_at = _mark(self._metadata.note(QUEUE, queue.key))
         rows = self._rows(topic, queue.queue_id)
         if put_at is not None and all(row.create_timestamp > put_at for row in rows):
@@ -186,7 +186,7 @@ class Watermarks:
     def moved(
         queues: Mapping[QueueId, int], put_at: Mapping[QueueId, int] | None = None
     ) -> list[Change]:
-        """With when each was put, where that is known: a mark outlives its queue else."""
+        """The time of the last put tells a queue from one made anew; it is noted where known."""
         times = put_at or {}
         return [
             PutNote(QUEUE, queue.key, [offset, times[queue]] if queue in times else offset)
@@ -196,7 +196,7 @@ class Watermarks:
     # Of a local file
 
     def durable(self, begin: int) -> Durable | None:
-        """What is known to be on the disk of a local file."""
+        """The items of a local file that are known to be on the disk."""
         value = self._metadata.note(FILE, str(begin))
         numbers = [_number(count) for count in (value if isinstance(value, list) else [value])]
         count, items, hashes, *_ = *numbers, None, None, None
@@ -309,8 +309,7 @@ def index_coverage(metadata: MetadataStore, broker_name: str, now_ms: int) -> In
 def indexed_offset(
     metadata: MetadataStore, broker_name: str, topic: str, queue: QueueId
 ) -> int | None:
-    """Below this queue offset the uploaded files alone have every message; None where no note
-    says."""
+    """Below this queue offset the uploaded files alone have every message; None without a note."""
     marks = Watermarks(metadata, broker_name)
     if marks.slot_count() is None:
         return None
