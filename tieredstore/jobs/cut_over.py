@@ -66,7 +66,7 @@ def held_still(source: StoreConfig, target: StoreConfig, *, adopt: bool) -> Iter
 
 @contextmanager
 def _all_locked(config: StoreConfig) -> Iterator[None]:
-    """The locks of those who may write, as far as there is anything to lock."""
+    """Hold the locks of all writers, as far as there is anything to lock."""
     catalogue = os.path.realpath(config.catalogue_path)
     lock, rocketmqs = f"{catalogue}.lock", os.path.join(config.store_path, "lock")
     with ExitStack() as held:
@@ -124,10 +124,10 @@ def not_there(
 ) -> list[SegmentRecord]:
     """Rows, as the target is to have them, whose segment it has not, or of another size.
 
-    What was copied may be gone again, or lie on the disk of a machine that nobody else sees.
+    A copy may be gone again, or lie on a disk that only one machine sees.
     """
     index = () if adopt else tier.index
-    rows = [*(row for each in tier.queues for row in (*each.log, *each.units)), *index]
+    rows = [*(row for queue in tier.queues for row in (*queue.log, *queue.units)), *index]
     wanted = {target_key(row, target): _row(row, target) for row in rows}
     provider.refresh()
     # Of a tier that others use too, only its own queues; else all of them at once.
@@ -153,7 +153,7 @@ def cut_over_note(
     """
     with catalogue_of(target, runtime, read_only=True) as metadata:
         if metadata.note(NOTE, "source") == place_of(source):
-            keys = [each.record.key for each in tier.queues]
+            keys = [queue.record.key for queue in tier.queues]
             left_out = [f"{key.topic}/{key.queue_id}" for key in keys if not metadata.queue(*key)]
             if left_out:
                 raise InvalidConfigError(
@@ -192,15 +192,15 @@ def held_by_both(
         adopted = metadata.notes(NOTE)
         mine = place_of(source)
         both = [
-            each.record.key
-            for each in tier.queues
-            if metadata.queue(*each.record.key) is not None
-            and adopted.get(_adopted_key(each.record.key)) != mine
+            queue.record.key
+            for queue in tier.queues
+            if metadata.queue(*queue.record.key) is not None
+            and adopted.get(_adopted_key(queue.record.key)) != mine
         ]
         if both:
             names = ", ".join(f"{key.topic}/{key.queue_id}" for key in both)
             raise InvalidConfigError(f"both tiers have: {names}; nothing was adopted")
-        return all(metadata.queue(*each.record.key) is not None for each in tier.queues)
+        return all(metadata.queue(*queue.record.key) is not None for queue in tier.queues)
 
 
 def publish(
@@ -214,8 +214,8 @@ def publish(
 ) -> None:
     """Make the copy a tier: one change of the target's catalogue, all of it or nothing.
 
-    Then it is published for those who start from the tier alone. Where that fails it is left to
-    the broker, which publishes what it finds.
+    Then the catalogue is published for readers that start from the tier alone. Where that fails,
+    the broker publishes it.
     """
     Path(target.catalogue_path).parent.mkdir(parents=True, exist_ok=True)
     try:

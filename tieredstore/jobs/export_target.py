@@ -1,6 +1,4 @@
-"""Where an export goes, and the ledger of what has arrived there.
-
-What has been exported to a target, and what is being exported: its folder `_tieredstore`.
+"""The directory or bucket that an export writes to, and its ledger in the folder `_tieredstore`.
 
     | file                | holds                                                                |
     | ------------------- | -------------------------------------------------------------------- |
@@ -37,6 +35,14 @@ from tieredstore.model.settings import has_password
 
 HALVES: Final = "_tieredstore/halves"
 _LOCAL: Final = ("", "file")
+FOLDER: Final = "_tieredstore"
+VERSION: Final = 1
+MANIFEST: Final = f"{FOLDER}/manifest.json"
+PLAN: Final = f"{FOLDER}/plan.json"
+DONE: Final = f"{FOLDER}/done"
+Settings: TypeAlias = Mapping[str, Json]
+Ranges: TypeAlias = dict[str, list[tuple[int, int]]]
+"""Queue offsets [first, end) by source, `<cluster>/<broker>/<topic>/<queue id>`; in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +149,7 @@ class ExportTarget:
             found = self._files.get_file_info(selector)
         except OSError as error:
             raise self._failed(error, folder, "list") from error
-        return sorted(each.base_name for each in found if each.type is pafs.FileType.File)
+        return sorted(file.base_name for file in found if file.type is pafs.FileType.File)
 
     def delete(self, path: str) -> None:
         """Idempotent."""
@@ -179,17 +185,6 @@ def _s3(options: TargetOptions) -> Any:
         "session_token": options.session_token,
     }
     return pafs.S3FileSystem(**{name: value for name, value in given.items() if value})
-
-
-FOLDER: Final = "_tieredstore"
-VERSION: Final = 1
-MANIFEST: Final = f"{FOLDER}/manifest.json"
-PLAN: Final = f"{FOLDER}/plan.json"
-DONE: Final = f"{FOLDER}/done"
-
-Settings: TypeAlias = Mapping[str, Json]
-Ranges: TypeAlias = dict[str, list[tuple[int, int]]]
-"""Queue offsets [first, end) by source, `<cluster>/<broker>/<topic>/<queue id>`; in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +234,7 @@ class Ledger:
         left: Ranges = {}
         for source, ranges in self.planned.items():
             over = {*self.exported.get(source, ()), *self.done.get(source, ())}
-            rest = [each for each in ranges if each not in over]
+            rest = [part for part in ranges if part not in over]
             rest = [each for each in rest if not _covered(each, self.exported.get(source, []))]
             if rest:
                 left[source] = rest

@@ -27,6 +27,8 @@ HOPELESS_FAILURES: Final = 50  # so many, and nothing that went well: the rest w
 THREADS: Final = 8
 THREADS_MAX: Final = 256
 _RANKS: Final = {severity: rank for rank, severity in enumerate(Severity)}
+Work: TypeAlias = Callable[[ItemT], Iterable[RowT]]
+"""What is done to one item: the `work` of a job. It pickles where an engine has other processes."""
 
 
 class JobExit(IntEnum):
@@ -104,7 +106,9 @@ class JobReport:
             "seconds": round(self.seconds, 3),
             "findings": [dict(found.row()) for found in self.findings],
             "findings_left_out": self.findings_left_out,
-            "failures": [{"error": each.error, "text": each.text} for each in self.failures],
+            "failures": [
+                {"error": failure.error, "text": failure.text} for failure in self.failures
+            ],
             "facts": dict(self.facts),
         }
 
@@ -166,7 +170,7 @@ class ItemResult(Generic[RowT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a job is. `bytes_total` is 0 where nobody knows."""
+    """How far a job is. `bytes_total` is 0 where it is unknown."""
 
     items_done: int
     items_total: int
@@ -174,18 +178,15 @@ class Progress:
     bytes_total: int
 
 
-Work: TypeAlias = Callable[[ItemT], Iterable[RowT]]
-"""What is done to one item: the `work` of a job. It pickles where an engine has other processes."""
-
 OnProgress: TypeAlias = Callable[[Progress], None]
-"""Called now and then, by one thread at a time. What it raises ends the job."""
+"""Called now and then, by one thread at a time. An error that it raises ends the job."""
 
 
 class RowStream(Generic[RowT]):
     """The rows of all items, as they come; afterwards what has failed or was never begun.
 
-    Iterate once. The first FAILURES_MAX failures are kept, all of them are counted. Where the
-    first HOPELESS_FAILURES items failed and no other went well, it ends: rights are missing.
+    Iterate once. The first FAILURES_MAX failures are kept, all are counted. It ends early where
+    HOPELESS_FAILURES items have failed and none went well: rights are missing.
     """
 
     def __init__(self, results: Iterator[ItemResult[RowT]], *, item_count: int) -> None:
@@ -209,7 +210,7 @@ class RowStream(Generic[RowT]):
 
     @property
     def not_begun_count(self) -> int:
-        """Items that nobody has worked on: the job was stopped."""
+        """Items that were not worked on, because the job was stopped."""
         return self.item_count - self.done_count - self.failed_count
 
     @property
@@ -265,7 +266,7 @@ def run_job(
     on_plan: Callable[[Plan[ItemT]], None] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> JobReport:
-    """Plan, work and finish. What the plan refuses is raised; what items meet is in the report.
+    """Plan, work and finish. Raises what the plan refuses; failures of items are in the report.
 
     A job of several steps passes its first plan to `on_plan` and returns its last report.
     """

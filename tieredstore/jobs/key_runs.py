@@ -1,6 +1,6 @@
-"""Sorted runs of index entries: staged, merged in bounded memory, and cut into files.
+"""Sorted runs of key entries on their way into an index: staged, cut into files and merged.
 
-Sorted runs of key entries, staged on their way into an index: writing and finding them again.
+A run is staged as one object:
 
     | part    | bytes   | little-endian                                                  |
     | ------- | ------- | -------------------------------------------------------------- |
@@ -8,10 +8,9 @@ Sorted runs of key entries, staged on their way into an index: writing and findi
     | samples | 8 each  | store time of entries 0, 1024, 2048 and so on                  |
     | trailer | 56      | magic, six numbers of 64 bits: see `_TRAILER`                  |
 
-Where one index file ends and the next begins, in runs that nobody has merged.
-
-The order of all entries is by store time; of equal times by topic number, queue id and queue
-offset; the keys of one message as they stand in it.
+All entries are ordered by store time; those of equal times by topic number, queue id and queue
+offset; the keys of one message stay as they stand in it. The samples tell where one index file ends
+and the next begins before any run is merged, and a merge needs bounded memory.
 """
 
 from __future__ import annotations
@@ -35,10 +34,15 @@ ENTRY_DTYPE: Final = np.dtype(
 )
 ENTRY_BYTES: Final = ENTRY_DTYPE.itemsize
 SAMPLE_ENTRIES: Final = 1_024
-RUN_ENTRIES_MAX: Final = 1 << 20  # in memory of whoever makes runs
+RUN_ENTRIES_MAX: Final = 1 << 20  # in memory of a writer
 MAGIC: Final = b"TSKRUN01"
 _TRAILER: Final = Struct("<8s6q")  # entries, topic id, queue id, first offset, number, damaged
 _LAST: Final = 1 << 40  # added to the number of the last run of its origin
+_BACK_ENTRIES: Final = 64  # looked at first for the beginning of a message
+MERGE_ENTRIES: Final = 1 << 21  # in memory, over all runs that are open; twice with what is fetched
+_BLOCK_MIN: Final = 1_024
+_BLOCK_MAX: Final = 1 << 17
+_GIVEN_ENTRIES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,13 +137,14 @@ def _trailer(run: KeyRun) -> bytes:
 def staged_runs(scratch: Scratch, folder: str) -> dict[str, list[KeyRun]]:
     """By stem, the runs of all origins that were finished."""
     by_stem: dict[str, list[StagedObject]] = {}
-    for each in scratch.listed(folder):
-        stem, _, number = each.name.rpartition(".")
+    for staged in scratch.listed(folder):
+        stem, _, number = staged.name.rpartition(".")
         if number.isdigit():
-            by_stem.setdefault(stem, []).append(each)
+            by_stem.setdefault(stem, []).append(staged)
     found = {}
     for stem, objects in by_stem.items():
-        runs = sorted((_read_run(scratch, each) for each in objects), key=lambda run: run.number)
+        runs = [_read_run(scratch, staged) for staged in objects]
+        runs.sort(key=lambda run: run.number)
         whole = runs[-1].is_last and [run.number for run in runs] == list(range(len(runs)))
         if whole:
             found[stem] = runs
@@ -172,9 +177,6 @@ def _read_run(scratch: Scratch, staged: StagedObject) -> KeyRun:
 def in_order(runs: Sequence[KeyRun]) -> list[KeyRun]:
     """Those that have entries, by place."""
     return sorted((run for run in runs if run.count), key=lambda run: run.place)
-
-
-_BACK_ENTRIES: Final = 64  # looked at first for the beginning of a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,12 +348,6 @@ def _steps(run: KeyRun) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return least, most
 
 
-MERGE_ENTRIES: Final = 1 << 21  # in memory, over all runs that are open; twice with what is fetched
-_BLOCK_MIN: Final = 1_024
-_BLOCK_MAX: Final = 1 << 17
-_GIVEN_ENTRIES: Final = 1 << 16
-
-
 def merged(
     scratch: Scratch,
     parts: Sequence[RunPart],
@@ -433,26 +429,26 @@ def _rounds(
     block = max(_BLOCK_MIN, min(_BLOCK_MAX, entries_max // (1 + _overlapping(parts))))
     opened: list[_Open] = []
     while closed or opened:
-        bound = min((each.bound for each in opened if each.has_more), default=None)
+        bound = min((part.bound for part in opened if part.has_more), default=None)
         if closed:
             # What is older than all of the next part need not wait for it.
             begin = parts[closed[-1]].time_from, -1
             if bound is None or begin < bound:
-                if not any(int(each.entries["time"][0]) < begin[0] for each in opened):
+                if not any(int(part.entries["time"][0]) < begin[0] for part in opened):
                     place = closed.pop()
                     opened.append(_Open(place, scratch, parts[place], runtime, block))
                     continue
                 bound = begin
         opened.sort(key=lambda each: each.place)
-        taken = [(each.place, each.take(bound)) for each in opened]
+        taken = [(part.place, part.take(bound)) for part in opened]
         entries = np.concatenate([each for _, each in taken])
         places = np.repeat([place for place, _ in taken], [len(each) for _, each in taken])
         order = np.argsort(entries["time"], kind="stable")
         yield places[order], entries[order]
-        for each in opened:
-            if not len(each.entries):
-                each.fill()
-        opened = [each for each in opened if len(each.entries)]
+        for part in opened:
+            if not len(part.entries):
+                part.fill()
+        opened = [part for part in opened if len(part.entries)]
 
 
 def _overlapping(parts: Sequence[RunPart]) -> int:

@@ -1,6 +1,6 @@
-"""Rows of Arrow batches encoded as records, many at once, and staged.
+"""Rows of Arrow batches encoded as records, many at once, and staged for a bulk load.
 
-What a bulk load takes: the columns, their types and what stands in for those that are missing.
+A load takes these columns, or what stands in for them:
 
     | column     | type                      | without it                                     |
     | ---------- | ------------------------- | ---------------------------------------------- |
@@ -18,13 +18,12 @@ What a bulk load takes: the columns, their types and what stands in for those th
     | flag       | integer                   | 0                                              |
     | sys_flag   | integer                   | 0; bits for addresses follow from the hosts    |
 
-A null is as good as no column. What a read of a tier gives beside these is passed over: offsets,
-sizes and checksums are made anew. But where `body_crc_ok` is false the load is refused: a new
+A null counts as no column. Other columns that a read of a tier gives are ignored: offsets, sizes
+and checksums are made anew. Where `body_crc_ok` is false the load is refused, because a new
 checksum would make a damaged body look sound.
 
-What one task of a bulk load does: its rows become records, staged under the attempt's own name.
-
-A staged object has one portion for each of its queues:
+Each attempt of a task stages objects under a name of its own. An object has one portion for each of
+its queues:
 
     | part    | bytes   |                                                            |
     | ------- | ------- | ---------------------------------------------------------- |
@@ -81,6 +80,14 @@ BODY_CRC_OK: Final = "body_crc_ok"
 IGNORED: Final = frozenset({"queue_offset", "log_offset", "size", BODY_CRC_OK})
 _STRING: Final = pa.string()
 _MAP: Final = pa.map_(pa.string(), pa.string())
+_Rule = tuple[str, Callable[[pa.DataType], bool]]
+_COLUMNS: Final[Mapping[str, str]] = {TAGS: "tags", KEYS: "keys", UNIQUE_KEY: "unique_key"}
+_NO_TEXTS: Final = ""
+BATCH_BYTES_MAX: Final = 64 << 20  # of what is encoded at a time, or a single message
+_NOTHING: Final = pa.scalar(b"")
+FOLDER: Final = "load"
+BLOCK_BYTES: Final = 16 << 20  # of records of all queues together, in memory of one task
+TIME_BYTES: Final = 8
 
 
 class LoadRefusedError(TieredStoreError, ValueError):
@@ -112,7 +119,6 @@ def _is_map(kind: pa.DataType) -> bool:
     return bool(kinds.is_map(kind) and _is_text(kind.key_type) and _is_text(kind.item_type))
 
 
-_Rule = tuple[str, Callable[[pa.DataType], bool]]
 _TEXT: Final[_Rule] = ("a string", _is_text)
 _INTEGER: Final[_Rule] = ("an integer", _is_integer)
 _TIME: Final[_Rule] = ("a timestamp, or an integer of milliseconds", _is_time)
@@ -149,7 +155,7 @@ class LoadColumns:
 
     def __init__(self, schema: pa.Schema, defaults: LoadDefaults) -> None:
         self.defaults = defaults
-        self.names = frozenset(each.name for each in schema if not _is_nothing(each))
+        self.names = frozenset(column.name for column in schema if not _is_nothing(column))
         _check(schema, defaults)
 
     def topics(self, batch: pa.RecordBatch) -> pa.DictionaryArray:
@@ -301,10 +307,6 @@ def _check(schema: pa.Schema, defaults: LoadDefaults) -> None:
         raise LoadRefusedError(f"queue_id: {defaults.queue_id} is not within 0 to {INT32_MAX}")
 
 
-_COLUMNS: Final[Mapping[str, str]] = {TAGS: "tags", KEYS: "keys", UNIQUE_KEY: "unique_key"}
-_NO_TEXTS: Final = ""
-
-
 class PropertyTexts:
     """The texts of one batch, and the codes of the tags in them.
 
@@ -408,10 +410,6 @@ def _refuse(texts: pa.Array, mark: str, what: str) -> None:
     if pc.any(found).as_py():
         text = texts.filter(found)[0].as_py()
         raise LoadRefusedError(f"{what}: {text!r:.80} holds 0x{ord(mark):02X}, which parts them")
-
-
-BATCH_BYTES_MAX: Final = 64 << 20  # of what is encoded at a time, or a single message
-_NOTHING: Final = pa.scalar(b"")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -629,11 +627,6 @@ def _checksums(bodies: pa.Array) -> NDArray[np.int64]:
     return (found & INT32_MAX).astype(np.int64)
 
 
-FOLDER: Final = "load"
-BLOCK_BYTES: Final = 16 << 20  # of records of all queues together, in memory of one task
-TIME_BYTES: Final = 8
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedPortion:
     """Messages of one queue in a staged object, from byte `position` of it on."""
@@ -662,7 +655,7 @@ class StagedPart:
 
     @property
     def message_count(self) -> int:
-        return sum(each.count for each in self.portions)
+        return sum(portion.count for portion in self.portions)
 
 
 def run_folder(run_id: str) -> str:

@@ -56,7 +56,7 @@ class MigrateJob:
     """Copies what the target lacks of the source, and makes it a tier when that is asked for.
 
     * The source is only read. What the target holds already is compared, never written over.
-    * Before the cut-over the target has no catalogue: no broker takes it for whole.
+    * Before the cut-over the target has no catalogue, so no broker takes it for a whole tier.
     * It may run beside a broker that writes to the source, but for the cut-over; each run copies
       what has come since.
     * The target is made under the names that its settings have. With `adopt` the queues join a
@@ -84,7 +84,7 @@ class MigrateJob:
 
     @contextmanager
     def held(self, *, dry_run: bool = False) -> Iterator[None]:
-        """To be entered around a run: for a cut-over nobody else may write meanwhile."""
+        """Enter this around a run: during a cut-over no other process may write."""
         check_places(self.source, self.target, adopt=self.adopt)
         if dry_run or not (self.cut_over or self.adopt):
             yield
@@ -196,9 +196,9 @@ class _Finish:
         )
 
     def _ask_target(self, item: CopyItem) -> None:
-        """Wrong credentials and missing rights are told at once, and not by each item.
+        """Fail at once for wrong credentials and missing rights, and not once for each item.
 
-        In an object store it is also asked for the proof that it keeps its word, by one process.
+        One process also asks an object store for the proof that it keeps its promises.
         """
         provider = self._job.target_provider()
         path = f"{self._job.target.broker_name}/{over.FENCE_TOPIC}/0"
@@ -215,7 +215,7 @@ class _Finish:
         self._bytes["compared"] += row.compared_bytes
 
     def _explain_gone(self) -> None:
-        """A segment that the catalogue names no more has expired; another one is lost."""
+        """A segment that the catalogue no longer names has expired; any other is lost."""
         if not self._gone:
             return
         tier = read_source(self._job.source, topics=self._job.topics)

@@ -1,13 +1,13 @@
-"""One segment copied, or the rest of it, and the journal of what was copied.
+"""The copy of one segment, or of the rest of it, and the journal of what was copied.
 
-What a migration has copied so far, kept beside the target's catalogue until the cut-over.
+The journal lies beside the target's catalogue until the cut-over:
 
     line      <CRC-32C of the rest, 8 hexadecimal digits> <JSON>\n
     first     {"format": 1, "source": {...}, "target": {...}}
     others    [path, type, base, size, crc]     the target has so many bytes, with this CRC-32C
 
-Later lines count. A line that is torn, and all behind it, never was. A line is in the hands of the
-system when `add` returns, and on the disk after at most SYNC_LINES more.
+Of lines about one segment the last counts. A torn line and all lines behind it are ignored. A line
+is in the hands of the system when `add` returns, and on the disk after at most SYNC_LINES more.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ log = log_of(__name__)
 
 BLOCK_BYTES: Final = 8 << 20  # in memory for each item under way, twice where it is sent on
 _ATTEMPTS_MAX: Final = 3  # where somebody else copies the same segment at the same time
+SYNC_LINES: Final = 64
+SUFFIX: Final = ".migration"
+_FORMAT: Final = 1
+Key: TypeAlias = tuple[str, SegmentType, int]
+Place: TypeAlias = dict[str, str]
 
 
 class CopyState(Enum):
@@ -51,13 +56,13 @@ class CopyState(Enum):
 
     COPIED = "copied"
     COMPARED = "compared"
-    """It was there already; nobody had noted it, so both were read."""
+    """It was there already and not in the journal, so both were read."""
     GONE = "gone"
-    """The source has it no more: expired, or lost. The catalogue tells."""
+    """The source no longer has it: the catalogue says whether it expired or is lost."""
 
 
 class Proof(Enum):
-    """How it is known that the target holds what was sent."""
+    """What proves that the target holds the bytes that were sent."""
 
     READ_BACK = "read back"
     STORE = "checksum checked by the store"
@@ -256,14 +261,6 @@ def _size(segment: FileSegment) -> int:
 def _blocks(start: int, end: int) -> Iterator[tuple[int, int]]:
     for position in range(start, end, BLOCK_BYTES):
         yield position, min(BLOCK_BYTES, end - position)
-
-
-SYNC_LINES: Final = 64
-SUFFIX: Final = ".migration"
-_FORMAT: Final = 1
-
-Key: TypeAlias = tuple[str, SegmentType, int]
-Place: TypeAlias = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,13 @@ log = log_of(__name__)
 _QUEUE_NOTES: Final = (STOPPED_QUEUE, recovery.UNCONFIRMED_NOTE)
 INDEX_NOTES: Final = (watermarks.STORE, watermarks.QUEUE, watermarks.FILE, watermarks.START)
 _NAMES_SHOWN: Final = 5
+OBJECT_PROVIDERS: Final = ("s3", "fsspec")
+_MULTIPART_BYTES: Final = 16 << 20  # of one part of a long object
+# Said even where they are the defaults: what the tier is made of, or what the host decides.
+_ALWAYS: Final = (
+    *("broker_name", "cluster_name", "provider", "metadata_path"),
+    *("index_slot_count", "index_item_count"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +79,7 @@ class SourceTier:
     """Where the catalogue is a published copy: it may not know the newest queues and keys."""
 
     def rows(self) -> list[SegmentRecord]:
-        return [*(row for each in self.queues for row in (*each.log, *each.units)), *self.index]
+        return [*(row for queue in self.queues for row in (*queue.log, *queue.units)), *self.index]
 
 
 def read_source(config: StoreConfig, *, topics: tuple[str, ...] = ()) -> SourceTier:
@@ -153,19 +160,15 @@ def _queues(parts: Tier, topics: set[str]) -> list[SourceQueue]:
             SourceQueue(
                 record=record,
                 path=file.path,
-                log=tuple(each.record for each in file.log.segments),
-                units=tuple(each.record for each in file.queue.segments),
+                log=tuple(segment.record for segment in file.log.segments),
+                units=tuple(segment.record for segment in file.queue.segments),
                 problem=file.problem,
                 notes={kind: note for kind, note in notes.items() if note is not None},
             )
         )
-    if any(each.is_damaged for each in found):  # a backend that refuses says so itself
+    if any(queue.is_damaged for queue in found):  # a backend that refuses says so itself
         next(iter(parts.provider.list(found[0].record.broker_name)), None)
     return found
-
-
-OBJECT_PROVIDERS: Final = ("s3", "fsspec")
-_MULTIPART_BYTES: Final = 16 << 20  # of one part of a long object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +203,7 @@ def with_names(
 ) -> StoreConfig:
     """The target under the names of the source, or under those that were asked for.
 
-    Raises InvalidConfigError where the target's settings have others, and nobody asked for them.
+    Raises InvalidConfigError where the target's settings have other names that were not asked for.
     """
     defaults = StoreConfig()
     names: dict[str, Any] = {}
@@ -344,13 +347,6 @@ def _lines(
         asked = ", ".join(f"{count} {name}" for name, count in sorted(requests.items()) if count)
         lines.append(f"requests: about {asked or 'none'}: ${dollars:.4f}")
     return tuple(lines)
-
-
-# Said even where they are the defaults: what the tier is made of, or what the host decides.
-_ALWAYS: Final = (
-    *("broker_name", "cluster_name", "provider", "metadata_path"),
-    *("index_slot_count", "index_item_count"),
-)
 
 
 def snippet(config: StoreConfig, made_with: Mapping[str, int] | None = None) -> str:

@@ -64,139 +64,170 @@ from tieredstore.model.errors import (
 from tieredstore.model.findings import Finding
 from tieredstore.model.values import SegmentRecord, SegmentType
 
-
-def compacted_blocks(file: IndexStoreFile) -> Iterator[Buffer]:
-    """The bytes of a sealed file as they are uploaded; they may be asked for again."""
-    compaction = Compaction(file.header(), file.items(), slot_count=file.slot_count)
-    yield from compaction.blocks()
-    if file.times is None:
-        raise SegmentCorruptError(str(file.path), "items without times", position=0)
-    yield from footer_blocks(compaction, file.items(), file.times, file.notes)
-
-
-@contextmanager
-def made_file(
-    config: StoreConfig, columns: Iterable[IndexColumns], *, begin_timestamp: int
-) -> Iterator[IndexStoreFile]:
-    """A sealed index file with these entries, which is gone after the block.
-
-    It takes about 40 bytes an entry on the disk of this machine, in its folder for temporary files.
-    """
-    with tempfile.TemporaryDirectory(prefix="tieredstore-index-") as folder:
-        file = IndexStoreFile.create(
-            Path(folder),
-            begin_timestamp,
-            slot_count=config.index_slot_count,
-            item_capacity=config.index_item_count,
-        )
-        try:
-            for each in columns:
-                file.put(each)
-            file.seal()
-            yield file
-        finally:
-            file.close()
-
-
 BLOCK_BYTES: Final = 8 << 20
-
-
-def next_base(tier: OwnedTier) -> int:
-    """Where the next file begins: behind all that the index ever had, so no name is used twice."""
-    path = index_queue_path(tier.config.broker_name)
-    present = tier.metadata.segments(path, SegmentType.INDEX)
-    return max([Watermarks(tier.metadata, tier.config.broker_name).end(), *_ends(present)])
-
-
-def index_row(tier: OwnedTier, base: int, *, begin: int, end: int, size: int = 0) -> SegmentRecord:
-    """The row of a new index file."""
-    return SegmentRecord(
-        path=index_queue_path(tier.config.broker_name),
-        type=SegmentType.INDEX,
-        base_offset=base,
-        size=size,
-        create_timestamp=tier.runtime.clock.now_ms(),
-        begin_timestamp=begin,
-        end_timestamp=end,
-    )
-
-
-def index_changes(
-    tier: OwnedTier, rows: Sequence[SegmentRecord], ends: Mapping[QueueId, int]
-) -> list[Change]:
-    """What the catalogue is to say together: the files are there, and hold queues up to here."""
-    config, now = tier.config, tier.runtime.clock.now_ms()
-    watermarks = Watermarks(tier.metadata, config.broker_name)
-    end = max([next_base(tier), *_ends(rows)])
-    return [
-        *append_file.unmark(rows),
-        *map(Put, rows),
-        watermarks.sizes(slot_count=config.index_slot_count, item_capacity=config.index_item_count),
-        watermarks.end_at(end),
-        *watermarks.moved(ends, dict.fromkeys(ends, now)),
-    ]
-
-
-def begins_in_use(tier: OwnedTier) -> set[int]:
-    """Of files that the catalogue knows: a local one of the same begin would be taken for them."""
-    path = index_queue_path(tier.config.broker_name)
-    watermarks = Watermarks(tier.metadata, tier.config.broker_name)
-    rows = tier.metadata.segments(path, SegmentType.INDEX)
-    return {row.begin_timestamp or 0 for row in rows} | set(watermarks.begins())
-
-
-def begin_timestamps(first_times: Sequence[int], used: set[int]) -> list[int]:
-    """When each file begins: with its first message, but before the file behind it, and at a
-    millisecond of its own. RocketMQ asks only files that begin before the end of its question.
-
-    The first milliseconds of all times may be too few: only there a file begins after a message.
-    """
-    begins: list[int] = []
-    taken = set(used)
-    for time in reversed(first_times):
-        latest = min(time, begins[-1] - 1) if begins else time
-        free = chain(range(latest, 0, -1), count(1))
-        begins.append(next(begin for begin in free if begin not in taken))
-        taken.add(begins[-1])
-    return sorted(begins)
-
-
-def _ends(rows: Sequence[SegmentRecord]) -> list[int]:
-    return [row.end_offset for row in rows]
-
-
 FOLDER: Final = "reindex"
 KEYS: Final = f"{FOLDER}/keys"
 FILES: Final = f"{FOLDER}/files"
 THREADS: Final = 4
 
 
+def reindex(
+    config: StoreConfig,
+    engine: Engine,
+    *,
+    clock: Clock,
+    dry_run: bool = False,
+    on_plan: Callable[[Plan[Any]], None] | None = None,
+    on_progress: OnProgress = no_progress,
+) -> JobReport:
+    """Make all index files anew from the commit logs, and put them in the place of the old ones.
+
+    The order is that of an index which took each message when it was stored: by store time, of
+    equal times by topic number, queue id and queue offset. Nobody may write the tier meanwhile.
+    Raises CatalogueLockedError where somebody does; run again after a failure, it goes on.
+    """
+    with ReindexKeys(config=config).held(dry_run=dry_run) as job:
+        return run_job(
+            job,
+            engine,
+            clock=clock,
+            dry_run=dry_run,
+            on_plan=on_plan,
+            on_progress=on_progress,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReindexScope:
-    """What the first step has read: the names of its runs, and up to where each queue goes."""
+class ReindexKeys:
+    """The first step. Runs that an earlier one staged for the same slice are not made again."""
 
-    stems: tuple[str, ...]
-    ends: tuple[tuple[str, int, int, int], ...]  # topic, topic id, queue id, end offset
+    name: ClassVar[str] = FOLDER
+    config: StoreConfig
+    split_bytes: int = SPLIT_BYTES
+    tier: OwnedTier | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config", self.config.with_full_paths())
+
+    @contextmanager
+    def held(self, *, dry_run: bool = False) -> Iterator[ReindexKeys]:
+        """The job to be run within the block. The catalogue is locked before a byte is read, and
+        until the block ends: CatalogueLockedError where a broker runs, and nothing is staged."""
+        if dry_run:
+            yield self
+            return
+        with owned_tier(self.config, threads=THREADS) as tier:
+            yield replace(self, tier=tier)
+
+    def plan(self) -> Plan[KeysItem]:
+        wanted = planned_keys(self.config, split_bytes=self.split_bytes)
+        scratch = scratch_of(self.config, worker_provider(self.config))
+        staged = staged_runs(scratch, KEYS)
+        items = [item for item in wanted if item.stem not in staged]
+        sizes = [item.slice.approximate_bytes for item in items]
+        messages = sum(len(item.slice) for item in wanted)
+        lines = [f"{messages} messages in {len(wanted)} slices"]
+        if len(items) < len(wanted):
+            lines.append(f"the keys of {len(wanted) - len(items)} slices are staged already")
+        lines.append(f"{len(items)} slices to read, about {sum(sizes)} bytes")
+        return Plan(
+            items=items,
+            item_bytes=sizes,
+            counts={
+                "messages": messages,
+                "slices": len(wanted),
+                "staged": len(wanted) - len(items),
+            },
+            byte_counts={"log": sum(sizes)},
+            lines=tuple(lines),
+        )
+
+    def work(self, item: KeysItem) -> Iterable[int]:
+        """How many keys there are, of this slice."""
+        yield sum(run.count for run in stage_keys(self.config, item))
+
+    def finish(self, plan: Plan[KeysItem], rows: RowStream[int]) -> JobReport | ReindexFiles:
+        keys = sum(rows)
+        if rows.state is JobState.DONE:
+            wanted = planned_keys(self.config, split_bytes=self.split_bytes)
+            return ReindexFiles(config=self.config, scope=_scope(wanted), tier=self.tier)
+        return JobReport(
+            job=self.name,
+            state=rows.state,
+            counts={**plan.counts, "keys": keys, "failed": rows.failed_count},
+            failures=tuple(rows.failures),
+            lines=(f"{keys} keys were staged",),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileItem:
-    """One file to be made, and the name that it is staged under."""
+class KeysItem:
+    """One slice whose keys are wanted; `stem` names the runs that will have them."""
 
-    plan: FilePlan
-    begin: int
-    name: str
+    slice: Slice
+    topic_id: int
+    stem: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileRow:
-    """One file that was made and staged."""
+def planned_keys(config: StoreConfig, *, split_bytes: int) -> list[KeysItem]:
+    """The slices of all queues, as the catalogue has them now."""
+    if not config.index_enabled:
+        raise InvalidConfigError("index_enabled: it is off: this tier is to have no index")
+    with TieredReader.open(config) as reader:
+        topic_ids = {row.topic: row.topic_id for row in reader.topics()}
+        slices = plan_slices(queue_rows(reader.segments()), split_bytes=split_bytes)
+    return [
+        KeysItem(
+            slice=slice_,
+            topic_id=topic_ids[slice_.key.topic],
+            stem=_stem(slice_, topic_ids[slice_.key.topic]),
+        )
+        for slice_ in slices
+    ]
 
-    number: int
-    name: str
-    begin: int
-    end: int
-    size: int
+
+def _stem(slice: Slice, topic_id: int) -> str:
+    """The same for the same messages: bytes that were committed never change. A queue that was
+    made anew has rows of another time."""
+    made = sorted(row.create_timestamp for row in slice.rows)
+    facts = (slice.path, topic_id, slice.first_offset, slice.end_offset, made[:1])
+    return f"{KEYS}/{sha256(repr(facts).encode()).hexdigest()[:32]}"
+
+
+def _scope(wanted: Sequence[KeysItem]) -> ReindexScope:
+    ends: dict[tuple[str, int, int], int] = {}
+    for item in wanted:
+        queue = item.slice.key.topic, item.topic_id, item.slice.key.queue_id
+        ends[queue] = max(ends.get(queue, 0), item.slice.end_offset)
+    return ReindexScope(
+        stems=tuple(item.stem for item in wanted),
+        ends=tuple((*queue, end) for queue, end in ends.items()),
+    )
+
+
+def stage_keys(config: StoreConfig, item: KeysItem) -> list[KeyRun]:
+    """Read a slice, and stage the keys of its messages in sorted runs.
+
+    Messages that are damaged are passed over, as the index does, and counted.
+    """
+    key = item.slice.key
+    writer = RunWriter(
+        scratch_of(config, worker_provider(config)),
+        item.stem,
+        topic_id=item.topic_id,
+        queue_id=key.queue_id,
+        first_offset=item.slice.first_offset,
+    )
+
+    def passed_over(damage: Damage) -> None:
+        writer.damaged_count += damage.end_offset - damage.first_offset
+
+    # A message whose body is damaged has its keys all the same.
+    reader = SliceReader(config, item.slice, on_damage=passed_over, checks_bodies=False)
+    for run in reader.runs():
+        committed = CommittedRun(run=run, log_offsets=run.log_offsets)
+        writer.add(keys_of_run(key.topic, item.topic_id, key.queue_id, committed).columns)
+    return writer.finish()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,14 +246,14 @@ class ReindexFiles:
             self._check(tier)
             used = begins_in_use(tier)
         files = list(file_plans(scratch, runs, items_max=self.config.index_item_count - 1))
-        begins = begin_timestamps([each.first_time for each in files], used)
+        begins = begin_timestamps([file.first_time for file in files], used)
         items = [
             FileItem(plan=each, begin=begin, name=self._name(each, begin))
             for each, begin in zip(files, begins, strict=True)
         ]
         return Plan(
             items=items,
-            item_bytes=[each.plan.count for each in items],  # keys: nobody knows the bytes yet
+            item_bytes=[item.plan.count for item in items],  # keys: the bytes are not known yet
             counts={
                 "keys": sum(run.count for run in runs),
                 "runs": len(runs),
@@ -307,8 +338,9 @@ class ReindexFiles:
                 tier.announce(rows)
                 for row, file in zip(rows, made, strict=True):
                     tier.create(row, _staged_blocks(tier.scratch, file))
-                marks = append_file.mark_for_deletion(old)
-                tier.metadata.apply([*self._changes(tier, rows), *marks])
+                tier.metadata.apply(
+                    [*self._changes(tier, rows), *append_file.mark_for_deletion(old)]
+                )
             tier.settle(FOLDER)
 
     def _changes(self, tier: OwnedTier, rows: Sequence[SegmentRecord]) -> list[Change]:
@@ -317,6 +349,34 @@ class ReindexFiles:
         # What is in a local file of the broker is found in the new ones too.
         local = [note for begin in watermarks.begins() for note in watermarks.forgotten(begin)]
         return [*index_changes(tier, rows, ends), *local]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReindexScope:
+    """What the first step has read: the names of its runs, and up to where each queue goes."""
+
+    stems: tuple[str, ...]
+    ends: tuple[tuple[str, int, int, int], ...]  # topic, topic id, queue id, end offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileItem:
+    """One file to be made, and the name that it is staged under."""
+
+    plan: FilePlan
+    begin: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRow:
+    """One file that was made and staged."""
+
+    number: int
+    name: str
+    begin: int
+    end: int
+    size: int
 
 
 def _staged_blocks(scratch: Scratch, row: FileRow) -> Iterator[Buffer]:
@@ -331,160 +391,98 @@ def _findings(damaged: int) -> tuple[Finding, ...]:
     return (Finding.of_damage("not-indexed", "tier", detail),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeysItem:
-    """One slice whose keys are wanted; `stem` names the runs that will have them."""
+def compacted_blocks(file: IndexStoreFile) -> Iterator[Buffer]:
+    """The bytes of a sealed file as they are uploaded; they may be asked for again."""
+    compaction = Compaction(file.header(), file.items(), slot_count=file.slot_count)
+    yield from compaction.blocks()
+    if file.times is None:
+        raise SegmentCorruptError(str(file.path), "items without times", position=0)
+    yield from footer_blocks(compaction, file.items(), file.times, file.notes)
 
-    slice: Slice
-    topic_id: int
-    stem: str
 
+@contextmanager
+def made_file(
+    config: StoreConfig, columns: Iterable[IndexColumns], *, begin_timestamp: int
+) -> Iterator[IndexStoreFile]:
+    """A sealed index file with these entries, which is gone after the block.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReindexKeys:
-    """The first step. Runs that an earlier one staged for the same slice are not made again."""
-
-    name: ClassVar[str] = FOLDER
-    config: StoreConfig
-    split_bytes: int = SPLIT_BYTES
-    tier: OwnedTier | None = field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "config", self.config.with_full_paths())
-
-    @contextmanager
-    def held(self, *, dry_run: bool = False) -> Iterator[ReindexKeys]:
-        """The job to be run within the block. The catalogue is locked before a byte is read, and
-        until the block ends: CatalogueLockedError where a broker runs, and nothing is staged."""
-        if dry_run:
-            yield self
-            return
-        with owned_tier(self.config, threads=THREADS) as tier:
-            yield replace(self, tier=tier)
-
-    def plan(self) -> Plan[KeysItem]:
-        wanted = planned_keys(self.config, split_bytes=self.split_bytes)
-        scratch = scratch_of(self.config, worker_provider(self.config))
-        staged = staged_runs(scratch, KEYS)
-        items = [item for item in wanted if item.stem not in staged]
-        sizes = [item.slice.approximate_bytes for item in items]
-        messages = sum(len(item.slice) for item in wanted)
-        lines = [f"{messages} messages in {len(wanted)} slices"]
-        if len(items) < len(wanted):
-            lines.append(f"the keys of {len(wanted) - len(items)} slices are staged already")
-        lines.append(f"{len(items)} slices to read, about {sum(sizes)} bytes")
-        return Plan(
-            items=items,
-            item_bytes=sizes,
-            counts={
-                "messages": messages,
-                "slices": len(wanted),
-                "staged": len(wanted) - len(items),
-            },
-            byte_counts={"log": sum(sizes)},
-            lines=tuple(lines),
+    It takes about 40 bytes an entry on the disk of this machine, in its folder for temporary files.
+    """
+    with tempfile.TemporaryDirectory(prefix="tieredstore-index-") as folder:
+        file = IndexStoreFile.create(
+            Path(folder),
+            begin_timestamp,
+            slot_count=config.index_slot_count,
+            item_capacity=config.index_item_count,
         )
-
-    def work(self, item: KeysItem) -> Iterable[int]:
-        """How many keys there are, of this slice."""
-        yield sum(run.count for run in stage_keys(self.config, item))
-
-    def finish(self, plan: Plan[KeysItem], rows: RowStream[int]) -> JobReport | ReindexFiles:
-        keys = sum(rows)
-        if rows.state is JobState.DONE:
-            wanted = planned_keys(self.config, split_bytes=self.split_bytes)
-            return ReindexFiles(config=self.config, scope=_scope(wanted), tier=self.tier)
-        return JobReport(
-            job=self.name,
-            state=rows.state,
-            counts={**plan.counts, "keys": keys, "failed": rows.failed_count},
-            failures=tuple(rows.failures),
-            lines=(f"{keys} keys were staged",),
-        )
+        try:
+            for column in columns:
+                file.put(column)
+            file.seal()
+            yield file
+        finally:
+            file.close()
 
 
-def planned_keys(config: StoreConfig, *, split_bytes: int) -> list[KeysItem]:
-    """The slices of all queues, as the catalogue has them now."""
-    if not config.index_enabled:
-        raise InvalidConfigError("index_enabled: it is off: this tier is to have no index")
-    with TieredReader.open(config) as reader:
-        topic_ids = {row.topic: row.topic_id for row in reader.topics()}
-        slices = plan_slices(queue_rows(reader.segments()), split_bytes=split_bytes)
+def next_base(tier: OwnedTier) -> int:
+    """Where the next file begins: behind all that the index ever had, so no name is used twice."""
+    path = index_queue_path(tier.config.broker_name)
+    present = tier.metadata.segments(path, SegmentType.INDEX)
+    return max([Watermarks(tier.metadata, tier.config.broker_name).end(), *_ends(present)])
+
+
+def index_row(tier: OwnedTier, base: int, *, begin: int, end: int, size: int = 0) -> SegmentRecord:
+    """The row of a new index file."""
+    return SegmentRecord(
+        path=index_queue_path(tier.config.broker_name),
+        type=SegmentType.INDEX,
+        base_offset=base,
+        size=size,
+        create_timestamp=tier.runtime.clock.now_ms(),
+        begin_timestamp=begin,
+        end_timestamp=end,
+    )
+
+
+def index_changes(
+    tier: OwnedTier, rows: Sequence[SegmentRecord], ends: Mapping[QueueId, int]
+) -> list[Change]:
+    """What the catalogue is to say together: the files are there, and hold queues up to here."""
+    config, now = tier.config, tier.runtime.clock.now_ms()
+    watermarks = Watermarks(tier.metadata, config.broker_name)
+    end = max([next_base(tier), *_ends(rows)])
     return [
-        KeysItem(
-            slice=each,
-            topic_id=topic_ids[each.key.topic],
-            stem=_stem(each, topic_ids[each.key.topic]),
-        )
-        for each in slices
+        *append_file.unmark(rows),
+        *map(Put, rows),
+        watermarks.sizes(slot_count=config.index_slot_count, item_capacity=config.index_item_count),
+        watermarks.end_at(end),
+        *watermarks.moved(ends, dict.fromkeys(ends, now)),
     ]
 
 
-def _stem(slice: Slice, topic_id: int) -> str:
-    """The same for the same messages: bytes that were committed never change. A queue that was
-    made anew has rows of another time."""
-    made = sorted(row.create_timestamp for row in slice.rows)
-    facts = (slice.path, topic_id, slice.first_offset, slice.end_offset, made[:1])
-    return f"{KEYS}/{sha256(repr(facts).encode()).hexdigest()[:32]}"
+def begins_in_use(tier: OwnedTier) -> set[int]:
+    """Of files that the catalogue knows: a local one of the same begin would be taken for them."""
+    path = index_queue_path(tier.config.broker_name)
+    watermarks = Watermarks(tier.metadata, tier.config.broker_name)
+    rows = tier.metadata.segments(path, SegmentType.INDEX)
+    return {row.begin_timestamp or 0 for row in rows} | set(watermarks.begins())
 
 
-def _scope(wanted: Sequence[KeysItem]) -> ReindexScope:
-    ends: dict[tuple[str, int, int], int] = {}
-    for item in wanted:
-        queue = item.slice.key.topic, item.topic_id, item.slice.key.queue_id
-        ends[queue] = max(ends.get(queue, 0), item.slice.end_offset)
-    return ReindexScope(
-        stems=tuple(item.stem for item in wanted),
-        ends=tuple((*queue, end) for queue, end in ends.items()),
-    )
+def begin_timestamps(first_times: Sequence[int], used: set[int]) -> list[int]:
+    """When each file begins: with its first message, but before the file behind it, and at a
+    millisecond of its own. RocketMQ asks only files that begin before the end of its question.
 
-
-def stage_keys(config: StoreConfig, item: KeysItem) -> list[KeyRun]:
-    """Read a slice, and stage the keys of its messages in sorted runs.
-
-    Messages that are damaged are passed over, as the index does, and counted.
+    The first milliseconds of all times may be too few: only there a file begins after a message.
     """
-    key = item.slice.key
-    writer = RunWriter(
-        scratch_of(config, worker_provider(config)),
-        item.stem,
-        topic_id=item.topic_id,
-        queue_id=key.queue_id,
-        first_offset=item.slice.first_offset,
-    )
-
-    def passed_over(damage: Damage) -> None:
-        writer.damaged_count += damage.end_offset - damage.first_offset
-
-    # A message whose body is damaged has its keys all the same.
-    reader = SliceReader(config, item.slice, on_damage=passed_over, checks_bodies=False)
-    for run in reader.runs():
-        committed = CommittedRun(run=run, log_offsets=run.log_offsets)
-        writer.add(keys_of_run(key.topic, item.topic_id, key.queue_id, committed).columns)
-    return writer.finish()
+    begins: list[int] = []
+    taken = set(used)
+    for time in reversed(first_times):
+        latest = min(time, begins[-1] - 1) if begins else time
+        free = chain(range(latest, 0, -1), count(1))
+        begins.append(next(begin for begin in free if begin not in taken))
+        taken.add(begins[-1])
+    return sorted(begins)
 
 
-def reindex(
-    config: StoreConfig,
-    engine: Engine,
-    *,
-    clock: Clock,
-    dry_run: bool = False,
-    on_plan: Callable[[Plan[Any]], None] | None = None,
-    on_progress: OnProgress = no_progress,
-) -> JobReport:
-    """Make all index files anew from the commit logs, and put them in the place of the old ones.
-
-    The order is that of an index which took each message when it was stored: by store time, of
-    equal times by topic number, queue id and queue offset. Nobody may write the tier meanwhile.
-    Raises CatalogueLockedError where somebody does; run again after a failure, it goes on.
-    """
-    with ReindexKeys(config=config).held(dry_run=dry_run) as job:
-        return run_job(
-            job,
-            engine,
-            clock=clock,
-            dry_run=dry_run,
-            on_plan=on_plan,
-            on_progress=on_progress,
-        )
+def _ends(rows: Sequence[SegmentRecord]) -> list[int]:
+    return [row.end_offset for row in rows]

@@ -1,6 +1,6 @@
 """A scan of a tier: planned as slices and single messages, read as Arrow batches.
 
-Reading one piece of a scan: Arrow batches of the columns asked for, of what is selected.
+A scan gives the columns of a message, and these:
 
     | column     | type   | what                                                                  |
     | ---------- | ------ | --------------------------------------------------------------------- |
@@ -8,8 +8,8 @@ Reading one piece of a scan: Arrow batches of the columns asked for, of what is 
     | body_plain | binary | the body as its producer made it, of at most PLAIN_BYTES_MAX bytes     |
     | damage     | string | null; or why a message cannot be read, and all but where it is is null |
 
-A body that cannot be made plain is damage of a message that is read all the same: FAIL raises, else
-it is null in `body_plain`, and `damage` says why.
+A body that cannot be made plain is damage, and its message is read all the same: FAIL raises;
+otherwise `body_plain` is null and `damage` says why.
 """
 
 from __future__ import annotations
@@ -55,6 +55,18 @@ HITS_MAX: Final = 10_000  # of one key; a key that more messages have is found b
 PICKED_MAX: Final = 256  # messages of one piece of work
 PACKED_MAX: Final = 256  # pieces that are worked off one after the other
 PACKED_BYTES_MIN: Final = 64 * 1024  # so much could have been read in the time a piece takes
+KEY: Final = "key"
+BODY_PLAIN: Final = "body_plain"
+DAMAGE: Final = "damage"
+SCAN_COLUMNS: Final = {
+    **MESSAGE_COLUMNS,
+    KEY: pa.string(),
+    BODY_PLAIN: pa.binary(),
+    DAMAGE: pa.string(),
+}
+PLAIN_BATCH_BYTES: Final = 64 * 1024 * 1024
+"""A batch ends behind the message with which its plain bodies reach this."""
+_DAMAGED_AT_ONCE: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +102,7 @@ def refuse_unknown_topics(reader: TieredReader, topics: frozenset[str] | None) -
 def plan_scan(
     reader: TieredReader, selection: Selection, *, split_bytes: int = SPLIT_BYTES
 ) -> list[ScanItem]:
-    """The work that reads at least what is selected. Which rows count is looked at by who reads."""
+    """The work that reads at least what is selected. Readers choose the rows that count."""
     queues = selected_queues(reader, selection)
     bounds = queue_bounds(reader, queues, selection)
     if selection.key_texts is None or not reader.config.index_enabled:
@@ -110,7 +122,8 @@ def plan_scan(
             for part in ranges:
                 unindexed += _sliced(reader, [rows], {rows.path: part}, split_bytes)
             found = (hits or {}).get(rows.key.queue_id, ())
-            picked += _picked(rows, sorted(each for each in found if _is_in(each, whole, ranges)))
+            offsets = sorted(offset for offset in found if _is_in(offset, whole, ranges))
+            picked += _picked(rows, offsets)
     return [*picked, *unindexed]
 
 
@@ -173,7 +186,7 @@ def _bounds_in_time(reader: TieredReader, rows: QueueRows, selection: Selection)
 def _hits(
     reader: TieredReader, topic: str, selection: Selection
 ) -> dict[int, dict[int, int]] | None:
-    """Sizes of messages by queue id and queue offset; None where the index cannot tell them all."""
+    """Sizes of messages by queue id and queue offset; None where the index does not know all."""
     begin, until = selection.times
     found: dict[int, dict[int, int]] = {}
     for key in sorted(selection.key_texts or ()):
@@ -204,7 +217,7 @@ def _unindexed(
     if times.begin is not None:
         first = reader.offset_by_time(*rows.key, times.begin + INDEX_LAG_MS) or 0
         ranges.append((whole[0], min(whole[1], first, end)))
-    return [each for each in ranges if each[0] < each[1]]
+    return [part for part in ranges if part[0] < part[1]]
 
 
 def _picked(rows: QueueRows, offsets: Sequence[int]) -> Iterator[PickedMessages]:
@@ -219,20 +232,6 @@ def _picked(rows: QueueRows, offsets: Sequence[int]) -> Iterator[PickedMessages]
             approximate_bytes=len(part) * message_bytes,
             rows=(*rows.log, *units),
         )
-
-
-KEY: Final = "key"
-BODY_PLAIN: Final = "body_plain"
-DAMAGE: Final = "damage"
-SCAN_COLUMNS: Final = {
-    **MESSAGE_COLUMNS,
-    KEY: pa.string(),
-    BODY_PLAIN: pa.binary(),
-    DAMAGE: pa.string(),
-}
-PLAIN_BATCH_BYTES: Final = 64 * 1024 * 1024
-"""A batch ends behind the message with which its plain bodies reach this."""
-_DAMAGED_AT_ONCE: Final = 65_536
 
 
 class OnCorrupt(Enum):

@@ -96,12 +96,12 @@ class SliceReader:
             yield fields.run
 
     def fields(self) -> Iterator[RecordFields]:
-        """The same, and where the fields of the records lie; rows may not be `sound`."""
+        """Runs with the places of their records' fields; rows may not be `sound`."""
         step = self._ask(self._slice.first_offset)
         while True:
             found = step.result()
             for damage in found.damages:
-                self._tell(damage)
+                self._report(damage)
             self._flush()
             if found.run is None:
                 return
@@ -109,7 +109,7 @@ class SliceReader:
             fields = RecordFields(found.run)
             bodies = fields.leave_out_damaged_bodies() if self._checks_bodies else ()
             if not fields.is_sound:
-                self._tell_unsound(fields, frozenset(bodies))
+                self._report_unsound(fields, frozenset(bodies))
                 self._flush()
             yield fields
 
@@ -144,7 +144,7 @@ class SliceReader:
     # Damage
 
     def _passed_over(self, error: SegmentCorruptError, offset: int) -> Damage:
-        """The damage at this message; whoever goes on, goes on behind it."""
+        """The damage at this message; reading goes on behind it."""
         if self._on_damage is None:
             raise error
         missing = isinstance(error.__cause__, SegmentNotFoundError)
@@ -161,12 +161,12 @@ class SliceReader:
 
     def _end_of_lost_segment(self, error: SegmentCorruptError, offset: int) -> int:
         """The first message behind a log segment, or unit segment, that is not there at all."""
-        for each in self._file.queue.segments:
-            if each.segment.path == error.path:
-                return min(each.record.end_offset // UNIT_BYTES, self._slice.end_offset)
-        for each in self._file.log.segments:
-            if each.segment.path == error.path:
-                return self._first_unit_from(each.end, offset)
+        for segment in self._file.queue.segments:
+            if segment.segment.path == error.path:
+                return min(segment.record.end_offset // UNIT_BYTES, self._slice.end_offset)
+        for segment in self._file.log.segments:
+            if segment.segment.path == error.path:
+                return self._first_unit_from(segment.end, offset)
         return offset + 1
 
     def _first_unit_from(self, log_offset: int, offset: int) -> int:
@@ -180,7 +180,7 @@ class SliceReader:
             offset += count
         return end
 
-    def _tell_unsound(self, fields: RecordFields, bodies: Collection[int]) -> None:
+    def _report_unsound(self, fields: RecordFields, bodies: Collection[int]) -> None:
         for row in np.flatnonzero(~fields.sound).tolist():
             offset, place = fields.run.first_offset + row, int(fields.run.log_offsets[row])
             if row in bodies:
@@ -189,7 +189,7 @@ class SliceReader:
                 error = self._damage_at(place, offset)
             if self._on_damage is None:
                 raise error
-            self._tell(
+            self._report(
                 Damage(
                     key=self._slice.key,
                     first_offset=offset,
@@ -207,8 +207,8 @@ class SliceReader:
             return SegmentCorruptError(self._file.path, reason, position=log_offset)
         return SegmentCorruptError(found.segment.path, reason, position=log_offset - found.base)
 
-    def _tell(self, damage: Damage) -> None:
-        """Neighbours become one damage: a lost stretch is told once."""
+    def _report(self, damage: Damage) -> None:
+        """Report damage. Neighbours become one, so that a lost stretch is reported once."""
         known = self._pending
         if known is not None and (known.end_offset, known.path) == (
             damage.first_offset,
@@ -220,9 +220,9 @@ class SliceReader:
         self._pending = damage
 
     def _flush(self) -> None:
-        told, self._pending = self._pending, None
-        if told is not None and self._on_damage is not None:
-            self._on_damage(told)
+        damage, self._pending = self._pending, None
+        if damage is not None and self._on_damage is not None:
+            self._on_damage(damage)
 
 
 class _UnitsAhead:

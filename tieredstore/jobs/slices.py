@@ -22,6 +22,10 @@ from tieredstore.model.errors import TieredStoreError, UnknownNameError
 from tieredstore.model.values import INT64_MAX, QueueKey, SegmentRecord, SegmentType
 
 SPLIT_BYTES: Final = 64 * 1024 * 1024
+LOG_ROWS_MAX: Final = 64
+"""A queue with no more log segments is left as it is; else a slice has about half as many."""
+EVER: Final = (-INT64_MAX - 1, INT64_MAX)
+_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,10 +163,6 @@ def units_within(queue: Sequence[SegmentRecord], start: int, stop: int) -> list[
     ]
 
 
-LOG_ROWS_MAX: Final = 64
-"""A queue with no more log segments is left as it is; else a slice has about half as many."""
-
-
 def trimmed(
     config: StoreConfig, slices: Iterable[Slice], *, log_rows_max: int = LOG_ROWS_MAX
 ) -> list[Slice]:
@@ -183,11 +183,13 @@ def trimmed(
 def _trimmed(config: StoreConfig, parts: Sequence[Sequence[Slice]]) -> Iterator[Slice]:
     pool = worker_runtime().fetch
     asked = [pool.submit(_place, config, part[0]) for part in parts]
-    places = [each.result() for each in asked]
+    places = [future.result() for future in asked]
     for number, part in enumerate(parts):
         # Where one cannot be read, the next one that can is as good, and only less tight.
-        low = max((each for each in places[: number + 1] if each is not None), default=0)
-        high = min((each for each in places[number + 1 :] if each is not None), default=INT64_MAX)
+        low = max((place for place in places[: number + 1] if place is not None), default=0)
+        high = min(
+            (place for place in places[number + 1 :] if place is not None), default=INT64_MAX
+        )
         for each in part:
             rows = [
                 row
@@ -206,9 +208,6 @@ def _place(config: StoreConfig, slice: Slice) -> int | None:
     except TieredStoreError:
         return None
     return int(run.log_offsets[0]) if len(run) else None
-
-
-EVER: Final = (-INT64_MAX - 1, INT64_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,9 +285,6 @@ class Selection:
 EVERYTHING: Final = Selection()
 
 
-_SHOWN: Final = 5
-
-
 @dataclass(frozen=True, slots=True)
 class TopicPatterns:
     """Any of these; all topics where there is none."""
@@ -296,12 +292,12 @@ class TopicPatterns:
     patterns: tuple[str, ...] = ()
 
     def match(self, topic: str) -> bool:
-        return not self.patterns or any(fnmatchcase(topic, each) for each in self.patterns)
+        return not self.patterns or any(fnmatchcase(topic, pattern) for pattern in self.patterns)
 
     @property
     def expression(self) -> str | None:
         """The same as one regular expression."""
-        return "|".join(translate(each) for each in self.patterns) or None
+        return "|".join(translate(pattern) for pattern in self.patterns) or None
 
     def refuse_unknown(self, topics: Iterable[str]) -> None:
         """UnknownNameError for a pattern that matches none of them."""

@@ -48,6 +48,7 @@ _ADDED: Final = (
 _COLUMNS: Final = ("wanted", "print", "times")
 _EMPTY_COLUMNS: Final = ("empties", "empty_print", "empty_times")
 _SIGN: Final = 1 << 31
+FINDINGS_A_KIND: Final = 20  # of one piece of work; the rest is only counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ def key_entry_hashes(hashes: Hashes) -> NDArray[np.int64]:
 def prints(
     log_offsets: NDArray[np.int64], sizes: NDArray[np.int64], hashes: NDArray[np.int64]
 ) -> Hashes:
-    """One number for each entry; topic and queue are told apart by the sums themselves."""
+    """One number for each entry; topic and queue are columns of the sums."""
     what = mixed(((sizes << 32) | hashes).astype(np.uint64))
     return mixed(what + log_offsets.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
@@ -219,9 +220,6 @@ class SumTable:
 
     def table(self) -> Sums:
         return consolidated(np.concatenate(self._parts)) if self._parts else NO_SUMS
-
-
-FINDINGS_A_KIND: Final = 20  # of one piece of work; the rest is only counted
 
 
 class VerifyKind(FindingKind):

@@ -48,6 +48,12 @@ from tieredstore.model.values import SegmentRecord
 
 _SLOTS_AT_ONCE: Final = 1 << 17
 _BLOCKS_AT_ONCE: Final = 1_024
+PART_BYTES: Final = 64 * 1024 * 1024
+_ITEMS_AT_ONCE: Final = 1 << 18
+OnItems = Callable[[NDArray[Any], NDArray[np.int64], int], None]
+"""Items, when their messages were stored as they say, and the position of the first of them."""
+OnLocalItems = Callable[[NDArray[Any], NDArray[np.int64], str, int], None]
+"""Items, their times, and of which file and item number the first of them is."""
 
 
 def wrong_in_footer(
@@ -102,14 +108,6 @@ def _starts(segment: FileSegment, footer: Footer) -> NDArray[np.int32]:
     return starts
 
 
-_SLOT: Final = COMPACTED_SLOT_DTYPE
-PART_BYTES: Final = 64 * 1024 * 1024
-_ITEMS_AT_ONCE: Final = 1 << 18
-
-OnItems = Callable[[NDArray[Any], NDArray[np.int64], int], None]
-"""Items, when their messages were stored as they say, and the position of the first of them."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexItem:
     """Part `part` of `parts` of the slots of one file. The first part has header and footer too."""
@@ -151,7 +149,7 @@ def verify_index(config: StoreConfig, item: IndexItem) -> VerifyRow:
 class IndexFileCheck:
     """One file being read; what is wrong with it goes to `findings`.
 
-    Raises SegmentError where so much is wrong that its items cannot be told.
+    Raises SegmentError where so much is wrong that its items cannot be recognised.
     """
 
     def __init__(self, segment: FileSegment, item: IndexItem, findings: Findings) -> None:
@@ -173,7 +171,9 @@ class IndexFileCheck:
         begin, used = None, 0
         for at in range(start, stop, _SLOTS_AT_ONCE):
             count = min(_SLOTS_AT_ONCE, stop - at)
-            table = np.frombuffer(self._read(slot_position(at), SLOT_BYTES * count), _SLOT)
+            table = np.frombuffer(
+                self._read(slot_position(at), SLOT_BYTES * count), COMPACTED_SLOT_DTYPE
+            )
             positions, sizes = self._sound_table(table, at, begin)
             used += int(np.count_nonzero(sizes))
             begin = int(positions[-1] + sizes[-1])
@@ -181,16 +181,16 @@ class IndexFileCheck:
         is_last = self._item.part == self._item.parts - 1 and not self._is_legacy
         if is_last and begin != self._items_end(header):
             text = f"its slots end at {begin}, its {header.item_count} items do not"
-            self._tell(VerifyKind.INDEX_SLOT, text, slot_position(slots - 1))
+            self._add(VerifyKind.INDEX_SLOT, text, slot_position(slots - 1))
         whole = self._item.parts == 1 and not self._is_legacy
         if whole and used != header.used_slot_count:
             text = f"{used} slots are in use, its header says {header.used_slot_count}"
-            self._tell(VerifyKind.INDEX_FILE, text, 20)
+            self._add(VerifyKind.INDEX_FILE, text, 20)
         if first and self._footer is not None:
             # Where slots are wrong, the fences cannot be like them.
             with_fences = not self._findings.totals[VerifyKind.INDEX_SLOT]
             for text, at in wrong_in_footer(self._segment, self._footer, header, with_fences):
-                self._tell(VerifyKind.INDEX_FOOTER, text, at)
+                self._add(VerifyKind.INDEX_FOOTER, text, at)
 
     @property
     def _slot_count(self) -> int:
@@ -202,7 +202,7 @@ class IndexFileCheck:
     # Header and footer
 
     def _header(self) -> TieredIndexHeader:
-        """The header; and how the file ends, which tells who made it."""
+        """Read the header, and the end of the file: it shows which version made the file."""
         size = self._item.row.size
         header = decode_header(self._read(0, HEADER_BYTES), path=self._segment.path)
         tail_bytes = min(size, TAIL_BYTES)
@@ -212,7 +212,7 @@ class IndexFileCheck:
                 self._footer = decode_tail(tail, file_bytes=size, path=self._segment.path)
             except SegmentError as error:
                 if self._item.part == 0:
-                    self._tell(VerifyKind.INDEX_FOOTER, str(error), _position(error))
+                    self._add(VerifyKind.INDEX_FOOTER, str(error), _position(error))
             return header
         slots = self._item.slot_count
         self._is_legacy = is_legacy_compacted(header, file_bytes=size, slot_count=slots)
@@ -223,22 +223,22 @@ class IndexFileCheck:
         row, footer = self._item.row, self._footer
         if self._is_legacy:
             text = "RocketMQ 5.1 made it: its entries are compared, not where its slots lie"
-            self._tell(VerifyKind.OLD_INDEX, text, HEADER_BYTES)
+            self._add(VerifyKind.OLD_INDEX, text, HEADER_BYTES)
         wanted = self._items_end(header) + (0 if footer is None else footer.footer_bytes)
         wanted += 4 if self._is_legacy else 0
         if row.size != wanted and (footer is not None or not self._ends_in_footer()):
             text = f"{row.size} bytes, but {header.item_count} items take {wanted}"
-            self._tell(VerifyKind.INDEX_FILE, text, 24)
+            self._add(VerifyKind.INDEX_FILE, text, 24)
         # The first row may begin earlier than its file, so that no other begins before it.
         begin = header.begin_timestamp if row.begin_timestamp is None else row.begin_timestamp
         is_earlier = footer is not None and begin < header.begin_timestamp
         if begin != header.begin_timestamp and not is_earlier:
             text = f"it begins at {header.begin_timestamp}, its row at {row.begin_timestamp}"
-            self._tell(VerifyKind.INDEX_FILE, text, 4)
+            self._add(VerifyKind.INDEX_FILE, text, 4)
         # RocketMQ forgets the end of a file that was open over a restart: then both are the begin.
         if row.end_timestamp not in (None, header.end_timestamp):
             text = f"it ends at {header.end_timestamp}, its row at {row.end_timestamp}"
-            self._tell(VerifyKind.INDEX_FILE, text, 12)
+            self._add(VerifyKind.INDEX_FILE, text, 12)
 
     def _ends_in_footer(self) -> bool:
         size = min(self._item.row.size, TAIL_BYTES)
@@ -249,7 +249,7 @@ class IndexFileCheck:
     def _sound_table(
         self, table: NDArray[Any], first: int, begin: int | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Positions and sizes; slots that do not follow each other are told of.
+        """Positions and sizes; slots that do not follow each other are findings.
 
         One whose items cannot be there is taken to be empty; they are then missed.
         """
@@ -315,7 +315,7 @@ class IndexFileCheck:
     def _read(self, position: int, length: int) -> bytes:
         return self._segment.read(position, length)
 
-    def _tell(self, kind: VerifyKind, text: str, position: int | None) -> None:
+    def _add(self, kind: VerifyKind, text: str, position: int | None) -> None:
         self._findings.add(kind, self._segment.path, text, position=position)
 
 
@@ -338,10 +338,6 @@ def _stretches(
 
 def _position(error: Exception) -> int | None:
     return getattr(error, "position", None)
-
-
-OnLocalItems = Callable[[NDArray[Any], NDArray[np.int64], str, int], None]
-"""Items, their times, and of which file and item number the first of them is."""
 
 
 def is_seen(config: StoreConfig) -> bool:

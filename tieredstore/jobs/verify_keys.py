@@ -1,12 +1,11 @@
-"""The sums of all keys and entries put together: what the index lacks and what it has too
-much.
+"""The sums of all keys and entries compared: what the index lacks, and what it has too much.
 
-What explains a key that no index file has: a broker fills index files on its own disk and uploads
-them later, and puts the messages of a queue in their order. So where the newest messages of a queue
-are the ones that are missing, they may be in a file that is not seen here, or not be put yet; where
-a newer one is found, it is damage. Notes of ours in the catalogue say more exactly up to where all
-must be found. And index files expire by a time of their own: where the oldest have been dropped,
-the oldest messages of a queue need not be found.
+A key that no index file has may be explained. A broker fills index files on its own disk, uploads
+them later, and puts the messages of a queue in their order. So where only the newest messages of a
+queue are missing, their keys may be in a file that is not seen here, or not be put yet; where a
+newer message is found, a missing key is damage. Our own notes in the catalogue say more exactly up
+to where all keys must be found. Index files also expire by a time of their own: where the oldest
+have been dropped, the oldest messages of a queue need not be found.
 """
 
 from __future__ import annotations
@@ -110,8 +109,8 @@ class KeyComparison:
         first_held = _stretches_held(held[::-1])
         suspects = rows[wrong]
         if self.has_expired:
-            suspects = self._tell_expired(suspects, first_held)
-        suspects = self._tell_unseen(suspects, last_held)
+            suspects = self._sort_out_expired(suspects, first_held)
+        suspects = self._sort_out_unseen(suspects, last_held)
         return Compared(
             suspects=suspects,
             first_held=first_held,
@@ -132,8 +131,8 @@ class KeyComparison:
             and read_bytes <= LOOKED_AT_BYTES_MAX
         )
 
-    def tell_suspects(self, suspects: Sums) -> None:
-        """What is known of them without a closer look."""
+    def add_suspects(self, suspects: Sums) -> None:
+        """Add what is known of suspects without a closer look."""
         for row in suspects:
             queue = self._queues[queue_of(row)]
             wanted, held = int(row["wanted"]), int(row["held"])
@@ -155,7 +154,7 @@ class KeyComparison:
                 count=max(1, wanted - held),
             )
 
-    def tell_not_uploaded(self, number: QueueId, count: int, first: int) -> None:
+    def add_not_uploaded(self, number: QueueId, count: int, first: int) -> None:
         queue = self._queues[number]
         text = f"{count} keys of messages from {first} on are in no index file that is seen here"
         kind = VerifyKind.KEYS_NOT_UPLOADED
@@ -164,7 +163,7 @@ class KeyComparison:
             text = f"{text}; up to {queue.sure_below} all were made durable"
         self._findings.add(kind, queue.path, text, key=queue.key, queue_offset=first, count=count)
 
-    def tell_expired(self, number: QueueId, count: int, first: int) -> None:
+    def add_expired(self, number: QueueId, count: int, first: int) -> None:
         queue = self._queues[number]
         text = f"{count} keys of the oldest messages from {first} on: index files were dropped"
         self._findings.add(
@@ -176,14 +175,14 @@ class KeyComparison:
             count=count,
         )
 
-    def _tell_expired(self, wrong: Sums, first_held: Mapping[QueueId, int]) -> Sums:
+    def _sort_out_expired(self, wrong: Sums, first_held: Mapping[QueueId, int]) -> Sums:
         """Stretches before the first one that the index still has; gives the others."""
         before = wrong["stretch"] < _limits(wrong, first_held, INT64_MAX)
         for number, mine in _by_queue(wrong[before]):
-            self.tell_expired(number, int(mine["wanted"].sum()), int(mine["first"].min()))
+            self.add_expired(number, int(mine["wanted"].sum()), int(mine["first"].min()))
         return wrong[~before]
 
-    def _tell_unseen(self, wrong: Sums, last_held: Mapping[QueueId, int]) -> Sums:
+    def _sort_out_unseen(self, wrong: Sums, last_held: Mapping[QueueId, int]) -> Sums:
         """Stretches behind the last one that the index has anything of; gives the others."""
         behind = wrong["stretch"] > _limits(wrong, last_held, -1)
         unseen = wrong[behind]
@@ -195,7 +194,7 @@ class KeyComparison:
             self._findings.add(kind, "the key index", text, count=count)
             return wrong[~behind]
         for number, mine in _by_queue(unseen):
-            self.tell_not_uploaded(number, int(mine["wanted"].sum()), int(mine["first"].min()))
+            self.add_not_uploaded(number, int(mine["wanted"].sum()), int(mine["first"].min()))
         return wrong[~behind]
 
     def _bounds(self, sums: Sums) -> NDArray[np.int64]:

@@ -37,6 +37,7 @@ log = log_of(__name__)
 PROVIDERS_MAX: Final = 8  # tiers that one worker keeps open; the one used longest ago goes
 FETCH_THREADS: Final = 4  # reads under way in one worker: a machine has several workers
 DISPATCH_THREADS: Final = 4
+DELETED_AT_ONCE: Final = 1_000
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ os.register_at_fork(after_in_child=_PARTS.forget)
 
 
 def worker_runtime() -> Runtime:
-    """The runtime of this process. Nobody closes it: its threads end with the process."""
+    """The runtime of this process; its threads end with the process."""
     with _PARTS.guard:
         if _PARTS.runtime is None:
             _PARTS.runtime = Runtime.threads(
@@ -134,15 +135,12 @@ class _NoCatalogue:
 _NO_CATALOGUE: Final = _NoCatalogue()
 
 
-DELETED_AT_ONCE: Final = 1_000
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedTier:
-    """The parts of a tier that nobody else writes: the catalogue's lock is ours.
+    """The parts of a tier whose catalogue is locked: no other process writes it.
 
-    What a job puts into the backend is named by nobody until its change of the catalogue; a note
-    says so before, and a crash in between leaves what the next one who opens the tier deletes.
+    No row names what a job puts into the backend until the job changes the catalogue. A note
+    announces it before; after a crash in between, the next process that opens the tier deletes it.
     The lock stays in the process that holds it: a job that is pickled takes None with it.
     """
 
@@ -158,11 +156,11 @@ class OwnedTier:
 
     @contextmanager
     def installing(self, paths: Sequence[str]) -> Iterator[None]:
-        """Around what announces, makes and installs segments below these paths: where it fails,
-        what was made is deleted again; so is what is no longer used when it has come to its end.
+        """Around announcing, making and installing segments below these paths. Where the block
+        fails, what it made is deleted again; where it ends, what is no longer used is.
 
-        After a failure of the catalogue nobody knows what it says: then all stays, until the next
-        one opens it.
+        After a failure of the catalogue it is not known what the catalogue says: then all stays
+        until the tier is opened next.
         """
         try:
             yield
@@ -204,9 +202,9 @@ class OwnedTier:
         )
 
     def settle(self, folder: str) -> None:
-        """What was installed is seen by those who start from the tier alone, and nothing is left
-        of what it was made from. A failure is no failure of the job: all of it is in the tier, and
-        the next one who writes it makes up for this."""
+        """Publish the catalogue for readers that start from the tier alone, and remove what was
+        staged. A failure is not the job's: all is in the tier, and the next writer makes up for
+        it."""
         try:
             if self.publisher is not None:
                 self.publisher.publish()
@@ -215,7 +213,7 @@ class OwnedTier:
             log.warning("what was installed is there, but not all was tidied: %s", error)
 
     def remove_staged(self, folder: str) -> None:
-        names = [each.name for each in self.scratch.listed(folder)]
+        names = [staged.name for staged in self.scratch.listed(folder)]
         for start in range(0, len(names), DELETED_AT_ONCE):
             self.scratch.delete(names[start : start + DELETED_AT_ONCE])
 

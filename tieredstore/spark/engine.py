@@ -40,6 +40,11 @@ WAVE_ITEMS: Final = 1_000
 TASKS_A_CORE: Final = 4
 TASK_BYTES: Final = 64 << 20
 _HAS_JVM: Final = "PYSPARK_GATEWAY_PORT"  # spark-submit made it, and said which Python runs where
+FINDINGS_SCHEMA: Final = (
+    "severity string, kind string, topic string, queue_id int, path string, position bigint, "
+    "queue_offset bigint, text string"
+)
+_HIDE = "SPARK_HIDE_TRACEBACK"
 
 
 class SparkEngine(Engine):
@@ -127,7 +132,7 @@ class _Counts(AccumulatorParam[tuple[int, int]]):
 
 def spark_session(name: str, *, master: str = "") -> SparkSession:
     """The session of this process, made with `master` where there is none (Spark's own default
-    otherwise: what `spark-submit` was told, or the cores of this machine).
+    otherwise: the master of `spark-submit`, or the cores of this machine).
 
     Workers run this very interpreter unless the environment names another: it has `tieredstore`,
     and the first `python3` of the PATH need not. InvalidConfigError where there is no Java.
@@ -164,12 +169,6 @@ def _java() -> str:
     return found
 
 
-FINDINGS_SCHEMA: Final = (
-    "severity string, kind string, topic string, queue_id int, path string, position bigint, "
-    "queue_offset bigint, text string"
-)
-
-
 def verify_on_spark(
     spark: SparkSession, config: StoreConfig, *, topics: tuple[str, ...] = ()
 ) -> tuple[DataFrame, JobReport]:
@@ -186,9 +185,6 @@ def findings_frame(spark: SparkSession, report: JobReport) -> DataFrame:
     return spark.createDataFrame(
         [tuple(row.get(name) for name in names) for row in rows], FINDINGS_SCHEMA
     )
-
-
-_HIDE = "SPARK_HIDE_TRACEBACK"
 
 
 @contextmanager

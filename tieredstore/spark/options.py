@@ -94,7 +94,7 @@ def split_options(
 def store_config(settings: Mapping[str, str]) -> StoreConfig:
     """The tier that the options name, from the first half of what `split_options` gives.
 
-    Keys of an object store that they do not say come from the environment of who asks.
+    Keys of an object store that the options leave out come from the environment of the caller.
     """
     texts = dict(settings)
     file = texts.pop("config", None)
@@ -269,7 +269,7 @@ def _time(name: str, text: str) -> int:
 
 def _starting(text: str) -> Starting | int:
     plain = text.strip().lower()
-    known = {each.value: each for each in Starting}
+    known = {choice.value: choice for choice in Starting}
     return known[plain] if plain in known else _time("starting", text)
 
 
@@ -284,5 +284,5 @@ def _choice(kind: type[EnumT], name: str, text: str) -> EnumT:
     try:
         return kind(text.strip().lower())
     except ValueError:
-        known = ", ".join(str(each.value) for each in kind)
+        known = ", ".join(str(choice.value) for choice in kind)
         raise InvalidConfigError(f"{name}: {text!r:.60} is none of {known}") from None

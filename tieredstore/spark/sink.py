@@ -1,4 +1,4 @@
-"""`df.write.format("tieredstore")`: a bulk load into a tier that nobody else writes.
+"""`df.write.format("tieredstore")`: a bulk load into a tier that no broker writes meanwhile.
 
     | option                          | what                                                     |
     | ------------------------------- | -------------------------------------------------------- |
@@ -9,10 +9,10 @@
     | index                           | false: the broker that is started next finds out itself  |
     | block_bytes                     | records in memory of one task: 16m                       |
 
-Rows with equal queues near each other are quickest: `df.repartition("topic", "queue_id")`. A queue
-is searched by time as if its messages had come in the order of their store times: sort them so.
-What is older than its topic is kept goes when a broker next looks. A tier in a directory needs that
-directory on all machines of the cluster.
+Rows of one queue near each other load fastest: `df.repartition("topic", "queue_id")`. A search by
+time takes the messages of a queue to be in the order of their store times: sort them so. Messages
+older than the retention of their topic are deleted when a broker next expires. A tier in a
+directory needs that directory on all machines of the cluster.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class TierWriter(DataSourceArrowWriter):
             return StagedMessage(stager.finish())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        parts = [each.part for each in messages if isinstance(each, StagedMessage)]
+        parts = [message.part for message in messages if isinstance(message, StagedMessage)]
         with plain_failures():
             commit_load(
                 self._said.config,

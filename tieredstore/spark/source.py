@@ -1,11 +1,11 @@
 """`spark.read` and `spark.readStream` with `format("tieredstore")`: a tier as a DataFrame.
 
-How far a stream has read each queue, and how far it reads next.
+A stream keeps the offsets up to which it has read each queue as JSON in its checkpoint:
 
     {"<topic>": {"<queue id>": next queue offset, "topic_id": number of the topic in the catalogue}}
 
-A catalogue never gives the number of a topic twice: with another number, it is another topic of the
-same name. Checkpoints that older versions wrote have no numbers.
+A catalogue never gives the number of a topic twice, so another number means another topic of the
+same name. Checkpoints of older versions have no numbers.
 """
 
 from __future__ import annotations
@@ -79,75 +79,6 @@ log = log_of(__name__)
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-
-
-def narrowed(selection: Selection, filters: Iterable[Filter]) -> Selection:
-    """What is selected and passes all filters, or a bit more."""
-    for each in filters:
-        selection = _narrowed_by(selection, each)
-    return selection
-
-
-def _narrowed_by(selection: Selection, condition: Filter) -> Selection:
-    column: Sequence[str] = getattr(condition, "attribute", ())
-    if len(column) != 1:
-        return selection
-    if isinstance(condition, (EqualTo, EqualNullSafe, In)):
-        values = condition.value if isinstance(condition, In) else (condition.value,)
-        return _one_of(selection, column[0], [value for value in values if value is not None])
-    if isinstance(condition, (GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)):
-        return _within(selection, column[0], condition)
-    return selection
-
-
-def _one_of(selection: Selection, column: str, values: list[Any]) -> Selection:
-    if column in ("topic", "key", "unique_key"):
-        texts = frozenset(value for value in values if isinstance(value, str))
-        if len(texts) < len(set(values)) or not texts:
-            return selection
-        if column == "topic":
-            return selection.with_topics(texts)
-        return selection.with_keys(texts) if column == "key" else selection.with_unique_keys(texts)
-    if not values:
-        return selection
-    if column == "store_time":
-        times = [_micros(value) for value in values]
-        if any(time is None for time in times):
-            return selection
-        known = [time for time in times if time is not None]
-        return selection.with_times(min(known) // 1000, max(known) // 1000 + 1)
-    if not all(type(value) is int for value in values):
-        return selection
-    if column == "queue_id":
-        return selection.with_queue_ids(frozenset(values))
-    if column == "queue_offset":
-        return selection.with_offsets(min(values), max(values) + 1)
-    return selection
-
-
-def _within(selection: Selection, column: str, condition: Any) -> Selection:
-    is_lower = isinstance(condition, (GreaterThan, GreaterThanOrEqual))
-    excludes = isinstance(condition, (GreaterThan, LessThanOrEqual))  # as a half open bound
-    if column == "queue_offset" and type(condition.value) is int:
-        bound = condition.value + excludes
-        return selection.with_offsets(bound) if is_lower else selection.with_offsets(end=bound)
-    if column == "store_time":
-        micros = _micros(condition.value)
-        if micros is None:
-            return selection
-        # Store times are whole milliseconds.
-        bound = micros // 1000 + 1 if excludes else -(-micros // 1000)
-        return selection.with_times(bound) if is_lower else selection.with_times(end=bound)
-    return selection
-
-
-def _micros(value: object) -> int | None:
-    if not isinstance(value, datetime):
-        return None
-    moment = value if value.tzinfo is not None else value.astimezone(UTC)
-    return (moment - _EPOCH) // _MICROSECOND
-
-
 _SPARK_TYPES: dict[pa.DataType, DataType] = {
     pa.string(): StringType(),
     pa.int32(): IntegerType(),
@@ -158,6 +89,7 @@ _SPARK_TYPES: dict[pa.DataType, DataType] = {
     KEYS_TYPE: ArrayType(StringType()),
     MAP_TYPE: MapType(StringType(), StringType()),
 }
+_TOPIC_ID: Final = "topic_id"
 
 
 class TierDataSource(DataSource):
@@ -238,11 +170,11 @@ class ScanReader:
 
 
 def reach(config: StoreConfig, items: Sequence[ScanItem]) -> None:
-    """Ask the backend once, on the driver: who may not read there is told so in one line."""
+    """Ask the backend once, on the driver: missing rights to read end in one line."""
     provider = worker_provider(config)
-    provider.refresh()  # what this process was told earlier proves nothing
+    provider.refresh()  # an earlier answer proves nothing
     for row in [row for item in items[:1] for row in item.rows[:1]]:
-        with suppress(SegmentNotFoundError):  # damage is for those who read it
+        with suppress(SegmentNotFoundError):  # damage is for the read to find
             provider.open(row.path, row.type, row.base_offset).size()
 
 
@@ -282,118 +214,71 @@ class PushingTierBatchReader(TierBatchReader):
         return filters  # Spark looks again: what is not known here is then right all the same
 
 
-_TOPIC_ID: Final = "topic_id"
+def narrowed(selection: Selection, filters: Iterable[Filter]) -> Selection:
+    """What is selected and passes all filters, or a bit more."""
+    for condition in filters:
+        selection = _narrowed_by(selection, condition)
+    return selection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOffsets:
-    """The queue offset that comes next in each queue, and the number of each topic if known."""
-
-    offsets: Mapping[QueueKey, int] = field(default_factory=dict)
-    topic_ids: Mapping[str, int] = field(default_factory=dict)
-
-    def made_again(self, now: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """Topics that have another number now: the one they had and the one they have."""
-        return {
-            topic: (number, now[topic])
-            for topic, number in sorted(self.topic_ids.items())
-            if topic in now and now[topic] != number
-        }
-
-    def without(self, topics: Collection[str]) -> StreamOffsets:
-        return StreamOffsets(
-            offsets={key: at for key, at in self.offsets.items() if key.topic not in topics},
-            topic_ids={name: each for name, each in self.topic_ids.items() if name not in topics},
-        )
+def _narrowed_by(selection: Selection, condition: Filter) -> Selection:
+    column: Sequence[str] = getattr(condition, "attribute", ())
+    if len(column) != 1:
+        return selection
+    if isinstance(condition, (EqualTo, EqualNullSafe, In)):
+        values = condition.value if isinstance(condition, In) else (condition.value,)
+        return _one_of(selection, column[0], [value for value in values if value is not None])
+    if isinstance(condition, (GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)):
+        return _within(selection, column[0], condition)
+    return selection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backlog:
-    """What a queue has that was not read: from `start` on up to `end`, of messages of this size."""
-
-    start: int
-    end: int
-    bytes_each: float
-
-    @property
-    def count(self) -> int:
-        return max(0, self.end - self.start)
-
-
-def to_json(offsets: StreamOffsets) -> dict[str, dict[str, int]]:
-    made: dict[str, dict[str, int]] = {}
-    for key, offset in sorted(offsets.offsets.items()):
-        made.setdefault(key.topic, {})[str(key.queue_id)] = offset
-    for topic, queues in made.items():
-        if topic in offsets.topic_ids:
-            queues[_TOPIC_ID] = offsets.topic_ids[topic]
-    return made
-
-
-def from_json(document: object) -> StreamOffsets:
-    """Raises InvalidConfigError for what is no offset of ours: another source's checkpoint."""
-    offsets: dict[QueueKey, int] = {}
-    topic_ids: dict[str, int] = {}
-    if not isinstance(document, dict):
-        raise _no_offset(document)
-    for topic, queues in document.items():
-        if not isinstance(queues, dict):
-            raise _no_offset(document)
-        for name, number in queues.items():
-            if type(number) is not int:
-                raise _no_offset(document)
-            if name == _TOPIC_ID:
-                topic_ids[topic] = number
-            elif name.isascii() and name.isdigit():
-                offsets[QueueKey(topic, int(name))] = number
-            else:
-                raise _no_offset(document)
-    return StreamOffsets(offsets=offsets, topic_ids=topic_ids)
+def _one_of(selection: Selection, column: str, values: list[Any]) -> Selection:
+    if column in ("topic", "key", "unique_key"):
+        texts = frozenset(value for value in values if isinstance(value, str))
+        if len(texts) < len(set(values)) or not texts:
+            return selection
+        if column == "topic":
+            return selection.with_topics(texts)
+        return selection.with_keys(texts) if column == "key" else selection.with_unique_keys(texts)
+    if not values:
+        return selection
+    if column == "store_time":
+        times = [_micros(value) for value in values]
+        if any(time is None for time in times):
+            return selection
+        known = [time for time in times if time is not None]
+        return selection.with_times(min(known) // 1000, max(known) // 1000 + 1)
+    if not all(type(value) is int for value in values):
+        return selection
+    if column == "queue_id":
+        return selection.with_queue_ids(frozenset(values))
+    if column == "queue_offset":
+        return selection.with_offsets(min(values), max(values) + 1)
+    return selection
 
 
-def _no_offset(document: object) -> InvalidConfigError:
-    return InvalidConfigError(
-        f"checkpoint: {str(document)[:60]!r} is no offset of a tieredstore stream"
-    )
+def _within(selection: Selection, column: str, condition: Any) -> Selection:
+    is_lower = isinstance(condition, (GreaterThan, GreaterThanOrEqual))
+    excludes = isinstance(condition, (GreaterThan, LessThanOrEqual))  # as a half open bound
+    if column == "queue_offset" and type(condition.value) is int:
+        bound = condition.value + excludes
+        return selection.with_offsets(bound) if is_lower else selection.with_offsets(end=bound)
+    if column == "store_time":
+        micros = _micros(condition.value)
+        if micros is None:
+            return selection
+        # Store times are whole milliseconds.
+        bound = micros // 1000 + 1 if excludes else -(-micros // 1000)
+        return selection.with_times(bound) if is_lower else selection.with_times(end=bound)
+    return selection
 
 
-def advanced(
-    backlogs: Mapping[QueueKey, Backlog], *, count_max: int | None, bytes_max: int | None
-) -> dict[QueueKey, int]:
-    """Where each queue is read up to next, with at most so many messages and about so many bytes.
-
-    A limit is shared out by what waits in each queue. At least one message is read where one
-    waits, however large it is, and a queue that gets nothing comes first as its backlog grows.
-    """
-    counts = {key: backlog.count for key, backlog in backlogs.items()}
-    if bytes_max is not None:
-        costs = {key: max(1.0, backlog.bytes_each) for key, backlog in backlogs.items()}
-        total = sum(counts[key] * costs[key] for key in counts)
-        if total > bytes_max:
-            within = {key: int(counts[key] * bytes_max / total) for key in counts}
-            if not any(within.values()):
-                within[max(counts, key=lambda key: counts[key])] = 1
-            counts = within
-    if count_max is not None:
-        counts = _shared(counts, max(1, count_max))
-    return {key: backlogs[key].start + counts[key] for key in backlogs}
-
-
-def _shared(counts: Mapping[QueueKey, int], limit: int) -> dict[QueueKey, int]:
-    total = sum(counts.values())
-    if total <= limit:
-        return dict(counts)
-    shares = {key: count * limit // total for key, count in counts.items()}
-    left = limit - sum(shares.values())
-    # First those that got nothing, and of these the ones where most waits.
-    hungry = sorted(counts, key=lambda key: (shares[key] > 0, -counts[key], key))
-    for key in hungry:
-        if not left:
-            break
-        if shares[key] < counts[key]:
-            shares[key] += 1
-            left -= 1
-    return shares
+def _micros(value: object) -> int | None:
+    if not isinstance(value, datetime):
+        return None
+    moment = value if value.tzinfo is not None else value.astimezone(UTC)
+    return (moment - _EPOCH) // _MICROSECOND
 
 
 class DataLossError(TieredStoreError):
@@ -515,7 +400,8 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
 
     def _topic_ids(self, tier: TieredReader) -> dict[str, int]:
         """The numbers of the topics that are wanted. None where the catalogue is made from the
-        bytes each time it is opened: it numbers anew what the key index does not tell."""
+        bytes each time it is opened: it then numbers anew the
+        topics that the key index does not know."""
         if tier.catalogue.source == "rebuild":
             return {}
         wanted = replace(self._options.selection, queue_ids=None)
@@ -612,3 +498,114 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         if isinstance(limit, ReadMaxBytes):
             bytes_max = limit.max_bytes
         return count_max, bytes_max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOffsets:
+    """The queue offset that comes next in each queue, and the number of each topic if known."""
+
+    offsets: Mapping[QueueKey, int] = field(default_factory=dict)
+    topic_ids: Mapping[str, int] = field(default_factory=dict)
+
+    def made_again(self, now: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """Topics that have another number now: the one they had and the one they have."""
+        return {
+            topic: (number, now[topic])
+            for topic, number in sorted(self.topic_ids.items())
+            if topic in now and now[topic] != number
+        }
+
+    def without(self, topics: Collection[str]) -> StreamOffsets:
+        return StreamOffsets(
+            offsets={key: at for key, at in self.offsets.items() if key.topic not in topics},
+            topic_ids={name: each for name, each in self.topic_ids.items() if name not in topics},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What a queue has that was not read: from `start` on up to `end`, of messages of this size."""
+
+    start: int
+    end: int
+    bytes_each: float
+
+    @property
+    def count(self) -> int:
+        return max(0, self.end - self.start)
+
+
+def to_json(offsets: StreamOffsets) -> dict[str, dict[str, int]]:
+    made: dict[str, dict[str, int]] = {}
+    for key, offset in sorted(offsets.offsets.items()):
+        made.setdefault(key.topic, {})[str(key.queue_id)] = offset
+    for topic, queues in made.items():
+        if topic in offsets.topic_ids:
+            queues[_TOPIC_ID] = offsets.topic_ids[topic]
+    return made
+
+
+def from_json(document: object) -> StreamOffsets:
+    """Raises InvalidConfigError for what is no offset of ours: another source's checkpoint."""
+    offsets: dict[QueueKey, int] = {}
+    topic_ids: dict[str, int] = {}
+    if not isinstance(document, dict):
+        raise _no_offset(document)
+    for topic, queues in document.items():
+        if not isinstance(queues, dict):
+            raise _no_offset(document)
+        for name, number in queues.items():
+            if type(number) is not int:
+                raise _no_offset(document)
+            if name == _TOPIC_ID:
+                topic_ids[topic] = number
+            elif name.isascii() and name.isdigit():
+                offsets[QueueKey(topic, int(name))] = number
+            else:
+                raise _no_offset(document)
+    return StreamOffsets(offsets=offsets, topic_ids=topic_ids)
+
+
+def _no_offset(document: object) -> InvalidConfigError:
+    return InvalidConfigError(
+        f"checkpoint: {str(document)[:60]!r} is no offset of a tieredstore stream"
+    )
+
+
+def advanced(
+    backlogs: Mapping[QueueKey, Backlog], *, count_max: int | None, bytes_max: int | None
+) -> dict[QueueKey, int]:
+    """Where each queue is read up to next, with at most so many messages and about so many bytes.
+
+    A limit is shared out by what waits in each queue. At least one message is read where one
+    waits, however large it is, and a queue that gets nothing comes first as its backlog grows.
+    """
+    counts = {key: backlog.count for key, backlog in backlogs.items()}
+    if bytes_max is not None:
+        costs = {key: max(1.0, backlog.bytes_each) for key, backlog in backlogs.items()}
+        total = sum(counts[key] * costs[key] for key in counts)
+        if total > bytes_max:
+            within = {key: int(counts[key] * bytes_max / total) for key in counts}
+            if not any(within.values()):
+                within[max(counts, key=lambda key: counts[key])] = 1
+            counts = within
+    if count_max is not None:
+        counts = _shared(counts, max(1, count_max))
+    return {key: backlogs[key].start + counts[key] for key in backlogs}
+
+
+def _shared(counts: Mapping[QueueKey, int], limit: int) -> dict[QueueKey, int]:
+    total = sum(counts.values())
+    if total <= limit:
+        return dict(counts)
+    shares = {key: count * limit // total for key, count in counts.items()}
+    left = limit - sum(shares.values())
+    # First those that got nothing, and of these the ones where most waits.
+    hungry = sorted(counts, key=lambda key: (shares[key] > 0, -counts[key], key))
+    for key in hungry:
+        if not left:
+            break
+        if shares[key] < counts[key]:
+            shares[key] += 1
+            left -= 1
+    return shares
