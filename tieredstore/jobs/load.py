@@ -330,9 +330,21 @@ def plan_load(
     for key, portions in portions_by_queue(parts).items():
         target = target_of(key)
         placed = list(_placed(target, portions))
-        logs += _log_segments(target, placed, config.commit_log_segment_bytes, scratch)
-        per_segment = max(1, config.consume_queue_segment_bytes // UNIT_BYTES)
-        units += _unit_segments(target, placed, per_segment)
+        logs += _segments(
+            NewSegment(target=target, type=SegmentType.COMMIT_LOG, base=target.log_offset),
+            placed,
+            config.commit_log_segment_bytes,
+            lambda portion: portion.log_bytes,
+            partial(_record_ends, scratch),
+        )
+        base = target.queue_offset * UNIT_BYTES
+        units += _segments(
+            NewSegment(target=target, type=SegmentType.CONSUME_QUEUE, base=base),
+            placed,
+            config.consume_queue_segment_bytes // UNIT_BYTES * UNIT_BYTES,
+            lambda portion: portion.count * UNIT_BYTES,
+            lambda portion: np.arange(1, portion.count + 1) * UNIT_BYTES,
+        )
         targets.append(target)
         ends[key] = target.queue_offset + sum(portion.count for portion in portions)
     return LoadPlan(logs=logs, units=units, targets=targets, ends=ends)
@@ -341,6 +353,11 @@ def plan_load(
 def read_units(scratch: Scratch, portion: StagedPortion, first: int, end: int) -> QueueUnits:
     position = portion.position + first * UNIT_BYTES
     return decode_units(scratch.read(portion.name, position, (end - first) * UNIT_BYTES))
+
+
+def _record_ends(scratch: Scratch, portion: StagedPortion) -> NDArray[np.int64]:
+    sizes = read_units(scratch, portion, 0, portion.count).message_bytes
+    return np.cumsum(sizes, dtype=np.int64)
 
 
 def _placed(target: QueueTarget, portions: Sequence[StagedPortion]) -> Iterator[Piece]:
@@ -357,55 +374,38 @@ def _placed(target: QueueTarget, portions: Sequence[StagedPortion]) -> Iterator[
         log_offset += portion.log_bytes
 
 
-def _log_segments(
-    target: QueueTarget, placed: Sequence[Piece], bytes_max: int, scratch: Scratch
+def _segments(
+    first: NewSegment,
+    placed: Sequence[Piece],
+    bytes_max: int,
+    size_of: Callable[[StagedPortion], int],
+    ends_of: Callable[[StagedPortion], NDArray[np.int64]],
 ) -> list[NewSegment]:
-    """A segment takes a record that is longer than it may be only as its first one."""
-    segments = [NewSegment(target=target, type=SegmentType.COMMIT_LOG, base=target.log_offset)]
+    """The pieces in segments of at most so many bytes; a longer row stands first in its own.
+
+    `size_of` is how long a portion is, `ends_of` where each of its rows ends.
+    """
+    segments = [first]
     for piece in placed:
         last = segments[-1]
-        if last.size + piece.portion.log_bytes <= bytes_max:
+        if last.size + size_of(piece.portion) <= bytes_max:
             last.pieces.append(piece)
-            last.size += piece.portion.log_bytes
+            last.size += size_of(piece.portion)
             continue
-        sizes = read_units(scratch, piece.portion, 0, piece.end).message_bytes.astype(np.int64)
-        ends = np.cumsum(sizes)
-        first = taken = 0
-        while first < piece.end:
+        ends = ends_of(piece.portion)
+        start = taken = 0
+        while start < piece.end:
             last = segments[-1]
             end = int(np.searchsorted(ends, taken + bytes_max - last.size, side="right"))
-            if end <= first and last.size:
-                segments.append(_next(last))
+            if end <= start and last.size:
+                base = last.base + last.size
+                segments.append(NewSegment(target=last.target, type=last.type, base=base))
                 continue
-            end = max(end, first + 1)
-            last.pieces.append(replace(piece, first=first, end=end))
+            end = max(end, start + 1)
+            last.pieces.append(replace(piece, first=start, end=end))
             last.size += int(ends[end - 1]) - taken
-            first, taken = end, int(ends[end - 1])
+            start, taken = end, int(ends[end - 1])
     return segments
-
-
-def _unit_segments(
-    target: QueueTarget, placed: Sequence[Piece], units_max: int
-) -> list[NewSegment]:
-    base = target.queue_offset * UNIT_BYTES
-    segments = [NewSegment(target=target, type=SegmentType.CONSUME_QUEUE, base=base)]
-    for piece in placed:
-        first = 0
-        while first < piece.end:
-            last = segments[-1]
-            room = units_max - last.size // UNIT_BYTES
-            if not room:
-                segments.append(_next(last))
-                continue
-            end = min(piece.end, first + room)
-            last.pieces.append(replace(piece, first=first, end=end))
-            last.size += (end - first) * UNIT_BYTES
-            first = end
-    return segments
-
-
-def _next(last: NewSegment) -> NewSegment:
-    return NewSegment(target=last.target, type=last.type, base=last.base + last.size)
 
 
 def make_index(tier: OwnedTier, plan: LoadPlan, runs: Sequence[KeyRun]) -> list[Change]:

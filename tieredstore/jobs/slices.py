@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase, translate
 from itertools import groupby, pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from tieredstore.jobs.worker import queue_file, worker_runtime
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import TieredStoreError, UnknownNameError
 from tieredstore.model.values import INT64_MAX, QueueKey, SegmentRecord, SegmentType
+
+T = TypeVar("T")
 
 SPLIT_BYTES: Final = 64 * 1024 * 1024
 LOG_ROWS_MAX: Final = 64
@@ -255,31 +257,27 @@ class Selection:
             chosen = chosen & (times >= self.times[0]) & (times < self.times[1])
         return np.flatnonzero(chosen)
 
-    # Narrowing
+    def narrowed(self, other: Selection) -> Selection:
+        """What both select. Of two sets of keys the first counts: a message has several keys."""
+        return Selection(
+            topics=_common(self.topics, other.topics),
+            topic_pattern=self.topic_pattern,
+            queue_ids=_common(self.queue_ids, other.queue_ids),
+            offsets=_overlap(self.offsets, other.offsets),
+            times=_overlap(self.times, other.times),
+            keys=other.keys if self.keys is None else self.keys,
+            unique_keys=_common(self.unique_keys, other.unique_keys),
+        )
 
-    def with_topics(self, topics: frozenset[str]) -> Selection:
-        held = self.topics
-        return replace(self, topics=topics if held is None else held & topics)
 
-    def with_queue_ids(self, queue_ids: frozenset[int]) -> Selection:
-        held = self.queue_ids
-        return replace(self, queue_ids=queue_ids if held is None else held & queue_ids)
+def _common(first: frozenset[T] | None, second: frozenset[T] | None) -> frozenset[T] | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first & second
 
-    def with_offsets(self, first: int = 0, end: int = INT64_MAX) -> Selection:
-        held = self.offsets
-        return replace(self, offsets=(max(held[0], first), min(held[1], end)))
 
-    def with_times(self, first: int = EVER[0], end: int = EVER[1]) -> Selection:
-        held = self.times
-        return replace(self, times=(max(held[0], first), min(held[1], end)))
-
-    def with_keys(self, keys: frozenset[str]) -> Selection:
-        """Only where no keys were chosen yet: a message has several keys, two sets do not meet."""
-        return self if self.keys is not None else replace(self, keys=keys)
-
-    def with_unique_keys(self, keys: frozenset[str]) -> Selection:
-        held = self.unique_keys
-        return replace(self, unique_keys=keys if held is None else held & keys)
+def _overlap(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
+    return max(first[0], second[0]), min(first[1], second[1])
 
 
 EVERYTHING: Final = Selection()

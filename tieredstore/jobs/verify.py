@@ -31,7 +31,6 @@ from tieredstore.access.wiring import open_tier, published_catalogue
 from tieredstore.codec.key_hashes import mixed
 from tieredstore.codec.names import index_queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES
-from tieredstore.codec.tiered_index import COMPACTED_ITEM_BYTES, item_position
 from tieredstore.driver.metadata import Json, MetadataStore
 from tieredstore.index.rows import SECOND_SLACK_MS
 from tieredstore.index.watermarks import QueueId, Watermarks
@@ -166,7 +165,7 @@ class VerifyJob:
         shift = plan.items[0].shift if plan.items else SHIFT_MIN
         uploaded = {item.row.begin_timestamp or 0 for item in index}
 
-        def take(items: NDArray[Any], times: NDArray[np.int64], _: str, __: int) -> None:
+        def take(items: NDArray[Any], times: NDArray[np.int64], *_: object) -> None:
             kept = within(items, queues)
             sums.add(held_sums(items[kept], times[kept], shift=shift))
 
@@ -424,7 +423,7 @@ class EntryComparison:
         found: list[NDArray[Any]] = []
 
         def take(
-            items: NDArray[Any], times: NDArray[np.int64], path: str, start: int, each: int
+            items: NDArray[Any], times: NDArray[np.int64], path: str, start: int, step: int
         ) -> None:
             offsets = items["log_offset"].astype(np.int64)
             topics, numbers = items["topic_id"].astype(np.int64), items["queue_id"].astype(np.int64)
@@ -437,7 +436,7 @@ class EntryComparison:
             part = np.zeros(len(rows), _ENTRY)
             part["topic_id"], part["queue_id"] = topics[rows], numbers[rows]
             part["log_offset"], part["time"] = offsets[rows], times[rows]
-            part["file"], part["position"] = len(self._paths) - 1, start + each * rows
+            part["file"], part["position"] = len(self._paths) - 1, start + step * rows
             sizes = items["message_bytes"][rows].astype(np.int64)
             part["id"] = _ids(part, sizes, entry_hashes(items["key_hash"][rows]))
             found.append(part)
@@ -447,25 +446,12 @@ class EntryComparison:
         for item in self.index:
             row = item.row
             with provider.open(row.path, row.type, row.base_offset) as segment:
-                path = segment.path
                 try:
-                    IndexFileCheck(segment, item, ignored).run(
-                        lambda items, times, at, path=path: take(  # type: ignore[misc]
-                            items, times, path, at, COMPACTED_ITEM_BYTES
-                        )
-                    )
+                    IndexFileCheck(segment, item, ignored).run(take)
                 except (SegmentError, OffsetOutOfRangeError):
                     continue  # a finding names it already
-        slots = self.config.index_slot_count
-        each = item_position(1, slot_count=slots) - item_position(0, slot_count=slots)
-        verify_local_index(
-            self.config,
-            {item.row.begin_timestamp or 0 for item in self.index},
-            ignored,
-            lambda items, times, path, number: take(
-                items, times, path, item_position(number, slot_count=slots), each
-            ),
-        )
+        uploaded = {item.row.begin_timestamp or 0 for item in self.index}
+        verify_local_index(self.config, uploaded, ignored, take)
         return np.concatenate(found) if found else np.empty(0, _ENTRY)
 
     # Findings

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,13 @@ from tieredstore.codec.tiered_index import (
     COMPACTED_ITEM_BYTES,
     COMPACTED_SLOT_DTYPE,
     HEADER_BYTES,
+    ITEM_BYTES,
     SLOT_BYTES,
     TieredIndexHeader,
     compacted_file_bytes,
     decode_header,
     is_legacy_compacted,
+    item_position,
     slot_position,
     view_compacted_items,
     view_items,
@@ -50,10 +52,9 @@ _SLOTS_AT_ONCE: Final = 1 << 17
 _BLOCKS_AT_ONCE: Final = 1_024
 PART_BYTES: Final = 64 * 1024 * 1024
 _ITEMS_AT_ONCE: Final = 1 << 18
-OnItems = Callable[[NDArray[Any], NDArray[np.int64], int], None]
-"""Items, when their messages were stored as they say, and the position of the first of them."""
-OnLocalItems = Callable[[NDArray[Any], NDArray[np.int64], str, int], None]
-"""Items, their times, and of which file and item number the first of them is."""
+OnItems: TypeAlias = Callable[[NDArray[Any], NDArray[np.int64], str, int, int], None]
+"""Items; when their messages were stored, as they say; the path of their file, the position of the
+first of them and how many bytes lie from one to the next."""
 
 
 def wrong_in_footer(
@@ -133,7 +134,7 @@ def verify_index(config: StoreConfig, item: IndexItem) -> VerifyRow:
     row = item.row
     counts = {"entries": 0, "bytes": 0}
 
-    def take(items: NDArray[Any], times: NDArray[np.int64], _: int) -> None:
+    def take(items: NDArray[Any], times: NDArray[np.int64], *_: object) -> None:
         counts["entries"] += len(items)
         counts["bytes"] += items.nbytes
         sums.add(held_sums(items, times, shift=item.shift))
@@ -293,7 +294,8 @@ class IndexFileCheck:
             items = view_compacted_items(self._read(start, stop - start), path=self._segment.path)
             self._check_items(items, np.repeat(slots + first, counts), start, header)
             seconds = items["seconds"].astype(np.int64)
-            take(items, header.begin_timestamp + self._unit_ms * seconds, start)
+            times = header.begin_timestamp + self._unit_ms * seconds
+            take(items, times, self._segment.path, start, COMPACTED_ITEM_BYTES)
 
     def _check_items(
         self, items: NDArray[Any], slots: NDArray[np.int64], start: int, header: TieredIndexHeader
@@ -346,7 +348,7 @@ def is_seen(config: StoreConfig) -> bool:
 
 
 def verify_local_index(
-    config: StoreConfig, uploaded: Collection[int], findings: Findings, take: OnLocalItems
+    config: StoreConfig, uploaded: Collection[int], findings: Findings, take: OnItems
 ) -> int:
     """All items of files that no uploaded one (by begin) has replaced; how many there are.
 
@@ -371,9 +373,7 @@ def verify_local_index(
     return count
 
 
-def _of_file(
-    data: mmap, path: Path, config: StoreConfig, findings: Findings, take: OnLocalItems
-) -> int:
+def _of_file(data: mmap, path: Path, config: StoreConfig, findings: Findings, take: OnItems) -> int:
     slots = config.index_slot_count
     head = data[:HEADER_BYTES]
     header = decode_header(
@@ -400,5 +400,5 @@ def _of_file(
     for at in range(0, items_held, _ITEMS_AT_ONCE):
         block = items[at : at + _ITEMS_AT_ONCE].copy()
         times = begin + 1000 * block["seconds"].astype(np.int64)
-        take(block, times, str(path), at + 1)
+        take(block, times, str(path), item_position(at + 1, slot_count=slots), ITEM_BYTES)
     return items_held

@@ -159,10 +159,12 @@ class ReadOptions:
                 else tuple(default),
                 selection=_selection(texts),
                 on_corrupt=on_corrupt,
-                fails_on_loss=_truth("fail_on_data_loss", texts.get("fail_on_data_loss", "true")),
+                fails_on_loss=parse_truth(
+                    "fail_on_data_loss", texts.get("fail_on_data_loss", "true")
+                ),
             ),
             split_bytes=parse_size("split_bytes", texts.get("split_bytes", str(SPLIT_BYTES))),
-            takes_filters=_truth("pushdown", texts.get("pushdown", "false")),
+            takes_filters=parse_truth("pushdown", texts.get("pushdown", "false")),
             starting=_starting(texts.get("starting", "earliest")),
             max_messages=_limit(texts, "max_messages_per_trigger"),
             max_bytes=_limit(texts, "max_bytes_per_trigger"),
@@ -186,8 +188,8 @@ def _selection(texts: Mapping[str, str]) -> Selection:
         topic_pattern=pattern,
         queue_ids=_queue_ids(texts["queues"]) if "queues" in texts else None,
         offsets=(
-            _number("start_offset", texts.get("start_offset", "0")),
-            _number("end_offset", texts.get("end_offset", str(INT64_MAX))),
+            parse_number("start_offset", texts.get("start_offset", "0")),
+            parse_number("end_offset", texts.get("end_offset", str(INT64_MAX))),
         ),
         times=(
             _time("start_time", texts["start_time"]) if "start_time" in texts else EVER[0],
@@ -217,7 +219,7 @@ def _names(name: str, text: str) -> tuple[str, ...]:
     return names
 
 
-def _number(name: str, text: str) -> int:
+def parse_number(name: str, text: str) -> int:
     if not (text.strip().isascii() and text.strip().isdigit()):
         raise InvalidConfigError(f"{name}: want a whole number, not {text!r:.60}")
     return min(int(text.strip()[:20]), INT64_MAX)
@@ -241,8 +243,8 @@ def _queue_ids(text: str) -> frozenset[int]:
     found: set[int] = set()
     for part in _names("queues", text):
         first, dash, last = part.partition("-")
-        low = _number("queues", first)
-        high = _number("queues", last) if dash else low
+        low = parse_number("queues", first)
+        high = parse_number("queues", last) if dash else low
         if high < low:
             raise InvalidConfigError(f"queues: {part!r:.60} ends before it begins")
         if high - low > 65_536:
@@ -273,7 +275,7 @@ def _starting(text: str) -> Starting | int:
     return known[plain] if plain in known else _time("starting", text)
 
 
-def _truth(name: str, text: str) -> bool:
+def parse_truth(name: str, text: str) -> bool:
     plain = text.strip().lower()
     if plain not in ("true", "false"):
         raise InvalidConfigError(f"{name}: want true or false, not {text!r:.60}")

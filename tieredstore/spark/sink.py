@@ -41,7 +41,13 @@ from tieredstore.jobs.worker import scratch_of, worker_provider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.spark.engine import plain_failures
-from tieredstore.spark.options import parse_size, split_options, store_config
+from tieredstore.spark.options import (
+    parse_number,
+    parse_size,
+    parse_truth,
+    split_options,
+    store_config,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,17 +70,12 @@ class WriteOptions:
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
         store, texts = split_options(options, known=_WRITE_NAMES)
         queue_id = texts.get("queue_id")
-        if queue_id is not None and not (queue_id.isascii() and queue_id.isdigit()):
-            raise InvalidConfigError(f"queue_id: want a whole number, not {queue_id!r:.60}")
-        index = texts.get("index", "true").lower()
-        if index not in ("true", "false"):
-            raise InvalidConfigError(f"index: want true or false, not {index!r:.60}")
         return cls(
             config=store_config(store),
             topic=texts.get("topic"),
-            queue_id=None if queue_id is None else int(queue_id[:19]),
+            queue_id=None if queue_id is None else parse_number("queue_id", queue_id),
             load_id=texts.get("load_id"),
-            index=index == "true",
+            index=parse_truth("index", texts.get("index", "true")),
             block_bytes=parse_size("block_bytes", texts.get("block_bytes", str(BLOCK_BYTES))),
         )
 

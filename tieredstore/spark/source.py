@@ -63,12 +63,19 @@ from tieredstore.jobs.scan import (
     refuse_unknown_topics,
     selected_queues,
 )
-from tieredstore.jobs.slices import QueueRows, Selection, plan_slices, trimmed
+from tieredstore.jobs.slices import (
+    EVER,
+    EVERYTHING,
+    QueueRows,
+    Selection,
+    plan_slices,
+    trimmed,
+)
 from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError, SegmentNotFoundError, TieredStoreError
 from tieredstore.model.printable import log_of
-from tieredstore.model.values import QueueKey
+from tieredstore.model.values import INT64_MAX, QueueKey
 from tieredstore.spark.engine import plain_failures
 from tieredstore.spark.options import ReadOptions, Starting
 
@@ -217,61 +224,62 @@ class PushingTierBatchReader(TierBatchReader):
 def narrowed(selection: Selection, filters: Iterable[Filter]) -> Selection:
     """What is selected and passes all filters, or a bit more."""
     for condition in filters:
-        selection = _narrowed_by(selection, condition)
+        selection = selection.narrowed(_passed_by(condition))
     return selection
 
 
-def _narrowed_by(selection: Selection, condition: Filter) -> Selection:
+def _passed_by(condition: Filter) -> Selection:
+    """What passes a condition, or more: everything, where it is not known here."""
     column: Sequence[str] = getattr(condition, "attribute", ())
     if len(column) != 1:
-        return selection
+        return EVERYTHING
     if isinstance(condition, (EqualTo, EqualNullSafe, In)):
         values = condition.value if isinstance(condition, In) else (condition.value,)
-        return _one_of(selection, column[0], [value for value in values if value is not None])
+        return _one_of(column[0], [value for value in values if value is not None])
     if isinstance(condition, (GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)):
-        return _within(selection, column[0], condition)
-    return selection
+        return _within(column[0], condition)
+    return EVERYTHING
 
 
-def _one_of(selection: Selection, column: str, values: list[Any]) -> Selection:
+def _one_of(column: str, values: list[Any]) -> Selection:
     if column in ("topic", "key", "unique_key"):
         texts = frozenset(value for value in values if isinstance(value, str))
         if len(texts) < len(set(values)) or not texts:
-            return selection
+            return EVERYTHING
         if column == "topic":
-            return selection.with_topics(texts)
-        return selection.with_keys(texts) if column == "key" else selection.with_unique_keys(texts)
+            return Selection(topics=texts)
+        return Selection(keys=texts) if column == "key" else Selection(unique_keys=texts)
     if not values:
-        return selection
+        return EVERYTHING
     if column == "store_time":
         times = [_micros(value) for value in values]
         if any(time is None for time in times):
-            return selection
+            return EVERYTHING
         known = [time for time in times if time is not None]
-        return selection.with_times(min(known) // 1000, max(known) // 1000 + 1)
+        return Selection(times=(min(known) // 1000, max(known) // 1000 + 1))
     if not all(type(value) is int for value in values):
-        return selection
+        return EVERYTHING
     if column == "queue_id":
-        return selection.with_queue_ids(frozenset(values))
+        return Selection(queue_ids=frozenset(values))
     if column == "queue_offset":
-        return selection.with_offsets(min(values), max(values) + 1)
-    return selection
+        return Selection(offsets=(min(values), max(values) + 1))
+    return EVERYTHING
 
 
-def _within(selection: Selection, column: str, condition: Any) -> Selection:
+def _within(column: str, condition: Any) -> Selection:
     is_lower = isinstance(condition, (GreaterThan, GreaterThanOrEqual))
     excludes = isinstance(condition, (GreaterThan, LessThanOrEqual))  # as a half open bound
     if column == "queue_offset" and type(condition.value) is int:
         bound = condition.value + excludes
-        return selection.with_offsets(bound) if is_lower else selection.with_offsets(end=bound)
+        return Selection(offsets=(bound, INT64_MAX) if is_lower else (0, bound))
     if column == "store_time":
         micros = _micros(condition.value)
         if micros is None:
-            return selection
+            return EVERYTHING
         # Store times are whole milliseconds.
         bound = micros // 1000 + 1 if excludes else -(-micros // 1000)
-        return selection.with_times(bound) if is_lower else selection.with_times(end=bound)
-    return selection
+        return Selection(times=(bound, EVER[1]) if is_lower else (EVER[0], bound))
+    return EVERYTHING
 
 
 def _micros(value: object) -> int | None:
