@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tieredstore.jobs.job import JobReport, Plan, RowStream
 from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError
@@ -13,14 +14,11 @@ from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError
 class CountingJob:
     """Squares numbers; refuses some, finds others damaged, and stumbles over one."""
 
+    name: ClassVar[str] = "counting"
     count: int
     refused: frozenset[int] = frozenset()
     damaged: frozenset[int] = frozenset()
     stumbles: frozenset[int] = frozenset()
-
-    @property
-    def name(self) -> str:
-        return "counting"
 
     def plan(self) -> Plan[int]:
         return Plan(

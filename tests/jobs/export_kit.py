@@ -1,7 +1,4 @@
-"""Reading an export as anybody would, and a tier beside it.
-
-What lives here: no tests.
-"""
+"""Reading an export as anybody would, and a tier beside it."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from tests.jobs.verify_kit import run_inline
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.message import decode_message
-from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.jobs.export import ExportJob
-from tieredstore.jobs.job import JobReport, LocalEngine, run_job
+from tieredstore.jobs.job import JobReport
 from tieredstore.model.config import StoreConfig
 
 Message = tuple[str, int, int, bytes]
@@ -25,9 +22,8 @@ Message = tuple[str, int, int, bytes]
 
 def exported(config: StoreConfig, target: Path | str, **others: Any) -> JobReport:
     """In one thread, a few ranges for each queue."""
-    engine = LocalEngine(runtime=Runtime.inline(), threads=1)
-    job = ExportJob(**{"config": config, "target": str(target), "split_bytes": 20_000, **others})
-    return run_job(job, engine, clock=ManualClock())
+    facts = {"config": config, "target": str(target), "split_bytes": 20_000, **others}
+    return run_inline(ExportJob(**facts))
 
 
 def table(target: Path | str) -> pa.Table:

@@ -1,6 +1,6 @@
 """Backends that fail, under names that a setting can give: workers make them from settings.
 
-What lives here: no tests. Faults and the objects in memory are those of this process.
+Faults and the objects in memory are those of this process.
 """
 
 from __future__ import annotations

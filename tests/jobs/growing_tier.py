@@ -1,7 +1,4 @@
-"""A tier in a directory with a broker at work on it, as a migration may meet it.
-
-What lives here: no tests.
-"""
+"""A tier in a directory with a broker at work on it, as a migration may meet it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Loads for tests: batches, attempts at partitions, and what has to be in the tier afterwards.
-
-What lives here: no tests.
-"""
+"""Loads for tests: batches, attempts at partitions, and what has to be in the tier afterwards."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tiers to migrate, and what a migration has to leave behind.
-
-What lives here: no tests.
-"""
+"""Tiers to migrate, and what a migration has to leave behind."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.codec.golden_files import BROKER, CLUSTER, GOLDEN
+from tests.jobs.verify_kit import golden_config
 from tieredstore.codec.names import cluster_directory
 from tieredstore.jobs.job import JobReport, LocalEngine
 from tieredstore.jobs.migrate import migrate
@@ -24,20 +22,10 @@ NAMES: dict[str, Any] = {
 }
 
 
-def golden(root: Path = TIER) -> StoreConfig:
-    """The tier that Java wrote."""
-    return StoreConfig(
-        provider="posix",
-        path=str(root / "tiered"),
-        store_path=str(root / "store"),
-        **NAMES,
-    )
-
-
 def copy_of_golden(place: Path) -> StoreConfig:
     """One that may be changed."""
     shutil.copytree(TIER, place)
-    return golden(place)
+    return golden_config(place)
 
 
 def posix(place: Path, **others: Any) -> StoreConfig:

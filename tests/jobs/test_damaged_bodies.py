@@ -14,23 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.codec.golden_files import GOLDEN
 from tests.jobs.export_kit import exported, messages, table
 from tests.jobs.load_kit import rows_of, staged
 from tests.jobs.migrate_kit import moved
-from tests.jobs.verify_kit import golden_config
+from tests.jobs.verify_kit import golden_config, run_inline
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.names import segment_name
 from tieredstore.codec.record import peek_message_bytes
-from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.jobs import migrate_copy
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS
-from tieredstore.jobs.job import JobState, LocalEngine
+from tieredstore.jobs.job import JobState
 from tieredstore.jobs.load_records import LoadRefusedError
 from tieredstore.jobs.passing_bodies import PassingBodies
-from tieredstore.jobs.reindex import reindex
+from tieredstore.jobs.reindex import ReindexKeys
 from tieredstore.jobs.scan import OnCorrupt, Scan, plan_scan
 from tieredstore.jobs.slices import EVERYTHING
 from tieredstore.model.config import StoreConfig
@@ -196,8 +194,7 @@ def test_pages_are_checked_only_where_that_is_asked_for(tier: Tier) -> None:
 
 
 def test_its_keys_are_indexed_all_the_same(tier: Tier) -> None:
-    engine = LocalEngine(runtime=Runtime.inline(), threads=1)
-    report = reindex(tier.config, engine, clock=ManualClock())
+    report = run_inline(ReindexKeys(config=tier.config))
     assert report.state is JobState.DONE
     with TieredReader(tier.config) as reader:
         found = reader.query_message("Orders", f"order-{DAMAGED - 2}")
@@ -223,7 +220,7 @@ def test_what_is_marked_is_not_loaded_as_if_it_were_sound(tmp_path: Path) -> Non
 
 def log_segments() -> Iterator[tuple[int, bytes]]:
     """Base and bytes of the log segments that Java wrote."""
-    config = golden_config(GOLDEN / "tier-posix")
+    config = golden_config()
     with TieredReader(config) as reader:
         rows = [row for row in reader.segments() if row.type is SegmentType.COMMIT_LOG]
     for row in rows:

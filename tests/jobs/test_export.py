@@ -55,7 +55,7 @@ exported(golden_config(Path(tier)), target, topics=("Gold*",))
 
 
 def test_every_message_of_the_golden_tier_is_there_once(tmp_path: Path) -> None:
-    config = golden_config(GOLDEN / "tier-posix")
+    config = golden_config()
     report = exported(config, tmp_path)
     assert report.state is JobState.DONE
     assert report.counts["messages"] == 533
@@ -119,7 +119,7 @@ def test_a_run_that_is_killed_anywhere_is_gone_on_with(
 def test_messages_of_a_killed_run_that_expire_before_the_next_stay_exported(
     tmp_path: Path,
 ) -> None:
-    config, target = golden_config(GOLDEN / "tier-posix"), tmp_path / "parquet"
+    config, target = golden_config(), tmp_path / "parquet"
     exported(config, target)
     manifest = target / "_tieredstore/manifest.json"
     ranges = json.loads(manifest.read_text())
@@ -151,7 +151,7 @@ def interrupted(at: int) -> ItemResult[Any]:
 
 def test_times_that_hold_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="the begin is not before the end"):
-        exported(golden_config(GOLDEN / "tier-posix"), tmp_path, times=(2, 1))
+        exported(golden_config(), tmp_path, times=(2, 1))
 
 
 def test_days_are_those_of_the_store_time_in_utc(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_days_are_those_of_the_store_time_in_utc(tmp_path: Path) -> None:
 
 
 def test_columns_are_chosen_once_for_a_target(tmp_path: Path) -> None:
-    config = golden_config(GOLDEN / "tier-posix")
+    config = golden_config()
     exported(config, tmp_path, columns=("queue_offset", "body"), topics=("Gold*",))
     (first, *_) = sorted(tmp_path.rglob("*.parquet"))
     assert pq.read_schema(first).names == ["queue_offset", "body"]
@@ -178,7 +178,7 @@ def test_columns_are_chosen_once_for_a_target(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
-    job = ExportJob(config=golden_config(GOLDEN / "tier-posix"), target=str(tmp_path / "parquet"))
+    job = ExportJob(config=golden_config(), target=str(tmp_path / "parquet"))
     assert job.plan().counts["messages"] == 533
     assert not (tmp_path / "parquet").exists()
 
@@ -212,7 +212,7 @@ def test_what_cannot_be_read_fails_is_left_out_or_told(tmp_path: Path) -> None:
 
 
 def test_another_export_that_commits_meanwhile_is_noticed(tmp_path: Path) -> None:
-    config, target = golden_config(GOLDEN / "tier-posix"), tmp_path / "parquet"
+    config, target = golden_config(), tmp_path / "parquet"
     job = ExportJob(config=config, target=str(target))
     plan = job.plan()
     exported(config, target, topics=("GoldBB",))
@@ -237,7 +237,7 @@ def test_workers_in_another_folder_write_to_the_same_place(
 
 
 def test_workers_that_write_to_disks_of_their_own_are_noticed(tmp_path: Path) -> None:
-    config = golden_config(GOLDEN / "tier-posix")
+    config = golden_config()
     job = ExportJob(config=config, target=str(tmp_path / "here"), topics=("GoldBB",))
     there = replace(job, target=str(tmp_path / "there"))
     plan = job.plan()
@@ -250,7 +250,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
     (tmp_path / "_tieredstore").mkdir()
     (tmp_path / "_tieredstore/manifest.json").write_text("{")
     with pytest.raises(MetadataError, match="manifest.json"):
-        exported(golden_config(GOLDEN / "tier-posix"), tmp_path)
+        exported(golden_config(), tmp_path)
 
 
 def test_a_target_that_is_no_place_is_refused() -> None:

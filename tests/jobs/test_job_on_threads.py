@@ -7,12 +7,14 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from tests.jobs.counting_job import CountingJob
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.jobs.job import (
+    Job,
     JobExit,
     JobReport,
     JobState,
@@ -26,10 +28,14 @@ from tieredstore.jobs.job import (
 CLOCK = ManualClock()
 
 
+def ran(job: Job[Any, Any], *, threads: int = 2, **how: Any) -> JobReport:
+    with LocalEngine(threads=threads) as engine:
+        return run_job(job, engine, clock=CLOCK, **how)
+
+
 def test_every_item_is_done_and_progress_reaches_the_total() -> None:
     told: list[Progress] = []
-    with LocalEngine(threads=3) as engine:
-        report = run_job(CountingJob(count=50), engine, clock=CLOCK, on_progress=told.append)
+    report = ran(CountingJob(count=50), threads=3, on_progress=told.append)
     assert report.counts == {"sum": sum(n * n for n in range(50)), "failed": 0, "left": 0}
     assert report.state is JobState.DONE
     assert report.exit_code is JobExit.DONE
@@ -39,8 +45,7 @@ def test_every_item_is_done_and_progress_reaches_the_total() -> None:
 
 def test_a_failing_item_loses_no_other_and_is_named() -> None:
     job = CountingJob(count=10, refused=frozenset({3}))
-    with LocalEngine(threads=2) as engine:
-        report = run_job(job, engine, clock=CLOCK)
+    report = ran(job)
     assert report.counts["sum"] == sum(n * n for n in range(10)) - 9
     assert report.state is JobState.INCOMPLETE
     assert report.exit_code is JobExit.REFUSED
@@ -49,35 +54,31 @@ def test_a_failing_item_loses_no_other_and_is_named() -> None:
 
 def test_damage_counts_more_than_what_was_refused() -> None:
     job = CountingJob(count=10, refused=frozenset({3}), damaged=frozenset({5}))
-    with LocalEngine(threads=2) as engine:
-        assert run_job(job, engine, clock=CLOCK).exit_code is JobExit.DAMAGE
+    assert ran(job).exit_code is JobExit.DAMAGE
 
 
 def test_of_many_failures_the_first_are_kept_and_all_are_counted() -> None:
     job = CountingJob(count=300, refused=frozenset(range(1, 300)))
-    with LocalEngine(threads=1) as engine:
-        report = run_job(job, engine, clock=CLOCK)
+    report = ran(job, threads=1)
     assert report.counts["failed"] == 299
     assert len(report.failures) == 100
 
 
 def test_a_job_of_which_everything_fails_gives_up() -> None:
     job = CountingJob(count=300, refused=frozenset(range(300)))
-    with LocalEngine(threads=1) as engine:
-        report = run_job(job, engine, clock=CLOCK)
+    report = ran(job, threads=1)
     assert report.counts == {"sum": 0, "failed": 50, "left": 250}
     assert report.state is JobState.INCOMPLETE
 
 
 def test_a_bug_in_an_item_ends_the_job() -> None:
-    with LocalEngine(threads=2) as engine, pytest.raises(ZeroDivisionError):
-        run_job(CountingJob(count=10, stumbles=frozenset({3})), engine, clock=CLOCK)
+    with pytest.raises(ZeroDivisionError):
+        ran(CountingJob(count=10, stumbles=frozenset({3})))
 
 
 def test_a_dry_run_works_on_nothing() -> None:
     job = CountingJob(count=10, stumbles=frozenset(range(10)))
-    with LocalEngine() as engine:
-        report = run_job(job, engine, clock=CLOCK, dry_run=True)
+    report = ran(job, dry_run=True)
     assert report.state is JobState.PLANNED
     assert report.counts == {"items": 10, "numbers": 10}
     assert report.lines == ("10 numbers",)
@@ -100,13 +101,10 @@ def test_a_job_that_is_stopped_says_what_is_left() -> None:
 class CrowdedJob:
     """Remembers how many of its items were under way at the same time."""
 
+    name: ClassVar[str] = "crowded"
     count: int
     guard: threading.Lock = field(default_factory=threading.Lock)
     crowd: list[int] = field(default_factory=lambda: [0, 0])
-
-    @property
-    def name(self) -> str:
-        return "crowded"
 
     def plan(self) -> Plan[int]:
         return Plan(items=range(self.count))
@@ -128,8 +126,7 @@ class CrowdedJob:
 
 def test_no_more_items_are_under_way_than_there_are_threads() -> None:
     job = CrowdedJob(count=20)
-    with LocalEngine(threads=3) as engine:
-        run_job(job, engine, clock=CLOCK)
+    ran(job, threads=3)
     assert 1 <= job.crowd[1] <= 3
 
 
@@ -142,8 +139,7 @@ def test_a_driver_that_gives_up_leaves_nothing_under_way() -> None:
 
 
 def test_the_report_is_a_file_and_pickles(tmp_path: Path) -> None:
-    with LocalEngine() as engine:
-        report = run_job(CountingJob(count=3), engine, clock=CLOCK)
+    report = ran(CountingJob(count=3))
     report.write(tmp_path / "report.json")
     assert '"state": "done"' in (tmp_path / "report.json").read_text()
     assert pickle.loads(pickle.dumps(report)) == report  # noqa: S301 - our own

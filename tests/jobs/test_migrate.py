@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.codec.golden_files import expected
-from tests.jobs.migrate_kit import copy_of_golden, files, golden, moved, picture, posix
+from tests.jobs.migrate_kit import copy_of_golden, files, moved, picture, posix
+from tests.jobs.verify_kit import golden_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.jobs.job import JobExit, JobState
 from tieredstore.model.config import StoreConfig
@@ -20,9 +21,9 @@ def test_the_copy_is_the_original_byte_for_byte(tmp_path: Path) -> None:
     target = posix(tmp_path)
     report = moved(copy_of_golden(tmp_path / "java"), target, cut_over=True)
     assert report.exit_code is JobExit.DONE
-    assert files(target) == files(golden())
-    assert report.counts["copied"] == len(files(golden()))
-    assert report.byte_counts["copied"] == sum(map(len, files(golden()).values()))
+    assert files(target) == files(golden_config())
+    assert report.counts["copied"] == len(files(golden_config()))
+    assert report.byte_counts["copied"] == sum(map(len, files(golden_config()).values()))
 
 
 def test_the_source_is_only_read(tmp_path: Path) -> None:
@@ -76,9 +77,9 @@ def test_a_cut_over_leaves_nothing_in_the_source(tmp_path: Path, adopt: bool) ->
 
 def test_before_the_cut_over_there_is_no_catalogue(tmp_path: Path) -> None:
     target = posix(tmp_path)
-    report = moved(golden(), target)
+    report = moved(golden_config(), target)
     assert report.state is JobState.DONE
-    assert files(target) == files(golden())
+    assert files(target) == files(golden_config())
     assert not Path(target.catalogue_path).exists()
 
 
@@ -98,20 +99,20 @@ def test_a_second_run_copies_nothing(tmp_path: Path) -> None:
 
 def test_without_its_journal_it_compares_and_copies_nothing(tmp_path: Path) -> None:
     target = posix(tmp_path)
-    moved(golden(), target)
+    moved(golden_config(), target)
     Path(f"{target.catalogue_path}.migration").unlink()
     before = picture(tmp_path / "tiered")
-    again = moved(golden(), target)
+    again = moved(golden_config(), target)
     assert again.counts["copied"] == 0
-    assert again.counts["compared"] == len(files(golden()))
+    assert again.counts["compared"] == len(files(golden_config()))
     assert picture(tmp_path / "tiered") == before
 
 
 def test_a_dry_run_makes_no_file(tmp_path: Path) -> None:
-    report = moved(golden(), posix(tmp_path), dry_run=True, cut_over=True)
+    report = moved(golden_config(), posix(tmp_path), dry_run=True, cut_over=True)
     assert report.state is JobState.PLANNED
-    assert report.counts["to_copy"] == len(files(golden()))
-    assert report.byte_counts["to_copy"] == sum(map(len, files(golden()).values()))
+    assert report.counts["to_copy"] == len(files(golden_config()))
+    assert report.byte_counts["to_copy"] == sum(map(len, files(golden_config()).values()))
     assert not list(tmp_path.iterdir())
 
 
@@ -119,10 +120,10 @@ def test_the_new_names_are_those_that_were_asked_for(tmp_path: Path) -> None:
     source = copy_of_golden(tmp_path / "java")
     target = posix(tmp_path, broker_name="broker-new", cluster_name="NewCluster")
     moved(source, target, rename_broker="broker-new", rename_cluster="NewCluster", cut_over=True)
-    assert list(files(target).values()) == list(files(golden()).values())
+    assert list(files(target).values()) == list(files(golden_config()).values())
     assert all(name.startswith("broker-new/") for name in files(target))
     assert any(path.name.endswith("_NewCluster") for path in Path(target.path).iterdir())
-    with TieredReader(golden()) as old, TieredReader(target) as new:
+    with TieredReader(golden_config()) as old, TieredReader(target) as new:
         assert new.queues() == old.queues()
         found = new.get_message("GoldAa", 0, 0, count_max=5)
         assert found.messages == old.get_message("GoldAa", 0, 0, count_max=5).messages
@@ -161,7 +162,7 @@ def test_what_is_only_published_can_be_copied_and_not_cut_over(tmp_path: Path) -
     lost = replace(first, store_path=str(tmp_path / "lost"))
     second = posix(tmp_path / "second")
     assert moved(lost, second).counts["copied"] == 57
-    assert files(second) == files(golden())
+    assert files(second) == files(golden_config())
     with pytest.raises(InvalidConfigError, match="the broker's own catalogue, and not the"):
         moved(lost, second, cut_over=True)
     with pytest.raises(InvalidConfigError, match="is published there"):

@@ -15,7 +15,8 @@ import pytest
 
 from tests.jobs import faulty_tiers
 from tests.jobs.growing_tier import broker_on, everything, tier_at
-from tests.jobs.migrate_kit import copy_of_golden, files, golden, moved, picture, posix
+from tests.jobs.migrate_kit import copy_of_golden, files, moved, picture, posix
+from tests.jobs.verify_kit import golden_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.jobs.job import JobExit, JobState
 from tieredstore.metadata.json_store import JsonMetadataStore
@@ -128,8 +129,8 @@ def dying(source: StoreConfig, target: StoreConfig, place: Path) -> Iterator[Dyi
 
 def whole(target: StoreConfig) -> None:
     """All of the golden tier, each file once, and a catalogue that names it."""
-    assert files(target) == files(golden())
-    with TieredReader(golden()) as old, TieredReader(target) as new:
+    assert files(target) == files(golden_config())
+    with TieredReader(golden_config()) as old, TieredReader(target) as new:
         assert new.segments() == old.segments()
 
 
@@ -143,7 +144,7 @@ def test_killed_again_and_again_it_comes_to_its_end(tmp_path: Path) -> None:
             after = files(target)
             for name, data in after.items():  # whole, or a growing one's beginning
                 if not name.endswith(".tmp"):
-                    assert files(golden())[name].startswith(data)
+                    assert files(golden_config())[name].startswith(data)
             if left is not None:
                 break
     assert moved(source, target, cut_over=True).facts["cut_over"] == "done before"
@@ -176,13 +177,13 @@ def test_after_faults_at_the_target_the_next_run_goes_on(tmp_path: Path, fault: 
     target = replace(posix(tmp_path), provider="tests.jobs.faulty_tiers:FaultyPosix")
     for after in (3, 20, 40, 80, 81, 82, 120):
         faulty_tiers.POSIX_FAULTS.strike(fault, after=after)
-    first = moved(golden(), target)
+    first = moved(golden_config(), target)
     faulty_tiers.POSIX_FAULTS.forgive()
     assert first.state in (JobState.INCOMPLETE, JobState.DONE)
-    again = moved(golden(), target)
+    again = moved(golden_config(), target)
     assert again.state is JobState.DONE
-    assert files(target) == files(golden())
-    assert moved(golden(), target).counts["copied"] == 0
+    assert files(target) == files(golden_config())
+    assert moved(golden_config(), target).counts["copied"] == 0
 
 
 @pytest.mark.usefixtures("posix_faults")
@@ -208,7 +209,7 @@ def test_what_was_stored_wrong_is_noticed_and_copied_again(
     assert (report.counts["copied"], report.facts["cut_over"]) == (56, "refused")
     monkeypatch.undo()
     assert moved(source, lying, cut_over=True).counts["copied"] == 1
-    assert files(target) == files(golden())
+    assert files(target) == files(golden_config())
 
 
 def test_a_bucket_that_answers_badly_gets_everything_once(tmp_path: Path) -> None:
@@ -246,4 +247,4 @@ def test_a_copy_that_is_gone_again_is_noticed_before_the_cut_over(tmp_path: Path
     assert [each.kind for each in report.findings] == ["lost-copy"]
     report = moved(source, target, cut_over=True)
     assert (report.facts["cut_over"], report.counts["copied"]) == ("done", 1)
-    assert files(target) == files(golden())
+    assert files(target) == files(golden_config())

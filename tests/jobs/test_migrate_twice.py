@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.jobs.migrate_kit import copy_of_golden, files, golden, moved, posix
+from tests.jobs.migrate_kit import copy_of_golden, files, moved, posix
+from tests.jobs.verify_kit import golden_config
 from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs.job import JobState
 from tieredstore.model.values import SegmentType
@@ -59,4 +60,4 @@ def test_who_comes_second_leaves_the_firsts_segment_alone(tmp_path: Path) -> Non
         assert slow.stdout.readline() == "whole\n"
     again = moved(source, target)
     assert (again.counts["copied"], again.counts["compared"]) == (0, 1)
-    assert files(target) == files(golden())
+    assert files(target) == files(golden_config())

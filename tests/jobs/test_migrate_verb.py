@@ -10,7 +10,8 @@ import pytest
 from tests.cli.cli_kit import Command
 from tests.cli.tier_kit import CATALOGUE, TIER, copied, named
 from tests.jobs.growing_tier import broker_on, tier_at
-from tests.jobs.migrate_kit import files, golden, posix
+from tests.jobs.migrate_kit import files, posix
+from tests.jobs.verify_kit import golden_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.cli import submit
 from tieredstore.index.watermarks import Watermarks
@@ -75,7 +76,7 @@ def test_the_cut_over_prints_settings_that_open_the_target(
     settings.write_text(ran.out[ran.out.index("[tieredstore]") :])
     with TieredReader(StoreConfig.from_file(settings)) as reader:
         assert len(reader.queues()) == 9
-    assert files(posix(new)) == files(golden())
+    assert files(posix(new)) == files(golden_config())
 
 
 @pytest.mark.parametrize("is_javas", [True, False])
@@ -114,7 +115,7 @@ def test_settings_in_files_name_both_sides(command: Command, tmp_path: Path) -> 
         "index_slot_count = 64\nindex_item_count = 300\n"
     )
     assert command.run("migrate", "--config", old, "--to", new).code == 0
-    assert files(posix(tmp_path)) == files(golden())
+    assert files(posix(tmp_path)) == files(golden_config())
 
 
 @pytest.mark.parametrize(

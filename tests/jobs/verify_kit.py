@@ -1,7 +1,4 @@
-"""Tiers to be verified, and ways to harm one byte of them.
-
-What lives here: no tests.
-"""
+"""Tiers to be verified, and ways to harm one byte of them."""
 
 from __future__ import annotations
 
@@ -10,19 +7,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.codec.golden_files import BROKER, CLUSTER, GOLDEN
 from tieredstore.codec.names import segment_name
 from tieredstore.driver.runtime import ManualClock, Runtime
-from tieredstore.jobs.job import JobReport, LocalEngine, run_job
+from tieredstore.jobs.job import Job, JobReport, LocalEngine, run_job
 from tieredstore.jobs.verify import VerifyJob
 from tieredstore.model.config import StoreConfig
 
 
 def verified(config: StoreConfig, *, split_bytes: int = 1 << 26) -> JobReport:
+    return run_inline(VerifyJob(config=config, split_bytes=split_bytes))
+
+
+def run_inline(job: Job[Any, Any]) -> JobReport:
     """In one thread."""
     engine = LocalEngine(runtime=Runtime.inline(), threads=1)
-    job = VerifyJob(config=config, split_bytes=split_bytes)
     return run_job(job, engine, clock=ManualClock())
 
 
@@ -73,7 +74,8 @@ def flipped(path: Path, position: int, bits: int = 0x40) -> Iterator[None]:
         path.write_bytes(data)
 
 
-def golden_config(root: Path) -> StoreConfig:
+def golden_config(root: Path = GOLDEN / "tier-posix") -> StoreConfig:
+    """The tier that Java wrote."""
     return StoreConfig(
         provider="posix",
         path=str(root / "tiered"),

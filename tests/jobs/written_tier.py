@@ -1,7 +1,4 @@
-"""A tier written through the real parts, for what reads it.
-
-What lives here: `WrittenTier`; no tests.
-"""
+"""A tier written through the real parts, for what reads it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ import pytest
 from werkzeug.wrappers import Response
 
 from tests.jobs.growing_tier import SIZES, broker_on, tier_at
-from tests.jobs.migrate_kit import copy_of_golden, files, golden, in_bucket, moved, posix
+from tests.jobs.migrate_kit import copy_of_golden, files, in_bucket, moved, posix
+from tests.jobs.verify_kit import golden_config
 from tests.s3.moto_server import Door
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import provider_of
@@ -39,10 +40,10 @@ def test_to_a_bucket_to_another_and_back_equals_the_original(
         report = moved(source, target, cut_over=True)
         assert not report.failures, (source.bucket, target.bucket, report.counts)
         assert report.exit_code is JobExit.DONE
-        assert report.counts["copied"] == len(files(golden()))
+        assert report.counts["copied"] == len(files(golden_config()))
         assert moved(source, target, cut_over=True).counts["copied"] == 0
-    assert files(back) == files(golden())
-    with TieredReader(golden()) as old, TieredReader(back) as new:
+    assert files(back) == files(golden_config())
+    with TieredReader(golden_config()) as old, TieredReader(back) as new:
         assert new.segments() == old.segments()
         assert new.topics() == old.topics()
 
@@ -96,7 +97,7 @@ def test_a_store_that_refuses_is_one_line(
 ) -> None:
     target = replace(in_bucket(tmp_path, bucket, s3_endpoint), **change)  # type: ignore[arg-type]
     with pytest.raises(BackendError, match=told) as raised:
-        moved(golden(), target)
+        moved(golden_config(), target)
     assert "\n" not in str(raised.value)
 
 
@@ -110,5 +111,5 @@ def test_missing_rights_are_one_line(
     door.answers["PUT"] = Response(denied, 403, content_type="application/xml")
     request.addfinalizer(door.answers.clear)
     with pytest.raises(BackendRefusedError, match="AccessDenied") as raised:
-        moved(golden(), target)
+        moved(golden_config(), target)
     assert "\n" not in str(raised.value)

@@ -1,7 +1,4 @@
-"""How tests name a tier to Spark: the settings of a StoreConfig as options.
-
-What lives here: no tests.
-"""
+"""How tests name a tier to Spark: the settings of a StoreConfig as options."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.jobs.migrate_kit import copy_of_golden, files, golden, in_bucket, posix
+from tests.jobs.migrate_kit import copy_of_golden, files, in_bucket, posix
+from tests.jobs.verify_kit import golden_config
 from tests.s3.moto_server import moto_server
 from tests.spark.bring_java import java_home
 from tieredstore.access.reader import TieredReader
@@ -80,7 +81,7 @@ def test_into_a_bucket_and_back(spark: SparkSession, tmp_path: Path, endpoint: s
         assert report.counts["copied"] == 57
         assert told[-1].bytes_done == told[-1].bytes_total == 346788
         same(source, new)
-    assert files(back) == files(golden())
+    assert files(back) == files(golden_config())
 
 
 def test_submitted_to_a_cluster_whose_executor_dies(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_submitted_to_a_cluster_whose_executor_dies(tmp_path: Path) -> None:
     assert report["state"] == "done"
     assert report["counts"]["copied"] + report["counts"]["compared"] == 57
     assert [json.loads(line)["what"] for line in ran.stdout.splitlines()] == ["plan", "report"]
-    assert files(target) == files(golden())
+    assert files(target) == files(golden_config())
     same(source, target)
 
 

@@ -88,7 +88,7 @@ def test_findings_are_a_frame_and_those_of_threads(spark: SparkSession, tmp_path
 def test_an_export_into_a_bucket_is_read_back_by_spark_and_by_arrow(
     spark: SparkSession, tmp_path: Path, endpoint: str
 ) -> None:
-    config = golden_config(GOLDEN / "tier-posix")
+    config = golden_config()
     options = TargetOptions(
         endpoint=endpoint, region="us-east-1", access_key="key", secret_key="secret"
     )
@@ -136,6 +136,6 @@ def test_tasks_that_fail_at_their_first_attempt_leave_every_message_once(tmp_pat
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert ran.stdout.splitlines()[-1] == "done 134"
     assert len(list(marks.iterdir())) == 2
-    config = golden_config(GOLDEN / "tier-posix")
+    config = golden_config()
     wanted = {each for each in tier_messages(config) if each[0] == "GoldBB"}
     assert dict(messages(target)) == dict.fromkeys(wanted, 1)
