@@ -49,7 +49,7 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _NextRun:
     """The next run, None behind the last one, and what was damaged before it."""
 
     run: MessageRun | None
@@ -115,10 +115,10 @@ class SliceReader:
 
     # Reading
 
-    def _ask(self, offset: int) -> Future[_Found]:
+    def _ask(self, offset: int) -> Future[_NextRun]:
         return self._runtime.fetch.submit(self._next_run, offset)
 
-    def _next_run(self, offset: int) -> _Found:
+    def _next_run(self, offset: int) -> _NextRun:
         """The next run from here on; in another thread, and one at a time."""
         end = self._slice.end_offset
         damages: list[Damage] = []
@@ -137,9 +137,9 @@ class SliceReader:
                 continue
             self._count_max = min(2 * self._count_max, self._run_count)
             if len(run):
-                return _Found(run, damages)
+                return _NextRun(run, damages)
             offset = max(offset + 1, self._file.min_offset)  # below it all has expired
-        return _Found(None, damages)
+        return _NextRun(None, damages)
 
     # Damage
 

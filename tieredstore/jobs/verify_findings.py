@@ -145,7 +145,7 @@ def held_sums(items: NDArray[Any], times: NDArray[np.int64], *, shift: int) -> S
     return sums
 
 
-def marks(queue: QueueId, stretches: NDArray[np.int64], name: str) -> Sums:
+def marked_sums(queue: QueueId, stretches: NDArray[np.int64], name: str) -> Sums:
     """Messages that are counted as `damaged` or `ipv6`, one for each of the stretches."""
     sums = _sums_of(queue.topic_id, queue.queue_id, stretches)
     sums[name] = 1

@@ -46,7 +46,7 @@ from tieredstore.jobs.verify_findings import (
     VerifyKind,
     VerifyRow,
     key_entry_hashes,
-    marks,
+    marked_sums,
     wanted_sums,
 )
 from tieredstore.jobs.worker import worker_provider
@@ -762,7 +762,7 @@ class SliceCheck:
 
     def _mark(self, places: Rows, name: str) -> None:
         if len(places):
-            self._sums.add(marks(self._item.queue, places >> self._item.shift, name))
+            self._sums.add(marked_sums(self._item.queue, places >> self._item.shift, name))
 
 
 def _beside(named: Named, wrong: NDArray[np.bool_]) -> Rows:
