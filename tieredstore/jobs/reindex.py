@@ -338,9 +338,8 @@ class ReindexFiles:
                 tier.announce(rows)
                 for row, file in zip(rows, made, strict=True):
                     tier.create(row, _staged_blocks(tier.scratch, file))
-                tier.metadata.apply(
-                    [*self._changes(tier, rows), *append_file.mark_for_deletion(old)]
-                )
+                marks = append_file.mark_for_deletion(old)
+                tier.metadata.apply([*self._changes(tier, rows), *marks])
             tier.settle(FOLDER)
 
     def _changes(self, tier: OwnedTier, rows: Sequence[SegmentRecord]) -> list[Change]:
