@@ -1,4 +1,12 @@
-"""Many records parsed at once into columns: fields, properties and keys."""
+"""Many records parsed at once into columns: their fields, their properties and their keys.
+
+Row i of a column belongs to record i. `Records` alone decides which records are sound: those whose
+lengths add up, for which `decode_message` raises nothing but for the CRC of a body. An index, a
+scan of the local log, a job and a check all ask it, so none takes what another one refuses.
+
+`Properties` counts an entry as `decode_properties` does. Nothing here makes an object for each
+message, but for texts that a caller asks for.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +18,53 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.checks import Buffer, bodies_match, crc32, matches_property_crc
-from tieredstore.codec.java import decode_utf8
+from tieredstore.codec.checks import Buffer, bodies_match, matches_property_crc
+from tieredstore.codec.java import decode_utf8, string_hashes
 from tieredstore.codec.key_hashes import Hashes, key_hashes
 from tieredstore.codec.record import (
+    BODY_CRC_POSITION,
     BORN_HOST_IPV6,
+    BORN_HOST_POSITION,
     BORN_TIMESTAMP_POSITION,
+    FIXED_BYTES,
+    FLAG_POSITION,
     HOSTS_IPV6,
+    IPV6_BYTES,
     KEYS,
+    LOG_OFFSET_POSITION,
     MAGIC_POSITION,
     MESSAGE_MAGIC_V1,
     MESSAGE_MAGIC_V2,
     NAME_END,
+    QUEUE_ID_POSITION,
+    QUEUE_OFFSET_POSITION,
     STORE_HOST_IPV6,
+    STORE_HOST_POSITION,
+    STORE_TIMESTAMP_POSITION,
     SYS_FLAG_POSITION,
+    TAGS,
     UNIQUE_KEY,
     VALUE_END,
     decode_properties,
 )
 from tieredstore.model.messages import MessageRun
-from tieredstore.model.values import INT32_MAX
+
+_NAME_END: Final = ord(NAME_END)
+_VALUE_END: Final = ord(VALUE_END)
+_KEY_END: Final = ord(" ")
+
+Spans = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+"""Rows, in order; where a piece of each begins; where it ends. A row may have none, or several."""
 
 
 class Words:
-    """Big-endian numbers gathered from any place of a buffer."""
+    """Big-endian numbers gathered from any place of a buffer.
+
+    Where the place is not within the bytes, the number is any.
+    """
 
     def __init__(self, data: Buffer) -> None:
-        self._data = data
+        self.data = data
 
     def int8(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
         return self._gather(">i1", 1, at)
@@ -47,50 +75,81 @@ class Words:
     def int32(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
         return self._gather(">i4", 4, at)
 
+    def uint32(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._gather(">u4", 4, at)
+
     def int64(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
         return self._gather(">i8", 8, at)
 
     def _gather(self, layout: str, width: int, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        # Overlapping entries, one for each byte: numpy then reads words that are not aligned.
-        count = max(0, len(self._data) - width + 1)
-        every: NDArray[Any] = np.ndarray((count,), layout, self._data, strides=(1,))
-        return every[at].astype(np.int64)
-
-
-class WordsWithin(Words):
-    """The same; any number where the place is not within the bytes."""
-
-    def _gather(self, layout: str, width: int, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        count = len(self._data) - width + 1
+        count = len(self.data) - width + 1
         if count <= 0:
             return np.zeros(len(at), np.int64)
-        return super()._gather(layout, width, np.clip(at, 0, count - 1))
+        # Overlapping entries, one for each byte: numpy then reads words that are not aligned.
+        words: NDArray[Any] = np.ndarray((count,), layout, self.data, strides=(1,))
+        try:
+            found = words[at]
+        except IndexError:  # only damage leads there
+            found = words[np.clip(at, 0, count - 1)]
+        return found.astype(np.int64)
 
 
-FIXED_BYTES: Final = 88
-IPV6_BYTES: Final = 12  # so much longer is an address of IPv6
-BORN_HOST_POSITION: Final = 48
+class Records(Words):
+    """Many records in one buffer, and where their parts of any length are.
 
-_V1: Final = MESSAGE_MAGIC_V1 - (1 << 32)
-_V2: Final = MESSAGE_MAGIC_V2 - (1 << 32)
-
-
-class RecordFields(WordsWithin):
-    """The records of a run, and where in its bytes their parts of any length are.
-
-    * `sound` says of each row whether its lengths add up to the record, and nothing in a row that
-      is not sound counts. Nothing is read beyond a record, whatever it says.
-    * Checksums are not looked at, but by `body_crc_ok` and `leave_out_damaged_bodies`.
+    * `sound` says of each row whether exactly this record lies there, whole: magic and size are a
+      message's, and its lengths add up to the size. Nothing counts in a row that is not sound.
+      Nothing is read beyond a record, whatever it says.
+    * Checksums are not looked at, but by `sound_bodies` and `body_crc_ok`.
     """
 
-    def __init__(self, run: MessageRun) -> None:
-        super().__init__(run.records)
-        self.run = run
-        self.records = run.records
-        self.starts: NDArray[np.int64] = run.starts.astype(np.int64, copy=False)
-        self.ends = self.starts + run.message_bytes
-        self.queue_offsets: NDArray[np.int64] = np.arange(run.first_offset, run.end_offset)
-        self._find()
+    def __init__(
+        self, data: Buffer, starts: NDArray[np.int64], sizes: NDArray[np.integer[Any]]
+    ) -> None:
+        super().__init__(data)
+        sizes = sizes.astype(np.int64, copy=False)
+        self.starts: NDArray[np.int64] = starts.astype(np.int64, copy=False)
+        self.ends: NDArray[np.int64] = self.starts + sizes
+        self.sound = (self.starts >= 0) & (self.starts <= len(data) - sizes) & (sizes > FIXED_BYTES)
+        if not self.sound.all():
+            self.starts = np.where(self.sound, self.starts, 0)
+            self.ends = np.where(self.sound, self.ends, 0)
+        self.sys_flags = self.int32(self.starts + SYS_FLAG_POSITION)
+        self.born_ipv6: NDArray[np.int64] | None = None  # extra bytes of each; None: of none
+        self._find_body()
+        self._find_texts()
+
+    def _find_body(self) -> None:
+        fixed: Any = FIXED_BYTES
+        if (self.sys_flags & HOSTS_IPV6).any():
+            self.born_ipv6 = np.where(self.sys_flags & BORN_HOST_IPV6, IPV6_BYTES, 0)
+            store_ipv6 = np.where(self.sys_flags & STORE_HOST_IPV6, IPV6_BYTES, 0)
+            fixed = FIXED_BYTES + self.born_ipv6 + store_ipv6
+        self.body_starts = self.starts + fixed
+        self.body_bytes = self.int32(self.body_starts - 4)
+        self._has_body = self.sound & (self.body_bytes >= 0)
+        self._has_body &= self.body_starts + self.body_bytes <= self.ends
+
+    def _find_texts(self) -> None:
+        starts, ends = self.starts, self.ends
+        magics = self.uint32(starts + MAGIC_POSITION)
+        wide = magics == MESSAGE_MAGIC_V2
+        self.sound = self._has_body & (wide | (magics == MESSAGE_MAGIC_V1))
+        self.sound &= self.int32(starts) == ends - starts
+        topic_at = self.body_starts + self.body_bytes
+        self.topic_starts = topic_at + 1 + wide
+        self.topic_bytes = self.int8(topic_at)
+        if wide.any():
+            self.topic_bytes = np.where(wide, self.int16(topic_at), self.topic_bytes)
+        topic_ends = self.topic_starts + self.topic_bytes
+        self.sound &= (self.topic_bytes >= 0) & (topic_ends + 2 <= ends)
+        self.property_bytes = self.int16(topic_ends)
+        self.property_starts = topic_ends + 2
+        self.sound &= self.property_bytes >= 0
+        self.sound &= self.property_starts + self.property_bytes == ends
+        if not self.sound.all():
+            for name in ("topic_starts", "topic_bytes", "property_starts", "property_bytes"):
+                setattr(self, name, np.where(self.sound, getattr(self, name), 0))
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -99,70 +158,60 @@ class RecordFields(WordsWithin):
     def is_sound(self) -> bool:
         return bool(self.sound.all())
 
-    def _find(self) -> None:
-        inside = (self.starts >= 0) & (self.ends <= len(self.records))
-        inside &= self.ends - self.starts > FIXED_BYTES
-        if not inside.all():
-            self.starts = np.where(inside, self.starts, 0)
-            self.ends = np.where(inside, self.ends, 0)
-        starts, ends = self.starts, self.ends
-        self.sys_flags = self.int32(starts + SYS_FLAG_POSITION)
-        self.born_ipv6: NDArray[np.int64] | None = None  # extra bytes of each; None: of none
-        fixed: Any = FIXED_BYTES
-        self._store_extra: Any = 0
-        if (self.sys_flags & HOSTS_IPV6).any():
-            self.born_ipv6 = np.where(self.sys_flags & BORN_HOST_IPV6, IPV6_BYTES, 0)
-            self._store_extra = np.where(self.sys_flags & STORE_HOST_IPV6, IPV6_BYTES, 0)
-            fixed = FIXED_BYTES + self.born_ipv6 + self._store_extra
-        magics = self.int32(starts + MAGIC_POSITION)
-        wide = magics == _V2
-        self.sound: NDArray[np.bool_] = inside & (wide | (magics == _V1))
-        self.body_starts = starts + fixed
-        self.body_bytes = self.int32(self.body_starts - 4)
-        topic_at = self.body_starts + self.body_bytes
-        self.sound &= (self.body_bytes >= 0) & (topic_at + 1 <= ends)
-        topic_bytes = self.int8(topic_at)
-        if wide.any():
-            topic_bytes = np.where(wide, self.int16(topic_at), topic_bytes)
-        topic_ends = topic_at + 1 + wide + topic_bytes
-        self.sound &= (topic_bytes >= 0) & (topic_ends + 2 <= ends)
-        self.property_bytes = self.int16(topic_ends)
-        self.property_starts = topic_ends + 2
-        self.sound &= (self.property_bytes >= 0) & (
-            self.property_starts + self.property_bytes == ends
-        )
-
-    # Columns of numbers
+    # Columns
 
     def sizes(self) -> NDArray[np.int64]:
         return self.ends - self.starts
 
-    def store_times(self) -> NDArray[np.int64]:
-        born = 0 if self.born_ipv6 is None else self.born_ipv6
-        return self.int64(self.starts + (BORN_HOST_POSITION + 8) + born)
+    def body_crcs(self) -> NDArray[np.int64]:
+        return self.int32(self.starts + BODY_CRC_POSITION)
+
+    def queue_ids(self) -> NDArray[np.int64]:
+        return self.int32(self.starts + QUEUE_ID_POSITION)
+
+    def flags(self) -> NDArray[np.int64]:
+        return self.int32(self.starts + FLAG_POSITION)
+
+    def own_queue_offsets(self) -> NDArray[np.int64]:
+        """What each record says that its queue offset is."""
+        return self.int64(self.starts + QUEUE_OFFSET_POSITION)
+
+    def own_log_offsets(self) -> NDArray[np.int64]:
+        """What each record says that its place is."""
+        return self.int64(self.starts + LOG_OFFSET_POSITION)
 
     def born_times(self) -> NDArray[np.int64]:
         return self.int64(self.starts + BORN_TIMESTAMP_POSITION)
 
-    def body_crcs(self) -> NDArray[np.int64]:
-        return self.int32(self.starts + 8)
-
-    def flags(self) -> NDArray[np.int64]:
-        return self.int32(self.starts + 16)
+    def store_times(self) -> NDArray[np.int64]:
+        return self.int64(self._behind_born_host(STORE_TIMESTAMP_POSITION))
 
     def born_hosts(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Where the address begins, and whether it is one of IPv6."""
         return self.starts + BORN_HOST_POSITION, (self.sys_flags & BORN_HOST_IPV6) != 0
 
     def store_hosts(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        born = 0 if self.born_ipv6 is None else self.born_ipv6
-        at = self.starts + (BORN_HOST_POSITION + 16) + born
+        at = self._behind_born_host(STORE_HOST_POSITION)
         return at, (self.sys_flags & STORE_HOST_IPV6) != 0
+
+    def _behind_born_host(self, position: int) -> NDArray[np.int64]:
+        at = self.starts + position
+        return at if self.born_ipv6 is None else at + self.born_ipv6
+
+    # Checks
 
     def body_crc_ok(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether the bodies have the checksum that their records say. One call for each."""
         starts, sizes = self.body_starts[rows], self.body_bytes[rows]
-        return bodies_match(self.records, starts, sizes, self.body_crcs()[rows])
+        return bodies_match(self.data, starts, sizes, self.body_crcs()[rows])
+
+    def sound_bodies(self) -> NDArray[np.bool_]:
+        """Of each row whether its body lies within the record and has the checksum that this says,
+        whatever the rest of the record is."""
+        sound = self._has_body.copy()
+        rows = np.flatnonzero(sound)
+        sound[rows] = self.body_crc_ok(rows)
+        return sound
 
     def leave_out_damaged_bodies(self) -> NDArray[np.int64]:
         """The rows that were sound but for their bodies; they are so no more."""
@@ -171,15 +220,78 @@ class RecordFields(WordsWithin):
         self.sound[damaged] = False
         return damaged
 
+    def property_texts(self, rows: NDArray[np.int64]) -> list[bytes | bytearray]:
+        """The property strings of these rows, which are sound."""
+        return cut_texts(self.data, self.property_starts[rows], self.property_bytes[rows])
 
-_ENTRY_END: Final = VALUE_END.encode()
-_KEY_END: Final = b" "
-_PADDING: Final = bytes(16)  # behind the last entry, where a name is looked for
-_UNIQUE_MARK: Final = f"{UNIQUE_KEY}{NAME_END}".encode()
-_KEYS_MARK: Final = f"{KEYS}{NAME_END}".encode()
 
-_Spans = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
-"""Rows, in order; where a piece of each begins; where it ends."""
+class RecordFields(Records):
+    """The records of a run."""
+
+    def __init__(self, run: MessageRun) -> None:
+        super().__init__(run.records, run.starts, run.message_bytes)
+        self.run = run
+        self.queue_offsets: NDArray[np.int64] = np.arange(run.first_offset, run.end_offset)
+
+
+class Properties:
+    """The property texts of many messages, taken apart together.
+
+    Text i ends at `ends[i]`, where the next one begins. It may lack its last separator.
+    """
+
+    def __init__(self, data: Any, ends: NDArray[np.int64]) -> None:
+        self.data = data
+        self._units = np.frombuffer(data, np.uint8)
+        self._row_ends = ends
+        self._starts, self._marks, self._ends = _entries(self._units, ends)
+
+    @classmethod
+    def of_texts(cls, texts: Sequence[Buffer]) -> Properties:
+        return cls(b"".join(texts), np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts))))
+
+    def __len__(self) -> int:
+        return len(self._row_ends)
+
+    def values(self, name: str) -> Spans:
+        """The value under this name in each text that has one: the last of them."""
+        text = name.encode()
+        found = np.flatnonzero(self._marks - self._starts == len(text))
+        found = found[_begins(self.data, self._starts[found], text)]
+        rows = self._rows(found)
+        last = rows[1:] != rows[:-1]
+        if not last.all():
+            found = found[np.append(last, True)]
+            rows = self._rows(found)
+        return rows, self._marks[found] + 1, self._ends[found]
+
+    def keys(self) -> tuple[Spans, NDArray[np.int64]]:
+        """The single keys of KEYS, doubles too; and the rows where one is empty, which is none."""
+        return _pieces(self._units, self.values(KEYS))
+
+    def entries(self) -> tuple[Spans, NDArray[np.int64]]:
+        """All entries that count, also those that a later one replaces; where each name ends."""
+        return (self._rows(slice(None)), self._starts, self._ends), self._marks
+
+    def tags_codes(self) -> NDArray[np.int64]:
+        """What a consume queue stores for the tags of each message: see `record.tags_code`."""
+        rows, starts, ends = self.values(TAGS)
+        tags = self.texts(starts, ends)
+        numbers = {text: number for number, text in enumerate(dict.fromkeys(tags))}
+        codes = np.zeros(len(self), np.int64)
+        codes[rows] = string_hashes(list(numbers))[[numbers[text] for text in tags]]
+        return codes
+
+    def texts(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[str]:
+        places = zip(starts.tolist(), ends.tolist(), strict=True)
+        data = bytes(self.data)  # no copy where it is bytes
+        if data.isascii():
+            text = data.decode("ascii")
+            return [text[start:end] for start, end in places]
+        return [decode_utf8(data[start:end]) for start, end in places]
+
+    def _rows(self, entries: NDArray[np.int64] | slice) -> NDArray[np.int64]:
+        return np.searchsorted(self._row_ends, self._starts[entries], side="right").astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,17 +306,12 @@ class HashedKeys:
     gaps: NDArray[np.int64]
 
 
-def keys_of_texts(texts: Sequence[bytes | bytearray], *, prefix: str) -> HashedKeys:
+def keys_of_texts(texts: Sequence[Buffer], *, prefix: str) -> HashedKeys:
     """UNIQ_KEY and each of KEYS, each once for each text, hashed with `prefix` before it."""
-    data = _ENTRY_END.join([*texts, _PADDING])
-    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    row_ends = np.cumsum(lengths + 1)
-    units = np.frombuffer(data, np.uint8)
-    entries = _entries(units, int(row_ends[-1]) if len(texts) else 0)
-    unique = _values(data, entries, _UNIQUE_MARK, row_ends)
-    keys, gaps = _pieces(units, _values(data, entries, _KEYS_MARK, row_ends))
-    rows, starts, ends = _together(unique, keys)
-    names = _texts(data, starts, ends)
+    properties = Properties.of_texts(texts)
+    keys, gaps = properties.keys()
+    rows, starts, ends = _together(properties.values(UNIQUE_KEY), keys)
+    names = properties.texts(starts, ends)
     hashes = key_hashes(names, prefix=prefix)
     counts = np.bincount(rows, minlength=len(texts))
     again = _said_again(names, hashes, counts)
@@ -212,93 +319,6 @@ def keys_of_texts(texts: Sequence[bytes | bytearray], *, prefix: str) -> HashedK
         hashes = np.delete(hashes, again)
         counts = counts - np.bincount(rows[again], minlength=len(texts))
     return HashedKeys(hashes=hashes, counts=counts, gaps=gaps)
-
-
-def _entries(units: NDArray[np.uint8], end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each entry of each text begins and ends; there are empty ones among them."""
-    ends = np.flatnonzero(units[:end] == _ENTRY_END[0])
-    starts = np.empty_like(ends)
-    starts[:1] = 0
-    np.add(ends[:-1], 1, out=starts[1:])
-    return starts, ends
-
-
-def _values(
-    data: bytes,
-    entries: tuple[NDArray[np.int64], NDArray[np.int64]],
-    mark: bytes,
-    row_ends: NDArray[np.int64],
-) -> _Spans:
-    """The value under a name in each text that has one: the last of those that are not empty."""
-    starts, ends = entries
-    width = len(mark)
-    windows: NDArray[Any] = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
-    found = np.flatnonzero(ends - starts > width)
-    found = found[windows[starts[found]].view(np.uint8).reshape(-1, width)[:, -1] == mark[-1]]
-    named = windows[starts[found]].view(np.uint8).reshape(-1, width)
-    found = found[(named == np.frombuffer(mark, np.uint8)).all(axis=1)]
-    rows = np.searchsorted(row_ends, starts[found], side="right")
-    last = np.ones(len(rows), np.bool_)
-    np.not_equal(rows[1:], rows[:-1], out=last[:-1])
-    found = found[last]
-    return rows[last], starts[found] + width, ends[found]
-
-
-def _pieces(units: NDArray[np.uint8], values: _Spans) -> tuple[_Spans, NDArray[np.int64]]:
-    """The single keys of each value, which only a space parts; and the rows where one is empty,
-    which is none."""
-    rows, starts, ends = values
-    spaces = np.flatnonzero(units == _KEY_END[0])
-    if not len(rows) or not len(spaces):
-        return values, rows[:0]
-    owners = np.searchsorted(starts, spaces, side="right") - 1
-    inside = (owners >= 0) & (spaces < ends[owners])
-    spaces, owners = spaces[inside], owners[inside]
-    counts = np.bincount(owners, minlength=len(rows)) + 1
-    behind = np.cumsum(counts)
-    is_first = np.zeros(int(behind[-1]), np.bool_)
-    is_first[behind - counts] = True
-    is_last = np.zeros(len(is_first), np.bool_)
-    is_last[behind - 1] = True
-    firsts, lasts = np.empty(len(is_first), np.int64), np.empty(len(is_first), np.int64)
-    firsts[is_first], firsts[~is_first] = starts, spaces + 1
-    lasts[is_last], lasts[~is_last] = ends, spaces
-    held, rows = lasts > firsts, np.repeat(rows, counts)
-    return (rows[held], firsts[held], lasts[held]), np.unique(rows[~held])
-
-
-def _together(first: _Spans, second: _Spans) -> _Spans:
-    """Both in the order of the rows, and of one row the first before the second."""
-    rows, starts, ends = (np.concatenate(both) for both in zip(first, second, strict=True))
-    order = np.argsort(rows, kind="stable")
-    return rows[order], starts[order], ends[order]
-
-
-def _texts(data: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[str]:
-    places = zip(starts.tolist(), ends.tolist(), strict=True)
-    if data.isascii():
-        text = data.decode("ascii")
-        return [text[start:end] for start, end in places]
-    return [decode_utf8(data[start:end]) for start, end in places]
-
-
-def _said_again(names: Sequence[str], hashes: Hashes, counts: NDArray[np.int64]) -> list[int]:
-    """The keys that stand a second time in one message. Hashes alone do not tell."""
-    starts = np.cumsum(counts) - counts
-    pairs = np.flatnonzero(counts == 2)
-    pairs = pairs[hashes[starts[pairs]] == hashes[starts[pairs] + 1]]
-    again: list[int] = []
-    for row in [*pairs.tolist(), *np.flatnonzero(counts > 2).tolist()]:
-        start = int(starts[row])
-        held = names[start : start + int(counts[row])]
-        if len(set(held)) == len(held):
-            continue
-        seen: set[str] = set()
-        for at, name in enumerate(held, start):
-            if name in seen:
-                again.append(at)
-            seen.add(name)
-    return again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -379,55 +399,35 @@ def sound_columns(
 ) -> RecordColumns:
     """The records between these bounds, up to the first that is not sound.
 
-    Each must say that it lies at its log offset. Their sizes are not held against the bounds, which
-    are at least MESSAGE_BYTES_MIN apart.
+    Two things are asked for beyond `Records.sound`: each record must say that it lies at its log
+    offset, and its last text must not end in zeros, which a crash leaves of what was not written.
     """
-    words = Words(data)
-    starts, ends = bounds[:-1], bounds[1:]
-    magics = words.int32(starts + 4)
-    second = magics == MESSAGE_MAGIC_V2 - (1 << 32)
-    sys_flags = words.int32(starts + 36)
-    born_ipv6 = (sys_flags & BORN_HOST_IPV6) != 0
-    fixed = 88 + 12 * born_ipv6 + 12 * ((sys_flags & STORE_HOST_IPV6) != 0)
-    ok = second | (magics == MESSAGE_MAGIC_V1 - (1 << 32))
-    ok &= words.int64(starts + 28) == log_offsets
-    ok &= starts + fixed + 4 + second - 1 <= ends
-    count = sound_count(ok)
-    bodies = starts[:count] + fixed[:count]
-    body_bytes = words.int32(bodies - 4)
-    second = second[:count]
-    topic_at = bodies + body_bytes + 1 + second
-    count = sound_count((body_bytes >= 0) & (topic_at + 2 <= ends[:count]))
-    topic_at, second = topic_at[:count], second[:count]
-    topic_bytes = np.where(second, words.int16(topic_at - 2), words.int8(topic_at - 1))
-    topic_ends = topic_at + topic_bytes
-    count = sound_count((topic_bytes >= 0) & (topic_ends + 2 <= ends[:count]))
-    topic_ends = topic_ends[:count]
-    property_bytes = words.int16(topic_ends)
-    ok = (property_bytes >= 0) & (topic_ends + 2 + property_bytes == ends[:count])
-    text_ends = np.where(property_bytes > 0, ends[:count], topic_ends)
-    ok &= (words.int8(text_ends - 1) != 0) | (property_bytes + topic_bytes[:count] == 0)
+    records = Records(data, bounds[:-1], np.diff(bounds))
+    texts = records.topic_bytes + records.property_bytes
+    text_ends = records.ends - np.where(records.property_bytes > 0, 0, 2)
+    ok = records.sound & (records.own_log_offsets() == log_offsets)
+    ok &= (records.int8(text_ends - 1) != 0) | (texts == 0)
     count = sound_count(ok)
     if check_crc:
-        body_ends = bodies[:count] + body_bytes[:count]
-        count = _crcs_hold(data, bodies[:count], body_ends, words.int32(starts[:count] + 8))
+        count = sound_count(records.body_crc_ok(np.arange(count)))
     if check_property_crc:
-        count = _property_crcs_hold(data, bounds[: count + 1])
-    starts = starts[:count]
+        spans = starmap(slice, pairwise(bounds[: count + 1].tolist()))
+        matches = map(matches_property_crc, map(data.__getitem__, spans))
+        count = sound_count(np.fromiter(matches, np.bool_, count))
     return RecordColumns(
         data=data,
         base_offset=base_offset,
         path=path,
-        positions=starts,
-        sizes=(ends - bounds[:-1])[:count],
-        queue_ids=words.int32(starts + 12),
-        queue_offsets=words.int64(starts + 20),
-        sys_flags=sys_flags[:count],
-        store_timestamps=words.int64(starts + 56 + 12 * born_ipv6[:count]),
-        topic_starts=topic_at[:count],
-        topic_bytes=topic_bytes[:count],
-        property_starts=topic_ends[:count] + 2,
-        property_bytes=property_bytes[:count],
+        positions=records.starts[:count],
+        sizes=records.sizes()[:count],
+        queue_ids=records.queue_ids()[:count],
+        queue_offsets=records.own_queue_offsets()[:count],
+        sys_flags=records.sys_flags[:count],
+        store_timestamps=records.store_times()[:count],
+        topic_starts=records.topic_starts[:count],
+        topic_bytes=records.topic_bytes[:count],
+        property_starts=records.property_starts[:count],
+        property_bytes=records.property_bytes[:count],
     )
 
 
@@ -436,14 +436,106 @@ def sound_count(ok: NDArray[np.bool_]) -> int:
     return len(ok) if ok.all() else int(ok.argmin())
 
 
-def _crcs_hold(
-    data: memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64], crcs: NDArray[np.int64]
-) -> int:
-    bodies = map(data.__getitem__, map(slice, starts.tolist(), ends.tolist()))
-    found = np.fromiter(map(crc32, bodies), np.uint32, len(starts))
-    return sound_count((found & INT32_MAX) == crcs)
+def cut_texts(
+    data: Buffer, starts: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> list[bytes | bytearray]:
+    """Copies: thousands of views would each be looked at by the garbage collector."""
+    places = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+    if isinstance(data, memoryview):
+        return [data[start:end].tobytes() for start, end in places]
+    return [data[start:end] for start, end in places]
 
 
-def _property_crcs_hold(data: memoryview, bounds: NDArray[np.int64]) -> int:
-    records = map(data.__getitem__, starmap(slice, pairwise(bounds.tolist())))
-    return sound_count(np.fromiter(map(matches_property_crc, records), np.bool_))
+def texts_are(
+    data: Any, starts: NDArray[np.int64], sizes: NDArray[np.int64], text: bytes
+) -> NDArray[np.bool_]:
+    """Whether each `data[start : start + size]`, all of which lie within the data, is this text."""
+    same: NDArray[np.bool_] = sizes == len(text)
+    rows = np.flatnonzero(same)
+    if text and len(rows):
+        same[rows] = _begins(data, starts[rows], text)
+    return same
+
+
+def _begins(data: Any, starts: NDArray[np.int64], text: bytes) -> NDArray[np.bool_]:
+    """Whether this text, which is not empty and fits there, begins at each of these places."""
+    if not len(starts):
+        return np.zeros(0, np.bool_)
+    layout = f"S{len(text)}"  # zeros at the end do not count, but both sides are equally long
+    windows: NDArray[Any] = np.ndarray((len(data) - len(text) + 1,), layout, data, strides=(1,))
+    found: NDArray[np.bool_] = windows[starts] == np.bytes_(text)
+    return found
+
+
+def _entries(
+    units: NDArray[np.uint8], row_ends: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Where each entry that counts begins, where its name ends, and where its value does."""
+    ends = np.flatnonzero(units == _VALUE_END)
+    widths: Any = 1  # of what stands behind each entry
+    # Where a text lacks its last separator; an empty text may seem to, which makes an empty entry.
+    borders = row_ends[units[row_ends - 1] != _VALUE_END] if len(units) else row_ends[:0]
+    if len(borders):
+        both = np.concatenate((borders, ends))
+        order = np.argsort(both, kind="stable")  # a border comes before what lies behind it
+        ends = both[order]
+        widths = (order >= len(borders))[:-1]
+    starts = np.zeros_like(ends)
+    np.add(ends[:-1], widths, out=starts[1:])
+    marks = np.flatnonzero(units == _NAME_END)
+    if len(marks) != len(ends) or not ((marks > starts) & (marks < ends - 1)).all():
+        # A value holds a mark, or an entry lacks its name, its mark or its value.
+        marks = np.append(marks, len(units) + 1)
+        marks = marks[np.searchsorted(marks, starts)]
+        counts = (marks > starts) & (marks < ends - 1)
+        starts, marks, ends = starts[counts], marks[counts], ends[counts]
+    return starts, marks, ends
+
+
+def _pieces(units: NDArray[np.uint8], values: Spans) -> tuple[Spans, NDArray[np.int64]]:
+    """The single keys of each value, which only a space parts; and the rows where one is empty,
+    which is none."""
+    rows, starts, ends = values
+    spaces = np.flatnonzero(units == _KEY_END)
+    if not len(rows) or not len(spaces):
+        return values, rows[:0]
+    owners = np.searchsorted(starts, spaces, side="right") - 1
+    inside = (owners >= 0) & (spaces < ends[owners])
+    spaces, owners = spaces[inside], owners[inside]
+    counts = np.bincount(owners, minlength=len(rows)) + 1
+    behind = np.cumsum(counts)
+    is_first = np.zeros(int(behind[-1]), np.bool_)
+    is_first[behind - counts] = True
+    is_last = np.zeros(len(is_first), np.bool_)
+    is_last[behind - 1] = True
+    firsts, lasts = np.empty(len(is_first), np.int64), np.empty(len(is_first), np.int64)
+    firsts[is_first], firsts[~is_first] = starts, spaces + 1
+    lasts[is_last], lasts[~is_last] = ends, spaces
+    held, rows = lasts > firsts, np.repeat(rows, counts)
+    return (rows[held], firsts[held], lasts[held]), np.unique(rows[~held])
+
+
+def _together(first: Spans, second: Spans) -> Spans:
+    """Both in the order of the rows, and of one row the first before the second."""
+    rows, starts, ends = (np.concatenate(both) for both in zip(first, second, strict=True))
+    order = np.argsort(rows, kind="stable")
+    return rows[order], starts[order], ends[order]
+
+
+def _said_again(names: Sequence[str], hashes: Hashes, counts: NDArray[np.int64]) -> list[int]:
+    """The keys that stand a second time in one message. Hashes alone do not tell."""
+    starts = np.cumsum(counts) - counts
+    pairs = np.flatnonzero(counts == 2)
+    pairs = pairs[hashes[starts[pairs]] == hashes[starts[pairs] + 1]]
+    again: list[int] = []
+    for row in [*pairs.tolist(), *np.flatnonzero(counts > 2).tolist()]:
+        start = int(starts[row])
+        held = names[start : start + int(counts[row])]
+        if len(set(held)) == len(held):
+            continue
+        seen: set[str] = set()
+        for at, name in enumerate(held, start):
+            if name in seen:
+                again.append(at)
+            seen.add(name)
+    return again

@@ -46,6 +46,7 @@ from tieredstore.codec.record import (
     KEYS,
     MESSAGE_MAGIC_V1,
     MESSAGE_MAGIC_V2,
+    RECORD_BYTES_MIN,
     STORE_HOST_IPV6,
     SYS_FLAG_POSITION,
     TAGS,
@@ -113,7 +114,6 @@ def decode_coda(data: Buffer, position: int = 0, *, path: str = "") -> int:
 TOPIC_BYTES_MAX_V1: Final = 127
 TOPIC_BYTES_MAX: Final = 32767
 PROPERTY_BYTES_MAX: Final = 32767
-MESSAGE_BYTES_MIN: Final = 91
 
 FIXED_LAYOUTS: Final = {
     0: Struct(">iIiiiqqiq4siq4siiqi"),
@@ -339,7 +339,7 @@ def _check_frame(data: Buffer, position: int, path: str) -> tuple[int, int]:
     if magic not in TOPIC_LENGTHS:
         blank = "a blank record" if magic == BLANK_MAGIC else f"magic {magic:08X}"
         _damaged(path, position + 4, f"{blank}, not a message")
-    if not MESSAGE_BYTES_MIN <= total_bytes <= len(data) - position:
+    if not RECORD_BYTES_MIN <= total_bytes <= len(data) - position:
         held = len(data) - position
         _damaged(path, position, f"a record of {total_bytes} bytes where there are {held}")
     sys_flag: int = INT32.unpack_from(data, position + SYS_FLAG_POSITION)[0]

@@ -42,15 +42,23 @@ from tieredstore.model.values import INT64_MAX
 
 MESSAGE_MAGIC_V1: Final = 0xDAA320A7
 MESSAGE_MAGIC_V2: Final = 0xDAA320AB
+MESSAGE_MAGICS: Final = frozenset({MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2})
+
+FIXED_BYTES: Final = 88  # up to the body, where both hosts are of IPv4
+IPV6_BYTES: Final = 12  # so much longer is an address of IPv6
+RECORD_BYTES_MIN: Final = FIXED_BYTES + 3  # no body, no topic, no properties
 
 MAGIC_POSITION: Final = 4
 BODY_CRC_POSITION: Final = 8
 QUEUE_ID_POSITION: Final = 12
+FLAG_POSITION: Final = 16
 QUEUE_OFFSET_POSITION: Final = 20
 LOG_OFFSET_POSITION: Final = 28
 SYS_FLAG_POSITION: Final = 36
 BORN_TIMESTAMP_POSITION: Final = 40
-JAVA_STORE_TIMESTAMP_POSITION: Final = 56
+BORN_HOST_POSITION: Final = 48
+STORE_TIMESTAMP_POSITION: Final = 56  # and IPV6_BYTES more where the born host is of IPv6
+STORE_HOST_POSITION: Final = 64  # likewise
 
 MULTI_TAGS: Final = 0x02
 TRANSACTION_MASK: Final = 0x0C
@@ -109,12 +117,13 @@ def peek_born_timestamp(data: Buffer, position: int = 0, *, path: str = "") -> i
 def peek_store_timestamp(data: Buffer, position: int = 0, *, path: str = "") -> int:
     """The store timestamp, wherever the born host lets it begin."""
     born_ipv6 = peek_sys_flag(data, position, path=path) & BORN_HOST_IPV6
-    return _peek(INT64, data, position, 68 if born_ipv6 else 56, path, "store timestamp")
+    offset = STORE_TIMESTAMP_POSITION + (IPV6_BYTES if born_ipv6 else 0)
+    return _peek(INT64, data, position, offset, path, "store timestamp")
 
 
 def java_store_timestamp(data: Buffer, position: int = 0, *, path: str = "") -> int:
     """What Java's tier takes for the store timestamp: part of the address if born on IPv6."""
-    return _peek(INT64, data, position, JAVA_STORE_TIMESTAMP_POSITION, path, "store timestamp")
+    return _peek(INT64, data, position, STORE_TIMESTAMP_POSITION, path, "store timestamp")
 
 
 def peek_topic(data: Buffer, position: int = 0, *, path: str = "") -> str:
@@ -147,7 +156,7 @@ def _topic_span(data: Buffer, position: int, path: str) -> tuple[int, int]:
 
 def fixed_bytes(sys_flag: int) -> int:
     """The size of a record up to its body."""
-    return 88 + 12 * (sys_flag & HOSTS_IPV6).bit_count()
+    return FIXED_BYTES + IPV6_BYTES * (sys_flag & HOSTS_IPV6).bit_count()
 
 
 def patch_log_offset(buffer: bytearray | memoryview, log_offset: int, *, position: int = 0) -> None:

@@ -13,18 +13,15 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.checks import bodies_match
-from tieredstore.codec.columns import WordsWithin
+from tieredstore.codec.columns import RecordFields
 from tieredstore.codec.message import BLANK_MAGIC, CODA_BYTES, is_coda
 from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units
 from tieredstore.codec.record import (
-    BODY_CRC_POSITION,
-    BORN_HOST_IPV6,
     MESSAGE_MAGIC_V1,
     MESSAGE_MAGIC_V2,
+    MESSAGE_MAGICS,
     QUEUE_OFFSET_POSITION,
-    STORE_HOST_IPV6,
-    SYS_FLAG_POSITION,
+    RECORD_BYTES_MIN,
     peek_message_bytes,
 )
 from tieredstore.flat.append_file import FlatAppendFile
@@ -37,12 +34,10 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.messages import MessageRun, SelectedMessage
 
-RECORD_BYTES_MIN: Final = 91  # no body, no topic, no properties
 HOLE_BYTES_MAX: Final = 64 * 1024  # unreferenced bytes that one run reads through, all together
 FEW_ROWS_MAX: Final = 48
 
 _HEAD: Final = Struct(">iI12xq")  # size, magic, queue offset
-MAGICS: Final = frozenset({MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2})
 _CODA_HEAD: Final = np.uint64(CODA_BYTES << 32 | BLANK_MAGIC)
 _NONE: Final = np.empty(0, np.int64)
 _SETTERS: Final[Mapping[str, Any]] = vars(SelectedMessage)
@@ -145,7 +140,7 @@ class NamedRows:
             heads = list(map(_HEAD.unpack_from, repeat(data), starts))
             magic, first = heads[0][1], self.first_offset
             wanted = zip(sizes, repeat(magic), range(first, first + count), strict=False)
-            if magic in MAGICS and heads == list(wanted):
+            if magic in MESSAGE_MAGICS and heads == list(wanted):
                 return starts
         return self._check_singly(data, starts, sizes)
 
@@ -164,7 +159,7 @@ class NamedRows:
                 if at + size > len(data):
                     break
                 head = _HEAD.unpack_from(data, at)
-            if head[0] != size or head[1] not in MAGICS or head[2] != queue_offset:
+            if head[0] != size or head[1] not in MESSAGE_MAGICS or head[2] != queue_offset:
                 break
             starts.append(at)
             queue_offset += 1
@@ -248,20 +243,6 @@ class FoundRows:
         return messages
 
 
-def sound_bodies(run: MessageRun) -> NDArray[np.bool_]:
-    """Of each row whether its body lies within its record and has the checksum that this names."""
-    words = WordsWithin(run.records)
-    starts = run.starts.astype(np.int64, copy=False)
-    flags = words.int32(starts + SYS_FLAG_POSITION)
-    ipv6 = ((flags & BORN_HOST_IPV6) != 0).astype(np.int64) + ((flags & STORE_HOST_IPV6) != 0)
-    bodies = starts + 88 + 12 * ipv6
-    sizes = words.int32(bodies - 4)
-    inside = (sizes >= 0) & (bodies + sizes <= starts + run.message_bytes)
-    sizes, crcs = np.where(inside, sizes, 0), words.int32(starts + BODY_CRC_POSITION)
-    sound: NDArray[np.bool_] = inside & bodies_match(run.records, bodies, sizes, crcs)
-    return sound
-
-
 def empty_run(offset: int) -> MessageRun:
     return MessageRun(
         first_offset=offset,
@@ -330,7 +311,7 @@ def read_run(
     run = found.run()
     if not checks_bodies:
         return run
-    sound = sound_bodies(run)
+    sound = RecordFields(run).sound_bodies()
     if not sound[0]:
         raise damaged_body(file, offset, int(run.log_offsets[0]))
     return run if sound.all() else run.head(int(sound.argmin()))

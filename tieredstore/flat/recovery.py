@@ -11,6 +11,8 @@ from typing import Any, Final
 from tieredstore.codec.message import CODA_BYTES, is_blank
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, decode_unit
 from tieredstore.codec.record import (
+    MESSAGE_MAGICS,
+    RECORD_BYTES_MIN,
     peek_log_offset,
     peek_magic,
     peek_message_bytes,
@@ -21,7 +23,6 @@ from tieredstore.driver.metadata import Change, DeleteNote, MetadataStore, Put, 
 from tieredstore.driver.runtime import Clock
 from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.reading import MAGICS, RECORD_BYTES_MIN
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError, SegmentError
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import SegmentRecord, SegmentType
@@ -429,7 +430,7 @@ def _message_at(at: int, commit_log: _Found, head_at: Callable[[int], bytes]) ->
     if is_blank(head):
         at += CODA_BYTES
         head = head_at(at)
-    if len(head) < _HEADER_BYTES or peek_magic(head) not in MAGICS:
+    if len(head) < _HEADER_BYTES or peek_magic(head) not in MESSAGE_MAGICS:
         return None
     size = peek_message_bytes(head)
     is_its_place = peek_log_offset(head) in (at, at - CODA_BYTES)
@@ -468,7 +469,9 @@ def _follow_records(
             at_first = found
     head = head_at(at)
     is_torn = (
-        len(head) == _HEADER_BYTES and peek_magic(head) in MAGICS and peek_log_offset(head) == at
+        len(head) == _HEADER_BYTES
+        and peek_magic(head) in MESSAGE_MAGICS
+        and peek_log_offset(head) == at
     )
     return at_first, last, is_torn or commit_log.end - at < RECORD_BYTES_MIN
 

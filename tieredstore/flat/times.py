@@ -18,6 +18,7 @@ from tieredstore.codec.queue_unit import (
 )
 from tieredstore.codec.record import (
     BORN_HOST_IPV6,
+    MESSAGE_MAGICS,
     SYS_FLAG_POSITION,
     peek_magic,
     peek_queue_offset,
@@ -25,7 +26,7 @@ from tieredstore.codec.record import (
 )
 from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
 from tieredstore.flat.message_file import FlatMessageFile, UnitSpans, is_believed
-from tieredstore.flat.reading import DIRECT, MAGICS, ByteSource, damage_at, record_place
+from tieredstore.flat.reading import DIRECT, ByteSource, damage_at, record_place
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT64_MAX, Boundary, SegmentRecord, SegmentType
 
@@ -112,7 +113,7 @@ def store_time(file: FlatMessageFile, offset: int, *, source: ByteSource = DIREC
     place = record_place(file, unit.log_offset)
     data = source.read(file.log, place, min(max(unit.message_bytes, 0), HEAD_BYTES))
     at = CODA_BYTES if is_blank(data) else 0
-    if peek_magic(data, at, path=file.path) not in MAGICS:
+    if peek_magic(data, at, path=file.path) not in MESSAGE_MAGICS:
         raise no_message(file, place)
     return peek_store_timestamp(data, at, path=file.path)
 
@@ -137,12 +138,12 @@ def times_at(file: FlatMessageFile, places: NDArray[np.int64], data: bytes) -> N
     halves: NDArray[Any] = np.ndarray((len(padded) - 3,), ">u4", padded, strides=(1,))
     words: NDArray[Any] = np.ndarray((len(padded) - 7,), ">i8", padded, strides=(1,))
     magics = halves[starts + 4]
-    codas = ~np.isin(magics, list(MAGICS))
+    codas = ~np.isin(magics, list(MESSAGE_MAGICS))
     if codas.any():
         for row in np.flatnonzero(codas):
             if is_blank(data, int(starts[row])):
                 starts[row] += CODA_BYTES
-        bad = ~np.isin(halves[starts + 4], list(MAGICS))
+        bad = ~np.isin(halves[starts + 4], list(MESSAGE_MAGICS))
         if bad.any():
             raise no_message(file, int(places[int(bad.argmax())]))
     born_ipv6 = halves[starts + SYS_FLAG_POSITION] & BORN_HOST_IPV6 != 0
@@ -160,7 +161,7 @@ def queue_offset_at(file: FlatMessageFile, log_offset: int, source: ByteSource) 
     if found is None or found.end - log_offset < HEAD_BYTES - 1:
         return None
     head = source.read(file.log, log_offset, HEAD_BYTES - 1)
-    return peek_queue_offset(head) if peek_magic(head) in MAGICS else None
+    return peek_queue_offset(head) if peek_magic(head) in MESSAGE_MAGICS else None
 
 
 def _unit(queue: FlatAppendFile, offset: int, source: ByteSource) -> QueueUnit:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from struct import Struct
 from types import MappingProxyType
 from typing import Any, Final
@@ -38,9 +38,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tieredstore.codec.columns import IPV6_BYTES, RecordFields
+from tieredstore.codec.columns import Properties, RecordFields
 from tieredstore.codec.java import decode_utf8
-from tieredstore.codec.record import KEYS, TAGS, UNIQUE_KEY
+from tieredstore.codec.record import IPV6_BYTES, TAGS, UNIQUE_KEY
 from tieredstore.jobs.slices import Selection
 from tieredstore.model.values import INT32_MAX, QueueKey
 
@@ -131,7 +131,7 @@ def _texts(fields: RecordFields, starts: NDArray[np.int64]) -> pa.Array:
 
 
 def _long_texts(fields: RecordFields, starts: NDArray[np.int64]) -> list[str]:
-    data = memoryview(fields.records)
+    data = memoryview(fields.data)
     size = 8 + IPV6_BYTES
     return [host_text(bytes(data[start : start + size])) for start in starts.tolist()]
 
@@ -144,9 +144,6 @@ def host_text(packed: bytes) -> str:
     return f"[{socket.inet_ntop(socket.AF_INET6, address)}]:{port}"
 
 
-_NAME_END: Final = 1
-_VALUE_END: Final = 2
-_SPACE: Final = 32
 _NAMES_IN_A_WORD: Final = 48  # a message has fewer than 2^13 entries: their bits add up in a word
 MAP_TYPE: Final = pa.map_(pa.string(), pa.string())
 KEYS_TYPE: Final = pa.list_(pa.field("element", pa.string()))  # named as Spark names it
@@ -164,30 +161,7 @@ class PropertyColumns:
         if not _is_utf8(data, ends):
             data, ends = span_bytes(_replaced_like_java(texts))
         self._data: NDArray[np.uint8] = data
-        self._row_ends = ends
-        self._find_entries()
-
-    def _find_entries(self) -> None:
-        """Row, name and value of each entry that counts, in the order of the texts."""
-        data, row_ends = self._data, self._row_ends
-        ends = row_ends[1:][row_ends[1:] > row_ends[:-1]]
-        # A text may lack its last separator: then it ends where the row does.
-        starts, stops = _pieces(
-            np.flatnonzero(data == _VALUE_END),
-            ends[data[ends - 1] != _VALUE_END] if len(ends) else ends,
-        )
-        marks = np.flatnonzero(data == _NAME_END)
-        if len(marks) == len(stops) and bool(((marks > starts) & (marks < stops - 1)).all()):
-            self._starts, self._marks, self._stops = starts, marks, stops
-        else:
-            padded = np.append(marks, len(data) + 1)
-            first = padded[np.searchsorted(marks, starts)]
-            counts = (first > starts) & (first < stops - 1)
-            self._starts, self._stops = starts[counts], stops[counts]
-            self._marks = first[counts]
-        self._rows: NDArray[np.int64] = (
-            np.searchsorted(row_ends, self._starts, side="right").astype(np.int64) - 1
-        )
+        self._properties = Properties(data, ends[1:])
 
     # Columns
 
@@ -199,91 +173,50 @@ class PropertyColumns:
 
     def keys(self) -> pa.Array:
         """The single keys: only U+0020 separates, empty pieces are dropped, doubles stay."""
-        rows, starts, stops = self._found(KEYS)
-        values = cut_spans(self._data, starts, stops - starts, pa.binary())
-        data, ends = span_bytes(values)
-        behind = ends[1:]
-        starts, stops = _pieces(np.flatnonzero(data == _SPACE), behind)
-        whole = stops > starts
-        starts, stops = starts[whole], stops[whole]
-        pieces = cut_spans(data, starts, stops - starts, pa.string())
-        owners = rows[np.searchsorted(behind, starts, side="right")]
-        return _lists(owners, self._count, pieces)
+        (rows, starts, ends), _ = self._properties.keys()
+        pieces = cut_spans(self._data, starts, ends - starts, pa.string())
+        return _lists(rows, self._count, pieces)
 
     def maps(self) -> pa.Array:
         """All properties, each name once."""
-        names = self._names
-        values = cut_spans(self._data, self._marks + 1, self._stops - self._marks - 1, pa.string())
-        kept = self._last_of_each()
-        rows = self._rows
+        (rows, starts, ends), marks = self._properties.entries()
+        names = cut_spans(self._data, starts, marks - starts, pa.string())
+        values = cut_spans(self._data, marks + 1, ends - marks - 1, pa.string())
+        kept = _last_of_each(rows, names)
         if kept is not None:
             taken = pa.array(kept)
             names, values, rows = names.take(taken), values.take(taken), rows[kept]
         offsets = _list_offsets(rows, self._count)
         return pa.MapArray.from_arrays(pa.array(offsets), names, values)
 
-    @cached_property
-    def _names(self) -> pa.Array:
-        return cut_spans(self._data, self._starts, self._marks - self._starts, pa.string())
-
     def _values_of(self, name: str) -> pa.Array:
-        rows, starts, stops = self._found(name)
-        values = cut_spans(self._data, starts, stops - starts, pa.string())
+        rows, starts, ends = self._properties.values(name)
+        values = cut_spans(self._data, starts, ends - starts, pa.string())
         if len(rows) == self._count:
             return values
         places = np.full(self._count, -1, np.int64)
         places[rows] = np.arange(len(rows))
         return values.take(pa.array(places, mask=places < 0))
 
-    def _found(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """The messages that have this property, by row, and where its value begins and ends."""
-        wanted = name.encode()
-        entries = np.flatnonzero(self._marks - self._starts == len(wanted))
-        for place, byte in enumerate(wanted):
-            if not len(entries):
-                break
-            entries = entries[self._data[self._starts[entries] + place] == byte]
-        rows = self._rows[entries]
-        if len(rows) > 1 and bool((rows[1:] == rows[:-1]).any()):
-            last = np.append(rows[1:] != rows[:-1], True)
-            entries, rows = entries[last], rows[last]
-        return rows, self._marks[entries] + 1, self._stops[entries]
 
-    def _last_of_each(self) -> NDArray[np.int64] | None:
-        """The entries that count where a message has a name twice; None where none has."""
-        encoded = self._names.dictionary_encode()
-        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        distinct = len(encoded.dictionary)
-        if not len(codes):
+def _last_of_each(rows: NDArray[np.int64], names: pa.Array) -> NDArray[np.int64] | None:
+    """The entries that count where a message has a name twice; None where none has."""
+    encoded = names.dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    distinct = len(encoded.dictionary)
+    if not len(codes):
+        return None
+    if distinct <= _NAMES_IN_A_WORD:
+        bits = np.left_shift(1, codes)
+        first = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
+        if bool((np.add.reduceat(bits, first) == np.bitwise_or.reduceat(bits, first)).all()):
             return None
-        if distinct <= _NAMES_IN_A_WORD:
-            bits = np.left_shift(1, codes)
-            first = np.flatnonzero(np.append(True, self._rows[1:] != self._rows[:-1]))
-            if bool((np.add.reduceat(bits, first) == np.bitwise_or.reduceat(bits, first)).all()):
-                return None
-        pairs = self._rows * distinct + codes
-        _, backwards = np.unique(pairs[::-1], return_index=True)
-        if len(backwards) == len(pairs):
-            return None
-        kept: NDArray[np.int64] = np.sort(len(pairs) - 1 - backwards)
-        return kept
-
-
-def _pieces(
-    separators: NDArray[np.int64], borders: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where pieces begin and end that separators end, one byte each, or borders of no byte."""
-    if not len(borders):
-        stops = separators
-        widths: Any = 1
-    else:
-        both = np.concatenate((borders, separators))
-        order = np.argsort(both, kind="stable")  # a border comes before what lies behind it
-        stops = both[order]
-        widths = (order >= len(borders))[:-1]
-    starts = np.zeros_like(stops)
-    starts[1:] = stops[:-1] + widths
-    return starts, stops
+    pairs = rows * distinct + codes
+    _, backwards = np.unique(pairs[::-1], return_index=True)
+    if len(backwards) == len(pairs):
+        return None
+    kept: NDArray[np.int64] = np.sort(len(pairs) - 1 - backwards)
+    return kept
 
 
 def _lists(rows: NDArray[np.int64], count: int, values: pa.Array) -> pa.Array:
@@ -393,7 +326,7 @@ class _Columns:
     def bodies(self) -> pa.Array:
         fields, rows = self.fields, self.rows
         return cut_spans(
-            fields.records, fields.body_starts[rows], fields.body_bytes[rows], pa.binary()
+            fields.data, fields.body_starts[rows], fields.body_bytes[rows], pa.binary()
         )
 
     @property
@@ -402,7 +335,7 @@ class _Columns:
         if found is None:
             fields, rows = self.fields, self.rows
             texts = cut_spans(
-                *(fields.records, fields.property_starts[rows], fields.property_bytes[rows]),
+                *(fields.data, fields.property_starts[rows], fields.property_bytes[rows]),
                 pa.binary(),
             )
             found = self._properties = PropertyColumns(texts)
@@ -457,7 +390,7 @@ def key_pairs(fields: RecordFields, rows: NDArray[np.int64], selection: Selectio
     message that has none.
     """
     texts = cut_spans(
-        fields.records, fields.property_starts[rows], fields.property_bytes[rows], pa.binary()
+        fields.data, fields.property_starts[rows], fields.property_bytes[rows], pa.binary()
     )
     properties = PropertyColumns(texts)
     uniques, lists = properties.unique_keys(), properties.keys()

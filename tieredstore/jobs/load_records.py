@@ -55,9 +55,11 @@ from tieredstore.codec.names import INDEX_TOPIC
 from tieredstore.codec.queue_unit import UNIT_BYTES, encode_units
 from tieredstore.codec.record import (
     BORN_HOST_IPV6,
+    FIXED_BYTES,
     HOSTS_IPV6,
     INT8,
     INT16,
+    IPV6_BYTES,
     KEYS,
     MESSAGE_MAGIC_V1,
     MESSAGE_MAGIC_V2,
@@ -473,7 +475,7 @@ class _Encoded:
         store = _Hosts(columns.text(batch, "store_host"), count, "store_host")
         bits = born.is_ipv6 * np.int64(BORN_HOST_IPV6) + store.is_ipv6 * np.int64(STORE_HOST_IPV6)
         body_bytes, property_bytes = _lengths(bodies), _lengths(properties.texts)
-        fixed = 88 + 12 * (born.is_ipv6.astype(np.int64) + store.is_ipv6)
+        fixed = FIXED_BYTES + IPV6_BYTES * (born.is_ipv6.astype(np.int64) + store.is_ipv6)
         self._sizes = fixed + body_bytes + _lengths(topics) + 2 + property_bytes
         values = {
             "size": self._sizes,

@@ -10,27 +10,30 @@ from typing import Final
 import numpy as np
 
 from tieredstore.codec.checks import crc32
+from tieredstore.codec.columns import Records
 from tieredstore.codec.message import CODA_BYTES, is_coda
 from tieredstore.codec.record import (
     BODY_CRC_POSITION,
+    FIXED_BYTES,
     INT32,
+    IPV6_BYTES,
     LOG_OFFSET_POSITION,
     MAGIC_POSITION,
     MESSAGE_MAGIC_V1,
-    MESSAGE_MAGIC_V2,
+    MESSAGE_MAGICS,
+    RECORD_BYTES_MIN,
     fixed_bytes,
     peek_log_offset,
     peek_queue_offset,
     peek_sys_flag,
 )
-from tieredstore.flat.reading import RECORD_BYTES_MIN, sound_bodies
 from tieredstore.model.errors import SegmentCorruptError
-from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import INT32_MAX
 
 _HEAD: Final = Struct(">iI")  # size, magic
-_HEAD_BYTES: Final = 112  # all that comes before a body, of a message with two addresses of IPv6
-_MAGICS: Final = frozenset({MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2})
+_HEAD_BYTES: Final = (
+    FIXED_BYTES + 2 * IPV6_BYTES
+)  # all that comes before a body, of a message with two addresses of IPv6
 _MAGIC_START: Final = MESSAGE_MAGIC_V1.to_bytes(4, "big")[:3]  # the same in both
 
 
@@ -94,7 +97,7 @@ class PassingBodies:
             return starts, at
         while at + _HEAD_BYTES <= end:
             size, magic = _HEAD.unpack_from(data, at)
-            if magic not in _MAGICS:
+            if magic not in MESSAGE_MAGICS:
                 if not is_coda(data, at):
                     break
                 at += CODA_BYTES
@@ -125,7 +128,7 @@ class PassingBodies:
         """Short records, or a rest, at the very end of the segment."""
         while not self._is_lost and at + RECORD_BYTES_MIN <= len(data):
             size, magic = _HEAD.unpack_from(data, at)
-            if magic not in _MAGICS or not RECORD_BYTES_MIN <= size <= len(data) - at:
+            if magic not in MESSAGE_MAGICS or not RECORD_BYTES_MIN <= size <= len(data) - at:
                 break
             self._check_whole(data, [at])
             at += size
@@ -135,7 +138,7 @@ class PassingBodies:
         """A record that goes on in the next block, if its head is that of one."""
         size, magic = _HEAD.unpack_from(data, at)
         place = self._position + at
-        if magic not in _MAGICS or not len(data) - at < size <= self._size - place:
+        if magic not in MESSAGE_MAGICS or not len(data) - at < size <= self._size - place:
             return False
         body_at = at + fixed_bytes(peek_sys_flag(data, at))
         body_bytes: int = INT32.unpack_from(data, body_at - 4)[0]
@@ -178,16 +181,8 @@ class PassingBodies:
         if not starts:
             return
         at = np.array(starts, np.int64)
-        sizes = np.array([_HEAD.unpack_from(data, each)[0] for each in starts], np.int32)
-        run = MessageRun(
-            first_offset=0,
-            log_offsets=at,
-            message_bytes=sizes,
-            tags_codes=at,
-            starts=at,
-            records=data,
-        )
-        sound = sound_bodies(run)
+        sizes = np.array([_HEAD.unpack_from(data, start)[0] for start in starts], np.int64)
+        sound = Records(data, at, sizes).sound_bodies()
         if not sound.all():
             first = starts[int(sound.argmin())]
             raise self._damage(peek_queue_offset(data, first), self._position + first)

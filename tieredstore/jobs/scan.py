@@ -368,7 +368,7 @@ class _Batches:
 
     def _plain_of(self, fields: RecordFields, row: int) -> tuple[bytes | None, str | None]:
         start, size = int(fields.body_starts[row]), int(fields.body_bytes[row])
-        stored = bytes(memoryview(fields.records)[start : start + size])
+        stored = bytes(memoryview(fields.data)[start : start + size])
         try:
             return plain_body(stored, int(fields.sys_flags[row])), None
         except BodyNotPlainError as error:

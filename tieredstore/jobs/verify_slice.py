@@ -11,22 +11,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from tieredstore.codec.columns import RecordFields, keys_of_texts
-from tieredstore.codec.java import encode_utf8, string_hashes
+from tieredstore.codec.columns import Properties, Records, keys_of_texts, texts_are
+from tieredstore.codec.java import encode_utf8
 from tieredstore.codec.key_hashes import key_hash
 from tieredstore.codec.message import BLANK_MAGIC, CODA_BYTES, is_coda
 from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units
 from tieredstore.codec.record import (
     HOSTS_IPV6,
     KEYS,
-    LOG_OFFSET_POSITION,
-    MESSAGE_MAGIC_V1,
-    MESSAGE_MAGIC_V2,
-    QUEUE_ID_POSITION,
-    QUEUE_OFFSET_POSITION,
+    MESSAGE_MAGICS,
+    RECORD_BYTES_MIN,
     decode_properties,
     peek_magic,
     peek_message_bytes,
@@ -34,9 +30,8 @@ from tieredstore.codec.record import (
 )
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.segment import FileSegment
-from tieredstore.flat.reading import HOLE_BYTES_MAX, RECORD_BYTES_MIN
+from tieredstore.flat.reading import HOLE_BYTES_MAX
 from tieredstore.index.watermarks import QueueId
-from tieredstore.jobs.arrow import PropertyColumns, cut_spans
 from tieredstore.jobs.slices import Slice
 from tieredstore.jobs.verify_findings import (
     Columns,
@@ -57,7 +52,6 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
     TieredStoreError,
 )
-from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import INT32_MAX, QueueKey, SegmentRecord, SegmentType
 
 
@@ -195,7 +189,7 @@ class Named(Columns):
 class Checked:
     """What became of rows: `whole` are messages of this queue; their fields; where each ends."""
 
-    fields: RecordFields
+    fields: Records
     whole: NDArray[np.bool_]
     ends: Rows
 
@@ -206,16 +200,7 @@ def check_records(key: QueueKey, named: Named, data: bytes, start: int, tell: Te
     A row is told of once: what comes after the first thing that is wrong follows from it.
     """
     starts = _behind_codas(named.places - start, data)
-    fields = RecordFields(
-        MessageRun(
-            first_offset=0,
-            log_offsets=named.places,
-            message_bytes=named.sizes.astype(np.int32),
-            tags_codes=named.tags_codes,
-            starts=starts,
-            records=data,
-        )
-    )
+    fields = Records(data, starts, named.sizes)
     untold = np.ones(len(named), np.bool_)
 
     def check(kind: VerifyKind, good: NDArray[np.bool_], say: Callable[[int], str]) -> None:
@@ -224,26 +209,26 @@ def check_records(key: QueueKey, named: Named, data: bytes, start: int, tell: Te
             tell(kind, wrong, say)
             untold[wrong] = False
 
-    claimed = fields.int32(starts)
     check(
         VerifyKind.NO_MESSAGE,
-        fields.sound & (claimed == named.sizes),
+        fields.sound,
         lambda row: f"no whole message of {named.sizes[row]} bytes is at byte {named.places[row]}",
     )
-    held = fields.int32(starts + QUEUE_ID_POSITION)
+    held = fields.queue_ids()
+    topic = texts_are(data, fields.topic_starts, fields.topic_bytes, encode_utf8(key.topic))
     check(
         VerifyKind.WRONG_QUEUE,
-        (held == key.queue_id) & _of_topic(fields, encode_utf8(key.topic)),
+        (held == key.queue_id) & topic,
         lambda row: f"its message names another topic, or queue {held[row]}",
     )
     whole = untold.copy()
-    offsets = fields.int64(starts + QUEUE_OFFSET_POSITION)
+    offsets = fields.own_queue_offsets()
     check(
         VerifyKind.WRONG_OFFSET,
         offsets == named.queue_offsets,
         lambda row: f"its unit names message {offsets[row]}",
     )
-    places = fields.int64(starts + LOG_OFFSET_POSITION)
+    places = fields.own_log_offsets()
     check(
         VerifyKind.WRONG_LOG_OFFSET,
         (places == named.places) | (places == starts + start),
@@ -264,38 +249,17 @@ def _behind_codas(starts: Rows, data: bytes) -> Rows:
     return np.where(codas, starts + CODA_BYTES, starts) if codas.any() else starts
 
 
-def _of_topic(fields: RecordFields, topic: bytes) -> NDArray[np.bool_]:
-    ends = fields.property_starts - 2
-    starts = ends - len(topic)
-    heads = fields.body_starts + fields.body_bytes
-    same: NDArray[np.bool_] = (starts - heads == 1) | (starts - heads == 2)
-    data = fields.records
-    count = len(data) - len(topic) + 1
-    if not topic or count <= 0:
-        return same
-    windows: NDArray[Any] = np.ndarray((count,), f"V{len(topic)}", data, strides=(1,))
-    found = windows[np.clip(starts, 0, count - 1)].view(np.uint8).reshape(-1, len(topic))
-    same &= (found == np.frombuffer(topic, np.uint8)).all(axis=1)
-    return same
-
-
-def _check_bodies(fields: RecordFields, untold: NDArray[np.bool_], check: Any) -> None:
+def _check_bodies(fields: Records, untold: NDArray[np.bool_], check: Any) -> None:
     rows = np.flatnonzero(untold)
     good = np.ones(len(untold), np.bool_)
     good[rows] = fields.body_crc_ok(rows)
     check(VerifyKind.BODY_CRC, good, lambda _: "its body has another CRC than its record says")
 
 
-def _check_tags(fields: RecordFields, named: Named, untold: NDArray[np.bool_], check: Any) -> None:
+def _check_tags(fields: Records, named: Named, untold: NDArray[np.bool_], check: Any) -> None:
     rows = np.flatnonzero(untold)
-    texts = cut_spans(
-        fields.records, fields.property_starts[rows], fields.property_bytes[rows], pa.binary()
-    )
-    tags = PropertyColumns(texts).tags().dictionary_encode()
-    codes = np.append(string_hashes(tags.dictionary.to_pylist()).astype(np.int64), 0)
-    numbers = tags.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)
     wanted = np.zeros(len(untold), np.int64)
-    wanted[rows] = codes[numbers]
+    wanted[rows] = Properties.of_texts(fields.property_texts(rows)).tags_codes()
     good = codes_agree(named.tags_codes, wanted)
     check(
         VerifyKind.TAGS_CODE,
@@ -338,13 +302,9 @@ def groups_of(named: Named, log: SegmentBytes) -> Iterator[range]:
             at = end
 
 
-def keys_of_messages(topic: str, named: Named, fields: RecordFields, rows: Rows) -> MessageKeys:
+def keys_of_messages(topic: str, named: Named, fields: Records, rows: Rows) -> MessageKeys:
     """Of these rows, whose records are whole."""
-    data = bytes(fields.records)  # no copy: it is what was read
-    starts = fields.property_starts[rows]
-    ends = starts + fields.property_bytes[rows]
-    places = zip(starts.tolist(), ends.tolist(), strict=True)
-    texts = [data[start:end] for start, end in places]
+    texts = fields.property_texts(rows)
     keys = keys_of_texts(texts, prefix=f"{topic}#")
     empties = rows[_with_empty_key(texts, keys.gaps)]
     owners = np.concatenate((np.repeat(rows, keys.counts), empties))
@@ -361,7 +321,7 @@ def keys_of_messages(topic: str, named: Named, fields: RecordFields, rows: Rows)
     )
 
 
-def _with_empty_key(texts: list[bytes], gaps: Rows) -> Rows:
+def _with_empty_key(texts: Sequence[bytes | bytearray], gaps: Rows) -> Rows:
     """Texts whose KEYS Java splits so that an empty piece is among them: not one at the end."""
     found: list[int] = []
     for number in gaps.tolist():
@@ -371,7 +331,7 @@ def _with_empty_key(texts: list[bytes], gaps: Rows) -> Rows:
     return np.array(found, np.int64)
 
 
-def of_ipv6(fields: RecordFields) -> NDArray[np.bool_]:
+def of_ipv6(fields: Records) -> NDArray[np.bool_]:
     """Messages with an address of IPv6: RocketMQ takes part of it for their store time."""
     found: NDArray[np.bool_] = (fields.sys_flags & HOSTS_IPV6) != 0
     return found
@@ -445,7 +405,6 @@ class SliceFindings:
 
 _HEAD_BYTES: Final = 36
 _LOOKED_AT_MAX: Final = 1_000  # records of one stretch
-_MAGICS: Final = (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)
 
 
 class UnnamedBytes:
@@ -510,7 +469,7 @@ class UnnamedBytes:
             return stop
         if is_coda(head):
             return at + CODA_BYTES
-        if len(head) < _HEAD_BYTES or peek_magic(head) not in _MAGICS:
+        if len(head) < _HEAD_BYTES or peek_magic(head) not in MESSAGE_MAGICS:
             self._tell(VerifyKind.UNNAMED, at, f"{stop - at} bytes that no unit names, no message")
             return stop
         size = peek_message_bytes(head)

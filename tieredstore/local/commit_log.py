@@ -20,10 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.codec.checks import gainsays_property_crc
-from tieredstore.codec.columns import RecordColumns, Words, sound_columns, sound_count
-from tieredstore.codec.message import BLANK_BYTES, MESSAGE_BYTES_MIN, encode_blank
+from tieredstore.codec.columns import RecordColumns, sound_columns, sound_count
+from tieredstore.codec.message import BLANK_BYTES, encode_blank
 from tieredstore.codec.names import encode_offset_id, local_file_name
-from tieredstore.codec.record import TOPIC_LENGTHS, peek_log_offset, peek_magic, peek_message_bytes
+from tieredstore.codec.record import (
+    RECORD_BYTES_MIN,
+    TOPIC_LENGTHS,
+    peek_log_offset,
+    peek_magic,
+    peek_message_bytes,
+)
 from tieredstore.driver.runtime import Runtime, Service
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.encoder import PutRefusedError, RecordBatch
@@ -286,7 +292,7 @@ class CommitLog:
         damaged, is a SegmentCorruptError. So is any offset of a file that is missing between
         others. None is what begins below the log.
         """
-        if size is not None and size < MESSAGE_BYTES_MIN:
+        if size is not None and size < RECORD_BYTES_MIN:
             record = None
         elif size is None:
             head = self.queue.read(log_offset, 36)
@@ -380,7 +386,7 @@ def read_records(
 
     The bytes are copied once, neighbours in the log together.
     """
-    count = sound_count((sizes >= MESSAGE_BYTES_MIN) & (log_offsets <= INT64_MAX - sizes))
+    count = sound_count((sizes >= RECORD_BYTES_MIN) & (log_offsets <= INT64_MAX - sizes))
     log_offsets, sizes = log_offsets[:count], sizes[:count]
     ends = log_offsets + sizes
     pieces: list[memoryview] = []
@@ -423,9 +429,9 @@ def _sound_rows(
 ) -> RecordColumns:
     bounds = np.append(0, np.cumsum(sizes))
     data = memoryview(records)
-    count = sound_count(Words(data).int32(bounds[:-1]) == sizes)
+    count = len(sizes)
     if check_property_crc:
-        spans = starmap(slice, pairwise(bounds[: count + 1].tolist()))
+        spans = starmap(slice, pairwise(bounds.tolist()))
         wrong = map(gainsays_property_crc, map(data.__getitem__, spans))
         count = next((row for row, is_wrong in enumerate(wrong) if is_wrong), count)
     return sound_columns(data, bounds[: count + 1], log_offsets[:count])

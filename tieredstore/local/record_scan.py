@@ -21,8 +21,15 @@ import numpy as np
 
 from tieredstore.codec.checks import Buffer, crc32, matches_property_crc
 from tieredstore.codec.columns import RecordColumns, sound_columns
-from tieredstore.codec.message import BLANK_MAGIC, MESSAGE_BYTES_MIN
-from tieredstore.codec.record import INT16, INT32, TOPIC_LENGTHS, fixed_bytes, peek_store_timestamp
+from tieredstore.codec.message import BLANK_MAGIC
+from tieredstore.codec.record import (
+    INT16,
+    INT32,
+    RECORD_BYTES_MIN,
+    TOPIC_LENGTHS,
+    fixed_bytes,
+    peek_store_timestamp,
+)
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT32_MAX, INT64_MAX
 
@@ -69,7 +76,7 @@ def check_record(
         return RecordCheck(0, RecordState.BLANK)
     if magic not in TOPIC_LENGTHS:
         return _damaged("zeros" if magic == size == 0 else f"magic {magic:08X} is no message's")
-    if size < MESSAGE_BYTES_MIN:
+    if size < RECORD_BYTES_MIN:
         return _damaged(f"a record of {size} bytes is too short")
     return _check_message(data, position, magic, log_offset, check_crc, check_property_crc)
 
@@ -251,12 +258,12 @@ class RecordScan:
         """The next records, as far as they are sound."""
         data = self._data
         at, end = self.position, len(data)
-        last = end - MESSAGE_BYTES_MIN
+        last = end - RECORD_BYTES_MIN
         unpack = INT32.unpack_from
         starts: list[int] = []
         while at <= last and len(starts) < BLOCK_RECORDS:
             size = unpack(data, at)[0]
-            if size < MESSAGE_BYTES_MIN or size > end - at:
+            if size < RECORD_BYTES_MIN or size > end - at:
                 break
             starts.append(at)
             at += size

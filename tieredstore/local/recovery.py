@@ -49,9 +49,8 @@ from struct import Struct
 from typing import Any, Final, NamedTuple
 
 from tieredstore.codec.checks import pack_fields
-from tieredstore.codec.message import MESSAGE_BYTES_MIN
 from tieredstore.codec.names import local_file_name
-from tieredstore.codec.record import peek_store_timestamp
+from tieredstore.codec.record import RECORD_BYTES_MIN, peek_store_timestamp
 from tieredstore.driver.durable import NO_LINK, write_all, write_atomically
 from tieredstore.local.commit_log import CommitLog, LogScan
 from tieredstore.local.consume_queue import QueueEnd
@@ -588,7 +587,7 @@ def _is_written(files: MappedFileQueue, start: int, end: int) -> bool:
     file = files.find(end - 1)
     if file is None:
         return False
-    first = max(start, end - MESSAGE_BYTES_MIN, file.start_offset) - file.start_offset
+    first = max(start, end - RECORD_BYTES_MIN, file.start_offset) - file.start_offset
     return any(file.view(first, end - file.start_offset))
 
 

@@ -23,12 +23,12 @@ from dataclasses import fields
 from typing import Final, NamedTuple
 
 from tieredstore.codec.columns import RecordColumns
-from tieredstore.codec.message import MESSAGE_BYTES_MIN
 from tieredstore.codec.record import (
     INNER_BATCH,
     KEYS,
     LIGHT_OFFSETS,
     LIGHT_QUEUES,
+    RECORD_BYTES_MIN,
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     UNIQUE_KEY,
@@ -68,7 +68,7 @@ def light_places(
     places: dict[str, int] = {}
     for name, text in zip(names, offsets, strict=True):
         offset = _queue_offset(text)
-        if offset is None or offset * MESSAGE_BYTES_MIN > log_offset:
+        if offset is None or offset * RECORD_BYTES_MIN > log_offset:
             continue
         if name.startswith(LIGHT_PREFIX) and is_topic(name):
             places.setdefault(name, offset)
@@ -154,7 +154,7 @@ def impossible_rows(run: DispatchRun) -> Iterator[tuple[int, str]]:
             continue
         if queue_id < 0:
             yield row, f"{queue_id} is no queue number"
-        elif not 0 <= queue_offset * MESSAGE_BYTES_MIN <= log_offset:
+        elif not 0 <= queue_offset * RECORD_BYTES_MIN <= log_offset:
             yield row, f"{queue_offset} is no queue offset: the log has no room for so many before"
         elif topic in wrong_topics:
             yield row, f"{topic!r:.80} is no topic"
@@ -484,4 +484,4 @@ def _rows(run: DispatchRun, key: QueueKey) -> Iterator[_Row]:
 
 def _is_no_number(missing: int, log_bytes: int) -> bool:
     """Whether more messages would be missing than the log has room for: nobody gave that number."""
-    return missing * MESSAGE_BYTES_MIN > log_bytes
+    return missing * RECORD_BYTES_MIN > log_bytes

@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.columns import RecordColumns, sound_count
+from tieredstore.codec.columns import Properties, RecordColumns, cut_texts, sound_count, texts_are
+from tieredstore.codec.java import encode_utf8
 from tieredstore.codec.queue_unit import QueueUnit, is_extension_address
 from tieredstore.codec.record import (
     INNER_BATCH,
-    TAGS,
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     decode_properties,
@@ -23,7 +23,6 @@ from tieredstore.codec.record import (
     peek_store_timestamp,
     peek_sys_flag,
     peek_topic,
-    tags_code,
 )
 from tieredstore.local.commit_log import CommitLog, LogScan
 from tieredstore.local.config import SCHEDULE_TOPIC, DelayLevels
@@ -40,8 +39,6 @@ log = log_of(__name__)
 NOTED_MAX: Final = 1_000  # damages that are remembered for health
 SEARCHED_BYTES_MAX: Final = 16 << 20  # of the log, for one unit
 _NEIGHBOURS_MAX: Final = 64
-_TAGS: Final = b"TAGS\x01"
-_SEPARATOR: Final = b"\x02"
 
 
 class UnitTruth:
@@ -85,34 +82,23 @@ class UnitTruth:
                 if self.misfit(key, first_offset + row, codes[row], columns.record(row)):
                     return row
             return count
-        topic = np.frombuffer(key.topic.encode("utf-8"), np.uint8)
         ok = columns.queue_ids == key.queue_id
         ok &= columns.queue_offsets == np.arange(first_offset, first_offset + count)
-        ok &= columns.topic_bytes == len(topic)
+        ok &= texts_are(
+            columns.data, columns.topic_starts, columns.topic_bytes, encode_utf8(key.topic)
+        )
         count = sound_count(ok)
-        data = np.frombuffer(columns.data, np.uint8)
-        texts = data[columns.topic_starts[:count, None] + np.arange(len(topic))]
-        count = sound_count((texts == topic).all(axis=1))
         return self._right_codes(tags_codes[:count], columns)
 
     def _right_codes(self, tags_codes: NDArray[np.int64], columns: RecordColumns) -> int:
-        """How many rows carry the tags that their code says: one look for each different text."""
-        known: dict[bytes, int] = {}
-        data = columns.data
-        starts = columns.property_starts
-        ends = (starts + columns.property_bytes).tolist()
-        for row, (start, code) in enumerate(
-            zip(starts.tolist(), tags_codes.tolist(), strict=False)
-        ):
-            if is_extension_address(code):
-                continue
-            text = _raw_tags(bytes(data[start : ends[row]]))
-            right = known.get(text)
-            if right is None:
-                right = known[text] = tags_code(decode_properties(text).get(TAGS))
-            if code != right and code != tags_code(columns.properties(row).get(TAGS)):
-                return row
-        return len(tags_codes)
+        """How many rows carry the tags that their code says, up to one that does not."""
+        count = len(tags_codes)
+        starts, sizes = columns.property_starts[:count], columns.property_bytes[:count]
+        texts = cut_texts(columns.data, starts, sizes)
+        wrong = np.flatnonzero(Properties.of_texts(texts).tags_codes() != tags_codes)
+        return next(
+            (row for row in wrong.tolist() if not is_extension_address(int(tags_codes[row]))), count
+        )
 
     def tags_code(self, record: bytes) -> int:
         """What a queue stores beside this record."""
@@ -209,15 +195,6 @@ class UnitTruth:
         properties = decode_properties(peek_property_bytes(record))
         at = self._log.max_offset  # the bound of numbers: this one says nothing of the place
         return light_places(peek_topic(record), properties, log_offset=at)
-
-
-def _raw_tags(properties: bytes) -> bytes:
-    """The first property that looks like the tags, as it is written; empty without one."""
-    at = properties.find(_TAGS)
-    if at < 0:
-        return b""
-    end = properties.find(_SEPARATOR, at)
-    return properties[at:] if end < 0 else properties[at:end]
 
 
 def _rows_that_may_be(columns: RecordColumns, key: QueueKey, offset: int) -> list[int]:
