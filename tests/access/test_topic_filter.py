@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tieredstore.access.admission import TopicFilter, is_system_topic
+from tieredstore.access.admission import TopicFilter
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.topics import is_system_topic
 
 CONFIG = StoreConfig(broker_name="broker-a", cluster_name="cluster-b")
 

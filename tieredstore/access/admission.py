@@ -9,6 +9,7 @@ from typing import Final
 
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import DispatchRequest
+from tieredstore.model.topics import LIGHT_QUEUE_PREFIX, is_system_topic
 from tieredstore.model.values import QueueKey
 
 
@@ -242,29 +243,6 @@ class UploadBudget:
             self._uploads -= 1
 
 
-SYSTEM_TOPICS: Final = frozenset(
-    {
-        "TBW102",
-        "SCHEDULE_TOPIC_XXXX",
-        "BenchmarkTest",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRACE_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-        "CHECKPOINT_TOPIC",
-    }
-)
-# "rmq_sys_" covers "rmq_sys_REVIVE_LOG_" too, which RocketMQ asks for by itself.
-REJECTED_PREFIXES: Final = ("rmq_sys_", "%LMQ%")
-
-
-def is_system_topic(topic: str) -> bool:
-    """Whether RocketMQ made the topic for itself."""
-    return topic in SYSTEM_TOPICS or topic.startswith("rmq_sys_")
-
-
 class TopicFilter:
     """Says of a topic whether it stays out: system topics, the cluster's and the broker's own,
     light queues, blank names, and what was rejected since the start.
@@ -283,8 +261,8 @@ class TopicFilter:
     def rejects(self, topic: str) -> bool:
         return (
             not topic.strip()
-            or topic in SYSTEM_TOPICS
+            or is_system_topic(topic)
             or topic in self._own
-            or topic.startswith(REJECTED_PREFIXES)
+            or topic.startswith(LIGHT_QUEUE_PREFIX)
             or topic in self._rejected
         )

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Final, Self
 
-from tieredstore.access.admission import TopicFilter, is_system_topic
+from tieredstore.access.admission import TopicFilter
 from tieredstore.access.answers import MergedReads, MessageReads, ReadDecision
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.gauges import TierGauges, health_of
@@ -43,6 +43,7 @@ from tieredstore.model.messages import (
     SelectedMessage,
 )
 from tieredstore.model.printable import log_of
+from tieredstore.model.topics import LIGHT_QUEUE_PREFIX, is_system_topic
 from tieredstore.model.values import (
     INT64_MAX,
     Boundary,
@@ -55,7 +56,6 @@ from tieredstore.model.values import (
 log = log_of(__name__)
 
 FLUSH_SECONDS: Final = 60.0
-LIGHT_QUEUE_PREFIX: Final = "%LMQ%"
 
 
 class TieredMessageStore:

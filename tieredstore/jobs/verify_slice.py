@@ -52,6 +52,7 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
     TieredStoreError,
 )
+from tieredstore.model.topics import SCHEDULE_TOPIC
 from tieredstore.model.values import INT32_MAX, QueueKey, SegmentRecord, SegmentType
 
 
@@ -159,8 +160,6 @@ class SegmentBytes:
 
 
 BYTES_AT_ONCE: Final = 8 * 1024 * 1024
-DELAYED: Final = "SCHEDULE_TOPIC_XXXX"
-"""Its tags codes are delivery times."""
 
 _CODA_HEAD: Final = np.uint64(CODA_BYTES << 32 | BLANK_MAGIC)
 _PLACES_FROM: Final = -(2**63)
@@ -235,7 +234,7 @@ def check_records(key: QueueKey, named: Named, data: bytes, start: int, tell: Te
         lambda row: f"its record says that it lies at byte {places[row]}",
     )
     _check_bodies(fields, untold, check)
-    if key.topic != DELAYED:
+    if key.topic != SCHEDULE_TOPIC:
         _check_tags(fields, named, untold, check)
     return Checked(fields=fields, whole=whole, ends=starts + start + named.sizes)
 

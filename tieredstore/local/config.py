@@ -14,9 +14,9 @@ from tieredstore.codec.record import DELAY_LEVEL, TAGS, tags_code
 from tieredstore.model.config import GIB, KIB, MIB, default_store_path
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.settings import Settings, computed, setting
+from tieredstore.model.topics import SCHEDULE_TOPIC
 from tieredstore.model.values import INT32_MAX
 
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 DELAY_MS_MAX: Final = 100 * 365 * 86_400_000  # a delivery time has to fit its 8 bytes
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DIGITS_MAX: Final = 18

@@ -41,15 +41,14 @@ from tieredstore.local.dispatch import Dispatch, DispatchRun
 from tieredstore.local.record_scan import Damage
 from tieredstore.model.errors import PositionMismatchError
 from tieredstore.model.printable import log_of
+from tieredstore.model.topics import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC
 from tieredstore.model.values import QueueKey
 
 log = log_of(__name__)
 
-LIGHT_PREFIX: Final = "%LMQ%"
 LIGHT_QUEUE_ID: Final = 0
 
 _NEVER_LIGHT: Final = ("%RETRY%", "rmq_sys_")
-_DELAYED: Final = "SCHEDULE_TOPIC_XXXX"
 _OFFSET_DIGITS_MAX: Final = 18
 
 
@@ -63,14 +62,14 @@ def light_places(
     """
     names = properties.get(LIGHT_QUEUES, "").split(",")
     offsets = properties.get(LIGHT_OFFSETS, "").split(",")
-    if len(names) != len(offsets) or topic.startswith(_NEVER_LIGHT) or topic == _DELAYED:
+    if len(names) != len(offsets) or topic.startswith(_NEVER_LIGHT) or topic == SCHEDULE_TOPIC:
         return []
     places: dict[str, int] = {}
     for name, text in zip(names, offsets, strict=True):
         offset = _queue_offset(text)
         if offset is None or offset * RECORD_BYTES_MIN > log_offset:
             continue
-        if name.startswith(LIGHT_PREFIX) and is_topic(name):
+        if name.startswith(LIGHT_QUEUE_PREFIX) and is_topic(name):
             places.setdefault(name, offset)
     return list(places.items())
 

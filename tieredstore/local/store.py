@@ -59,6 +59,7 @@ from tieredstore.model.messages import (
     SelectedMessage,
 )
 from tieredstore.model.printable import log_of
+from tieredstore.model.topics import LIGHT_QUEUE_PREFIX, is_system_topic
 from tieredstore.model.values import (
     INT64_MAX,
     Boundary,
@@ -179,10 +180,8 @@ class StoreParts:
         `final` flush nobody puts: then everything is dispatched first, and the table is complete.
         """
         try:
-            with self.flushing:
+            with refused_by_system(str(self.files.root), "flush"), self.flushing:
                 self._flush(final=final)
-        except OSError as error:
-            raise BackendRefusedError(str(self.files.root), "flush", str(error)) from error
         finally:
             self.dispatch.telling.tell()
 
@@ -470,22 +469,6 @@ def _earliest_time(commit_log: CommitLog) -> int | None:
     return None
 
 
-SYSTEM_TOPICS = frozenset(
-    {
-        "TBW102",
-        "SCHEDULE_TOPIC_XXXX",
-        "BenchmarkTest",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRACE_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-        "CHECKPOINT_TOPIC",
-    }
-)
-
-
 class LocalMessageStore(StoreReads):
     """A message store in one directory, which RocketMQ's own store can open when it is shut down.
 
@@ -665,11 +648,8 @@ class LocalMessageStore(StoreReads):
             if self._parts is not parts:
                 raise StoreClosedError("the store is closed")
             queue_offsets, taken = self._offsets(batch)
-            try:
+            with refused_by_system(str(parts.files.commit_log), "append"):
                 appended = parts.log.append(batch, queue_offsets)
-            except OSError as error:
-                path = str(parts.files.commit_log)
-                raise BackendRefusedError(path, "append", str(error)) from error
             self._next_offsets.update(taken)
             parts.dispatch.submit(batch, queue_offsets, appended)
         status = PutStatus.PUT_OK
@@ -747,10 +727,12 @@ class LocalMessageStore(StoreReads):
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
         retained = list(retained)
         require_text("topic", *retained)
-        kept = set(retained) | SYSTEM_TOPICS
-        topics = {key.topic for key in self.queues()}
-        unused = {topic for topic in topics - kept if not topic.startswith(("rmq_sys_", "%LMQ%"))}
-        return self.delete_topics(unused)
+        unused = {key.topic for key in self.queues()}.difference(retained)
+        return self.delete_topics(
+            topic
+            for topic in unused
+            if not is_system_topic(topic) and not topic.startswith(LIGHT_QUEUE_PREFIX)
+        )
 
     def _refusals(self, operation: str) -> AbstractContextManager[None]:
         return refused_by_system(self._config.store_path, operation)

@@ -25,13 +25,14 @@ from tieredstore.codec.record import (
     peek_topic,
 )
 from tieredstore.local.commit_log import CommitLog, LogScan
-from tieredstore.local.config import SCHEDULE_TOPIC, DelayLevels
+from tieredstore.local.config import DelayLevels
 from tieredstore.local.consume_queue import ConsumeQueue
 from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.record_scan import Damage
-from tieredstore.local.redispatch import LIGHT_PREFIX, LIGHT_QUEUE_ID, light_places
+from tieredstore.local.redispatch import LIGHT_QUEUE_ID, light_places
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError, SegmentError
 from tieredstore.model.printable import log_of
+from tieredstore.model.topics import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC
 from tieredstore.model.values import QueueKey
 
 log = log_of(__name__)
@@ -58,7 +59,7 @@ class UnitTruth:
         topic = peek_topic(record)
         place = topic, peek_queue_id(record), peek_queue_offset(record)
         if place != (*key, offset):
-            if not key.topic.startswith(LIGHT_PREFIX) or key.queue_id != LIGHT_QUEUE_ID:
+            if not key.topic.startswith(LIGHT_QUEUE_PREFIX) or key.queue_id != LIGHT_QUEUE_ID:
                 return f"the record at its place is message {place[2]} of {topic}/{place[1]}"
             if (key.topic, offset) not in self._light_places(record):
                 return f"the record at its place is of {topic}/{place[1]}, not in this light queue"
@@ -76,7 +77,7 @@ class UnitTruth:
     ) -> int:
         """How many of these sound records are what their units stand for, up to one that is not."""
         count = len(columns)
-        if key.topic.startswith(LIGHT_PREFIX) or key.topic == SCHEDULE_TOPIC:
+        if key.topic.startswith(LIGHT_QUEUE_PREFIX) or key.topic == SCHEDULE_TOPIC:
             codes = tags_codes.tolist()
             for row in range(count):
                 if self.misfit(key, first_offset + row, codes[row], columns.record(row)):
@@ -198,7 +199,7 @@ class UnitTruth:
 
 
 def _rows_that_may_be(columns: RecordColumns, key: QueueKey, offset: int) -> list[int]:
-    if key.topic.startswith(LIGHT_PREFIX):
+    if key.topic.startswith(LIGHT_QUEUE_PREFIX):
         return list(range(len(columns)))
     rows = np.flatnonzero((columns.queue_ids == key.queue_id) & (columns.queue_offsets == offset))
     found: list[int] = rows.tolist()

@@ -1,9 +1,26 @@
-"""What a topic may be called: one rule for the local store, the tier and every provider."""
+"""Topics: what one may be called, and which are RocketMQ's own, for all stores and providers."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
+
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"  # delayed messages: their tags codes are times
+SYSTEM_TOPICS: Final = frozenset(
+    {
+        "TBW102",
+        SCHEDULE_TOPIC,
+        "BenchmarkTest",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRACE_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "CHECKPOINT_TOPIC",
+    }
+)
+LIGHT_QUEUE_PREFIX: Final = "%LMQ%"
 
 NAME_BYTES_MAX: Final = 255  # of one part of a path, in every file system that matters
 
@@ -12,6 +29,11 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 # S3 lists keys as XML, which cannot hold the first of these, nor the last two; obstore refuses the
 # first. None of them is in a name that a broker of RocketMQ lets a topic have.
 _UNLISTED: Final = re.compile("[\x01-\x1f\x7f-\x9f\ufffe\uffff]")
+
+
+def is_system_topic(topic: str) -> bool:
+    """Whether RocketMQ made the topic for itself: `rmq_sys_REVIVE_LOG_` is one of those too."""
+    return topic in SYSTEM_TOPICS or topic.startswith("rmq_sys_")
 
 
 def why_no_topic(name: object) -> str | None:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.codec.record import encode_properties, split_keys, tags_code
-from tieredstore.local.config import SCHEDULE_TOPIC, DelayLevels, LocalConfig
+from tieredstore.local.config import DelayLevels, LocalConfig
 from tieredstore.local.encoder import PutRefusedError, RecordBatch, RecordEncoder
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.messages import Message
+from tieredstore.model.topics import SCHEDULE_TOPIC
 from tieredstore.model.values import Host, PutStatus
 from tieredstore.testing.samples import a_message, int64s, java_texts, messages
 
