@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.store import LocalMessageStore, StoreParts
+from tieredstore.local.store import LocalMessageStore, LocalStore
 from tieredstore.model.messages import PutResult
 from tieredstore.model.values import GetStatus, QueueKey
 
@@ -80,7 +80,7 @@ def takes_what_java_writes(store: LocalMessageStore) -> LocalMessageStore:
     return store
 
 
-def parts_of(store: LocalMessageStore) -> StoreParts:
+def parts_of(store: LocalMessageStore) -> LocalStore:
     parts = store._parts
     assert parts is not None
     return parts
@@ -156,7 +156,7 @@ def check_agreement(store: LocalMessageStore) -> int:
     return count
 
 
-def check_index(parts: StoreParts) -> None:
+def check_index(parts: LocalStore) -> None:
     """No item is there twice, and none is missing; the keys of what is damaged may be parted."""
     assert parts.index is not None
     items = [

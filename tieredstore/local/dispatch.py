@@ -1,6 +1,4 @@
-"""From the log into queues and index, in order (Java's reput), and then to registered
-listeners.
-"""
+"""Dispatch of what was put: into queues and index in log order, then to registered dispatchers."""
 
 from __future__ import annotations
 
@@ -22,65 +20,65 @@ from tieredstore.model.printable import log_of
 
 log = log_of(__name__)
 
-UNTOLD_MAX: Final = 64
+PENDING_MAX: Final = 64
 WAIT_SECONDS: Final = 1.0
 END_WAIT_SECONDS: Final = 30.0
 
 Batch = Callable[[], Sequence[DispatchRequest]]
 
 
-class Telling:
-    """Batches on their way to the dispatchers of others.
+class Notifier:
+    """Notifies registered dispatchers of messages, a batch at a time.
 
-    * One thread at a time tells. Who comes meanwhile leaves its batch to that thread and goes on.
-      So a dispatcher may put, read and delete in the store that calls it, and wait for threads
-      that do: what it puts is told after what it is being told now.
+    * One thread at a time notifies. A thread that comes meanwhile leaves its batch to that one and
+      goes on. So a dispatcher may put, read and delete in the store that calls it, and wait for
+      threads that do: the messages it puts come after the batch it is given now.
     * A dispatcher that fails is logged and stops nothing.
     * Dispatchers that are slower than puts slow these down: see `keep_pace`.
     """
 
     def __init__(self) -> None:
         self._dispatchers: list[Dispatcher] = []
-        self._untold: deque[Batch] = deque()
+        self._pending: deque[Batch] = deque()
         self._turn = threading.Lock()
-        self._teller = 0  # the thread that has the turn
+        self._thread = 0  # that has the turn
 
     def add_dispatcher(self, dispatcher: Dispatcher) -> None:
         self._dispatchers.append(dispatcher)
 
     def add(self, batch: Batch) -> None:
-        """A batch, in log order: the caller holds the lock that orders them, and tells later."""
+        """In log order: the caller holds the lock that orders batches, and notifies later."""
         if self._dispatchers:
-            self._untold.append(batch)
+            self._pending.append(batch)
 
-    def tell(self) -> None:
-        """Tell all that waits, unless somebody is at it: then it is told there."""
-        # Looked at again after each turn: what came at its very end was left to it in vain.
-        while self._untold and self._turn.acquire(blocking=False):
-            self._tell_all()
+    def notify(self) -> None:
+        """Pass on all pending batches, unless another thread is at it: then that one does."""
+        # Checked again after each turn: a batch that came at its very end was left to it in vain.
+        while self._pending and self._turn.acquire(blocking=False):
+            self._notify_all()
 
     def keep_pace(self) -> None:
-        """Wait while too much is untold: for a while only, the dispatchers may need this thread."""
-        if len(self._untold) > UNTOLD_MAX:
+        """Wait while too much is pending: for a while only, as dispatchers may need this thread."""
+        if len(self._pending) > PENDING_MAX:
             self._wait(WAIT_SECONDS)
 
     def finish(self) -> bool:
-        """Wait until all is told; whether it is. Within a dispatcher it cannot be."""
+        """Wait until nothing is pending; whether that is so. Within a dispatcher it cannot be."""
         self._wait(END_WAIT_SECONDS)
-        return not self._untold and not self._teller
+        return not self._pending and not self._thread
 
     def _wait(self, seconds: float) -> None:
-        if self._teller != threading.get_ident() and self._turn.acquire(timeout=seconds):
-            self._tell_all()
+        if self._thread != threading.get_ident() and self._turn.acquire(timeout=seconds):
+            self._notify_all()
 
-    def _tell_all(self) -> None:
-        """The caller took the turn; it is given back."""
-        self._teller = threading.get_ident()
+    def _notify_all(self) -> None:
+        """The caller took the turn; this gives it back."""
+        self._thread = threading.get_ident()
         try:
-            while self._untold:
-                self._hand_on(self._untold.popleft()())
+            while self._pending:
+                self._hand_on(self._pending.popleft()())
         finally:
-            self._teller = 0
+            self._thread = 0
             self._turn.release()
 
     def _hand_on(self, requests: Sequence[DispatchRequest]) -> None:
@@ -145,7 +143,7 @@ class DispatchRun:
         )
 
     def requests(self) -> list[DispatchRequest]:
-        """What other dispatchers are told: the messages that consumers can see."""
+        """The messages that consumers can see, as registered dispatchers get them."""
         return [
             DispatchRequest(
                 topic=self.topics[row],
@@ -189,14 +187,14 @@ class DispatchRun:
 class Dispatch:
     """Brings what was put into queues and index, in log order, a batch at a time.
 
-    * One batch at a time, by whoever comes: the put that fills one, a reader that wants to see
-      what was put before, or the store's own service.
+    * One batch at a time, in any thread: that of the put that fills one, of a reader that must see
+      earlier puts, or of the store's own service.
     * Nothing beyond `limit()` is dispatched: with sync flush a message is invisible until it is
       on disk.
     * A batch whose queues or index fail stays and is tried again, and blocks what is behind it:
       repeating it is harmless, leaving it out is not. No put fails for it: its messages are in
       the log. But while that goes on and `behind_max` messages wait, `is_stuck`.
-    * Dispatchers of others are told afterwards, and under no lock: see `telling`.
+    * Registered dispatchers are notified afterwards, and under no lock: see `notifier`.
     """
 
     def __init__(
@@ -213,7 +211,7 @@ class Dispatch:
         self._limit = limit
         self._count_max = count_max
         self._behind_max = behind_max
-        self.telling = Telling()
+        self.notifier = Notifier()
         self.failure = ""  # why the last try failed; empty if it did not
         self._waiting: deque[tuple[RecordBatch, list[int], AppendedRun]] = deque()
         self._waiting_count = 0
@@ -251,17 +249,17 @@ class Dispatch:
         with self._waiting_guard:
             return self._waiting[0][2].log_offsets[0] if self._waiting else None
 
-    def drain(self, *, tell: bool = True) -> None:
+    def drain(self, *, notify: bool = True) -> None:
         """Dispatch all that waits and may be seen. What another thread has begun is waited for.
 
-        Who holds a lock does not `tell`, but lets `telling` do so afterwards.
+        A caller that holds a lock does not `notify`; it calls `notifier` afterwards.
         """
         try:
             if self._waiting:
                 self._drain()
         finally:
-            if tell:
-                self.telling.tell()
+            if notify:
+                self.notifier.notify()
 
     def try_drain(self) -> bool:
         """The same for a put, whose messages are stored whatever comes of it: whether it worked."""
@@ -338,4 +336,4 @@ class Dispatch:
                 self._waiting.popleft()
             self._waiting_count -= len(run)
         self._done += self._taken
-        self.telling.add(run.requests)
+        self.notifier.add(run.requests)

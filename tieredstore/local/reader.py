@@ -25,7 +25,7 @@ from tieredstore.local.recovery import (
     missing_files,
     settled_end,
 )
-from tieredstore.local.store import StoreParts, StoreReads
+from tieredstore.local.store import LocalStore, StoreReads
 from tieredstore.local.unit_truth import UnitTruth
 from tieredstore.model.errors import SegmentError, SegmentNotFoundError, refused_by_system
 from tieredstore.model.messages import QueryResult
@@ -106,7 +106,7 @@ class LocalReader(StoreReads):
                     if attempt == _OPEN_TRIES:
                         raise
 
-    def _opened(self) -> StoreParts:
+    def _opened(self) -> LocalStore:
         check_sizes(self.files, self._config, write=False)
         config, open_files = self._config, MappedFiles(read_only=True)
         log = CommitLog(config, self._runtime, open_files)
@@ -119,7 +119,7 @@ class LocalReader(StoreReads):
         queues.correct_min_offsets(log.min_offset or 0)
         index.open()
         # What else a store has only writes: it stays as it was built, with nothing to do.
-        built = StoreParts.of(config, self._runtime)
+        built = LocalStore.of(config, self._runtime)
         truth = UnitTruth(log, queues, built.delays)
         parts = replace(
             built,

@@ -74,8 +74,8 @@ log = log_of(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class StoreParts:
-    """Log, queues, index and those who serve them. `of` touches no file."""
+class LocalStore:
+    """Log, queues and index, and what serves them. `of` touches no file."""
 
     process: OneProcess  # the only one that may use them
     config: LocalConfig
@@ -95,7 +95,7 @@ class StoreParts:
     flushing: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
-    def of(cls, config: LocalConfig, runtime: Runtime) -> StoreParts:
+    def of(cls, config: LocalConfig, runtime: Runtime) -> LocalStore:
         files = StoreFiles(config.root)
         open_files = MappedFiles()
         log = CommitLog(config, runtime, open_files)
@@ -183,12 +183,12 @@ class StoreParts:
             with refused_by_system(str(self.files.root), "flush"), self.flushing:
                 self._flush(final=final)
         finally:
-            self.dispatch.telling.tell()
+            self.dispatch.notifier.notify()
 
     def _flush(self, *, final: bool) -> None:
         if final:
             self.flusher.flush()
-            self.dispatch.drain(tell=False)
+            self.dispatch.drain(notify=False)
         files = self.log.queue.files
         moment = (files[0].start_offset, files[-1].start_offset) if files else (0, 0)
         ends = None
@@ -198,7 +198,7 @@ class StoreParts:
         self.flusher.flush()
         self.checkpoint.advance(log_timestamp=time)
         self.checkpoint.confirm(confirmed_offset=self.log.flushed_offset)
-        self.dispatch.drain(tell=False)
+        self.dispatch.drain(notify=False)
         time = self.dispatch.last_store_timestamp
         self.queues.flush()
         self.checkpoint.advance(queue_timestamp=time)
@@ -213,7 +213,7 @@ class StoreParts:
     def delete_topics(self, topics: Iterable[str]) -> list[QueueKey]:
         """Delete all queues of these topics, for good; which those were. Nobody puts meanwhile."""
         self.flusher.flush()  # with sync flush what is not on disk would be dispatched later on
-        self.dispatch.drain(tell=False)
+        self.dispatch.drain(notify=False)
         known = {key.topic for key in self.queues.queues()}
         topics = known & set(topics)
         if not topics:
@@ -274,7 +274,7 @@ class StoreReads:
 
     def __init__(self, config: LocalConfig) -> None:
         self._config = config
-        self._parts: StoreParts | None = None
+        self._parts: LocalStore | None = None
 
     def get_message(
         self,
@@ -423,7 +423,7 @@ class StoreReads:
     def queues(self) -> Iterable[QueueKey]:
         return self._up_to_date().queues.queues()
 
-    def _up_to_date(self) -> StoreParts:
+    def _up_to_date(self) -> LocalStore:
         """The parts, after every put that returned before has been dispatched.
 
         Where that fails, a full disk say, reads go on with what was dispatched. The service tries
@@ -436,7 +436,7 @@ class StoreReads:
             log.debug("reads go on, but nothing new is dispatched: %s", error)
         return parts
 
-    def _loaded(self) -> StoreParts:
+    def _loaded(self) -> LocalStore:
         parts = self._parts
         if parts is None:
             raise StoreClosedError("the store is not loaded")
@@ -449,7 +449,7 @@ class StoreReads:
             self._parts.process.require()
 
 
-def _unit(parts: StoreParts, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
+def _unit(parts: LocalStore, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
     queue = parts.queues.queue(topic, queue_id)
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
         return None
@@ -511,7 +511,7 @@ class LocalMessageStore(StoreReads):
         with self._life_guard, self._refusals("open"):
             if self._parts is not None:
                 return
-            parts = StoreParts.of(self._config, self._runtime)
+            parts = LocalStore.of(self._config, self._runtime)
             lock = parts.files.acquire_lock()
             if lock is None:
                 raise BackendRefusedError(
@@ -527,7 +527,7 @@ class LocalMessageStore(StoreReads):
             self._encoder = BatchEncoder(self._config, batch_topics=topics)
             self._next_offsets = dict(parts.queues.next_offsets().items())
             for dispatcher in self._dispatchers:
-                parts.dispatch.telling.add_dispatcher(dispatcher)
+                parts.dispatch.notifier.add_dispatcher(dispatcher)
             for guard in self._guards:
                 parts.retention.add_guard(guard)
             self._parts = parts
@@ -547,7 +547,7 @@ class LocalMessageStore(StoreReads):
                 raise
             self._started = True
 
-    def _start_services(self, parts: StoreParts) -> None:
+    def _start_services(self, parts: LocalStore) -> None:
         parts.log.start()
         parts.flusher.start()
         config, service = self._config, self._runtime.service
@@ -561,10 +561,10 @@ class LocalMessageStore(StoreReads):
         for name, step, interval_ms in chores:
             self._services.append(service(name, step, interval_ms=interval_ms))
 
-    def _stop_services(self, parts: StoreParts) -> None:
+    def _stop_services(self, parts: LocalStore) -> None:
         services, self._services = self._services, []
-        for each in services:
-            each.stop()
+        for running in services:
+            running.stop()
         parts.flusher.stop()
 
     def shutdown(self) -> None:
@@ -575,7 +575,7 @@ class LocalMessageStore(StoreReads):
             parts = self._parts
             if parts is None:
                 return
-            with self._put_guard:  # who puts now is told that the store is closed
+            with self._put_guard:  # a put that comes now is refused: the store is closed
                 self._parts = None
             was_started, self._started = self._started, False
             lock, self._lock = self._lock, None
@@ -586,16 +586,16 @@ class LocalMessageStore(StoreReads):
             finally:
                 self._let_go(parts, lock)
 
-    def _end(self, parts: StoreParts) -> None:
+    def _end(self, parts: LocalStore) -> None:
         try:
             parts.flush(final=True)
-            parts.dispatch.telling.finish()
+            parts.dispatch.notifier.finish()
             if parts.dispatch.behind_count == 0:
                 parts.files.remove_abort()
         except Exception:
             log.exception("%s: not ended cleanly, the next load recovers", self._config.store_path)
 
-    def _let_go(self, parts: StoreParts, lock: FileLock | None) -> None:
+    def _let_go(self, parts: LocalStore, lock: FileLock | None) -> None:
         try:
             parts.close()
         except Exception:
@@ -609,7 +609,7 @@ class LocalMessageStore(StoreReads):
         self._refuse_a_fork()
         with self._life_guard, self._refusals("destroy"):
             self.shutdown()
-            parts = StoreParts.of(self._config, self._runtime)
+            parts = LocalStore.of(self._config, self._runtime)
             lock = parts.files.acquire_lock()
             if lock is None:
                 raise BackendRefusedError(
@@ -659,10 +659,10 @@ class LocalMessageStore(StoreReads):
                 status = PutStatus.FLUSH_DISK_TIMEOUT
         if parts.dispatch.is_due or not self._config.dispatch_interval_ms:
             parts.dispatch.try_drain()
-            parts.dispatch.telling.keep_pace()
+            parts.dispatch.notifier.keep_pace()
         return PutResults(messages, refused, queue_offsets, appended, status)
 
-    def _why_not_now(self, parts: StoreParts) -> str:
+    def _why_not_now(self, parts: LocalStore) -> str:
         """What keeps the store from taking any put; empty if nothing does."""
         config = self._config
         if parts.retention.disk_is_full and not config.delete_before_offload:
@@ -703,7 +703,7 @@ class LocalMessageStore(StoreReads):
     def add_dispatcher(self, dispatcher: Dispatcher) -> None:
         self._dispatchers.append(dispatcher)
         if self._parts is not None:
-            self._parts.dispatch.telling.add_dispatcher(dispatcher)
+            self._parts.dispatch.notifier.add_dispatcher(dispatcher)
 
     def add_retention_guard(self, guard: RetentionGuard) -> None:
         self._guards.append(guard)
@@ -721,7 +721,7 @@ class LocalMessageStore(StoreReads):
                 for key in gone:
                     self._next_offsets.pop(key, None)
         finally:
-            parts.dispatch.telling.tell()
+            parts.dispatch.notifier.notify()
         return len({key.topic for key in gone})
 
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
@@ -737,7 +737,7 @@ class LocalMessageStore(StoreReads):
     def _refusals(self, operation: str) -> AbstractContextManager[None]:
         return refused_by_system(self._config.store_path, operation)
 
-    def _running(self) -> StoreParts:
+    def _running(self) -> LocalStore:
         parts = self._loaded()
         if not self._started:
             raise StoreClosedError("the store is not started")

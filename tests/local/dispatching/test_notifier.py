@@ -11,7 +11,7 @@ import pytest
 from tests.local.store_audit import a_config, opened
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local import dispatch
-from tieredstore.local.dispatch import Telling
+from tieredstore.local.dispatch import Notifier
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.messages import DispatchRequest
 from tieredstore.testing.samples import TOPIC, a_message
@@ -142,7 +142,7 @@ def test_a_dispatcher_may_wait_for_another_thread_that_puts(
     store.shutdown()
 
 
-def test_everything_is_told_before_the_end(tmp_path: Path, runtime: Runtime) -> None:
+def test_dispatchers_get_everything_before_the_end(tmp_path: Path, runtime: Runtime) -> None:
     store = a_store(tmp_path, runtime)
     begun, go_on = threading.Event(), threading.Event()
     seen: list[int] = []
@@ -163,10 +163,10 @@ def test_everything_is_told_before_the_end(tmp_path: Path, runtime: Runtime) -> 
     first.result(SECONDS)
 
 
-def test_each_batch_is_told_once_and_in_order_whoever_tells(runtime: Runtime) -> None:
-    tells = Telling()
+def test_each_batch_is_passed_on_once_and_in_order_in_any_thread(runtime: Runtime) -> None:
+    notifier = Notifier()
     seen: list[int] = []
-    tells.add_dispatcher(lambda requests: seen.extend(one.log_offset for one in requests))
+    notifier.add_dispatcher(lambda requests: seen.extend(one.log_offset for one in requests))
     order = threading.Lock()
     given = iter(range(4_000))
 
@@ -174,13 +174,13 @@ def test_each_batch_is_told_once_and_in_order_whoever_tells(runtime: Runtime) ->
         for _ in range(1_000):
             with order:
                 number = next(given)
-                tells.add(lambda number=number: [request(number)])  # type: ignore[misc]
-            tells.tell()
-            tells.keep_pace()
+                notifier.add(lambda number=number: [request(number)])  # type: ignore[misc]
+            notifier.notify()
+            notifier.keep_pace()
 
     for future in [runtime.dispatch.submit(work) for _ in range(4)]:
         future.result(SECONDS)
-    assert tells.finish()
+    assert notifier.finish()
     assert seen == list(range(4_000))
 
 
@@ -188,7 +188,7 @@ def test_who_puts_waits_for_a_dispatcher_that_is_far_behind(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "WAIT_SECONDS", SECONDS)
-    tells = Telling()
+    notifier = Notifier()
     begun, go_on = threading.Event(), threading.Event()
     seen: list[int] = []
 
@@ -197,20 +197,20 @@ def test_who_puts_waits_for_a_dispatcher_that_is_far_behind(
         assert go_on.wait(SECONDS)
         seen.append(requests[0].log_offset)
 
-    tells.add_dispatcher(slow)
-    tells.add(lambda: [request(0)])
-    teller = runtime.dispatch.submit(tells.tell)
+    notifier.add_dispatcher(slow)
+    notifier.add(lambda: [request(0)])
+    notifying = runtime.dispatch.submit(notifier.notify)
     assert begun.wait(SECONDS)
-    for _ in range(dispatch.UNTOLD_MAX):
-        tells.add(lambda: [request(1)])
-        tells.keep_pace()
-    tells.add(lambda: [request(2)])
-    waiting = runtime.dispatch.submit(tells.keep_pace)
+    for _ in range(dispatch.PENDING_MAX):
+        notifier.add(lambda: [request(1)])
+        notifier.keep_pace()
+    notifier.add(lambda: [request(2)])
+    waiting = runtime.dispatch.submit(notifier.keep_pace)
     assert not waiting.done()
     go_on.set()
     waiting.result(SECONDS)
-    teller.result(SECONDS)
-    assert (len(seen), seen[-1]) == (dispatch.UNTOLD_MAX + 2, 2)
+    notifying.result(SECONDS)
+    assert (len(seen), seen[-1]) == (dispatch.PENDING_MAX + 2, 2)
 
 
 def test_a_dispatcher_that_is_waited_for_too_long_is_left_behind(
@@ -218,21 +218,21 @@ def test_a_dispatcher_that_is_waited_for_too_long_is_left_behind(
 ) -> None:
     monkeypatch.setattr(dispatch, "WAIT_SECONDS", 0.001)
     monkeypatch.setattr(dispatch, "END_WAIT_SECONDS", 0.001)
-    tells = Telling()
+    notifier = Notifier()
     begun, go_on = threading.Event(), threading.Event()
 
     def stuck(_: object) -> None:
         begun.set()
         go_on.wait(SECONDS)
 
-    tells.add_dispatcher(stuck)
-    tells.add(lambda: [request(0)])
-    teller = runtime.dispatch.submit(tells.tell)
+    notifier.add_dispatcher(stuck)
+    notifier.add(lambda: [request(0)])
+    notifying = runtime.dispatch.submit(notifier.notify)
     assert begun.wait(SECONDS)
-    for _ in range(2 * dispatch.UNTOLD_MAX):
-        tells.add(lambda: [request(1)])
-        tells.keep_pace()
-    assert not tells.finish()
+    for _ in range(2 * dispatch.PENDING_MAX):
+        notifier.add(lambda: [request(1)])
+        notifier.keep_pace()
+    assert not notifier.finish()
     go_on.set()
-    teller.result(SECONDS)
-    assert tells.finish()
+    notifying.result(SECONDS)
+    assert notifier.finish()
