@@ -48,7 +48,7 @@ class Certificate:
         return f"{self.client} is not to be trusted: {named}"
 
     def to_json(self) -> str:
-        """For whoever keeps it."""
+        """The text that `from_json` reads."""
         rows = [[found.kind, not found.is_damage, found.detail] for found in self.findings]
         return json.dumps(
             {"client": self.client, "findings": rows, "elapsed_ms": self.elapsed_ms},
@@ -97,7 +97,7 @@ def certify(client: ObjectClient, *, page_keys: int = 1_001) -> Certificate:
         try:
             examination.run(page_keys)
         except TieredStoreError:
-            with suppress(TieredStoreError):  # the first failure is the one to be told
+            with suppress(TieredStoreError):  # the first failure is the one that counts
                 examination.clean_up()
             raise
         examination.clean_up()
@@ -240,7 +240,7 @@ class _Examination:
         doubtful = [
             place
             for place, error in enumerate(outcomes)
-            if isinstance(error, BackendUnavailableError)  # a 409: it was told to try again
+            if isinstance(error, BackendUnavailableError)  # a 409, which asks for another try
         ]
         for error in outcomes:
             if error is not None and not isinstance(

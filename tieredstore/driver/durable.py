@@ -112,7 +112,7 @@ def _opened_alone(path: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # whoever had the lock has given the file its own name
+        os.close(descriptor)  # the holder of the lock has given the file its own name
     raise BlockingIOError(errno.EAGAIN, "others are always quicker", str(path))
 
 
@@ -156,16 +156,13 @@ class FileLock:
             descriptor = os.open(real, os.O_RDWR | os.O_CREAT | NO_LINK, 0o666)
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-            except BlockingIOError:
-                os.close(descriptor)
-                return None
-            except PermissionError:  # what some systems say for "held by another"
+            except (BlockingIOError, PermissionError):  # held by another, on this or that system
                 os.close(descriptor)
                 return None
             except BaseException:
                 os.close(descriptor)
                 raise
-            if not _is_at(real, descriptor):  # who held it has removed the file
+            if not _is_at(real, descriptor):  # its last holder has removed the file
                 os.close(descriptor)
                 return None
             _held.add(real)

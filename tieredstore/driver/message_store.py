@@ -81,7 +81,7 @@ class MessageStore(Protocol):
       queues are absence.
     * Any thread may call anything at any time. What is returned does not change later.
     * A store that confirms late may also have `flush()`: make durable, and confirm, what was put
-      before. Whoever needs that looks for it; a store without one confirms in its own time.
+      before. Callers that need it look for it; a store without one confirms in its own time.
     * One that looks for damage may have `damages`: what it found since it was opened, each with
       `path`, `position`, `reason` and `mended`. Health shows them.
 
@@ -116,7 +116,7 @@ class MessageStore(Protocol):
           messages begin at `offset`, follow each other but for what the filter left out, and end
           before the first one that cannot be given now, because it has gone or is damaged.
           "Nowhere" is for the whole store to say: a tier and the store before it ask each other.
-        * What is not there in front of a page is told by a status without messages, whose
+        * Where `offset` itself is not there, the answer is a status without messages, and its
           `next_offset` is the first message that is there. Damage right at `offset` is raised.
         * A `count_max` of zero or less gives no messages and goes nowhere.
         """

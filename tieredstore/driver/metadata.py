@@ -212,7 +212,7 @@ class MetadataStore(ABC):
         return CatalogueUpkeep()
 
     def snapshot_bytes(self) -> bytes:
-        """RocketMQ's own JSON for all that is in here now; MetadataError from who cannot."""
+        """RocketMQ's own JSON for all that is in here now; MetadataError where a store cannot."""
         raise MetadataError(self.facts.place, "it cannot be written as RocketMQ's JSON")
 
     def contents(self) -> Sequence[Change]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
@@ -444,11 +444,10 @@ class MeasuredProvider(ProviderWrapper):
     def _record_pair(self, pair: WritePair, started: float, future: Future[None]) -> None:
         success = not future.cancelled() and future.exception() is None
         for write in (pair.log, pair.queue):
-            if write is not None:
-                for each in _measured([write.segment]):
-                    each.record_call("write", started, success=success)
-                    if success:
-                        each.record_upload(memoryview(write.data).nbytes)
+            if write is not None and isinstance(write.segment, MeasuredSegment):
+                write.segment.record_call("write", started, success=success)
+                if success:
+                    write.segment.record_upload(memoryview(write.data).nbytes)
 
     def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
         if not isinstance(segment, MeasuredSegment):
@@ -456,7 +455,3 @@ class MeasuredProvider(ProviderWrapper):
         size = segment.measured("write", super().create, segment, blocks)
         segment.record_upload(size)
         return size
-
-
-def _measured(segments: Iterable[FileSegment]) -> Iterator[MeasuredSegment]:
-    return (each for each in segments if isinstance(each, MeasuredSegment))

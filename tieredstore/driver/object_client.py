@@ -114,7 +114,7 @@ class ObjectClient(ABC):
 
     @property
     def capabilities(self) -> ObjectCapabilities:
-        """What the store does exactly, as far as its kind and the settings tell."""
+        """What the store does exactly, by its kind and its settings."""
         return ObjectCapabilities()
 
     def describe(self) -> str:
@@ -132,9 +132,9 @@ class ObjectClient(ABC):
     def get_ranges(self, ranges: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
         """Each range or its error, in order, side by side where the client can."""
         found: list[bytes | TieredStoreError] = []
-        for each in ranges:
+        for wanted in ranges:
             try:
-                found.append(self.get_range(each.key, each.start, each.length))
+                found.append(self.get_range(wanted.key, wanted.start, wanted.length))
             except TieredStoreError as error:
                 found.append(error)
         return found

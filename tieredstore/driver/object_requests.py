@@ -388,8 +388,8 @@ class CountedClient(ObjectClientWrapper):
 
     def get_ranges(self, ranges: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
         found = self.inner.get_ranges(ranges)
-        sizes = [len(each) for each in found if isinstance(each, bytes) and each]
-        failed = sum(isinstance(each, TieredStoreError) for each in found)
+        sizes = [len(answer) for answer in found if isinstance(answer, bytes) and answer]
+        failed = sum(isinstance(answer, TieredStoreError) for answer in found)
         self._count("get", success=True, requests=len(sizes))
         self._count("get", success=False, requests=failed)
         self._count_bytes("get", sum(sizes))

@@ -64,8 +64,8 @@ class SegmentProvider(ABC):
       that needs it: clients are made lazily, per process.
     * A failure of one read or pair never touches another.
     * `close` is idempotent, waits for nothing and leaves the segments it opened to their owners.
-    * One that tries its requests again itself says so in `retries_itself`, and is not wrapped in
-      what would try again; its own `write_many` is then used.
+    * A provider that repeats failed requests itself says so in `retries_itself`: it gets no wrapper
+      that retries, and its own `write_many` is used.
 
     Raises: what FileSegment raises; InvalidConfigError from `from_config`.
     """
@@ -133,7 +133,7 @@ class SegmentProvider(ABC):
         return ()
 
     def remove_leftovers(self, leftovers: Sequence[Leftover]) -> None:  # noqa: B027 - has none
-        """Delete what `leftovers` showed; for who holds the catalogue's lock."""
+        """Delete what `leftovers` showed. The caller holds the catalogue's lock."""
 
     def generations(self, broker: str) -> Generations | None:
         """Where this broker's catalogue is published; None where nobody could read it."""

@@ -68,7 +68,7 @@ class Retry:
 
         def attempt() -> T:
             nonlocal first
-            if first is not None:  # what the machinery is told as the outcome of attempt 1
+            if first is not None:  # the outcome of attempt 1
                 failure, first = first, None
                 raise failure
             return call(*args, **kwargs)
@@ -129,7 +129,7 @@ class RetryingSegment(SegmentWrapper):
 class RetryingProvider(ProviderWrapper):
     """A provider whose segments and listings are tried again.
 
-    A creation is not: its stream cannot be read twice. Whoever has the source starts over.
+    A creation is not: its stream cannot be read twice. The owner of the source starts over.
     """
 
     def __init__(self, inner: SegmentProvider, policy: RetryPolicy, runtime: Runtime) -> None:

@@ -249,7 +249,7 @@ class Runtime:
         """Repeat a step: after each interval, and at once when woken.
 
         An inline runtime has no thread to do that: there it runs when it is woken and only then,
-        and what it raises reaches whoever woke it.
+        and what it raises reaches the thread that woke it.
         """
         if isinstance(self.dispatch, InlinePool):
             return InlineService(step)
@@ -272,7 +272,7 @@ class Runtime:
 
     @classmethod
     def inline(cls, *, now_ms: int = 1_700_000_000_000, seed: int = 0) -> Runtime:
-        """One thread, one order, a clock that only moves when told: every run is the same."""
+        """One thread, one order, a clock that only a caller moves: every run is the same."""
         return cls(
             clock=ManualClock(now_ms),
             dispatch=InlinePool(),
@@ -298,7 +298,7 @@ def _run(
 ) -> Future[T]:
     try:
         future.set_result(call(*args, **kwargs))
-    except Exception as error:  # noqa: BLE001 - whoever asks the future gets it
+    except Exception as error:  # noqa: BLE001 - the future raises it
         future.set_exception(error)
     return future
 

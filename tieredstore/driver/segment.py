@@ -32,7 +32,7 @@ class FileSegment(ABC):
     * `size`, `read` and `path` may be called by any thread at any time, also while another
       writes; `write`, `seal` and `delete` come from one thread at a time.
     * A write is positioned, which makes a retry after an unknown outcome safe: the second attempt
-      lands, or is told the true end, and the writer sends only what is missing.
+      lands, or its error names the true end, and the writer sends only what is missing.
     * A crash in the middle of a write leaves a prefix of its bytes, possibly none; what `size`
       said before the crash is still there.
     * `close` releases what the handle holds, never data. After it everything else but `close`
@@ -139,7 +139,7 @@ def check_queue_path(path: str, base: int) -> None:
     """Refuse a name that would leave its place in the backend, or be another segment's.
 
     A queue path has exactly three parts, each the name of one directory, and the last one is a
-    plain number. Which topics may be new is told in `model.topics`.
+    plain number. `model.topics` says which topics may be new.
     """
     parts = path.split("/")
     if len(parts) != 3:

@@ -43,8 +43,8 @@ class ListedGeneration:
 class Generations(ABC):
     """Numbered objects of one broker: each is written once, whole, and never changed.
 
-    * Creating a number is a compare-and-swap: of those who try one wins. Whoever knows that n is
-      the newest and creates n + 1 has replaced n, and nobody else has.
+    * Creating a number is a compare-and-swap: one of several callers wins. A caller that knows n
+      as the newest and creates n + 1 has replaced n, and no other has.
     * Any thread may call anything. Nothing touches the backend before a call that needs it.
 
     Raises: BackendUnavailableError (of a creation the outcome is unknown), BackendRefusedError.
@@ -116,7 +116,7 @@ class Scratch(ABC):
     def put(self, name: str, blocks: Iterable[Buffer]) -> int:
         """An object from a stream, durable and whole on return; its size, at least one byte.
 
-        Whoever puts a name twice puts the same bytes twice: one of them stays.
+        Callers that put one name twice put the same bytes twice: one of them stays.
         """
 
     @abstractmethod
@@ -144,12 +144,13 @@ def staged_leftovers(prefix: str, scratch: Callable[[str], Scratch]) -> list[Lef
         return []
     found = scratch(prefix).listed()
     return [
-        Leftover(kind=LEFTOVER_KIND, name=each.name, size=each.size, id=prefix) for each in found
+        Leftover(kind=LEFTOVER_KIND, name=staged.name, size=staged.size, id=prefix)
+        for staged in found
     ]
 
 
 def remove_staged(leftovers: Sequence[Leftover], scratch: Callable[[str], Scratch]) -> None:
     """Those of them that were staged."""
-    for each in leftovers:
-        if each.kind == LEFTOVER_KIND:
-            scratch(each.id).delete([each.name])
+    for leftover in leftovers:
+        if leftover.kind == LEFTOVER_KIND:
+            scratch(leftover.id).delete([leftover.name])

@@ -46,7 +46,7 @@ from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, To
 
 
 def encode(change: Change) -> tuple[Change, bytes]:
-    """The change as whoever reads the journal will see it, and its JSON.
+    """The change as a reader of the journal will see it, and its JSON.
 
     The first shares nothing that the caller could still alter. Raises ValueError, naming the
     row, for what could not be read back.
@@ -126,7 +126,7 @@ _BODY_AT: Final = len(_PREFIX) + 8 + len(b'",')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotName:
-    """What tells one snapshot from another: its length and its CRC32C."""
+    """A snapshot is known by its length and its CRC32C."""
 
     length: int
     crc32c: int

@@ -72,7 +72,7 @@ class JsonMetadataStore(MemoryReads):
         self._clock_ms = clock_ms
         self._pending: deque[_Ticket] = deque()
         self._change_count = 0  # batches since it was opened
-        # Held by who commits, compacts, refreshes or closes, also while bytes travel. Tables
+        # Held to commit, compact, refresh or close, also while bytes travel. Tables
         # change under both locks, so they hold still under either.
         self._commit_lock = LockOfOneProcess(self._process)
         self.report = OpenReport.of(files, catalogue, stale_journal)
@@ -177,7 +177,7 @@ class JsonMetadataStore(MemoryReads):
                 self._closed = True
                 self._access.close()
                 return
-            self._closed = True  # who still waits for a commit is told so
+            self._closed = True  # commits that still wait are refused
             self._access.close(self._tables)
 
     # -- to be published ----------------------------------------------------------------------

@@ -56,7 +56,7 @@ _BODY: Final = b',"catalogue":'
 
 
 class PublishedHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """Who published what, and when."""
+    """The facts of one generation: its writer, its number, its time."""
 
     generation: int
     epoch: int
@@ -122,7 +122,7 @@ def decode(data: bytes, place: str) -> PublishedCatalogue:
 
 
 def decode_header(data: bytes, place: str) -> tuple[PublishedHeader, int]:
-    """Only who published it, and the checksum of its body; all of it is checked nevertheless."""
+    """Only its header, and the checksum of its body; all of it is checked nevertheless."""
     header = _header(_line_of(data, place))
     # No string holds these bytes: quotes are escaped in strings.
     begin = data.find(_BODY) + 1
@@ -162,7 +162,7 @@ class PublishedMetadataStore(MemoryReads):
 
     * What is shown is one generation, whole; `refresh` shows the newest, and costs one listing
       where that is still the same.
-    * It may name segments that have expired since, and not those that came: who finds that out
+    * It may name segments that have expired since, and not those that came: a reader that finds out
       amends it, until a newer generation is there.
     """
 
@@ -301,7 +301,7 @@ class Lineage:
             "id": self.id,
             "generation": self.generation,
             "crc32c": self.body_crc,
-            "tries": [[each.writer, each.body_crc] for each in self.tries],
+            "tries": [[tried.writer, tried.body_crc] for tried in self.tries],
         }
         return PutNote(LINEAGE, broker, value)
 
@@ -514,7 +514,7 @@ class CataloguePublisher(Publisher):
             return None
 
     def _delete_old(self, listed: Sequence[ListedGeneration]) -> None:
-        old = [each.number for each in listed][: -(KEPT - 1)]
+        old = [generation.number for generation in listed][: -(KEPT - 1)]
         try:
             if old:
                 self._generations.delete(old)

@@ -264,7 +264,7 @@ class StoreConfig(Settings):
 
     def with_secrets(self, environ: Mapping[str, str]) -> Self:
         """Keys of the object store from variables, where there are none: a file need hold no
-        secret. Nothing else of the environment counts here: who asks may name two tiers."""
+        secret. Nothing else of the environment counts here: the caller may name two tiers."""
         if self.access_key or self.secret_key:
             return self
         secret = [name for name, spec in settings_of(self).items() if facts_of(spec).secret]

@@ -97,8 +97,8 @@ class MessageRun:
     Row i is the message with queue offset `first_offset + i`. Its record is
     `records[starts[i] : starts[i] + message_bytes[i]]`.
 
-    Records in a bytearray belong to whoever has the run, alone: who is handed the run may change
-    them. In bytes or a view they are somebody else's too.
+    Records in a bytearray belong to the holder of the run alone, who may change them. In bytes or a
+    view others have them too.
     """
 
     first_offset: int
@@ -134,7 +134,7 @@ class MessageRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchRequest:
-    """What a store tells its dispatchers of one message that is in its log."""
+    """One message in the log, as a store passes it to its dispatchers."""
 
     topic: str
     queue_id: int

@@ -9,7 +9,9 @@ def printable(text: str) -> str:
     """The same text, with an escape in place of each character that is not to be seen."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else _escaped(each) for each in text)
+    return "".join(
+        character if character.isprintable() else _escaped(character) for character in text
+    )
 
 
 def log_of(name: str) -> logging.Logger:

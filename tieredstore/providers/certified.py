@@ -81,7 +81,7 @@ class Certification:
 def examined(
     client: ObjectClient, *, again: bool = False, page_keys: int = PAGE_KEYS
 ) -> Certificate:
-    """The verdict on a store for whoever wants to know; one that failed before is not asked.
+    """The verdict on a store, for an operator. A store that failed before is not asked again.
 
     A failure is kept, and refuses later writers. What passed is kept only in place of a failure,
     with `again`: nothing else is left behind.

@@ -151,9 +151,10 @@ class FsspecClient(ObjectClient):
                 ListedKey(path[len(root) :].lstrip("/"), int(info["size"] or 0))
                 for path, info in found.items()
             ]
-        for each in sorted(listed, key=lambda one: one.key):
-            if each.key.startswith(prefix) and each.key > after and not _TEMPORARY.search(each.key):
-                yield each
+        for found_key in sorted(listed, key=lambda one: one.key):
+            name = found_key.key
+            if name.startswith(prefix) and name > after and not _TEMPORARY.search(name):
+                yield found_key
 
     def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
         self._live.check_open()

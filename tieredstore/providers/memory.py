@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class MemoryFileSegment(FileSegment):
     """A segment on fsspec's memory filesystem.
 
-    The filesystem's files share one position between all who open them, so every access takes the
+    The filesystem's files share one position between all handles, so every access takes the
     provider's lock.
     """
 

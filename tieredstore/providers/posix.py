@@ -64,7 +64,7 @@ class PosixFileSegment(FileSegment):
     def __init__(self, file: Path, path: str, type: SegmentType, base: int) -> None:
         super().__init__(path, type, base)
         self._file = file
-        self._end_guard = threading.Lock()  # between a write and those who ask for the size
+        self._end_guard = threading.Lock()  # between a write and reads of the size
         self._durable_bytes = 0
         self._sealed = False
         self._closed = False

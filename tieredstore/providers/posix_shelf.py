@@ -95,7 +95,7 @@ class PosixGenerations(Generations):
                 continue  # gone since
             except OSError as error:
                 raise backend_error(str(self._file(number)), "list", error) from error
-        return sorted(found, key=lambda each: each.number)
+        return sorted(found, key=lambda generation: generation.number)
 
     def read(self, listed: ListedGeneration) -> bytes:
         path = self._file(listed.number)

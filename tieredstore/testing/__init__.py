@@ -1,1 +1,1 @@
-"""What ships for those who write a provider, a metadata store or a message store of their own."""
+"""Test suites for providers, metadata stores and message stores that others write."""

@@ -133,7 +133,7 @@ class FaultySegment(SegmentWrapper):
         try:
             outcome = call(*args, **kwargs)
         except Exception:
-            if fault in _CRASHES:  # the dead are told nothing, bad news neither
+            if fault in _CRASHES:  # a dead process learns nothing, no error either
                 raise SimulatedCrash from None
             raise
         if fault is not None:
@@ -281,7 +281,7 @@ class FaultyClient(ObjectClientWrapper):
             self._fail("list", prefix, fault)
         found = list(self.inner.list(prefix, after=after))
         if fault is ObjectFault.STALE_LISTING:
-            found = [each for each in found if each.key != self._newest]
+            found = [listed for listed in found if listed.key != self._newest]
         if fault is ObjectFault.TRUNCATED:
             yield from found[: len(found) // 2]
             self._fail("list", prefix, fault)

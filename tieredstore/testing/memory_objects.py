@@ -169,7 +169,9 @@ class MemoryObjectClient(ObjectClient):
     def abandoned_uploads(self, prefix: str = "") -> Sequence[AbandonedUpload]:
         self._count("list")
         with self.objects.guard:
-            return [each for each in self.objects.uploads.values() if each.key.startswith(prefix)]
+            return [
+                upload for upload in self.objects.uploads.values() if upload.key.startswith(prefix)
+            ]
 
     def abort_upload(self, upload: AbandonedUpload) -> None:
         self._count("delete")

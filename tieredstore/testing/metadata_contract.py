@@ -54,7 +54,7 @@ class MetadataStoreContract(ABC):
         """Open the store of this test for writing: the same one whenever it is called."""
 
     def open_reader(self) -> MetadataStore:
-        """Open the same store read only, beside whoever writes it."""
+        """Open the same store read only, beside its writer."""
         pytest.skip("this store cannot be opened read only")
 
     def test_an_empty_store_has_nothing(self) -> None:

@@ -227,15 +227,15 @@ class ObjectClientContract:
         ],
     )
     def test_a_key_is_kept_as_it_is(self, client: ObjectClient, key: str) -> None:
-        for each in (key, f"{key}/below", f"x/{key}"):
-            if each == f"{key}/below" and not client.capabilities.paged_uploads:
+        for name in (key, f"{key}/below", f"x/{key}"):
+            if name == f"{key}/below" and not client.capabilities.paged_uploads:
                 continue  # a file cannot be a folder too
-            client.put(each, DATA)
-            assert client.head(each).size == len(DATA)
-            assert client.get_range(each, 1, 3) == DATA[1:4]
-            assert client.get_ranges([Range(each, 2, 1), Range(each, 3, 1)]) == [b"\2", b"\3"]
-            assert list(client.list(each)) == [ListedKey(each, len(DATA))]
-            assert client.delete_many([each]) == {}
+            client.put(name, DATA)
+            assert client.head(name).size == len(DATA)
+            assert client.get_range(name, 1, 3) == DATA[1:4]
+            assert client.get_ranges([Range(name, 2, 1), Range(name, 3, 1)]) == [b"\2", b"\3"]
+            assert list(client.list(name)) == [ListedKey(name, len(DATA))]
+            assert client.delete_many([name]) == {}
             assert list(client.list()) == []
 
     def test_deleting_is_idempotent_and_takes_only_what_is_named(

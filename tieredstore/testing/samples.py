@@ -26,7 +26,7 @@ TOPIC = "TopicTest"
 
 
 def a_body(number: int, size: int = 100) -> bytes:
-    """`size` bytes that tell which message they belong to."""
+    """`size` bytes, different for each message."""
     stamp = b"body-%d|" % number
     return (stamp * (size // len(stamp) + 1))[:size]
 

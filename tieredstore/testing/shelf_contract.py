@@ -46,10 +46,12 @@ class GenerationsContract:
             generations.create(number, text)
         elsewhere = self.open_generations("broker")
         listed = elsewhere.listed()
-        assert [(each.number, each.size) for each in listed] == [
+        assert [(generation.number, generation.size) for generation in listed] == [
             (number, len(data[number])) for number in sorted(data)
         ]
-        assert [elsewhere.read(each) for each in listed] == [data[each.number] for each in listed]
+        assert [elsewhere.read(generation) for generation in listed] == [
+            data[generation.number] for generation in listed
+        ]
 
     def test_a_number_is_taken_once(self) -> None:
         self.open_generations("broker").create(1, b"first")
@@ -125,13 +127,16 @@ class ScratchContract(ABC):
         for name in ("load/one/a", "load/one/b", "load/two/a", "loader/a"):
             scratch.put(name, [b"12"])
         other.put("load/one/a", [b"1"])
-        assert {each.name for each in scratch.listed("load/one")} == {"load/one/a", "load/one/b"}
-        assert {each.name for each in scratch.listed("load")} == {
+        assert {staged.name for staged in scratch.listed("load/one")} == {
+            "load/one/a",
+            "load/one/b",
+        }
+        assert {staged.name for staged in scratch.listed("load")} == {
             *("load/one/a", "load/one/b", "load/two/a")
         }
-        assert {each.size for each in scratch.listed()} == {2}
+        assert {staged.size for staged in scratch.listed()} == {2}
         assert len(scratch.listed()) == 4
-        assert [each.size for each in other.listed()] == [1]
+        assert [staged.size for staged in other.listed()] == [1]
 
     def test_what_is_deleted_is_gone(self) -> None:
         scratch = self.open_scratch("b")
