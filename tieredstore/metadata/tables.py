@@ -178,9 +178,9 @@ class QueueRow(msgspec.Struct, rename="camel"):
     update_timestamp: Int64 = 0
 
 
-class SegmentRow(msgspec.Struct, rename="camel"):
+class SegmentRow(msgspec.Struct, rename="camel", kw_only=True):
     path: str
-    type: SegmentType
+    type: SegmentType = SegmentType.COMMIT_LOG
     base_offset: Number
     status: Int32 = 0
     size: NumberOrUnset = 0
@@ -323,21 +323,22 @@ R = TypeVar("R", bound=msgspec.Struct)
 def _converted(row: Mapping[str, Json], kind: type[R], keys: Mapping[str, Json]) -> R:
     """The row in its own type; `keys` it stands under fill in for fields that are missing, and
     equal those that are not. Raises ValueError naming the field."""
-    keys = {name: key for name, key in keys.items() if key is not None}
-    members = keys | {name: value for name, value in row.items() if value is not None}
     try:
-        found = msgspec.convert(members, kind)
-    except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$.")
-        if not place:
-            raise
-        field = place.rstrip("`")
-        raise ValueError(f"{field} {_short(members.get(field))}: {reason}") from error
-    for name, value in members.items():
-        if name in keys and value != keys[name]:
-            raise ValueError(f"{name} {_short(value)} stands under the key {_short(keys[name])}")
-        if isinstance(value, str) and not value.isascii():
-            value.encode()  # half a surrogate pair has no bytes
+        found = msgspec.convert(row, kind)
+    except msgspec.ValidationError:  # most rows have all fields and no nulls
+        named = {name: key for name, key in keys.items() if key is not None}
+        row = named | {name: value for name, value in row.items() if value is not None}
+        try:
+            found = msgspec.convert(row, kind)
+        except msgspec.ValidationError as error:
+            reason, _, place = str(error).partition(" - at `$.")
+            if not place:
+                raise
+            field = place.rstrip("`")
+            raise ValueError(f"{field} {_short(row.get(field))}: {reason}") from error
+    for name, key in keys.items():
+        if key is not None and row[name] != key:
+            raise ValueError(f"{name} {_short(row[name])} stands under the key {_short(key)}")
     return found
 
 

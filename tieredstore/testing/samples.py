@@ -13,10 +13,6 @@ from tieredstore.model.values import (
     INT32_MAX,
     INT64_MAX,
     Host,
-    QueueRecord,
-    SegmentRecord,
-    SegmentType,
-    TopicRecord,
 )
 
 BORN_HOST = Host(bytes([192, 168, 1, 10]), 54321)
@@ -157,42 +153,4 @@ def messages() -> st.SearchStrategy[Message]:
         store_host=hosts(),
         reconsume_times=st.integers(0, 16),
         prepared_transaction_offset=offsets(),
-    )
-
-
-def topic_records() -> st.SearchStrategy[TopicRecord]:
-    return st.builds(
-        TopicRecord,
-        topic=topics(),
-        topic_id=st.integers(0, INT64_MAX),
-        reserve_hours=st.none() | st.integers(0, INT32_MAX),
-        status=st.integers(0, 2),
-        update_timestamp=offsets(),
-    )
-
-
-def queue_records() -> st.SearchStrategy[QueueRecord]:
-    return st.builds(
-        QueueRecord,
-        broker_name=st.sampled_from(["broker-a", "broker-b"]),
-        topic=topics(),
-        queue_id=st.integers(0, INT32_MAX),
-        min_offset=st.integers(-1, INT64_MAX),
-        max_offset=st.integers(-1, INT64_MAX),
-        update_timestamp=offsets(),
-    )
-
-
-def segment_records() -> st.SearchStrategy[SegmentRecord]:
-    return st.builds(
-        SegmentRecord,
-        path=st.builds("broker-a/{}/{}".format, topics(), st.integers(0, 16)),
-        type=st.sampled_from(SegmentType),
-        base_offset=st.integers(0, INT64_MAX // 2),
-        size=st.integers(0, INT64_MAX // 2),
-        create_timestamp=offsets(),
-        begin_timestamp=st.none() | st.integers(0, INT64_MAX - 1),
-        end_timestamp=st.none() | st.integers(0, INT64_MAX - 1),
-        status=st.integers(0, 2),
-        seal_timestamp=offsets(),
     )
