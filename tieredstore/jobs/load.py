@@ -7,7 +7,7 @@ What a crash leaves behind, and who removes it:
     | --------------------- | --------------------------------- | -------------------------------- |
     | while tasks stage     | staged objects                    | the next load; a repairing audit |
     | while segments are    | segments that the catalogue does  | whoever opens the tier to write; |
-    | made                  | not name and has noted as doomed  | and the staged objects as above  |
+    | made                  | not name and marks for deletion   | and the staged objects as above  |
     | behind the one change | staged objects; all messages once | as above                         |
 """
 

@@ -327,7 +327,7 @@ class ReindexFiles:
         with owned_already(self.tier, self.config, threads=THREADS) as tier:
             self._check(tier)
             path = index_queue_path(self.config.broker_name)
-            tier.finish_doomed(path)
+            tier.delete_pending(path)
             old = tier.metadata.segments(path, SegmentType.INDEX)
             bases = accumulate((file.size for file in made), initial=next_base(tier))
             rows = [

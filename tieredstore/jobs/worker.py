@@ -188,7 +188,7 @@ class OwnedTier:
                 raise SegmentCorruptError(segment.path, reason, position=0)
         return size
 
-    def finish_doomed(self, path: str) -> None:
+    def delete_pending(self, path: str) -> None:
         """Delete what an earlier writer left to be deleted; BackendUnavailableError where it is
         still there, since its names are needed."""
         if append_file.delete_pending(self.provider, self.metadata, path):
