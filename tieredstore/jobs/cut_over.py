@@ -132,10 +132,10 @@ def not_there(
     provider.refresh()
     # Of a tier that others use too, only its own queues; else all of them at once.
     for path in sorted({path for path, *_ in wanted}) if adopt else [target.broker_name]:
-        for each in provider.list(path):
-            row = wanted.get((each.path, each.type, each.base))
-            if row is not None and row.size == each.size:
-                del wanted[each.path, each.type, each.base]
+        for found in provider.list(path):
+            row = wanted.get((found.path, found.type, found.base))
+            if row is not None and row.size == found.size:
+                del wanted[row.key]
     return [row for row in wanted.values() if row.size]
 
 

@@ -179,7 +179,7 @@ class ExportJob:
             item_bytes=sizes,
             counts={"queues": len(queues), "messages": messages},
             byte_counts={"read": sum(sizes)},
-            lines=(text, *(f"note: {each}: made anew?" for each in reset)),
+            lines=(text, *(f"note: {line}: made anew?" for line in reset)),
             facts={"target": self.target, "commits": ledger.commits, "made_anew": reset},
         )
 
@@ -201,7 +201,7 @@ class ExportJob:
             files += row.files
             written += row.written_bytes
             damaged += row.damaged_count
-            findings += [self._finding(*each) for each in row.damaged]
+            findings += [self._finding(*message) for message in row.damaged]
         commits = plan.facts["commits"]
         assert isinstance(commits, int)
         commits = commit(target, self._settings, Ledger(commits=commits))
@@ -312,7 +312,7 @@ def write_range(
                 days.setdefault(day, []).append(rows.select(list(columns)))
     files: list[Json] = []
     messages = written = 0
-    for day, batches in sorted(days.items(), key=lambda each: (each[0] is None, each[0] or 0)):
+    for day, batches in sorted(days.items(), key=lambda entry: (entry[0] is None, entry[0] or 0)):
         path = f"{folder(_topic_of(item.source), day)}/{item.name}.parquet"
         data = _parquet(batches)
         target.put(path, data)
@@ -346,7 +346,7 @@ def folder(topic: str, day: int | None) -> str:
 
 def escaped(text: str) -> str:
     """As Hive and Spark do: what a path cannot have, or would mean something else in it."""
-    return "".join(f"%{ord(each):02X}" if each in _ESCAPED or each < " " else each for each in text)
+    return "".join(f"%{ord(sign):02X}" if sign in _ESCAPED or sign < " " else sign for sign in text)
 
 
 def _topic_of(source: str) -> str:

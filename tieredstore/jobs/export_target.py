@@ -235,7 +235,7 @@ class Ledger:
         for source, ranges in self.planned.items():
             over = {*self.exported.get(source, ()), *self.done.get(source, ())}
             rest = [part for part in ranges if part not in over]
-            rest = [each for each in rest if not _covered(each, self.exported.get(source, []))]
+            rest = [part for part in rest if not _covered(part, self.exported.get(source, []))]
             if rest:
                 left[source] = rest
         return left
@@ -243,9 +243,9 @@ class Ledger:
     def taken(self, source: str) -> list[tuple[int, int]]:
         """All that is exported or planned of a queue."""
         return joined(
-            each
+            part
             for ranges in (self.exported, self.planned, self.done)
-            for each in ranges.get(source, ())
+            for part in ranges.get(source, ())
         )
 
 
@@ -353,7 +353,7 @@ def _ranges(target: ExportTarget, path: str, held: Mapping[str, Json] | None) ->
 
 
 def _listed(ranges: Ranges) -> dict[str, Json]:
-    return {source: [list(each) for each in held] for source, held in sorted(ranges.items())}
+    return {source: [list(part) for part in held] for source, held in sorted(ranges.items())}
 
 
 def _object(target: ExportTarget, path: str) -> dict[str, Json] | None:

@@ -266,7 +266,7 @@ class _Ranks:
         ordered = np.sort(np.concatenate(between))
         left = rank - int(before.sum())
         time = int(ordered[left]) if left < len(ordered) else high
-        ends = before + np.array([np.searchsorted(each, time) for each in between], np.int64)
+        ends = before + np.array([np.searchsorted(times, time) for times in between], np.int64)
         left = rank - int(ends.sum())
         for place, run in enumerate(self._runs):
             if not left:
@@ -439,7 +439,7 @@ def _rounds(
                     opened.append(_Open(place, scratch, parts[place], runtime, block))
                     continue
                 bound = begin
-        opened.sort(key=lambda each: each.place)
+        opened.sort(key=lambda part: part.place)
         taken = [(part.place, part.take(bound)) for part in opened]
         entries = np.concatenate([each for _, each in taken])
         places = np.repeat([place for place, _ in taken], [len(each) for _, each in taken])

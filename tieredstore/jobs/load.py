@@ -145,17 +145,17 @@ class _Commit:
         paths = [target.path for target in plan.targets]
         with tier.installing([*paths, index_queue_path(self._config.broker_name)]):
             now = tier.runtime.clock.now_ms()
-            tier.announce([each.row(now_ms=now) for each in (*plan.logs, *plan.units)])
+            tier.announce([segment.row(now_ms=now) for segment in (*plan.logs, *plan.units)])
             # The logs first: at no time do units name bytes that are not there.
             logs = self._written(plan.logs, keys_folder=self._folder if self._index else None)
             units = self._written(plan.units)
-            runs = [run for each in logs for run in each.runs]
+            runs = [run for segment in logs for run in segment.runs]
             keys = make_index(tier, plan, runs) if self._index else []
-            rows = [each.row for each in (*logs, *units)]
+            rows = [segment.row for segment in (*logs, *units)]
             tier.metadata.apply([*self._changes(plan, rows), *keys])
         return LoadReport(
             message_count=plan.message_count,
-            log_bytes=sum(each.size for each in plan.logs),
+            log_bytes=sum(segment.size for segment in plan.logs),
             queue_count=len(plan.targets),
             key_count=sum(run.count for run in runs),
         )
@@ -418,7 +418,7 @@ def make_index(tier: OwnedTier, plan: LoadPlan, runs: Sequence[KeyRun]) -> list[
     path = index_queue_path(tier.config.broker_name)
     ready = in_order(runs)
     files = list(file_plans(tier.scratch, ready, items_max=tier.config.index_item_count - 1))
-    begins = begin_timestamps([each.first_time for each in files], begins_in_use(tier))
+    begins = begin_timestamps([file.first_time for file in files], begins_in_use(tier))
     rows: list[SegmentRecord] = []
     base = next_base(tier)
     for file, begin in zip(files, begins, strict=True):

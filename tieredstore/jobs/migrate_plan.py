@@ -149,7 +149,7 @@ def _check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
 
 def _queues(parts: Tier, topics: set[str]) -> list[SourceQueue]:
     found = []
-    for file in sorted(parts.files.files(), key=lambda each: each.key):
+    for file in sorted(parts.files.files(), key=lambda file: file.key):
         record = parts.metadata.queue(file.key.topic, file.key.queue_id)
         if file.key.topic not in topics or record is None:
             continue
@@ -326,7 +326,7 @@ def _requests(
 
 
 def _dollars(requests: Counter[str], source: StoreConfig, target: StoreConfig) -> float | None:
-    stores = [each for each in (target, source) if each.provider in OBJECT_PROVIDERS]
+    stores = [config for config in (target, source) if config.provider in OBJECT_PROVIDERS]
     if not stores:
         return None
     prices = PriceTable.parse(stores[0].request_prices)

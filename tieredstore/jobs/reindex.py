@@ -248,8 +248,8 @@ class ReindexFiles:
         files = list(file_plans(scratch, runs, items_max=self.config.index_item_count - 1))
         begins = begin_timestamps([file.first_time for file in files], used)
         items = [
-            FileItem(plan=each, begin=begin, name=self._name(each, begin))
-            for each, begin in zip(files, begins, strict=True)
+            FileItem(plan=file, begin=begin, name=self._name(file, begin))
+            for file, begin in zip(files, begins, strict=True)
         ]
         return Plan(
             items=items,
@@ -263,7 +263,7 @@ class ReindexFiles:
 
     def work(self, item: FileItem) -> Iterable[FileRow]:
         scratch = scratch_of(self.config, worker_provider(self.config))
-        staged = {each.name: each for each in scratch.listed(FILES)}.get(item.name)
+        staged = {object_.name: object_ for object_ in scratch.listed(FILES)}.get(item.name)
         if staged is None:
             columns = merged(scratch, item.plan.parts, worker_runtime())
             with made_file(self.config, columns, begin_timestamp=item.begin) as made:

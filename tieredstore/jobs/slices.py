@@ -171,7 +171,7 @@ def trimmed(
     """The same slices. Neighbours have the same log rows, those between the first message of the
     first one and the first message behind the last one."""
     found: list[Slice] = []
-    for _, group in groupby(slices, key=lambda each: each.path):
+    for _, group in groupby(slices, key=lambda slice_: slice_.path):
         held = list(group)
         logs = sum(row.type is SegmentType.COMMIT_LOG for row in held[0].rows)
         if logs <= log_rows_max or len(held) == 1:
@@ -192,14 +192,14 @@ def _trimmed(config: StoreConfig, parts: Sequence[Sequence[Slice]]) -> Iterator[
         high = min(
             (place for place in places[number + 1 :] if place is not None), default=INT64_MAX
         )
-        for each in part:
+        for slice_ in part:
             rows = [
                 row
-                for row in each.rows
+                for row in slice_.rows
                 if row.type is not SegmentType.COMMIT_LOG
                 or (row.end_offset > low and row.base_offset < high)
             ]
-            yield replace(each, rows=tuple(rows))
+            yield replace(slice_, rows=tuple(rows))
 
 
 def _place(config: StoreConfig, slice: Slice) -> int | None:

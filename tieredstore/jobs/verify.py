@@ -243,10 +243,10 @@ class TierPicture:
             parts.load()
             rows = _rows(metadata, config.broker_name)
             for file in parts.files.files():  # the last segments may be longer than was noted
-                for each in (*file.log.segments, *file.queue.segments):
-                    known = rows.get(each.record.key)
-                    if known is None or known.size < each.record.size:
-                        rows[each.record.key] = each.record
+                for segment in (*file.log.segments, *file.queue.segments):
+                    known = rows.get(segment.record.key)
+                    if known is None or known.size < segment.record.size:
+                        rows[segment.record.key] = segment.record
             if not rows:
                 reason = f"it names no segment of the broker {config.broker_name!r}"
                 raise MetadataError(config.catalogue_path, reason)
