@@ -673,7 +673,7 @@ class UploadedSegment:
         return self.flat.segment.path
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class UploadedFile:
     """One file, which never changes; any thread may ask.
 
