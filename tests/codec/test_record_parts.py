@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.codec.encoders import decode_coda, encode_coda, patch_log_offset, rewrite_log_offset
 from tests.codec.test_message import COMMON
 from tests.codec.values import HOSTS, INT64, PLAIN_TEXT
 from tieredstore.codec import checks, message, names
 from tieredstore.codec import record as properties
 from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.codec.record import (
-    patch_log_offset,
     peek_log_offset,
-    rewrite_log_offset,
 )
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import Host
@@ -207,26 +206,26 @@ def test_a_blank_record_says_how_much_is_left() -> None:
 
 @given(INT64, st.binary(max_size=5))
 def test_end_markers_round_trip(store_timestamp: int, before: bytes) -> None:
-    data = before + message.encode_coda(store_timestamp)
+    data = before + encode_coda(store_timestamp)
     assert message.is_coda(data, len(before))
     assert message.is_blank(data, len(before))
-    assert message.decode_coda(data, len(before)) == store_timestamp
+    assert decode_coda(data, len(before)) == store_timestamp
 
 
 @pytest.mark.parametrize("data", [b"", RECORD, message.encode_blank(100) + bytes(8)])
 def test_what_is_no_end_marker_is_refused(data: bytes) -> None:
     assert not message.is_coda(data)
     with pytest.raises(SegmentCorruptError, match="end marker"):
-        message.decode_coda(data)
-    assert not message.is_coda(message.encode_coda(1), -16)
+        decode_coda(data)
+    assert not message.is_coda(encode_coda(1), -16)
 
 
 def test_a_cut_end_marker_is_damage() -> None:
     for size in range(16):
-        data = message.encode_coda(1)[:size]
+        data = encode_coda(1)[:size]
         assert not message.is_coda(data)
         with pytest.raises(SegmentCorruptError):
-            message.decode_coda(data)
+            decode_coda(data)
 
 
 @given(PLAIN_TEXT)

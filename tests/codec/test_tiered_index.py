@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.codec.encoders import encode_compacted_item, encode_compacted_slot
 from tests.codec.golden_files import BROKER, CLUSTER, GOLDEN, expected, sha256
 from tests.codec.values import COUNT32, INT32, INT64
 from tieredstore.codec import tiered_index
@@ -99,13 +100,13 @@ def test_every_uploaded_file_is_read_and_written_again(
     again = [
         tiered_index.encode_header(header),
         *(
-            tiered_index.encode_compacted_slot(position=position, items_bytes=items_bytes)
+            encode_compacted_slot(position=position, items_bytes=items_bytes)
             for position, items_bytes in slots.tolist()
         ),
         tiered_index.encode_items(**columns_of(view)),
     ]
     assert b"".join(again) == data
-    single = b"".join(tiered_index.encode_compacted_item(item) for _, item in found)
+    single = b"".join(encode_compacted_item(item) for _, item in found)
     assert single == again[-1]
 
 
@@ -192,9 +193,7 @@ def test_the_printed_values_are_reproduced() -> None:
         "62b2f65a000000000000000300000000000002e20000007bfffffffe00000000"
     )
     assert tiered_index.slot_position(5) == 0x44
-    assert tiered_index.encode_compacted_slot(position=0x7C, items_bytes=0x1C).hex() == (
-        "0000007c0000001c"
-    )
+    assert encode_compacted_slot(position=0x7C, items_bytes=0x1C).hex() == ("0000007c0000001c")
     assert tiered_index.file_bytes(slot_count=5, item_capacity=20) == 708
     assert tiered_index.compacted_file_bytes(slot_count=5, item_count=7) == 264
 
@@ -223,14 +222,14 @@ def test_many_items_are_the_single_ones(items: list[TieredIndexItem]) -> None:
 def test_many_compacted_items_are_the_single_ones(items: list[CompactedItem]) -> None:
     rows = np.array([tuple(item) for item in items], tiered_index.COMPACTED_ITEM_DTYPE)
     data = tiered_index.encode_items(**columns_of(rows))
-    assert data == b"".join(map(tiered_index.encode_compacted_item, items))
+    assert data == b"".join(map(encode_compacted_item, items))
     assert tiered_index.view_compacted_items(data).tolist() == items
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, (2**31 - 1) // 28))
 def test_slots_round_trip(position: int, item_count: int) -> None:
     slot = CompactedSlot(position, 28 * item_count)
-    data = b"x" + tiered_index.encode_compacted_slot(**slot._asdict())
+    data = b"x" + encode_compacted_slot(**slot._asdict())
     assert tiered_index.decode_compacted_slot(data, 1) == slot
     assert tiered_index.decode_slot(tiered_index.encode_slot(position)) == position
     assert tiered_index.decode_slot(tiered_index.encode_slot(-position)) == 0

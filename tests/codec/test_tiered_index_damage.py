@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.codec.encoders import encode_compacted_item, encode_compacted_slot
 from tests.codec.golden_files import GOLDEN
 from tests.codec.test_tiered_index import UPLOADED, segment_path
 from tieredstore.codec import tiered_index
@@ -42,7 +43,7 @@ def test_a_damaged_header_is_named_with_its_place(position: int, data: bytes) ->
 
 @pytest.mark.parametrize(("position", "items_bytes"), [(-1, 28), (28, -28), (28, 27), (28, 1)])
 def test_a_slot_that_names_no_whole_items_is_damage(position: int, items_bytes: int) -> None:
-    data = tiered_index.encode_compacted_slot(position=position, items_bytes=items_bytes)
+    data = encode_compacted_slot(position=position, items_bytes=items_bytes)
     with pytest.raises(SegmentCorruptError, match="slot"):
         tiered_index.decode_compacted_slot(data)
 
@@ -88,7 +89,7 @@ def test_an_item_that_does_not_fit_is_refused_by_name(name: str) -> None:
         tiered_index.encode_item(item)
     if name != "previous":
         with pytest.raises(ValueError, match=rf"^{name}: "):
-            tiered_index.encode_compacted_item(CompactedItem._make(item[:-1]))
+            encode_compacted_item(CompactedItem._make(item[:-1]))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_slots_that_do_not_fit_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="^item: "):
         tiered_index.encode_slot(2**31)
     with pytest.raises(ValueError, match="^items_bytes: "):
-        tiered_index.encode_compacted_slot(position=1, items_bytes=2**31)
+        encode_compacted_slot(position=1, items_bytes=2**31)
 
 
 def test_columns_of_different_lengths_are_refused() -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tests.codec.encoders import patch_log_offset
 from tests.flat.tiers import run_of
-from tieredstore.codec.record import patch_log_offset, peek_log_offset
+from tieredstore.codec.record import peek_log_offset
 from tieredstore.driver.metadata import Change, Put
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import ManualClock, Runtime

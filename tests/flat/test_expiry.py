@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.codec.encoders import encode_coda
 from tests.flat.crafted import crafted, laid_out
 from tests.flat.expiring import LOG, QUEUE, a_tier, check_sound, live, timed
 from tests.flat.tiers import PATH, CountingSource, OneQueue, fill, run_of
 from tieredstore.access import upkeep
 from tieredstore.access.upkeep import Expired, kept_from, would_expire
-from tieredstore.codec.message import CODA_BYTES, encode_coda
+from tieredstore.codec.message import CODA_BYTES
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metadata import Put
 from tieredstore.flat.message_file import FlatMessageFile

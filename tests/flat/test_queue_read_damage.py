@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.codec.encoders import encode_coda
 from tests.flat.crafted import LOG, QUEUE, crafted, digests, laid_out, same_but_for_log_offset
 from tests.flat.tiers import CountingSource, OneQueue, fill, numbered, run_of
 from tieredstore.access.reader import messages_of
-from tieredstore.codec.message import encode_coda
 from tieredstore.flat import reading
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.message_file import FlatMessageFile

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.codec.encoders import encode_coda, rewrite_log_offset
 from tests.flat.store_kit import KEY, LOG, PATH, QUEUE, Tier, append, content, unplaced
 from tests.flat.tiers import numbered, run_of
-from tieredstore.codec.message import encode_coda
-from tieredstore.codec.record import BORN_HOST_IPV6, rewrite_log_offset
+from tieredstore.codec.record import BORN_HOST_IPV6
 from tieredstore.driver.metadata import Put
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.errors import BackendRefusedError

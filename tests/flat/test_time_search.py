@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.codec.encoders import encode_coda
 from tests.flat.tiers import CountingSource, OneQueue, fill, numbered
-from tieredstore.codec.message import CODA_BYTES, encode_coda
+from tieredstore.codec.message import CODA_BYTES
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metadata import Put
 from tieredstore.flat import times as segment_times

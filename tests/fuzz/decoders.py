@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
+from tests.codec.encoders import decode_coda, encode_stored
 from tests.codec.golden_files import GOLDEN, files_under, local_records
 from tests.fuzz.mutations import extreme_number
 from tests.index.index_kit import BEGINS, columns_of, create, golden_rows
@@ -48,7 +49,7 @@ def _decode_message(data: Buffer, random: Random) -> object:
 
 
 def _decode_checked_message(data: Buffer, random: Random) -> object:
-    return message.encode_stored(message.decode_message(data))
+    return encode_stored(message.decode_message(data))
 
 
 def _peek(data: Buffer, random: Random) -> object:
@@ -82,7 +83,7 @@ def _end_marks(data: Buffer, random: Random) -> object:
     position = _some_position(data, random)
     message.is_blank(data, position)
     message.is_coda(data, position)
-    return message.decode_coda(data, position)
+    return decode_coda(data, position)
 
 
 def _hash(data: Buffer, random: Random) -> object:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.codec.encoders import encode_compacted_item
 from tests.codec.golden_files import CLUSTER, GOLDEN, files_under
 from tests.index.index_kit import (
     BEGIN,
@@ -24,7 +25,6 @@ from tieredstore.codec.tiered_index import (
     decode_compacted_slot,
     decode_item,
     decode_slot,
-    encode_compacted_item,
     item_position,
     slot_position,
 )

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.codec.encoders import tiered_key_hashes
 from tests.codec.golden_files import expected
 from tieredstore.codec.java import (
     INT32_MIN,
     string_hashes,
-    tiered_key_hashes,
     tiered_place,
     tiered_places,
 )

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.codec.encoders import encode_compacted_item, encode_compacted_slot, tiered_masked_hash
 from tests.index.index_kit import (
     BEGIN,
     BEGINS,
@@ -24,15 +25,12 @@ from tests.index.index_kit import (
     scan,
 )
 from tests.index.uploads import Bytes, cold, uploaded, warm
-from tieredstore.codec.java import tiered_masked_hash
 from tieredstore.codec.tiered_index import (
     BEGIN_MAGIC,
     END_MAGIC,
     CompactedItem,
     TieredIndexHeader,
     decode_header,
-    encode_compacted_item,
-    encode_compacted_slot,
     encode_header,
     slot_position,
 )

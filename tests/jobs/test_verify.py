@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from tests.cli.cli_kit import picture
+from tests.codec.encoders import encode_stored
 from tests.codec.golden_files import BROKER, GOLDEN
 from tests.jobs.verify_kit import Harmed, flipped, golden_config, kinds, verified
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.audit import audit
 from tieredstore.codec.java import string_hash
-from tieredstore.codec.message import decode_message, encode_stored
+from tieredstore.codec.message import decode_message
 from tieredstore.codec.queue_unit import UNIT_BYTES, view_units
 from tieredstore.codec.tiered_index import compacted_file_bytes
 from tieredstore.driver.runtime import Runtime

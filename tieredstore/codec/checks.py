@@ -1,8 +1,7 @@
 """Bounds checks and checksums that all codecs share.
 
-The two checksums of a stored record.
-
-The property, always the last 20 bytes of the record:
+A stored record may have two checksums: one of its body, in a field, and one of the whole record, in
+a property that is always its last 20 bytes:
 
     | offset | width | content                                                       |
     | ------ | ----- | ------------------------------------------------------------- |
@@ -11,8 +10,8 @@ The property, always the last 20 bytes of the record:
     |      9 |    10 | the value in ASCII digits, the last digit first, zeros behind |
     |     19 |     1 | 0x02                                                          |
 
-It covers every byte before it, the log offset too: a record whose log offset is rewritten, as the
-tier does, no longer matches.
+The second covers every byte before it, the log offset too: a record whose log offset is rewritten,
+as the tier does, no longer matches.
 """
 
 from __future__ import annotations

@@ -178,28 +178,8 @@ KEY_CHARACTERS_MAX: Final = _GROUP_CHARACTERS
 """The longest text that `joined_key_hashes` takes."""
 
 
-def tiered_key_hash(text: str) -> int:
-    """The hash as the tier's index stores it: negative ones negated, -2^31 stays."""
-    value = abs(string_hash(text))
-    return INT32_MIN if value == _SIGN else value
-
-
-def tiered_key_hashes(texts: Sequence[str]) -> NDArray[np.int32]:
-    return np.abs(string_hashes(texts))  # numpy's abs leaves -2^31 too
-
-
-def tiered_masked_hash(text: str) -> int:
-    """The hash that later brokers are said to store: the sign bit cleared."""
-    return string_hash(text) & INT32_MAX
-
-
 def local_slot(key_hash: int, slot_count: int) -> int:
     return key_hash % slot_count
-
-
-def tiered_slot(key_hash: int, slot_count: int) -> int:
-    """The slot that Java computes: negative for -2^31 unless the slot count divides it."""
-    return java_remainder(key_hash, slot_count)
 
 
 def tiered_place(key_hash: int, slot_count: int) -> tuple[int, int]:

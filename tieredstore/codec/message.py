@@ -1,16 +1,14 @@
-"""One stored record: decoded to a `StoredMessage`, encoded to bytes, and what may follow the
-last one.
+"""One stored record: decoded to a `StoredMessage`, and encoded to bytes.
 
-What may follow the last record of a commit log: blank records and old end markers.
-
-Blank record: fills a file of the local log up to its end. Only these 8 bytes are defined:
+Two other things may stand where a record could begin. A blank record fills a file of the local
+log up to its end. Only these 8 bytes are defined:
 
     | offset | width | field                                   |
     | ------ | ----- | --------------------------------------- |
     |      0 | i32   | bytes left in the file, these included  |
     |      4 | u32   | magic CBD43194                          |
 
-Coda: closes a segment that RocketMQ 5.1.0 to 5.2.0 sealed. It counts into the segment's size:
+A coda closes a segment that RocketMQ 5.1.0 to 5.2.0 sealed. It counts into the segment's size:
 
     | offset | width | field                                   |
     | ------ | ----- | --------------------------------------- |
@@ -88,27 +86,11 @@ def is_blank(data: Buffer, position: int = 0) -> bool:
     return magic == BLANK_MAGIC
 
 
-def encode_coda(store_timestamp: int) -> bytes:
-    """An end marker. We never write one; tests and old tools do."""
-    return pack_fields(
-        _CODA, ("size", "magic", "store_timestamp"), 16, BLANK_MAGIC, store_timestamp
-    )
-
-
 def is_coda(data: Buffer, position: int = 0) -> bool:
     if position < 0 or position + CODA_BYTES > len(data):
         return False
     size, magic, _ = _CODA.unpack_from(data, position)
     return bool(size == CODA_BYTES and magic == BLANK_MAGIC)
-
-
-def decode_coda(data: Buffer, position: int = 0, *, path: str = "") -> int:
-    """The largest store timestamp of the segment that the coda closes."""
-    require(data, position=position, size=CODA_BYTES, path=path, what="end marker")
-    size, magic, store_timestamp = _CODA.unpack_from(data, position)
-    if size != CODA_BYTES or magic != BLANK_MAGIC:
-        raise SegmentCorruptError(path, "no end marker starts here", position=position)
-    return int(store_timestamp)
 
 
 TOPIC_BYTES_MAX_V1: Final = 127
@@ -246,28 +228,6 @@ def encode_message(
         covered = record[:-PROPERTY_CRC_BYTES]
         record = covered + encode_property_crc(crc_of(covered))
     return record
-
-
-def encode_stored(message: StoredMessage) -> bytes:
-    """The bytes that the message was decoded from."""
-    return encode_message(
-        topic=message.topic,
-        queue_id=message.queue_id,
-        queue_offset=message.queue_offset,
-        log_offset=message.log_offset,
-        born_timestamp=message.born_timestamp,
-        born_host=message.born_host,
-        store_timestamp=message.store_timestamp,
-        store_host=message.store_host,
-        body=message.body,
-        property_bytes=message.property_bytes,
-        flag=message.flag,
-        sys_flag=message.sys_flag,
-        reconsume_times=message.reconsume_times,
-        prepared_transaction_offset=message.prepared_transaction_offset,
-        body_crc=message.body_crc,
-        version=message.version,
-    )
 
 
 def _version_of(topic_bytes: bytes, version: int | None) -> int:

@@ -1,7 +1,5 @@
 """Names of segments, directories and files, and the message ids that a broker makes.
 
-Names of segments, directories and files.
-
     segment name      h8(decimal base offset) + base offset in 20 digits: 28 characters
     cluster directory h8(cluster) + "_" + cluster
     queue path        <broker>/<topic>/<queue id>, nothing escaped
@@ -9,11 +7,10 @@ Names of segments, directories and files.
     local index name  local time as yyyyMMddHHmmssSSS: 17 digits
     h8                the first 8 hexadecimal digits of the MD5 of the UTF-8 text
 
+    message id        hex, upper case: the broker's address (4 or 16 bytes), i32 port, i64 log
+                      offset of the record; 32 or 56 characters
+
 Parsers raise ValueError for any other text.
-
-Message ids that a broker makes of its host and the log offset of a record.
-
-    hex, upper case: address (4 or 16 bytes), i32 port, i64 log offset; 32 or 56 characters
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Single fields and the property string of a stored record, read without decoding the rest.
-
-Single fields of a stored record, read without decoding the rest; the log offset, patched.
+"""The layout of a stored record, and single fields read without decoding the rest.
 
     | offset    | width  | field                     | remarks                              |
     | --------- | ------ | ------------------------- | ------------------------------------ |
@@ -22,7 +20,7 @@ Single fields of a stored record, read without decoding the rest; the log offset
     | 72+b+s+n  | t      | topic                     | length i8 (V1) or i16 (V2), UTF-8    |
     | …         | i16, p | properties                | length, bytes                        |
 
-The property string of a message, and what is made of its KEYS and TAGS.
+The property string:
 
     name 0x01 value 0x02, repeated; UTF-8; nothing is escaped; the last 0x02 may be missing
 
@@ -35,10 +33,9 @@ from collections.abc import Mapping
 from struct import Struct
 from typing import Final
 
-from tieredstore.codec.checks import INT64_MIN, Buffer, require
+from tieredstore.codec.checks import Buffer, require
 from tieredstore.codec.java import decode_utf8, encode_utf8, string_hash
 from tieredstore.model.errors import SegmentCorruptError
-from tieredstore.model.values import INT64_MAX
 
 MESSAGE_MAGIC_V1: Final = 0xDAA320A7
 MESSAGE_MAGIC_V2: Final = 0xDAA320AB
@@ -60,7 +57,6 @@ BORN_HOST_POSITION: Final = 48
 STORE_TIMESTAMP_POSITION: Final = 56  # and IPV6_BYTES more where the born host is of IPv6
 STORE_HOST_POSITION: Final = 64  # likewise
 
-MULTI_TAGS: Final = 0x02
 TRANSACTION_MASK: Final = 0x0C
 TRANSACTION_PREPARED: Final = 0x04
 TRANSACTION_COMMIT: Final = 0x08
@@ -159,30 +155,12 @@ def fixed_bytes(sys_flag: int) -> int:
     return FIXED_BYTES + IPV6_BYTES * (sys_flag & HOSTS_IPV6).bit_count()
 
 
-def patch_log_offset(buffer: bytearray | memoryview, log_offset: int, *, position: int = 0) -> None:
-    """Overwrite the log offset of the record at `position` in place."""
-    if not INT64_MIN <= log_offset <= INT64_MAX:
-        raise ValueError(f"log_offset: {log_offset} does not fit 64 signed bits")
-    at = position + LOG_OFFSET_POSITION
-    if position < 0 or at + 8 > len(buffer):
-        raise ValueError(f"position: no record of {len(buffer)} bytes has one at {position}")
-    INT64.pack_into(buffer, at, log_offset)
-
-
-def rewrite_log_offset(record: Buffer, log_offset: int) -> bytes:
-    """A copy of the record with another log offset: the one change a message takes on its way."""
-    copy = bytearray(record)
-    patch_log_offset(copy, log_offset)
-    return bytes(copy)
-
-
 TAGS: Final = "TAGS"
 KEYS: Final = "KEYS"
 UNIQUE_KEY: Final = "UNIQ_KEY"
 DELAY_LEVEL: Final = "DELAY"
 WAIT_STORE_OK: Final = "WAIT"
 INNER_COUNT: Final = "INNER_NUM"
-INNER_BASE: Final = "INNER_BASE"
 LIGHT_QUEUES: Final = "INNER_MULTI_DISPATCH"
 LIGHT_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
 

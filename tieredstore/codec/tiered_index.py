@@ -1,7 +1,5 @@
 """The bytes of the tier's key index files, as they are written and as they are uploaded.
 
-The key index files of the tier: as they are written, and compacted as they are uploaded.
-
 Header of both forms:
 
     | offset | width | field                                                       |
@@ -169,10 +167,6 @@ def decode_slot(data: Buffer, position: int = 0, *, path: str = "") -> int:
     return max(0, int(_SLOT.unpack_from(data, position)[0]))
 
 
-def encode_compacted_slot(*, position: int, items_bytes: int) -> bytes:
-    return pack_fields(_SLOT, CompactedSlot._fields, position, items_bytes)
-
-
 def decode_compacted_slot(data: Buffer, position: int = 0, *, path: str = "") -> CompactedSlot:
     """The slot; a length that is no whole number of items is damage."""
     require(data, position=position, size=SLOT_BYTES, path=path, what="an index slot")
@@ -190,10 +184,6 @@ def encode_item(item: TieredIndexItem) -> bytes:
 def decode_item(data: Buffer, position: int = 0, *, path: str = "") -> TieredIndexItem:
     require(data, position=position, size=ITEM_BYTES, path=path, what="an index item")
     return TieredIndexItem._make(_ITEM.unpack_from(data, position))
-
-
-def encode_compacted_item(item: CompactedItem) -> bytes:
-    return pack_fields(_COMPACTED_ITEM, CompactedItem._fields, *item)
 
 
 def decode_compacted_item(data: Buffer, position: int = 0, *, path: str = "") -> CompactedItem:
