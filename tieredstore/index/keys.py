@@ -181,7 +181,7 @@ class RunKeys:
 def keys_of_run(topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> RunKeys:
     """Each key once for each message, in the order of the messages.
 
-    A record that is not sound is passed over: nobody who found it could read it.
+    A record that is not sound is passed over: no look-up that found it could read it.
     """
     records = Records(run.run.records, run.run.starts, run.run.message_bytes)
     rows = np.flatnonzero(records.sound)

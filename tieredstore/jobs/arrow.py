@@ -1,6 +1,4 @@
-"""Runs of messages as Arrow batches.
-
-Messages as Arrow batches: the columns, and runs of a queue made into them.
+"""Runs of messages as Arrow batches, with these columns:
 
     | column       | type                | what                                                   |
     | ------------ | ------------------- | ------------------------------------------------------ |

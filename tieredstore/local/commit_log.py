@@ -1,9 +1,7 @@
-"""The commit log: every message of the store, end to end, in files of one size.
+"""The commit log: every message of the store, one behind the other, in files of one size.
 
-The commit log: every message of the store, one behind the other, in files of one size.
-
-A record is never parted. A file holds one if 8 bytes are left behind it; else those that are left
-begin with a blank record, and the next file begins with the record.
+A record never spans two files. A file takes one only if 8 bytes are left behind it; otherwise a
+blank record fills its rest, and the next file begins with the record.
 """
 
 from __future__ import annotations
@@ -505,7 +503,7 @@ class PutResults(Sequence[PutResult]):
 
 
 class _Group:
-    """Those who share one sync; whoever gets the lock first leads it, the others find it ended."""
+    """Threads that share one sync: the first to get the lock leads it, the others find it ended."""
 
     __slots__ = ("ended", "lock")
 
@@ -517,12 +515,12 @@ class _Group:
 
 
 class Flusher:
-    """Syncs a log for all who wait.
+    """Syncs a log for all threads that wait.
 
-    * Whoever waits first syncs, in its own thread; who comes meanwhile forms the next group, one of
-      which syncs for all of it. A lone waiter so never waits for another thread, sixteen share
+    * The first thread to wait syncs; those that come meanwhile form the next group, one of which
+      syncs for all of it. A lone waiter so never waits for another thread, sixteen share
       one sync, and each of them is woken once.
-    * Nobody is told that an offset is on disk before a sync that covers it has returned.
+    * No offset counts as on disk before a sync that covers it has returned.
     * After a sync has failed every wait fails, for ever.
     """
 
@@ -615,5 +613,5 @@ class Flusher:
             ) from self._failure
 
     def _periodic(self) -> None:
-        if self._failure is None:  # it was logged once; whoever puts is told each time
+        if self._failure is None:  # it was logged once, and every put is refused for it
             self.flush()

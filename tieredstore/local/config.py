@@ -1,6 +1,4 @@
-"""The settings of a local store with RocketMQ's defaults, and the delay levels of delayed
-messages.
-"""
+"""The settings of a local store with RocketMQ's defaults, and the levels of delayed messages."""
 
 from __future__ import annotations
 

@@ -1,31 +1,5 @@
-"""One consume queue: where each of its messages lies in the commit log.
-
-What recovery finds in the files of one consume queue.
-
-A unit is valid while its log offset is not negative and its size is positive, as in Java; and its
-record must begin where the one before ends, or behind. Without the second rule units that a cut had
-left behind come back: they are valid, but of an older history.
-
-A search by halves meets single units that may be damaged. It looks beside the place that it found
-and goes on where these say otherwise, so that one wrong unit does not hide its neighbours.
-
-Search by time in one consume queue.
-
-What is meant, for a queue of messages [minimum, maximum) whose times do not decrease:
-
-    | boundary | the answer                            | none: | empty queue: |
-    | -------- | ------------------------------------- | ----- | ------------ |
-    | LOWER    | first message stored at or after then | maximum | minimum    |
-    | UPPER    | last message stored at or before then | minimum | minimum    |
-
-Java chooses one file of the queue first and searches only in it. For the sound queues it was asked
-about the answers are these; where they part, ours is the one that the table says:
-
-* A message that cannot be read (its log file has gone, its record is damaged) makes Java's answer
-  the start of the queue. Here the search looks to the readable messages beside it.
-* Java remembers the time of each file's first and last unit, also when they could not be read.
-
-One consume queue: where each of its messages is in the commit log.
+"""One consume queue: where each of its messages lies in the commit log, what a crash left of it,
+and which message was stored at a given time.
 
 Queue offset k is the unit at byte 20 * k. Where Java is known to go wrong, this does not:
 
@@ -35,6 +9,27 @@ Queue offset k is the unit at byte 20 * k. Where Java is known to go wrong, this
 * The minimum follows the log through all files. Java looks in the first one only, and until that
   has been deleted its minimum names messages that are not there.
 * Units that only fill a place are never messages, also after a restart.
+
+Recovery takes a unit as valid while its log offset is not negative and its size is positive, as in
+Java; and its record must begin where the one before ends, or behind. Without the second rule units
+that a cut had left behind come back: they are valid, but of an older history.
+
+A search by halves meets single units that may be damaged. It looks beside the place that it found
+and goes on where these say otherwise, so that one wrong unit does not hide its neighbours.
+
+Search by time, for a queue of messages [minimum, maximum) whose times do not decrease:
+
+    | boundary | the answer                            | none: | empty queue: |
+    | -------- | ------------------------------------- | ----- | ------------ |
+    | LOWER    | first message stored at or after then | maximum | minimum    |
+    | UPPER    | last message stored at or before then | minimum | minimum    |
+
+Java chooses one file of the queue first and searches only in it. For the sound queues that Java was
+asked about the answers are these; where the two part, ours is the one that the table says:
+
+* A message that cannot be read (its log file has gone, its record is damaged) makes Java's answer
+  the start of the queue. Here the search looks to the readable messages beside it.
+* Java remembers the time of each file's first and last unit, also when they could not be read.
 """
 
 from __future__ import annotations

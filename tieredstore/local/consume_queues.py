@@ -1,22 +1,14 @@
-"""All consume queues of a store, their directories, and topics deleted while their records
-remain.
-
-Topics and queues as directories: which names are one, and how those of a topic go.
-
-    consumequeue/<topic>/<queue number>/<position in 20 digits>
-
-All consume queues of a store.
+"""All consume queues of a store, as directories, and the topics that were deleted while records of
+them remain.
 
     consumequeue/<topic>/<queue number>/<position in 20 digits>
 
 Directories of other kinds, Java's extended queues and batch queues, lie beside `consumequeue` and
 are never touched.
 
-Topics that were deleted while records of them are still in the log.
+The file of deleted topics holds, for each topic, where the log ended when it was deleted:
 
     {"version": 1, "topics": {"TopicTest": 73400}, "crc32": "…"}
-
-The number is where the log ended when the topic was deleted.
 """
 
 from __future__ import annotations

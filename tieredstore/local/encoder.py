@@ -70,7 +70,7 @@ class RecordBatch:
     changes, so what one log has refused another can take. What is said of a record (keys, tags)
     is what a reader of its bytes would find.
 
-    Whoever makes one sets every field: a constructor would take a sixth of a put of one message.
+    Its maker sets every field: a constructor would take a sixth of a put of one message.
     """
 
     data: bytearray
@@ -97,26 +97,26 @@ class RecordBatch:
             return batches[0]
         flat = chain.from_iterable
         batch = cls()
-        batch.data = bytearray().join([each.data for each in batches])
-        batch.sizes = list(flat([each.sizes for each in batches]))
-        batch.topics = list(flat([each.topics for each in batches]))
-        batch.queue_ids = list(flat([each.queue_ids for each in batches]))
-        batch.sys_flags = list(flat([each.sys_flags for each in batches]))
-        batch.in_queue = list(flat([each.in_queue for each in batches]))
-        batch.tags_hashes = list(flat([each.tags_hashes for each in batches]))
-        batch.unique_keys = list(flat([each.unique_keys for each in batches]))
-        batch.keys = list(flat([each.keys for each in batches]))
+        batch.data = bytearray().join([part.data for part in batches])
+        batch.sizes = list(flat([part.sizes for part in batches]))
+        batch.topics = list(flat([part.topics for part in batches]))
+        batch.queue_ids = list(flat([part.queue_ids for part in batches]))
+        batch.sys_flags = list(flat([part.sys_flags for part in batches]))
+        batch.in_queue = list(flat([part.in_queue for part in batches]))
+        batch.tags_hashes = list(flat([part.tags_hashes for part in batches]))
+        batch.unique_keys = list(flat([part.unique_keys for part in batches]))
+        batch.keys = list(flat([part.keys for part in batches]))
         firsts = accumulate(map(len, batches), initial=0)
         batch.delays_ms = {
             first + row: delay
-            for first, each in zip(firsts, batches, strict=False)
-            for row, delay in each.delays_ms.items()
+            for first, part in zip(firsts, batches, strict=False)
+            for row, delay in part.delays_ms.items()
         }
         batch.is_of_one_queue = all(batch.in_queue) and (
             len(set(batch.topics)) == len(set(batch.queue_ids)) == 1
         )
-        batch.waits_for_disk = any(each.waits_for_disk for each in batches)
-        batch.has_property_crc = any(each.has_property_crc for each in batches)
+        batch.waits_for_disk = any(part.waits_for_disk for part in batches)
+        batch.has_property_crc = any(part.has_property_crc for part in batches)
         return batch
 
     def tags_codes(self, store_timestamp: int) -> Sequence[int]:
@@ -475,15 +475,15 @@ class BatchEncoder:
         self._fill_records(batch, messages, strings)
 
         nothing = [None] * len(messages)
-        tags = [each.get(TAGS) for each in properties] if TAGS in names else nothing
+        tags = [named.get(TAGS) for named in properties] if TAGS in names else nothing
         codes = {text: code_of_tags(text) if text else 0 for text in set(tags)}
         batch.tags_hashes = [codes[text] for text in tags]
-        batch.keys = [each.get(KEYS) for each in properties] if KEYS in names else nothing
+        batch.keys = [named.get(KEYS) for named in properties] if KEYS in names else nothing
         batch.unique_keys = nothing
         if UNIQUE_KEY in names:
-            batch.unique_keys = [each.get(UNIQUE_KEY) or None for each in properties]
+            batch.unique_keys = [named.get(UNIQUE_KEY) or None for named in properties]
         batch.waits_for_disk = WAIT_STORE_OK not in names or any(
-            waits_for_disk(each.get(WAIT_STORE_OK)) for each in properties
+            waits_for_disk(named.get(WAIT_STORE_OK)) for named in properties
         )
         batch.delays_ms = {}
         batch.has_property_crc = False
@@ -495,7 +495,7 @@ class BatchEncoder:
         """The bytes and the sizes: each record is joined of header, body, topic and properties."""
         fields = {topic: topic_field(topic) for topic in set(batch.topics)}
         magic, _ = fields[batch.topics[0]]
-        _require(all(magic == each for each, _ in fields.values()))
+        _require(all(magic == other for other, _ in fields.values()))
         _require(self._one.batch_topics.isdisjoint(fields))
         topics = {topic: field + bytes(2) for topic, (_, field) in fields.items()}
         header, columns = _headers(batch, messages, magic)
@@ -553,7 +553,7 @@ def _headers(
         (layout.size - 12, "q", [message.prepared_transaction_offset for message in messages]),
     ]
     # fmt: on
-    return header, [each for each in columns if each[2].count(each[2][0]) < len(messages)]
+    return header, [column for column in columns if column[2].count(column[2][0]) < len(messages)]
 
 
 def _property_strings(properties: Sequence[Mapping[str, str]]) -> tuple[list[bytes], set[str]]:
@@ -564,7 +564,7 @@ def _property_strings(properties: Sequence[Mapping[str, str]]) -> tuple[list[byt
     names = list(chain.from_iterable(properties))
     texts = [""] * (2 * len(names) + 1)
     texts[:-1:2] = names
-    texts[1::2] = chain.from_iterable([each.values() for each in properties])
+    texts[1::2] = chain.from_iterable([named.values() for named in properties])
     text = NAME_END.join(texts)
     _require(text.count(NAME_END) == 2 * len(names) and VALUE_END not in text)
     known = set(names)

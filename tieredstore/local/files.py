@@ -80,7 +80,7 @@ class StoreFiles:
 
     @property
     def ended_abnormally(self) -> bool:
-        """Whether whoever used the store last did not come to shut it down."""
+        """Whether the last user of the store did not shut it down."""
         return self.abort.exists()
 
     def create_abort(self) -> None:

@@ -1,7 +1,5 @@
 """One file of fixed size, read and written through a memory map.
 
-One file of fixed size that is read and written through a map.
-
 A file has its full size from the first moment on, since RocketMQ refuses any other: it is created
 empty, stretched by one ftruncate (so a crash leaves nothing or all of it) and, for a commit log,
 given its blocks, so that a full disk is an error here and not a signal in the middle of a write.
@@ -111,7 +109,7 @@ def open_files_max() -> int:
 class Mapping:
     """One opening of a file; map and descriptor go with the last reference to it.
 
-    So whoever is in the middle of a read or a sync keeps it alive, and closing never has to wait.
+    So a thread in the middle of a read or a sync keeps it alive, and closing never has to wait.
     """
 
     __slots__ = ("descriptor", "map")

@@ -1,8 +1,6 @@
-"""A directory of mapped files that form one long run of bytes.
+"""A directory of mapped files that together are one long run of bytes.
 
-A directory of mapped files that together are one long run of bytes.
-
-    <directory>/<start offset in 20 digits>     all of `file_bytes`, each where the last one ends
+<directory>/<start offset in 20 digits>     all of `file_bytes`, each where the last one ends
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads by queue offset: which messages a consumer gets, and where it goes on.
 
-And no unit is believed. A record that is not the one its unit stands for is never served in its
+No unit is believed. A record that is not the one its unit stands for is never served in its
 place: the unit is made again from the log, or the read is a SegmentCorruptError.
 """
 
@@ -11,18 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.columns import RecordColumns
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, QueueUnits, decode_units
 from tieredstore.driver.message_store import MessageFilter, ReadRequest
 from tieredstore.local.commit_log import CommitLog, read_records
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queue import ConsumeQueue, matching_tags
 from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.unit_truth import UnitTruth
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError
 from tieredstore.model.messages import GetResult, MessageRun, SelectedMessage
 from tieredstore.model.values import INT32_MAX, GetStatus, QueueKey
@@ -80,27 +79,11 @@ FEW_ROWS_MAX = 32  # read one by one: columns are quicker from here on
 _ROWS_AT_ONCE = 64
 
 
-class Truth(Protocol):
-    """What the log says of units: see `dispatching/unit_truth`."""
-
-    def misfit(self, key: QueueKey, offset: int, tags_code: int, record: bytes) -> str: ...
-
-    def fitting_count(
-        self,
-        key: QueueKey,
-        first_offset: int,
-        tags_codes: NDArray[np.int64],
-        columns: RecordColumns,
-    ) -> int: ...
-
-    def made_again(self, key: QueueKey, offset: int, reason: str) -> QueueUnit | None: ...
-
-
 class QueueReader:
     """Answers reads from one log and its queues. Any thread may ask at any time."""
 
     def __init__(
-        self, config: LocalConfig, commit_log: CommitLog, queues: ConsumeQueues, truth: Truth
+        self, config: LocalConfig, commit_log: CommitLog, queues: ConsumeQueues, truth: UnitTruth
     ) -> None:
         self._config = config
         self._log = commit_log

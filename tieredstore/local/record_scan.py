@@ -1,7 +1,5 @@
 """The records of one log file, many at a time, and the damage between them.
 
-The records of one file, many at a time, and what is found where none is.
-
 Three things are stricter than RocketMQ, which ends a log at the first bytes that are no record. A
 record must say that it lies where it lies (its log offset). No CRC covers topic and properties, so
 a record whose last text ends in zeros counts as torn. And behind damage the scan goes on with

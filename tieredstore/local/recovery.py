@@ -1,6 +1,18 @@
-"""Recovery of a store: log, queues and index are brought together when it opens.
+"""Recovery: brings log, queues and index together when a store opens, by two files that say
+what was on disk.
 
-The checkpoint file: up to which store times the parts of a store are durable.
+After a clean end the log is checked from its last file on; after a crash from the file that the
+checkpoint vouches for. It ends behind its last sound record, but never before what was on disk: a
+record there that cannot be read is damaged and not torn, and its place stays taken.
+
+A queue that ends where the table of queue ends says is believed. Any other is held against the
+log, unit by unit from its end, and cut where the log says otherwise. What queues lack, because
+units were damaged or files have gone, is written again, however long ago it was put. Units and keys
+are written again from where the queues or the index end, whichever is earlier; both know what they
+have, so nothing is there twice. No queue ends before the furthest end that is known of it, unless
+the log proves that wrong.
+
+The checkpoint file, up to which store times the parts of a store are durable:
 
     | offset | width | field                                                            |
     | ------ | ----- | ---------------------------------------------------------------- |
@@ -14,26 +26,13 @@ The checkpoint file: up to which store times the parts of a store are durable.
 The file has 4096 bytes, of which the rest is left as it was. The last field is written as 0, which
 is nothing known: later versions then go by the times, as 5.3.3 does.
 
-What each queue held at a moment when all of them were on disk.
+The table of queue ends, what each queue held at a moment when all of them were on disk:
 
     {"version": 1, "logEnd": .., "logMin": .., "queues": {topic: {number: [first, end, last]}},
      "crc32": ".."}
 
 `first` is the queue offset where the first file starts, `end` the next queue offset, `last` where
 the newest message ends in the log.
-
-Bringing log, queues and index together when a store opens.
-
-After a clean end the log is checked from its last file on; after a crash from the file that the
-checkpoint vouches for. It ends behind its last sound record, but never before what was on disk: a
-record there that cannot be read is damaged and not torn, and its place stays taken.
-
-A queue that ends where the table of `queue_ends` says is believed. Any other is held against the
-log, unit by unit from its end, and cut where the log says otherwise. What queues lack, because
-units were damaged or files have gone, is written again, however long ago it was put. Units and keys
-are written again from where the queues or the index end, whichever is earlier; both know what they
-have, so nothing is there twice. No queue ends before the furthest end that is known of it, unless
-the log proves that wrong.
 """
 
 from __future__ import annotations

@@ -1,19 +1,17 @@
-"""The log dispatched again when a store opens.
+"""The log dispatched again when a store opens, into all queues that a record belongs to.
 
-Light message queues: which further queues a record belongs to, and where in them.
+A message whose record is damaged cannot be dispatched. Its place in the queue is kept by a unit
+that points at the damage: a read of that offset says what is wrong and where, every other message
+keeps its number, and no new message gets a number that consumers have passed. The same is done
+for a record that is sound, but says of queue or number what cannot be true.
+
+Light message queues are further queues of a record. Two properties name them:
 
     INNER_MULTI_DISPATCH      %LMQ%a,%LMQ%b     the further queues; each has the number 0
     INNER_MULTI_QUEUE_OFFSET  7,0               the record's place in each, in the same order
 
 Java writes the second of them when it puts the message. A client of it can send any text under
-both names, so nothing here raises: what cannot be meant is passed over.
-
-Dispatching again what the log holds, when a store opens.
-
-A message whose record is damaged cannot be dispatched. Its place in the queue is kept by a unit
-that points at the damage: a read of that offset says what is wrong and where, every other message
-keeps its number, and no new message gets a number that consumers have passed. The same is done
-for a record that is sound, but says of queue or number what cannot be true: see `scanned_run`.
+both names, so nothing here raises: a value that cannot be meant is passed over.
 """
 
 from __future__ import annotations

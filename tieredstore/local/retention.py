@@ -1,6 +1,4 @@
-"""Which log files are deleted, and when: by age, by free space, and never before the tier has
-them.
-"""
+"""Which log files are deleted, and when: by age, by free space, never before the tier has them."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ class LocalStore:
                 stack.callback(self.index.close)
 
     def destroy(self) -> None:
-        """Delete all data; sizes and lock stay, for whoever comes next."""
+        """Delete all data; sizes and lock stay, for the next user of the directory."""
         self.log.load()
         self.queues.load()
         self.queues.destroy()
@@ -636,7 +636,7 @@ class LocalMessageStore(StoreReads):
         Cheaper by far than one at a time: they share one place in the log, one sync, one dispatch.
         """
         parts = self._running()
-        messages = tuple(messages)  # the list is the caller's, who may go on with it
+        messages = tuple(messages)  # the caller may change the list
         if parts.retention.disk_is_full or parts.dispatch.failure:
             reason = self._why_not_now(parts)
             if reason:

@@ -1,4 +1,4 @@
-"""What the log says of the units of queues."""
+"""Holds the units of queues against the log, and makes single ones again from it."""
 
 from __future__ import annotations
 
