@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.codec.golden_files import GOLDEN, expected, local_records
+from tests.codec.golden_files import GOLDEN, expected
 from tests.codec.values import COUNT32, INT32, INT64
 from tieredstore.codec import local_index
-from tieredstore.codec.java import index_key, local_key_hash, local_slot
+from tieredstore.codec.java import local_key_hash, local_slot
 from tieredstore.codec.local_index import LocalIndexHeader, LocalIndexItem
-from tieredstore.codec.message import decode_message
-from tieredstore.codec.record import TRANSACTION_ROLLBACK
 from tieredstore.model.errors import SegmentCorruptError
 
 SLOTS, CAPACITY = 101, 400
@@ -178,22 +176,6 @@ def test_every_golden_item_is_read_and_written_again(path: Path) -> None:
         local_index.decode_slot(data, local_index.slot_position(slot)) for slot in range(SLOTS)
     ]
     assert sum(slot > 0 for slot in slots) == header.used_slot_count
-
-
-def test_the_golden_files_follow_from_the_log_byte_for_byte() -> None:
-    files: list[Filled] = []
-    for record in local_records():
-        message = decode_message(record)
-        if message.transaction == TRANSACTION_ROLLBACK:
-            continue
-        unique = [message.unique_key] if message.unique_key is not None else []
-        for key in (*unique, *message.keys):
-            if not files or files[-1].header.next_item >= CAPACITY:
-                last = files[-1].header if files else LocalIndexHeader()
-                files.append(Filled(SLOTS, CAPACITY, (last.end_timestamp, last.end_log_offset)))
-            text = index_key(message.topic, key)
-            files[-1].put(text, message.log_offset, message.store_timestamp)
-    assert [bytes(file.data) for file in files] == [path.read_bytes() for path in PATHS]
 
 
 @given(HEADERS)
