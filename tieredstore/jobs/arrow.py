@@ -19,6 +19,8 @@
     | body         | binary              | as stored: compressed where sys_flag says so           |
     | body_crc_ok  | bool                | computed for each message, and only when asked for     |
     | size         | int32               | bytes of the whole record                              |
+
+A batch has the columns that are asked for, and no other one is made.
 """
 
 from __future__ import annotations
