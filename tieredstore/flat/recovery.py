@@ -116,8 +116,8 @@ def confirm(file: FlatMessageFile, metadata: MetadataStore) -> None:
 def take_back(file: FlatMessageFile, metadata: MetadataStore) -> None:
     """Unnamed messages do not count: the queue ends where the catalogue had it end.
 
-    No byte is touched. What is appended next is compared with what lies there, so nothing of ours is sent twice.
-    The caller is the one that appends to this queue; nothing may wait.
+    No byte is touched. What is appended next is compared with what lies there, so nothing of ours
+    is sent twice. The caller is the one that appends to this queue; nothing may wait.
     """
     note = _read(file.path, metadata)
     changes = forget_unconfirmed(file.path, metadata)
