@@ -216,65 +216,6 @@ class QueueWalk:
         self._tell(work)
 
 
-class DispatchParts:
-    """What a dispatcher is made of; `ended` is called for each queue whose work has ended."""
-
-    def __init__(
-        self,
-        store: MessageStore,
-        files: FlatFileStore,
-        provider: SegmentProvider,
-        metadata: MetadataStore,
-        index: Index,
-        config: StoreConfig,
-        runtime: Runtime,
-        metrics: Metrics,
-        *,
-        topic_filter: TopicFilter | None = None,
-        ended: Callable[[QueueWork], None],
-    ) -> None:
-        clock = runtime.clock
-        self.filter = topic_filter or TopicFilter(config)
-        self.budget = UploadBudget(
-            bytes_max=config.dispatch_buffer_bytes, uploads_max=config.pending_count_max // 4
-        )
-        self.claims = QueueClaims()
-        self.pending = PendingCounts(
-            full_count=config.group_commit_count,
-            full_bytes=config.group_commit_bytes,
-            rejects=self.filter.rejects,
-        )
-        feed = IndexFeed(index, self.budget, config)
-        chores = QueueChores(store, files, metadata, feed, self.budget, config=config, clock=clock)
-        rules = QueueRules(store, chores, self.pending, self.filter, config=config, clock=clock)
-
-        def upload_ended(work: QueueWork) -> None:
-            self.budget.end_upload()
-            ended(work)
-
-        rounds = Rounds(
-            files,
-            provider,
-            metadata,
-            feed,
-            self.budget,
-            runtime=runtime,
-            metrics=metrics,
-            ended=upload_ended,
-        )
-        self.walk = QueueWalk(
-            store,
-            rules,
-            chores,
-            Batches(store, self.budget, self.pending, config),
-            rounds,
-            self.claims,
-            self.budget,
-            runtime,
-            ended=ended,
-        )
-
-
 class LocalNeeds:
     """Finds the smallest local log offset that is still needed.
 
@@ -370,24 +311,40 @@ class Dispatcher:
         self._metrics = metrics or NoMetrics()
         self._interval_ms = config.dispatch_interval_ms
         self._is_inline = isinstance(runtime.dispatch, InlinePool)
-        parts = DispatchParts(
+        clock = runtime.clock
+        self.topic_filter = topic_filter or TopicFilter(config)
+        self.budget = UploadBudget(
+            bytes_max=config.dispatch_buffer_bytes, uploads_max=config.pending_count_max // 4
+        )
+        self._claims = QueueClaims()
+        self._pending = PendingCounts(
+            full_count=config.group_commit_count,
+            full_bytes=config.group_commit_bytes,
+            rejects=self.topic_filter.rejects,
+        )
+        feed = IndexFeed(index, self.budget, config)
+        chores = QueueChores(store, files, metadata, feed, self.budget, config=config, clock=clock)
+        self._walk = QueueWalk(
             store,
-            files,
-            provider,
-            metadata,
-            index,
-            config,
+            QueueRules(store, chores, self._pending, self.topic_filter, config=config, clock=clock),
+            chores,
+            Batches(store, self.budget, self._pending, config),
+            Rounds(
+                files,
+                provider,
+                metadata,
+                feed,
+                self.budget,
+                runtime=runtime,
+                metrics=self._metrics,
+                ended=self._upload_ended,
+            ),
+            self._claims,
+            self.budget,
             runtime,
-            self._metrics,
-            topic_filter=topic_filter,
             ended=self._ended,
         )
-        self.topic_filter = parts.filter
-        self.budget = parts.budget
-        self._claims = parts.claims
-        self._pending = parts.pending
-        self._walk = parts.walk
-        self._needs = LocalNeeds(store, files, parts.filter, parts.walk.work_of)
+        self._needs = LocalNeeds(store, files, self.topic_filter, self._walk.work_of)
         self._service: Service | None = None
         self._next_full_look = self._next_look_again = 0.0
         self._unconfirmed: list[QueueKey] = []
@@ -581,6 +538,10 @@ class Dispatcher:
         """The store's callback. It counts, and does nothing else in this thread."""
         if self._is_running and self._pending.note(requests):
             self._wake_service()
+
+    def _upload_ended(self, work: QueueWork) -> None:
+        self.budget.end_upload()
+        self._ended(work)
 
     def _ended(self, work: QueueWork) -> None:
         """Something of the queue has ended; more may wait."""
