@@ -242,8 +242,15 @@ class AbstractPluginMessageStore:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
-        request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
-        return read_from(self.next_store, request)
+        return self.next_store.get_message(
+            topic,
+            queue_id,
+            offset,
+            count_max=count_max,
+            bytes_max=bytes_max,
+            message_filter=message_filter,
+            group=group,
+        )
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
         return self.next_store.min_offset(topic, queue_id)
