@@ -17,6 +17,8 @@ from typing import Any, Self
 
 import pytest
 
+from tieredstore.model.errors import TieredStoreError
+
 CALLS = [
     "open",
     "pwrite",
@@ -60,6 +62,19 @@ class FailingCall:
 
 def refusal(name: str) -> OSError:
     return OSError(errno.EIO, "Input/output error", name)
+
+
+def refused_call(operation: Callable[[], object], number: int) -> str | None:
+    """The name of the operation's call of this number, which fails; None: it has fewer calls.
+
+    What the operation may raise then is an error of ours.
+    """
+    with failing_call(number) as plan:
+        try:
+            operation()
+        except TieredStoreError:
+            assert plan.name is not None
+    return plan.name
 
 
 @contextmanager

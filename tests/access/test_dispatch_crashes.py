@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.access.dispatch_kit import RecordingIndex, Tier
+from tests.every_step import every_step
 from tests.s3.s3_clients import CLIENTS
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import QueueKey
@@ -33,6 +34,7 @@ def upload(store: ListMessageStore, tier: Tier) -> None:
 
 def lives(root: Path, faults: Faults) -> None:
     """A first life that the faults end, and a second one that has none."""
+    root.mkdir(exist_ok=True)
     runtime = Runtime.inline()
     store, index = ListMessageStore.opened(runtime), RecordingIndex()
     backend = MemoryProvider(runtime)
@@ -85,10 +87,10 @@ def part_of(part: int, steps: int, backend: str) -> range:
 def test_after_a_crash_at_any_step_the_tier_is_whole(
     tmp_path: Path, backend: str, fault: Fault, part: int
 ) -> None:
-    for step in part_of(part, 9, backend):
-        root = tmp_path / str(step)
-        root.mkdir()
-        lives(root, Faults({step: fault}))
+    every_step(
+        lambda step: lives(tmp_path / str(step), Faults({step: fault})),
+        steps=part_of(part, 9, backend),
+    )
 
 
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER, Fault.HALF])
@@ -96,7 +98,7 @@ def test_after_a_crash_at_any_step_the_tier_is_whole(
 def test_after_a_failure_at_any_step_too(
     tmp_path: Path, backend: str, fault: Fault, part: int
 ) -> None:
-    for step in part_of(part, 18, backend):
-        root = tmp_path / str(step)
-        root.mkdir()
-        lives(root, Faults({step: fault}))
+    every_step(
+        lambda step: lives(tmp_path / str(step), Faults({step: fault})),
+        steps=part_of(part, 18, backend),
+    )

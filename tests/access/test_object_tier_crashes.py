@@ -14,6 +14,7 @@ import pytest
 from tests.access.test_tier_crashes import CRASHES, ROUNDS, Step, live, steps_of
 from tests.access.tier_lives import Lives
 from tests.crash_stores import Stores
+from tests.every_step import every_step
 from tests.providers.object_kit import FAILURES, StruckClient
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.retry import RetryPolicy
@@ -88,8 +89,10 @@ def test_after_a_crash_at_a_request_the_tier_is_whole(
     requests = range(requests_of_a_quiet_life(tmp_path, stores))
     if not stores.is_remote:
         requests = requests[CRASHES.index(fault) * 7 :: SAMPLE]
-    for step in stores.sample(requests, over_http=3, at_length=9):
-        crash(tmp_path, stores, Faults({step: fault}))
+    every_step(
+        lambda step: crash(tmp_path, stores, Faults({step: fault})),
+        steps=stores.sample(requests, over_http=3, at_length=9),
+    )
 
 
 def test_nor_does_a_second_crash_in_the_next_life_hurt(tmp_path: Path, stores: Stores) -> None:
@@ -118,5 +121,7 @@ def test_a_request_that_fails_is_sent_again_and_nobody_notices(
 @pytest.mark.parametrize("stores", ["memory"], indirect=True)  # the first test does it over HTTP
 @pytest.mark.parametrize("fault", CRASHES)
 def test_nor_does_a_crash_at_any_request(tmp_path: Path, stores: Stores, fault: Fault) -> None:
-    for step in range(requests_of_a_quiet_life(tmp_path, stores)):
-        crash(tmp_path, stores, Faults({step: fault}))
+    every_step(
+        lambda step: crash(tmp_path, stores, Faults({step: fault})),
+        steps=range(requests_of_a_quiet_life(tmp_path, stores)),
+    )

@@ -109,8 +109,10 @@ def test_there_are_as_many_steps_as_are_tried(tmp_path: Path) -> None:
 def test_after_a_crash_at_any_step_the_tier_is_whole(
     tmp_path: Path, fault: Fault, part: int
 ) -> None:
-    for step in range(part, STEPS_MAX, PARTS):
-        crash(Lives(tmp_path), Faults({step: fault}))
+    every_step(
+        lambda step: crash(Lives(tmp_path), Faults({step: fault})),
+        steps=range(part, STEPS_MAX, PARTS),
+    )
 
 
 @pytest.mark.parametrize("first", [Fault.CRASH_AFTER, Fault.CRASH_HALF])

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.failing_calls import failing_call
+from tests.every_step import every_step
+from tests.failing_calls import refused_call
 from tests.local.store_audit import a_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
@@ -16,11 +17,9 @@ from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local.retention import HOUR_MS
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import TieredStoreError
 from tieredstore.testing.samples import TOPIC, a_message
 
 MESSAGES = 10
-CALLS_MAX = 1_000
 STRIDE = 3  # every third call is tried: all of them take minutes
 
 Operation = Callable[[], object]
@@ -96,24 +95,16 @@ def read(root: Path) -> tuple[TieredMessageStore, Operation]:
 def test_whatever_the_system_refuses_is_an_error_of_ours_and_loses_nothing(
     operation: Callable[[Path], tuple[TieredMessageStore, Operation]], tmp_path: Path
 ) -> None:
-    tried = 0
-    for number in range(0, CALLS_MAX, STRIDE):
+    def refuse(number: int) -> bool:
         root = tmp_path / f"{number}"
         store, call = operation(root)
-        with failing_call(number) as plan:
-            refused = False
-            try:
-                call()
-            except TieredStoreError:
-                refused = True
-        assert plan.name is not None or not refused
+        name = refused_call(call, number * STRIDE)
         store.shutdown()
         store = unopened(root)
         store.load()
         assert store.max_offset(TOPIC, 0) == MESSAGES
         store.shutdown()
         shutil.rmtree(root)
-        if plan.name is None:
-            break
-        tried += 1
-    assert 0 < tried < CALLS_MAX // STRIDE - 1
+        return name is not None
+
+    every_step(refuse)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.every_step import every_step
 from tests.flat.store_kit import KEY, LOG, PATH, QUEUE, Tier, append, content, unplaced
 from tests.flat.tiers import run_of
 from tieredstore.driver.runtime import Runtime
@@ -104,8 +105,7 @@ def steps_of_a_quiet_run(tiers: Callable[[], Tier]) -> range:
 
 @pytest.mark.parametrize("fault", CRASHES)
 def test_after_a_crash_at_any_step_nothing_acknowledged_is_lost(fault: Fault) -> None:
-    for step in steps_of_a_quiet_run(a_tier):
-        assert crash_and_return(a_tier(), step, fault), step
+    every_step(lambda step: crash_and_return(a_tier(), step, fault))
 
 
 def crash_twice(tier: Tier, steps: Sequence[int], fault: Fault) -> None:
@@ -147,14 +147,17 @@ def crash_and_send_others(tier: Tier, step: int, fault: Fault) -> None:
 @pytest.mark.parametrize("fault", CRASHES)
 def test_nor_where_the_next_batch_after_the_crash_is_another(fault: Fault) -> None:
     """The messages that were on their way are gone from the local store: the tier goes on."""
-    for step in steps_of_a_quiet_run(a_tier):
-        crash_and_send_others(a_tier(), step, fault)
+    every_step(
+        lambda step: crash_and_send_others(a_tier(), step, fault),
+        steps=steps_of_a_quiet_run(a_tier),
+    )
 
 
 @pytest.mark.parametrize("fault", FAILURES)
 def test_a_failure_at_any_step_is_repaired_by_the_same_process(fault: Fault) -> None:
-    for step in steps_of_a_quiet_run(a_tier):
-        fail_and_go_on(a_tier(), step, fault)
+    every_step(
+        lambda step: fail_and_go_on(a_tier(), step, fault), steps=steps_of_a_quiet_run(a_tier)
+    )
 
 
 def fail_and_go_on(tier: Tier, step: int, fault: Fault) -> None:
@@ -218,5 +221,6 @@ def crash_in_destroying(tier: Tier, step: int, fault: Fault) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER])
 def test_a_destroyed_queue_is_wholly_there_or_not_at_all_after_a_crash(fault: Fault) -> None:
-    for step in steps_of_destroying(a_tier):
-        crash_in_destroying(a_tier(), step, fault)
+    every_step(
+        lambda step: crash_in_destroying(a_tier(), step, fault), steps=steps_of_destroying(a_tier)
+    )

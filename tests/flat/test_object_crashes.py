@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.crash_stores import Clients, Stores
+from tests.every_step import every_step
 from tests.flat.store_kit import Tier
 from tests.flat.test_crashes import (
     CRASHES,
@@ -73,8 +74,8 @@ def tiers(stores: Stores) -> Tiers:
 def test_after_a_crash_at_any_request_nothing_acknowledged_is_lost(
     stores: Stores, tiers: Tiers, fault: Fault
 ) -> None:
-    for step in stores.sample(steps_of_a_quiet_run(in_memory), over_http=3, at_length=8):
-        assert crash_and_return(tiers(), step, fault), step
+    steps = stores.sample(steps_of_a_quiet_run(in_memory), over_http=3, at_length=8)
+    every_step(lambda step: crash_and_return(tiers(), step, fault), steps=steps)
 
 
 @pytest.mark.parametrize("fault", [Fault.CRASH_AFTER, Fault.CRASH_HALF])
@@ -90,21 +91,21 @@ def test_nor_after_a_second_crash_while_recovering(
 def test_nor_where_the_next_batch_after_the_crash_is_another(
     stores: Stores, tiers: Tiers, fault: Fault
 ) -> None:
-    for step in stores.sample(steps_of_a_quiet_run(in_memory)[::3], over_http=2, at_length=4):
-        crash_and_send_others(tiers(), step, fault)
+    steps = stores.sample(steps_of_a_quiet_run(in_memory)[::3], over_http=2, at_length=4)
+    every_step(lambda step: crash_and_send_others(tiers(), step, fault), steps=steps)
 
 
 @pytest.mark.parametrize("fault", FAILURES)
 def test_a_failure_at_any_request_is_repaired_by_the_same_process(
     stores: Stores, tiers: Tiers, fault: Fault
 ) -> None:
-    for step in stores.sample(steps_of_a_quiet_run(in_memory)[::3], over_http=2, at_length=4):
-        fail_and_go_on(tiers(), step, fault)
+    steps = stores.sample(steps_of_a_quiet_run(in_memory)[::3], over_http=2, at_length=4)
+    every_step(lambda step: fail_and_go_on(tiers(), step, fault), steps=steps)
 
 
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER])
 def test_a_destroyed_queue_is_wholly_there_or_not_at_all_after_a_crash(
     stores: Stores, tiers: Tiers, fault: Fault
 ) -> None:
-    for step in stores.sample(steps_of_destroying(in_memory), over_http=2, at_length=4):
-        crash_in_destroying(tiers(), step, fault)
+    steps = stores.sample(steps_of_destroying(in_memory), over_http=2, at_length=4)
+    every_step(lambda step: crash_in_destroying(tiers(), step, fault), steps=steps)

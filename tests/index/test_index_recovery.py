@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.every_step import every_step
 from tests.index.store_kit import BROKER, INDEX_PATH, SLOTS, Shop, put_again
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.watermarks import QueueId
@@ -130,31 +132,33 @@ def test_a_queue_made_anew_beyond_its_old_end_is_indexed_from_its_begin(
     assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 9
 
 
-def test_a_crash_at_any_step_of_an_upload_loses_nothing(tmp_path: Path) -> None:
-    step = 0
-    while True:
-        for fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF):
-            shop = Shop(tmp_path / f"{step}-{fault.name}", items=20)
-            shop.put(["k"] * 30, unique=False)
-            shop.index._writer.sync()
-            shop.faults.strike(fault, after=step)
-            try:
-                shop.index.step()
-            except SimulatedCrash:
-                shop.crash()
-            else:
-                assert step == 4  # row, room for it, bytes, row
-                return
-            shop.open()
-            put_again(shop)
-            assert len(shop.found("k")) == 30, (step, fault)
+@pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF])
+def test_a_crash_at_any_step_of_an_upload_loses_nothing(tmp_path: Path, fault: Fault) -> None:
+    def upload(step: int) -> Shop:
+        shop = Shop(tmp_path / f"{step}", items=20)
+        shop.put(["k"] * 30, unique=False)
+        shop.index._writer.sync()
+        shop.faults.strike(fault, after=step)
+        with suppress(SimulatedCrash):
             shop.index.step()
-            assert len(shop.found("k")) == 30, (step, fault)
-            assert len(shop.segments()) == 1
-            assert len(shop.local_files()) == 1
-            listed = [(each.base, each.size) for each in shop.provider.list(INDEX_PATH)]
-            assert listed == [(row.base_offset, row.size) for row in shop.segments()]
-        step += 1
+        return shop
+
+    def check(shop: Shop, step: int) -> bool:
+        if not shop.faults.crashed:
+            return False
+        shop.crash()
+        shop.open()
+        put_again(shop)
+        assert len(shop.found("k")) == 30
+        shop.index.step()
+        assert len(shop.found("k")) == 30
+        assert len(shop.segments()) == 1
+        assert len(shop.local_files()) == 1
+        listed = [(each.base, each.size) for each in shop.provider.list(INDEX_PATH)]
+        assert listed == [(row.base_offset, row.size) for row in shop.segments()]
+        return True
+
+    assert every_step(upload, check) == 4  # row, room for it, bytes, row
 
 
 @pytest.mark.parametrize("fuller", [False, True])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.every_step import every_step
 from tests.index.store_kit import BROKER, INDEX_PATH, SLOTS, Shop, put_again
 from tieredstore.index.footer import NearFooter
 from tieredstore.index.uploaded import UploadedFile
@@ -96,37 +98,43 @@ def test_a_file_whose_fences_cannot_be_kept_is_not_read_at_every_step(
     assert not shop.index.problem
 
 
-def test_a_crash_at_any_step_of_an_expiry_leaves_no_bytes_behind(tmp_path: Path) -> None:
-    step = 0
-    while True:
-        for fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF):
-            shop = Shop(tmp_path / f"{step}-{fault.name}")
-            shop.upload_files(3)
-            ends = [row.end_offset for row in shop.segments()]
-            before = STORE_TIMESTAMP + 60_001
-            shop.faults.strike(fault, after=step)
-            try:
-                assert shop.index.expire(before) == 2
-            except SimulatedCrash:
-                shop.crash()
-            else:
-                assert step == 4  # rows, two files, notes
-                return
-            shop.open()
-            assert put_again(shop) == 0
-            kept = shop.found("k")
-            assert kept[0] == (0, 2000)
-            assert len(kept) == len(shop.segments())
-            shop.index.expire(before)
-            assert shop.found("k") == [(0, 2000)]
-            shop.reopen()
-            listed = [(each.base, each.size) for each in shop.provider.list(INDEX_PATH)]
-            assert listed == [(row.base_offset, row.size) for row in shop.segments()], (step, fault)
-            shop.put(["k"])
-            shop.index.seal()
-            assert [row.base_offset for row in shop.segments()] == ends[1:]  # never used twice
-            assert len(shop.found("k")) == 2
-        step += 1
+@pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF])
+def test_a_crash_at_any_step_of_an_expiry_leaves_no_bytes_behind(
+    tmp_path: Path, fault: Fault
+) -> None:
+    before = STORE_TIMESTAMP + 60_001
+
+    def expire(step: int) -> tuple[Shop, list[int]]:
+        shop = Shop(tmp_path / f"{step}")
+        shop.upload_files(3)
+        ends = [row.end_offset for row in shop.segments()]
+        shop.faults.strike(fault, after=step)
+        with suppress(SimulatedCrash):
+            assert shop.index.expire(before) == 2
+        return shop, ends
+
+    def check(left: tuple[Shop, list[int]], step: int) -> bool:
+        shop, ends = left
+        if not shop.faults.crashed:
+            return False
+        shop.crash()
+        shop.open()
+        assert put_again(shop) == 0
+        kept = shop.found("k")
+        assert kept[0] == (0, 2000)
+        assert len(kept) == len(shop.segments())
+        shop.index.expire(before)
+        assert shop.found("k") == [(0, 2000)]
+        shop.reopen()
+        listed = [(each.base, each.size) for each in shop.provider.list(INDEX_PATH)]
+        assert listed == [(row.base_offset, row.size) for row in shop.segments()]
+        shop.put(["k"])
+        shop.index.seal()
+        assert [row.base_offset for row in shop.segments()] == ends[1:]  # never used twice
+        assert len(shop.found("k")) == 2
+        return True
+
+    assert every_step(expire, check) == 4  # rows, two files, notes
 
 
 def test_what_expires_while_the_last_file_goes_is_never_at_an_old_place(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.every_step import every_step
 from tests.jobs import faulty_tiers
 from tests.jobs.growing_tier import broker_on, everything, tier_at
 from tests.jobs.migrate_kit import copy_of_golden, files, moved, picture, posix
@@ -156,17 +157,15 @@ def test_killed_again_and_again_it_comes_to_its_end(tmp_path: Path) -> None:
 def test_killed_at_any_step_of_the_cut_over_it_is_whole_or_not_there(tmp_path: Path) -> None:
     source, target = copy_of_golden(tmp_path / "java"), posix(tmp_path / "new")
     moved(source, target)
-    left = None
+
+    def check(left: int | None, step: int) -> bool:
+        with JsonMetadataStore.open(target.catalogue_path, read_only=True) as metadata:
+            assert len(metadata.queues()) in (0, 9)
+            assert len(metadata.segments()) in (0, 57)
+        return left is None
+
     with dying(source, target, tmp_path) as process:
-        for step in range(30):
-            left = process.run(step)
-            with JsonMetadataStore.open(target.catalogue_path, read_only=True) as metadata:
-                assert len(metadata.queues()) in (0, 9)
-                assert len(metadata.segments()) in (0, 57)
-            if left is not None:
-                break
-    assert left is not None
-    assert step > 4
+        assert every_step(process.run, check) > 4
     whole(target)
     assert moved(source, target, cut_over=True).facts["cut_over"] == "done before"
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.failing_calls import failing_call
+from tests.every_step import every_step
+from tests.failing_calls import refused_call
 from tests.local.store_audit import a_config, opened, parts_of
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.reader import LocalReader
@@ -21,7 +22,6 @@ from tieredstore.model.errors import TieredStoreError
 from tieredstore.testing.samples import TOPIC, a_message
 
 MESSAGES = 30
-CALLS_MAX = 1_000
 SIZES = {"commit_log_file_bytes": 4_096}
 
 Operation = Callable[[], object]
@@ -117,28 +117,23 @@ OPERATIONS = (
 def test_whatever_the_system_refuses_is_an_error_of_ours_and_loses_nothing(
     operation: Callable[[Path], tuple[LocalMessageStore, Operation]], tmp_path: Path
 ) -> None:
-    struck: set[str] = set()
-    for number in range(CALLS_MAX):
+    struck: set[str | None] = set()
+
+    def refuse(number: int) -> bool:
         root = tmp_path / f"{number}"
         store, call = operation(root)
-        with failing_call(number) as plan:
-            refused = False
-            try:
-                call()
-            except TieredStoreError:
-                refused = True
-        assert plan.name is not None or not refused
+        name = refused_call(call, number)
         store.shutdown()
         store = opened(root, **SIZES)
         kept = sum(store.max_offset(TOPIC, queue_id) or 0 for queue_id in (0, 1))
         assert kept >= MESSAGES
         store.shutdown()
         shutil.rmtree(root)
-        if plan.name is None:
-            break
-        struck.add(plan.name)
-    assert number < CALLS_MAX - 1
-    assert len(struck) >= 2
+        struck.add(name)
+        return name is not None
+
+    every_step(refuse)
+    assert len(struck - {None}) >= 2
 
 
 def test_a_thread_that_cannot_be_started_is_an_error_of_ours_and_nothing_runs(

@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 
 from tests.crash_stores import Stores
+from tests.every_step import every_step
 from tests.providers.object_kit import CRASHES, FAILURES, PATH, Bucket, Process
 from tieredstore.driver.object_client import ObjectExistsError
 from tieredstore.driver.segment import FileSegment
@@ -134,10 +135,14 @@ def quiet_steps() -> range:
 
 @pytest.mark.parametrize("fault", CRASHES)
 def test_nothing_acknowledged_is_lost_wherever_a_process_dies(stores: Stores, fault: Fault) -> None:
-    for step in stores.sample(quiet_steps(), over_http=4, at_length=14):
+    def live(step: int) -> tuple[Bucket, Life]:
         bucket, life = Bucket(stores.new()), Life()
         with pytest.raises(SimulatedCrash):
             life.live(bucket.process(Faults({step: fault})))
+        return bucket, life
+
+    def check(left: tuple[Bucket, Life], step: int) -> None:
+        bucket, life = left
         life.check(bucket.process())
         after = bucket.process()
         life.check(after)
@@ -145,14 +150,18 @@ def test_nothing_acknowledged_is_lost_wherever_a_process_dies(stores: Stores, fa
         life.check(after)
         life.check(bucket.process())
 
+    every_step(live, check, steps=stores.sample(quiet_steps(), over_http=4, at_length=14))
+
 
 @pytest.mark.parametrize("fault", FAILURES)
 def test_one_failure_of_any_request_is_tried_again(stores: Stores, fault: Fault) -> None:
-    for step in stores.sample(quiet_steps(), over_http=4, at_length=14):
+    def live(step: int) -> None:
         bucket, life = Bucket(stores.new()), Life()
         life.live(bucket.process(Faults({step: fault}), retries=3))
         life.check(bucket.process())
         assert life.acknowledged.keys() == {(INDEX_PATH, INDEX, 0), (PATH, QUEUE, 0)}
+
+    every_step(live, steps=stores.sample(quiet_steps(), over_http=4, at_length=14))
 
 
 @pytest.mark.parametrize("fault", FAILURES)
@@ -162,8 +171,10 @@ def test_a_writer_whose_requests_fail_finds_out_where_it_is_and_goes_on(
     """No retries below: each failure is seen, and the writer does as the tier does."""
     requests = range(write_to_the_end(Bucket(), Faults()))
     assert len(requests) > 5
-    for step in stores.sample(requests, over_http=4, at_length=14):
-        assert write_to_the_end(Bucket(stores.new()), Faults({step: fault})) > step
+    every_step(
+        lambda step: write_to_the_end(Bucket(stores.new()), Faults({step: fault})) > step,
+        steps=stores.sample(requests, over_http=4, at_length=14),
+    )
 
 
 def write_to_the_end(bucket: Bucket, faults: Faults) -> int:

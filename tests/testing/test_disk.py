@@ -25,16 +25,18 @@ def files(folder: Path) -> Files:
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
-def sync(path: Path) -> None:
+def sync(path: Path) -> Path:
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
+    return path
 
 
-def write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes) -> Path:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     os.pwrite(descriptor, data, 0)
     os.close(descriptor)
+    return path
 
 
 def truncate(path: Path, size: int) -> None:
@@ -43,10 +45,11 @@ def truncate(path: Path, size: int) -> None:
     os.close(descriptor)
 
 
-def map_and_write(path: Path, data: bytes) -> None:
+def map_and_write(path: Path, data: bytes) -> Path:
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         mapped[: len(data)] = data
         mapped.flush()  # writes the pages; what counts here is the sync of the file
+    return path
 
 
 def made_folder(root: Path, *, synced: str = "") -> None:
@@ -66,7 +69,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], Files]] = {
     "a longer length": (lambda root: truncate(root / "a", 99), {"a": OLD}),
     "a new name": (lambda root: write(root / "b", NEW), {"a": OLD}),
     "the name of a synced file": (
-        lambda root: (write(root / "b", NEW), sync(root / "b")),
+        lambda root: sync(write(root / "b", NEW)),
         {"a": OLD},
     ),
     "the bytes below a synced name": (
@@ -77,11 +80,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], Files]] = {
     "a renamed file": (lambda root: (root / "a").rename(root / "b"), {"a": OLD}),
     "a link": (lambda root: os.link(root / "a", root / "b"), {"a": OLD}),
     "a file in the place of another": (
-        lambda root: (
-            write(root / "b", NEW),
-            sync(root / "b"),
-            (root / "b").replace(root / "a"),
-        ),
+        lambda root: sync(write(root / "b", NEW)).replace(root / "a"),
         {"a": OLD},
     ),
     "a folder": (made_folder, {"a": OLD}),
@@ -92,11 +91,11 @@ CHANGES: dict[str, tuple[Callable[[Path], object], Files]] = {
         {"a": OLD, "new/file": NEW},
     ),
     "nothing of bytes that were synced": (
-        lambda root: (write(root / "a", NEW), sync(root / "a")),
+        lambda root: sync(write(root / "a", NEW)),
         {"a": NEW},
     ),
     "nothing of a mapping that was synced": (
-        lambda root: (map_and_write(root / "a", b"NEW"), sync(root / "a")),
+        lambda root: sync(map_and_write(root / "a", b"NEW")),
         {"a": b"NEW" + OLD[3:]},
     ),
     "nothing of what is replaced whole": (

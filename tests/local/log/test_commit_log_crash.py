@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.codec.golden_files import GOLDEN
+from tests.every_step import every_step
 from tests.local.log.test_commit_log import FILE_BYTES, a_batch, a_config, a_log, some_records
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.commit_log import CommitLog
@@ -49,7 +50,8 @@ def test_a_log_cut_at_any_byte_of_its_last_three_records_recovers(tmp_path: Path
     folder.mkdir(parents=True)
     path = folder / f"{0:020d}"
     (late,) = some_records(1)
-    for cut in range(run.log_offsets[-3], run.end_offset + 1):
+
+    def cut_at(cut: int) -> None:
         path.write_bytes(whole[:cut] + bytes(FILE_BYTES - cut))
         log = a_log(tmp_path / "cut")
         ends = [at + size for at, size in zip(run.log_offsets, run.sizes, strict=True)]
@@ -57,6 +59,8 @@ def test_a_log_cut_at_any_byte_of_its_last_three_records_recovers(tmp_path: Path
         assert recover(log) == kept
         assert log.append(late, [99]).log_offsets == [ends[len(kept) - 1]]
         log.close()
+
+    every_step(cut_at, steps=range(run.log_offsets[-3], run.end_offset + 1))
 
 
 def test_bytes_behind_a_torn_tail_never_come_back(tmp_path: Path) -> None:
