@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +12,19 @@ from typing import Any
 import pytest
 
 from tests.access.fetch_kit import ByNamedCode
-from tests.flat.golden_tiers import GOLDEN, NOW_MS, differences, expectation
+from tests.codec.golden_files import sha256
+from tests.flat.golden_tiers import (
+    GOLDEN,
+    NOW_MS,
+    differences,
+    expectation,
+    facts,
+    page_of,
+    place_of,
+)
 from tieredstore.access.fetcher import Fetcher
 from tieredstore.codec.message import StoredMessage, decode_message
-from tieredstore.codec.record import peek_queue_id, tags_code
+from tieredstore.codec.record import tags_code
 from tieredstore.driver.message_store import ReadRequest
 from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.runtime import Runtime
@@ -26,8 +34,8 @@ from tieredstore.index.store import IndexStore
 from tieredstore.index.uploaded import UploadedIndex
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.messages import QueryResult, SelectedMessage
-from tieredstore.model.values import Boundary, QueueKey
+from tieredstore.model.messages import QueryResult
+from tieredstore.model.values import QueueKey
 from tieredstore.providers.posix import PosixProvider
 
 SLOTS = 64
@@ -100,10 +108,6 @@ def rows_of(name: str) -> list[dict[str, Any]]:
     return found
 
 
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 @pytest.mark.parametrize("name", ["tier-posix", "legacy"])
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("count_max", [1, 32, 4096])
@@ -142,18 +146,7 @@ def page(fetcher: Fetcher, query: dict[str, Any]) -> dict[str, Any]:
             ),
         )
     )
-    records = [one.record for one in result.messages]
-    answer = {
-        "status": result.status.name,
-        "nextBeginOffset": result.next_offset,
-        "minOffset": result.min_offset,
-        "maxOffset": result.max_offset,
-        "count": len(records),
-        "totalSize": sum(map(len, records)),
-        "queueOffsets": [one.queue_offset for one in result.messages],
-        "physicalOffsets": [one.log_offset for one in result.messages],
-    }
-    return {**answer, "sha256": sha256(b"".join(records))} if records else answer
+    return page_of(result)
 
 
 def test_pages_are_javas_but_for_the_listed_rows() -> None:
@@ -171,27 +164,6 @@ def test_pages_are_javas_but_for_the_listed_rows() -> None:
                     assert {name: ours[name] for name in javas if name in ours} == {
                         name: javas[name] for name in javas if name in ours
                     }, (number, row)
-
-
-def test_times_are_javas_but_for_the_listed_rows() -> None:
-    listed = differences(QUEUE_QUERIES)
-    with opened("tier-posix") as fetcher:
-        for number, row in enumerate(expectation(QUEUE_QUERIES)):
-            query = row["query"]
-            place = query["topic"], query["queueId"]
-            if query["op"] == "offsetByTime":
-                boundary = Boundary[query["boundary"]]
-                answer = fetcher.offset_by_time(*place, query["timestamp"], boundary)
-                ours = {"offset": -1 if answer is None else answer}
-            elif query["op"] == "storeTimestamp":
-                answer = fetcher.store_time(*place, query["offset"])
-                ours = {"timestamp": -1 if answer is None else answer}
-            elif query["op"] == "earliestTime":
-                answer = fetcher.earliest_time(*place)
-                ours = {"timestamp": -1 if answer is None else answer}
-            else:
-                continue
-            assert ours == (listed[number]["ours"] if number in listed else row["result"]), row
 
 
 @cache
@@ -227,7 +199,7 @@ def check(result: QueryResult, scanned: list[dict[str, Any]], count_max: int) ->
     assert times == wanted[: max(0, count_max)]
     ours = [(message.queue_id, message.queue_offset) for message in found]
     assert len(set(ours)) == len(ours)
-    assert set(ours) <= set(map(place_of, scanned))
+    assert set(ours) <= {(row["queueId"], row["queueOffset"]) for row in scanned}
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -270,18 +242,3 @@ def test_messages_by_key_are_javas_but_for_the_listed_rows(tmp_path: Path, seale
             else:
                 assert ours == sorted(javas["messages"], key=place_of), (number, row)
     assert seen == 34
-
-
-def facts(message: SelectedMessage) -> dict[str, Any]:
-    """A message in the form of Java's answers."""
-    return {
-        "queueId": peek_queue_id(message.record),
-        "queueOffset": message.queue_offset,
-        "physicalOffset": message.log_offset,
-        "size": len(message.record),
-        "sha256": sha256(message.record),
-    }
-
-
-def place_of(row: dict[str, Any]) -> tuple[int, int]:
-    return row["queueId"], row["queueOffset"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +9,21 @@ from typing import Any, Final
 
 import pytest
 
-from tests.flat.golden_tiers import GOLDEN, NOW_MS, differences, expectation
+from tests.flat.golden_tiers import (
+    GOLDEN,
+    NOW_MS,
+    differences,
+    expectation,
+    facts,
+    page_of,
+    place_of,
+)
 from tieredstore.access.store import TieredMessageStore
-from tieredstore.codec.record import peek_queue_id
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.messages import QueryResult, SelectedMessage
+from tieredstore.model.messages import QueryResult
 from tieredstore.model.values import Boundary, StorageLevel
 
 QUERIES: Final = "tier-posix.expect-tiered-message-store.json"
@@ -93,18 +99,7 @@ def page(store: TieredMessageStore, query: dict[str, Any]) -> dict[str, Any]:
     result = store.get_message(
         query["topic"], query["queueId"], query["offset"], count_max=query["maxMsgNums"]
     )
-    records = [one.record for one in result.messages]
-    ours = {
-        "status": result.status.name,
-        "nextBeginOffset": result.next_offset,
-        "minOffset": result.min_offset,
-        "maxOffset": result.max_offset,
-        "count": len(records),
-        "totalSize": sum(map(len, records)),
-        "queueOffsets": [one.queue_offset for one in result.messages],
-        "physicalOffsets": [one.log_offset for one in result.messages],
-    }
-    return {**ours, "sha256": sha256(b"".join(records))} if records else ours
+    return page_of(result)
 
 
 def found(result: QueryResult) -> dict[str, Any]:
@@ -113,24 +108,6 @@ def found(result: QueryResult) -> dict[str, Any]:
         "count": len(result.messages),
         "messages": sorted(map(facts, result.messages), key=place_of),
     }
-
-
-def facts(message: SelectedMessage) -> dict[str, Any]:
-    return {
-        "queueId": peek_queue_id(message.record),
-        "queueOffset": message.queue_offset,
-        "physicalOffset": message.log_offset,
-        "size": len(message.record),
-        "sha256": sha256(message.record),
-    }
-
-
-def place_of(row: dict[str, Any]) -> tuple[int, int, int]:
-    return row["queueId"], row["queueOffset"], row["physicalOffset"]
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def javas(row: dict[str, Any]) -> dict[str, Any]:

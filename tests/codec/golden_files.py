@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tieredstore.codec.message import is_blank
-from tieredstore.codec.record import peek_message_bytes
+from tieredstore.codec.record import peek_message_bytes, tags_code
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CLUSTER = "1cfb8c9b_GoldenCluster"
@@ -56,3 +56,16 @@ def tiered_bytes(root: str, queue_path: str, kind: str) -> dict[int, bytes]:
     """The segments of one queue by base offset."""
     folder = GOLDEN / root / "tiered" / CLUSTER / queue_path / kind
     return {int(path.name[-20:]): path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+class Subscription:
+    """What RocketMQ does with a subscription: the low 32 bits of the code, nothing else."""
+
+    def __init__(self, tags: list[str]) -> None:
+        self._codes = {tags_code(tag) & 0xFFFFFFFF for tag in tags}
+
+    def matches_tags_code(self, tags_code: int) -> bool:
+        return tags_code & 0xFFFFFFFF in self._codes
+
+    def matches_record(self, record: bytes) -> bool:
+        return True

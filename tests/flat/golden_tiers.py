@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.codec.golden_files import sha256
+from tieredstore.codec.record import peek_queue_id
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.messages import GetResult, SelectedMessage
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.posix import PosixProvider
 
@@ -56,3 +59,34 @@ def messages_of(rows: list[dict[str, Any]]) -> dict[QueueKey, list[dict[str, Any
     for row in rows:
         queues.setdefault(QueueKey(row["topic"], row["queueId"]), []).append(row)
     return queues
+
+
+def page_of(result: GetResult) -> dict[str, Any]:
+    """An answer of ours in the form of Java's."""
+    records = [one.record for one in result.messages]
+    answer = {
+        "status": result.status.name,
+        "nextBeginOffset": result.next_offset,
+        "minOffset": result.min_offset,
+        "maxOffset": result.max_offset,
+        "count": len(records),
+        "totalSize": sum(map(len, records)),
+        "queueOffsets": [one.queue_offset for one in result.messages],
+        "physicalOffsets": [one.log_offset for one in result.messages],
+    }
+    return {**answer, "sha256": sha256(b"".join(records))} if records else answer
+
+
+def facts(message: SelectedMessage) -> dict[str, Any]:
+    """A message that a key led to, in the form of Java's answers."""
+    return {
+        "queueId": peek_queue_id(message.record),
+        "queueOffset": message.queue_offset,
+        "physicalOffset": message.log_offset,
+        "size": len(message.record),
+        "sha256": sha256(message.record),
+    }
+
+
+def place_of(row: dict[str, Any]) -> tuple[int, int, int]:
+    return row["queueId"], row["queueOffset"], row["physicalOffset"]

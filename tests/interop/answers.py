@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.interop.local_stores import Known, Row, TagFilter, digest
+from tests.codec.golden_files import Subscription
+from tests.interop.local_stores import Known, Row, digest
 from tieredstore.codec.message import decode_message
 from tieredstore.local.index_service import IndexService
 from tieredstore.local.store import LocalMessageStore
@@ -75,7 +76,7 @@ def _check_get(query: Row, result: Row, store: LocalMessageStore) -> None:
         query["offset"],
         count_max=query["maxMsgNums"],
         bytes_max=query.get("maxTotalMsgSize", 128 * 1024 * 1024),
-        message_filter=TagFilter(query["tags"]) if "tags" in query else None,
+        message_filter=Subscription(query["tags"]) if "tags" in query else None,
     )
     assert (got.status.name, got.next_offset, got.min_offset, got.max_offset) == (
         result["status"],

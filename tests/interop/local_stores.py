@@ -11,7 +11,6 @@ from typing import Any
 
 from tests.interop.verifier import verify
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.record import tags_code
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.index_service import IndexService
@@ -190,19 +189,6 @@ def _key_questions(known: dict[int, Known]) -> Iterator[Row]:
 
 def _places(known: dict[int, Known]) -> list[Row]:
     return [{"op": "lookMessage", "physicalOffset": place} for place in sorted(known)[::7]]
-
-
-class TagFilter:
-    """The low 32 bits of the code, and nothing else."""
-
-    def __init__(self, tags: list[str]) -> None:
-        self._codes = {tags_code(tag) & 0xFFFFFFFF for tag in tags}
-
-    def matches_tags_code(self, tags_code: int) -> bool:
-        return tags_code & 0xFFFFFFFF in self._codes
-
-    def matches_record(self, record: bytes) -> bool:
-        return True
 
 
 def java(root: Path, work: Path, *options: str, ask: list[Row] | None = None) -> list[Row]:
