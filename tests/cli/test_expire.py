@@ -6,12 +6,9 @@ from pathlib import Path
 
 from tests.cli.cli_kit import Command
 from tests.cli.tier_kit import CATALOGUE, asked, named
+from tests.codec.golden_files import contents
 from tieredstore.cli.output import ExitCode
 from tieredstore.metadata.json_store import JsonMetadataStore
-
-
-def files_of(root: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def settings(tmp_path: Path, root: Path, hours: int) -> Path:
@@ -32,11 +29,11 @@ reserve_hours = {hours}
 
 
 def test_a_dry_run_changes_not_one_byte(command: Command, tmp_path: Path, root: Path) -> None:
-    before = files_of(root)
+    before = contents(root)
     config = settings(tmp_path, root, 1)
     ran = command.run("expire", "--dry-run", "--config", config, "--json")
     assert ran.code == 0
-    assert files_of(root) == before
+    assert contents(root) == before
     assert all(row["dry_run"] for row in ran.rows)
 
 
@@ -78,10 +75,10 @@ def test_who_has_an_older_catalogue_expires_nothing(
     for path in (root / CATALOGUE).parent.glob("tieredStoreMetadata.json*"):
         path.unlink()
     (root / CATALOGUE).write_bytes(older)
-    before = files_of(root / "tiered")
+    before = contents(root / "tiered")
     ran = command.run("expire", "--config", config)
     ran.refused(ExitCode.REFUSED, "another writer's")
-    assert files_of(root / "tiered") == before
+    assert contents(root / "tiered") == before
 
 
 def test_nothing_goes_that_is_young_enough(command: Command, tmp_path: Path, root: Path) -> None:

@@ -34,6 +34,12 @@ def files_under(folder: str) -> list[Path]:
     return sorted(path for path in (GOLDEN / folder).rglob("*") if path.is_file())
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its path in it."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
 def records(log: bytes) -> Iterator[bytes]:
     """The records of one file of a local log, up to its blank record or its unused end."""
     position = 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.codec.golden_files import contents
 from tests.interop.answers import check_answers, check_messages, check_queues
 from tests.interop.local_stores import (
     QUEUES,
@@ -50,12 +51,12 @@ def agree(root: Path, work: Path, *options: str, count: int) -> None:
     assert not ending["abortFilePresent"]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def files_of(folder: Path) -> dict[str, bytes]:
     """Every file below by its path; index files by their number: their names are times."""
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    found = contents(folder)
     if folder.name == "index":
-        return {str(number): file.read_bytes() for number, file in enumerate(files)}
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+        return {str(number): data for number, data in enumerate(found.values())}
+    return found
 
 
 def expire(store: LocalMessageStore, count: int) -> None:
@@ -197,11 +198,11 @@ def test_java_builds_the_queues_and_the_index_anew_with_our_bytes(
     assert [row for row in rows if row["kind"] == "problem"] == []
     opened(ours).shutdown()
     for folder in ("consumequeue", "index"):
-        java_made, we_made = contents(theirs / folder), contents(ours / folder)
+        java_made, we_made = files_of(theirs / folder), files_of(ours / folder)
         assert java_made.keys() == we_made.keys()
         assert java_made == we_made
         if not expired:
-            assert we_made == contents(root / folder)
+            assert we_made == files_of(root / folder)
 
 
 def test_queues_that_later_versions_build_from_the_last_files_are_whole_when_we_open_them(

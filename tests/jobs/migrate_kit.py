@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.codec.golden_files import BROKER, CLUSTER, GOLDEN
+from tests.codec.golden_files import BROKER, CLUSTER, GOLDEN, contents
 from tests.jobs.verify_kit import golden_config
 from tieredstore.codec.names import cluster_directory
 from tieredstore.jobs.job import JobReport, LocalEngine
@@ -67,12 +67,7 @@ def moved(source: StoreConfig, target: StoreConfig, **how: Any) -> JobReport:
 
 def files(config: StoreConfig) -> dict[str, bytes]:
     """Every segment of a tier in a directory, by its path below the cluster's."""
-    root = Path(config.path, cluster_directory(config.cluster_name))
-    return {
-        path.relative_to(root).as_posix(): path.read_bytes()
-        for path in sorted(root.rglob("*"))
-        if path.is_file()
-    }
+    return contents(Path(config.path, cluster_directory(config.cluster_name)))
 
 
 def picture(place: Path) -> dict[str, tuple[bytes, int]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.codec.golden_files import contents
 from tests.local.store_audit import EXPIRING, expire_one_file
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.message_store import MessageStore
@@ -108,16 +109,7 @@ def test_a_batch_is_the_same_as_its_messages_one_by_one(tmp_path: Path) -> None:
     one.shutdown()
     many.shutdown()
     for folder in ("commitlog", "consumequeue", "index"):
-        first = {
-            file.relative_to(tmp_path / "one"): file.read_bytes()
-            for file in (tmp_path / "one" / folder).rglob("*")
-            if file.is_file()
-        }
-        second = {
-            file.relative_to(tmp_path / "many"): file.read_bytes()
-            for file in (tmp_path / "many" / folder).rglob("*")
-            if file.is_file()
-        }
+        first, second = (contents(tmp_path / name / folder) for name in ("one", "many"))
         assert first.keys() == second.keys()
         assert first == second
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.codec.golden_files import contents
 from tests.local.store_audit import (
     Ack,
     a_config,
@@ -106,15 +107,6 @@ LOSSES |= {
 }
 
 
-def files_of(root: Path, folder: str) -> dict[str, bytes]:
-    """Relative name to content."""
-    return {
-        str(path.relative_to(root)): path.read_bytes()
-        for path in sorted((root / folder).rglob("*"))
-        if path.is_file()
-    }
-
-
 @pytest.mark.parametrize("abort", [False, True], ids=["clean", "crashed"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_what_is_missing_is_made_again(
@@ -129,7 +121,7 @@ def test_what_is_missing_is_made_again(
     store = opened(root)
     check_acks(store, acks)
     assert check_agreement(store) == len(acks)
-    assert files_of(root, "consumequeue") == files_of(source, "consumequeue")
+    assert contents(root / "consumequeue") == contents(source / "consumequeue")
     put = store.put_message(a_message(1000, topic="Orders", queue_id=0))
     assert put.queue_offset == 1 + max(
         ack.queue_offset for ack in acks if (ack.topic, ack.queue_id) == ("Orders", 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.codec.golden_files import contents
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -31,8 +32,7 @@ def provider(tmp_path: Path) -> PosixProvider:
 def held(disk: ForgetfulDisk, moment: str) -> dict[str, bytes]:
     """The files that a power cut at this moment leaves, by where they were."""
     copy = disk.synced(disk.folder.with_name(f"{disk.folder.name}-{moment}"))
-    found = (path for path in copy.rglob("*") if path.is_file())
-    return {str(disk.folder / path.relative_to(copy)): path.read_bytes() for path in found}
+    return {str(disk.folder / name): data for name, data in contents(copy).items()}
 
 
 class TestDurability:

@@ -7,7 +7,7 @@ import zlib
 from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
@@ -15,10 +15,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from tests.codec.golden_files import BROKER, GOLDEN, expected
+from tests.jobs.verify_kit import golden_config
 from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config
 from tests.spark.read_options import PUSHDOWN, load, options_of
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS
-from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.spark.options import ReadOptions
 
@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PLACE = ("topic", "queue_id", "queue_offset")
-
-
-def golden_config(root: Path = GOLDEN / "tier-posix", **settings: Any) -> StoreConfig:
-    return StoreConfig(
-        provider="posix",
-        path=str(root / "tiered"),
-        store_path=str(root / "store"),
-        broker_name=BROKER,
-        cluster_name="GoldenCluster",
-        index_slot_count=64,
-        index_item_count=300,
-        **settings,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +42,7 @@ def places(frame: DataFrame) -> list[tuple[str, int, int]]:
 
 
 def test_the_tier_that_java_wrote_is_read_as_java_says_it_is(spark: SparkSession) -> None:
-    frame = load(spark, golden_config())
+    frame = load(spark, golden_config(GOLDEN / "tier-posix"))
     assert frame.columns == list(MESSAGE_COLUMNS)
     bare = frame.withColumn("body", F.sha2("body", 256)).withColumn(
         "store_time", F.unix_millis("store_time")
@@ -300,7 +287,7 @@ def test_bad_input_is_one_line_that_names_it(spark: SparkSession, tier: WrittenT
         },
         "/nowhere/tier.toml: there is no such file": {"config": "/nowhere/tier.toml"},
         "/nowhere/catalogue.json: there is no such file": {
-            **options_of(golden_config()),
+            **options_of(golden_config(GOLDEN / "tier-posix")),
             "metadata": "/nowhere/catalogue.json",
         },
         "keys: name at least one": {"keys": " "},

@@ -13,16 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.codec.golden_files import contents
 from tieredstore.driver.durable import FileLock, write_atomically
 from tieredstore.testing.disk import Crash, ForgetfulDisk
 
 OLD, NEW = b"old-bytes", b"NEW BYTES, and longer"
 Files = dict[str, bytes]
-
-
-def files(folder: Path) -> Files:
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
 def sync(path: Path) -> Path:
@@ -118,8 +114,8 @@ def test_what_was_not_synced_is_forgotten(root: Path, tmp_path: Path, change: st
     make, kept = CHANGES[change]
     with ForgetfulDisk(root) as disk:
         make(root)
-    assert files(disk.synced(tmp_path / "synced")) == kept
-    assert files(disk.written(tmp_path / "written")) == files(root)
+    assert contents(disk.synced(tmp_path / "synced")) == kept
+    assert contents(disk.written(tmp_path / "written")) == contents(root)
     assert not disk.died
 
 
@@ -127,7 +123,7 @@ def outcomes(disk: ForgetfulDisk, tmp_path: Path) -> list[Files]:
     dice = random.Random(1)
     found: list[Files] = []
     for number in range(300):
-        seen = files(disk.cut(tmp_path / f"cut-{number}", dice))
+        seen = contents(disk.cut(tmp_path / f"cut-{number}", dice))
         found += [] if seen in found else [seen]
     return found
 
@@ -177,7 +173,7 @@ def test_after_its_last_step_a_process_does_nothing_more(root: Path) -> None:
             with pytest.raises(Crash):
                 (root / "b").unlink()
     assert (disk.died, disk.steps, disk.failed) == (True, 2, "rename")
-    assert files(root) == {"b": OLD}
+    assert contents(root) == {"b": OLD}
 
 
 def test_a_step_that_fails_does_so_once(root: Path) -> None:

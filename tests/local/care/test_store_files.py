@@ -11,6 +11,7 @@ import pytest
 
 from tieredstore.driver.durable import FileLock
 from tieredstore.local.files import StoreFiles
+from tieredstore.testing.disk import ForgetfulDisk
 
 # Java's lock is a POSIX record lock on the first byte, held by another process.
 HOLDER = """
@@ -82,22 +83,15 @@ def test_the_abort_file_holds_the_process_number_until_it_is_removed(files: Stor
     assert not files.ended_abnormally
 
 
-def test_the_abort_file_and_its_removal_are_durable(
-    files: StoreFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_abort_file_and_its_removal_are_durable(files: StoreFiles) -> None:
     files.make()
-    synced: list[str] = []
-    fsync = os.fsync
-
-    def watch(descriptor: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", watch)
-    files.create_abort()
-    assert synced == [str(files.abort), str(files.root)]
-    files.remove_abort()
-    assert synced[2:] == [str(files.root)]
+    with ForgetfulDisk(files.root) as disk:
+        files.create_abort()
+        begun = disk.synced(files.root.with_name("begun")) / files.abort.name
+        assert begun.read_bytes() == files.abort.read_bytes()
+        files.remove_abort()
+    assert not (disk.synced(files.root.with_name("ended")) / files.abort.name).exists()
+    assert [path for path, _ in disk.syncs] == [files.abort, files.root, files.root]
 
 
 def test_the_lock_file_has_the_content_of_javas(files: StoreFiles) -> None:

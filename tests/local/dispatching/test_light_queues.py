@@ -10,6 +10,7 @@ from struct import Struct
 
 import pytest
 
+from tests.codec.golden_files import contents
 from tests.local.store_audit import crash, opened, parts_of, takes_what_java_writes
 from tieredstore.codec.record import tags_code
 from tieredstore.local.redispatch import light_places
@@ -57,12 +58,7 @@ def a_store(root: Path) -> dict[str, bytes]:
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    folder = root / "consumequeue"
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    return contents(root / "consumequeue")
 
 
 def gone(*names: str) -> Callable[[Path], None]:

@@ -14,6 +14,7 @@ from tieredstore.local.consume_queues import ConsumeQueues, is_topic, queue_dire
 from tieredstore.local.mapped_file import MappedFiles
 from tieredstore.model.errors import BackendRefusedError, PositionMismatchError
 from tieredstore.model.values import QueueKey
+from tieredstore.testing.disk import ForgetfulDisk
 
 FILE_BYTES = 200
 Row = tuple[str, int, int, int]
@@ -223,19 +224,12 @@ def test_deleted_topics_are_gone_and_may_begin_anew(root: Path) -> None:
     assert (queues.min_offset("A", 0), queues.max_offset("A", 0)) == (3, 4)
 
 
-def test_a_deleted_topic_is_durably_gone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_topic_is_durably_gone(root: Path) -> None:
     queues = opened(root)
     put(queues, [("A", 0, 0, 0)])
-    synced: list[str] = []
-    fsync = os.fsync
-
-    def watch(descriptor: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", watch)
-    queues.delete_topics(["A"])
-    assert synced[-1] == str(root)
+    with ForgetfulDisk(root) as disk:
+        queues.delete_topics(["A"])
+    assert not (disk.synced(root.with_name("synced")) / "A").exists()
 
 
 def test_what_lies_beside_the_queues_is_not_touched(root: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.codec.golden_files import GOLDEN, expected, files_under, sha256
+from tests.codec.golden_files import GOLDEN, contents, expected, files_under, sha256
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.queue_unit import encode_units
 from tieredstore.local.consume_queues import ConsumeQueues
@@ -48,11 +48,6 @@ def put_rows(queues: ConsumeQueues, rows: list[dict[str, Any]]) -> int:
             )
         ]
     )
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    files = (path for path in root.rglob("*") if path.is_file())
-    return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
 def units_sha256(queues: ConsumeQueues, key: QueueKey) -> str:

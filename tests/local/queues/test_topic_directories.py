@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 import pytest
 
 from tests.local.store_audit import opened
 from tieredstore.local.consume_queues import remove_topic_directory
+from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.samples import TOPIC, a_message
 
 FIRST, SECOND = f"{0:020}", f"{400:020}"
@@ -81,18 +81,12 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert (elsewhere / FIRST).exists()
 
 
-def test_its_names_are_gone_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_names_are_gone_durably(tmp_path: Path) -> None:
     topic = a_topic(tmp_path, f"0/{FIRST}")
-    synced: list[str] = []
-    fsync = os.fsync
-
-    def watch(descriptor: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", watch)
-    remove_topic_directory(topic)
-    assert synced == [str(path) for path in (topic / "0", topic, topic.parent)]
+    with ForgetfulDisk(topic.parent) as disk:
+        remove_topic_directory(topic)
+    assert [path for path, _ in disk.syncs] == [topic / "0", topic, topic.parent]
+    assert not (disk.synced(tmp_path / "synced") / topic.name).exists()
 
 
 def test_a_deleted_topic_keeps_what_others_put_into_it(tmp_path: Path) -> None:
