@@ -77,7 +77,8 @@ def test_query_finds_what_a_scan_of_all_messages_finds(command: Command, name: s
         for query, _ in queries(name, "queryOffset", "queryMessage")
     }
     found_count = 0
-    for topic, key, begin, end in sorted(asked):
+    # Some sixty, evenly: tests/local/test_golden_store.py asks the store itself all of them.
+    for topic, key, begin, end in sorted(asked)[:: max(1, len(asked) // 60)]:
         wanted = [
             row
             for row in reversed(rows)
