@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from tests.docs.pages import prose
-from tieredstore.model.config import KIB, MIB, StoreConfig
+from tieredstore.model.config import MIB, StoreConfig
 
 LAYOUT, OPERATIONS, METRICS = "object-store-layout.md", "operations.md", "metrics.md"
 DAY_MS = 86_400_000
@@ -18,7 +18,6 @@ TOLD = [
     (LAYOUT, "Claims are multiples of 1 000", "providers.writer_epoch.LIVES", 1000),
     (LAYOUT, "for 30 days", "providers.writer_epoch._REMEMBERED_MS", 30 * DAY_MS),
     (LAYOUT, "sealed: ⌈N/8⌉ GET", "providers.object_calls.RANGE_BYTES_MAX", 8 * MIB),
-    (LAYOUT, "within 64 KiB of each other", "providers.object_calls._MERGE_GAP_BYTES", 64 * KIB),
     (LAYOUT, "at most 16 MiB in memory", "providers.sealing._BATCH_BYTES", 16 * MIB // 2),
     (LAYOUT, "a request for 1 000 keys", "driver.object_client.KEYS_PER_REQUEST", 1000),
     (LAYOUT, "a PUT for each 8 MiB", "providers.s3fs.PART_BYTES", 8 * MIB),

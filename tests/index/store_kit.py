@@ -194,7 +194,7 @@ class Shop:
         (row,) = self.segments()
         return bytearray(self.provider.open(row.path, row.type, 0).read(0, row.size))
 
-    def replace_uploaded(self, data: bytes, **changes: int) -> None:
+    def replace_uploaded(self, data: bytes, **changes: Any) -> None:
         """Other bytes in place of the one uploaded file, in its row too; the cache has none."""
         row = self.segments()[0]
         segment = self.provider.open(row.path, row.type, 0)
@@ -203,7 +203,7 @@ class Shop:
         self.catalogue.put(dataclasses.replace(row, size=len(data), **changes))
         self.index._cache.clear()
 
-    def drop_footer(self, items: int, **changes: int) -> None:
+    def drop_footer(self, items: int, **changes: Any) -> None:
         """The one uploaded file as RocketMQ would have made it."""
         row = self.segments()[0]
         size = 28 + 8 * self.config.index_slot_count + 28 * items
