@@ -9,12 +9,12 @@ import pytest
 
 from tests.cli.cli_kit import Command
 from tests.docs.pages import blocks, page
-from tests.spark.conftest import spark
+from tests.spark.conftest import short_lived_java, spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["spark"]  # a fixture
+__all__ = ["short_lived_java", "spark"]  # fixtures
 
 
 @pytest.mark.slow

@@ -15,10 +15,22 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[2]
+# No JVM here lives long enough for the second compiler to be worth its work, or several collectors.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_lived_java() -> Iterator[None]:
+    """For each JVM that a test starts, and for those of its executors."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)
+        yield
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(
+    short_lived_java: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkSession]:
     """A local Spark with two workers that import `tieredstore` from the checkout."""
     from pyspark.sql import SparkSession
 
