@@ -89,13 +89,14 @@ def test_temporary_folders_are_in_memory_where_stores_and_scripts_have_room(
 
 
 def test_a_folder_that_was_asked_for_is_taken(tmp_path: Path) -> None:
-    code = "import tests.conftest, tempfile; print(tempfile.gettempdir())"
+    code = "import os, tests.conftest; print(os.environ.get('PYTEST_DEBUG_TEMPROOT'))"
+    others = {name: text for name, text in os.environ.items() if name != "PYTEST_DEBUG_TEMPROOT"}
     ran = subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(__file__).parents[1],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**others, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert ran.stdout.strip() == str(tmp_path)
+    assert ran.stdout.strip() == "None"
