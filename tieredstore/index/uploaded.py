@@ -336,8 +336,7 @@ class UploadedTable:
             else:
                 begin, end, size = found
                 log.warning("%s was uploaded, but not noted", flat.segment.path)
-                flat.widen(begin, end, size=size)
-                self._metadata.put(flat.record)
+                self._note(flat, begin, end, size=size)
         self.renew()
 
     def upload(
@@ -363,6 +362,11 @@ class UploadedTable:
         if size != sent.bytes:
             reason = f"{size} bytes were uploaded, not {sent.bytes}"
             raise SegmentCorruptError(flat.segment.path, reason, position=0)
+        self._note(flat, begin, end, *also, size=size)
+        return UploadedSegment(flat, self._cache, slot_count=self._slot_count)
+
+    def _note(self, flat: FlatSegment, begin: int, end: int, *also: Change, size: int) -> None:
+        """Say in the catalogue that a file is there as a whole: its row, and the first one's."""
         unfinished = flat.record
         flat.widen(begin, end, size=size)
         first = self._file.segments[0]
@@ -375,7 +379,6 @@ class UploadedTable:
             raise
         if lowered is not None:
             first.record = lowered
-        return UploadedSegment(flat, self._cache, slot_count=self._slot_count)
 
     def drop_before(self, before_ms: int) -> int:
         """Drop the oldest files, those all of whose messages were stored before a time."""
