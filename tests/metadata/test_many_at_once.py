@@ -222,3 +222,38 @@ def test_a_killed_process_loses_nothing_that_it_acknowledged(path: Path) -> None
 @pytest.mark.torture
 def test_a_process_killed_over_and_over_loses_nothing(path: Path) -> None:
     rounds(path, 60, lambda number: 1 + 37 * number % 500)
+
+
+# Each child has imported the rows and read none: what its threads meet is the first use.
+FIRST_USE = """
+import os, sys, threading
+from tieredstore.metadata.tables import read_queue, read_segment, read_topic
+
+rows = [
+    (read_segment, {"path": "b/t/0", "type": 0, "baseOffset": 0}),
+    (read_queue, {"queue": {"brokerName": "b", "topic": "t", "queueId": 0}}),
+    (read_topic, {"topic": "t", "topicId": 0}),
+]
+
+def read(start):
+    start.wait()
+    for call, row in rows * 5:
+        call(row)
+
+sys.setswitchinterval(1e-6)
+for _ in range(50):
+    child = os.fork()
+    if not child:
+        start = threading.Barrier(8)
+        threads = [threading.Thread(target=read, args=(start,)) for _ in range(8)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    print(status, flush=True)
+"""
+
+
+def test_the_first_rows_may_be_read_by_many_threads_at_once() -> None:
+    said, _ = child(FIRST_USE).communicate(timeout=60)
+    assert said.split() == ["0"] * 50

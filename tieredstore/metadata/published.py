@@ -36,7 +36,7 @@ from tieredstore.driver.metadata import (
 from tieredstore.driver.shelf import Generations, ListedGeneration
 from tieredstore.metadata.journal import crc32c, seal, unseal
 from tieredstore.metadata.memory_store import MemoryReads
-from tieredstore.metadata.tables import Tables
+from tieredstore.metadata.tables import Tables, describe
 from tieredstore.model.errors import (
     MetadataError,
     OffsetOutOfRangeError,
@@ -83,6 +83,9 @@ class _Format(msgspec.Struct):
 class _Line(PublishedHeader, frozen=True, kw_only=True):
     catalogue: dict[str, msgspec.Raw]
     notes: dict[str, dict[str, msgspec.Raw]]
+
+
+describe(PublishedHeader, _Format, _Line)
 
 
 def body_of(tables: Tables) -> bytes:

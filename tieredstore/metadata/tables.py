@@ -190,6 +190,18 @@ class SegmentRow(msgspec.Struct, rename="camel", kw_only=True):
     seal_timestamp: Int64 = 0
 
 
+def describe(*types: type[msgspec.Struct]) -> None:
+    """Have msgspec describe types while their module is imported, by one thread.
+
+    It does so at the first use of a type, and two threads that do so at once crash the process.
+    """
+    for kind in types:
+        msgspec.json.Decoder(kind)
+
+
+describe(TopicRow, QueueName, QueueRow, SegmentRow)
+
+
 def topic_row(record: TopicRecord) -> Row:
     reserve = UNSET_RESERVE if record.reserve_hours is None else record.reserve_hours
     return {
