@@ -37,7 +37,6 @@ from tieredstore.model.printable import log_of
 
 log = log_of(__name__)
 
-
 MAGIC: Final = b"TSKEYS01"
 SUFFIX: Final = ".keys"
 _HEADER: Final = Struct("<8sqqq")
@@ -46,15 +45,53 @@ _READ_ENTRIES: Final = 1 << 19
 _NO_TIMES: Final = (0, -1)
 
 
-class KeyNotes:
-    """One entry for each item, written before the item is; `close` is idempotent."""
+class SyncedFile:
+    """An open file. Once a sync has failed all do: the kernel drops the pages that it could not
+    write. `close` is idempotent, and takes no descriptor from a sync or a read under way."""
 
-    def __init__(self, path: Path, descriptor: int, times: tuple[int, int]) -> None:
+    def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
-        self._times = times
         self._closing = threading.Lock()
         self._failure: OSError | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
+    def sync(self) -> None:
+        """Make everything written so far durable; other threads go on meanwhile."""
+        if self._failure is not None:
+            raise OSError(*self._failure.args) from self._failure
+        descriptor = self._duplicate()
+        try:
+            os.fdatasync(descriptor)
+        except OSError as error:
+            self._failure = error
+            raise
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        with self._closing:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def _duplicate(self) -> int:
+        """A descriptor that outlives a `close`."""
+        with self._closing:
+            if self._descriptor < 0:
+                raise StoreClosedError(f"{self.path}: the index file is closed")
+            return os.dup(self._descriptor)
+
+
+class KeyNotes(SyncedFile):
+    """One entry for each item, written before the item is."""
+
+    def __init__(self, path: Path, descriptor: int, times: tuple[int, int]) -> None:
+        super().__init__(path, descriptor)
+        self._times = times
 
     @classmethod
     def create(cls, path: Path, *, begin_timestamp: int) -> KeyNotes:
@@ -129,40 +166,6 @@ class KeyNotes:
                 position += _ENTRY_BYTES * whole
         finally:
             os.close(descriptor)
-
-    @property
-    def has_failed(self) -> bool:
-        return self._failure is not None
-
-    def sync(self) -> None:
-        """One that failed fails for ever: the kernel drops the pages that it could not write."""
-        if self._failure is not None:
-            raise OSError(*self._failure.args) from self._failure
-        descriptor = self._duplicate()
-        try:
-            os.fdatasync(descriptor)
-        except OSError as error:
-            self._failure = error
-            raise
-        finally:
-            os.close(descriptor)
-
-    def _duplicate(self) -> int:
-        """A descriptor that outlives a `close`."""
-        with self._closing:
-            if self._descriptor < 0:
-                raise StoreClosedError(f"{self.path}: the file of key hashes is closed")
-            return os.dup(self._descriptor)
-
-    def close(self) -> None:
-        with self._closing:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-                self._descriptor = -1
-
-    def delete(self) -> None:
-        self.close()
-        self.path.unlink(missing_ok=True)
 
 
 def notes_path(path: Path) -> Path:

@@ -7,7 +7,6 @@ slots and header is not believed: they are made again from the items.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import merge
@@ -39,7 +38,7 @@ from tieredstore.codec.tiered_index import (
     view_items,
 )
 from tieredstore.driver.durable import fsync_directory, write_all
-from tieredstore.index.keys import KeyNotes, notes_path
+from tieredstore.index.keys import KeyNotes, SyncedFile, notes_path
 from tieredstore.index.rows import (
     SECOND_SLACK_MS,
     IndexColumns,
@@ -50,12 +49,12 @@ from tieredstore.index.rows import (
     times_of_seconds,
 )
 from tieredstore.model.errors import (
-    BackendRefusedError,
     InvalidConfigError,
     SegmentCorruptError,
     SegmentNotFoundError,
     SegmentSealedError,
     StoreClosedError,
+    refused_by_system,
 )
 from tieredstore.model.values import INT32_MAX
 
@@ -96,21 +95,17 @@ class IndexStoreFile:
     ) -> IndexStoreFile:
         """A new sparse file; durable with both names when this returns, else not there."""
         path = folder / str(begin_timestamp)
-        mapped = MappedIndex.create(
-            path,
-            encode_header(TieredIndexHeader(begin_timestamp=begin_timestamp)),
-            slot_count=slot_count,
-            item_capacity=item_capacity,
-            allocated=item_position(1, slot_count=slot_count),
-        )
-        try:
-            notes = KeyNotes.create(notes_path(path), begin_timestamp=begin_timestamp)
-            fsync_directory(folder)
-        except OSError as error:
-            mapped.close()
-            path.unlink(missing_ok=True)
-            raise BackendRefusedError(str(path), "create", str(error)) from error
-        return cls(mapped, notes, _sizes(path, slot_count, item_capacity))
+        sizes = FileSizes.of(path, slot_count, item_capacity)
+        with refused_by_system(str(path), "create"):
+            mapped = MappedIndex.create(sizes)
+            try:
+                notes = KeyNotes.create(notes_path(path), begin_timestamp=begin_timestamp)
+                fsync_directory(folder)
+            except OSError:
+                mapped.close()
+                path.unlink(missing_ok=True)
+                raise
+        return cls(mapped, notes, sizes)
 
     @classmethod
     def open(
@@ -129,10 +124,8 @@ class IndexStoreFile:
         InvalidConfigError where it has the size of other settings, SegmentCorruptError where it
         cannot be mended: then it has to be made again.
         """
-        sizes = _sizes(path, slot_count, item_capacity)
-        mapped = MappedIndex.open(
-            path, slot_count=slot_count, item_capacity=item_capacity, read_only=read_only
-        )
+        sizes = FileSizes.of(path, slot_count, item_capacity)
+        mapped = MappedIndex.open(sizes, read_only=read_only)
         begin, notes = sizes.begin_timestamp, None
         try:
             notes = KeyNotes.open(notes_path(path), begin_timestamp=begin, read_only=read_only)
@@ -151,14 +144,12 @@ class IndexStoreFile:
     def _mend(self, item_count: int | None) -> None:
         data = self._mapped.data
         held = read_state(data, self.sizes).item_count
-        try:
-            self._mapped.allocate(item_position(held + 1, slot_count=self.slot_count))
+        with refused_by_system(str(self.path), "open"):
+            self._mapped.allocate(self.sizes.position(held + 1))
             self.state = mend(data, self.sizes, self.notes, item_count)
             if self.notes is None and not self.state.item_count:
                 path, begin = notes_path(self.path), self.begin_timestamp
                 self.notes = KeyNotes.create(path, begin_timestamp=begin)
-        except OSError as error:
-            raise BackendRefusedError(str(self.path), "open", str(error)) from error
 
     @property
     def item_count(self) -> int:
@@ -205,37 +196,23 @@ class IndexStoreFile:
             raise ValueError("message_bytes: a message has at least one byte")
         data = self._mapped.data
         first = self.item_count + 1
-        start = item_position(first, slot_count=self.slot_count)
+        start = self.sizes.position(first)
         times = columns.times(self.begin_timestamp)
-        linked = link_items(
-            data,
-            columns,
-            first_item=first,
-            begin_timestamp=self.begin_timestamp,
-            slot_count=self.slot_count,
-        )
-        try:
-            self._mapped.allocate(start + ITEM_BYTES * count)
+        items, links = link_items(data, columns, self.sizes, first_item=first)
+        with refused_by_system(str(self.path), "put"):
+            self._mapped.allocate(start + len(items))
             if self.notes is not None:
                 self.notes.put(columns.key_hashes, times, first_item=first)
-        except OSError as error:
-            raise BackendRefusedError(str(self.path), "put", str(error)) from error
-        self._store(data, linked, start, int(columns.store_timestamps.max()), times)
-
-    def _store(
-        self, data: mmap, linked: LinkedItems, start: int, last: int, times: TimeRange
-    ) -> None:
-        data[start : start + len(linked.items)] = linked.items
+        data[start : start + len(items)] = items
         held = self.state.times
-        state = FileState(
-            end_timestamp=max(self.state.end_timestamp, last),
-            used_slot_count=self.state.used_slot_count + linked.links.fresh,
-            item_count=self.state.item_count + len(linked.items) // ITEM_BYTES,
+        self.state = FileState(
+            end_timestamp=max(self.state.end_timestamp, int(columns.store_timestamps.max())),
+            used_slot_count=self.state.used_slot_count + links.fresh,
+            item_count=self.state.item_count + count,
             times=times if held is None else held.joined(times),
         )
-        self.state = state
-        write_state(data, state, self.sizes)
-        LAYOUT.store_heads(data, linked.links, slot_count=self.slot_count)
+        write_state(data, self.state, self.sizes)
+        LAYOUT.store_heads(data, links, slot_count=self.slot_count)
 
     def find(self, text: str, *, begin: int, end: int, count_max: int) -> list[Match]:
         """Items that may be of this `topic#key`, newest first, about within begin to end."""
@@ -263,18 +240,27 @@ class IndexStoreFile:
     def _walk(
         self, data: mmap, slot: int, key_hash: int, window: tuple[int, int]
     ) -> Iterator[tuple[int, tuple[int, ...]]]:
-        head = LAYOUT.head(data, slot)
+        """Numbers and fields of the items of a chain that match, newest first.
+
+        A chain always leads to smaller numbers: one that does not is damage, not an endless walk.
+        """
+        item = LAYOUT.head(data, slot)
         if self._mapped.read_only:  # another process may fill it: the slot was read first
             self.state = read_state(data, self.sizes)
-        return walk(
-            data,
-            head,
-            item_count=self.item_count,
-            slot_count=self.slot_count,
-            key_hash=key_hash,
-            window=window,
-            path=str(self.path),
-        )
+        first, last = window
+        items = self.sizes.position(0)
+        unpack = _ITEM.unpack_from
+        above = min(self.item_count, INT32_MAX) + 1
+        while item > 0:
+            if item >= above:
+                reason = f"item {item} of {self.item_count} follows item {above}"
+                raise SegmentCorruptError(
+                    str(self.path), reason, position=items + ITEM_BYTES * item
+                )
+            fields = unpack(data, items + ITEM_BYTES * item)
+            if fields[0] == key_hash and first <= fields[5] <= last:
+                yield item, fields
+            above, item = item, fields[6]
 
     def header(self) -> TieredIndexHeader:
         return self.state.header(self.begin_timestamp)
@@ -299,12 +285,10 @@ class IndexStoreFile:
         One that failed fails for ever: the kernel drops the pages that it could not write.
         """
         count = self.item_count
-        try:
+        with refused_by_system(str(self.path), "flush"):
             if self.notes is not None:
                 self.notes.sync()
             self._mapped.sync()
-        except OSError as error:
-            raise BackendRefusedError(str(self.path), "flush", str(error)) from error
         return count
 
     def close(self) -> None:
@@ -339,11 +323,9 @@ class ItemsChecksum:
         for start in range(known, item_count, _SUMMED_ITEMS):
             items = extend(items, rows[start : start + _SUMMED_ITEMS].view(np.uint8).tobytes())
         if file.notes is not None:
-            try:
+            with refused_by_system(str(file.notes.path), "read"):
                 for block in file.notes.blocks(item_count, after=known):
                     hashes = extend(hashes, block.astype("<u8", copy=False).tobytes())
-            except OSError as error:
-                raise BackendRefusedError(str(file.notes.path), "read", str(error)) from error
         return ItemsChecksum(item_count=item_count, items=items, hashes=hashes)
 
 
@@ -355,6 +337,35 @@ class FileSizes:
     begin_timestamp: int
     slot_count: int
     item_capacity: int
+
+    @classmethod
+    def of(cls, path: Path, slot_count: int, item_capacity: int) -> FileSizes:
+        """With the begin timestamp that the file is named by."""
+        if not is_begin(path.name):
+            raise SegmentCorruptError(str(path), "the name is no begin timestamp", position=0)
+        return cls(
+            path=str(path),
+            begin_timestamp=int(path.name),
+            slot_count=slot_count,
+            item_capacity=item_capacity,
+        )
+
+    @property
+    def file_bytes(self) -> int:
+        return file_bytes(slot_count=self.slot_count, item_capacity=self.item_capacity)
+
+    def position(self, item: int) -> int:
+        """Where an item lies; the first one has number 1."""
+        return item_position(item, slot_count=self.slot_count)
+
+    def check(self, held: int) -> None:
+        """InvalidConfigError where the file has another length: that of other settings."""
+        if held != self.file_bytes:
+            raise InvalidConfigError(
+                f"{self.path} has {held} bytes, but index_slot_count {self.slot_count} and "
+                f"index_item_count {self.item_capacity} make {self.file_bytes}: they must never "
+                "change"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,82 +391,55 @@ def is_begin(name: str) -> bool:
     return name.isascii() and name.isdigit() and str(int(name[:20])) == name
 
 
-def _sizes(path: Path, slot_count: int, item_capacity: int) -> FileSizes:
-    """With the begin timestamp that the file is named by."""
-    if not is_begin(path.name):
-        raise SegmentCorruptError(str(path), "the name is no begin timestamp", position=0)
-    return FileSizes(
-        path=str(path),
-        begin_timestamp=int(path.name),
-        slot_count=slot_count,
-        item_capacity=item_capacity,
-    )
-
-
-class MappedIndex:
+class MappedIndex(SyncedFile):
     """A file of one fixed size, mapped as a whole, whose blocks are allocated before they are used.
 
     Closing drops the map with the last view of it: whoever reads is never cut off.
     """
 
     def __init__(self, path: Path, descriptor: int, data: mmap, *, read_only: bool) -> None:
-        self.path = path
+        super().__init__(path, descriptor)
         self.read_only = read_only
-        self._descriptor = descriptor
         self._data: mmap | None = data
         self._allocated = 0
-        self._failure: OSError | None = None
-        self._closing = threading.Lock()
 
     @classmethod
-    def create(
-        cls, path: Path, head: bytes, *, slot_count: int, item_capacity: int, allocated: int
-    ) -> MappedIndex:
-        """A new sparse file that begins with `head`; durable when this returns, else not there."""
-        size = file_bytes(slot_count=slot_count, item_capacity=item_capacity)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            descriptor = os.open(path, flags, 0o666)
-        except OSError as error:
-            raise BackendRefusedError(str(path), "create", str(error)) from error
-        try:
-            os.ftruncate(descriptor, size)
-            write_all(descriptor, head, 0)
-            created = cls(path, descriptor, mmap(descriptor, size), read_only=False)
-            created.allocate(allocated)
-            os.fsync(descriptor)
-            fsync_directory(path.parent)
-        except BaseException as error:
-            path.unlink(missing_ok=True)
-            os.close(descriptor)
-            if isinstance(error, OSError):
-                raise BackendRefusedError(str(path), "create", str(error)) from error
-            raise
+    def create(cls, sizes: FileSizes) -> MappedIndex:
+        """A new sparse file with a header; durable when this returns, else not there."""
+        path = Path(sizes.path)
+        header = encode_header(TieredIndexHeader(begin_timestamp=sizes.begin_timestamp))
+        with refused_by_system(sizes.path, "create"):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                os.ftruncate(descriptor, sizes.file_bytes)
+                write_all(descriptor, header, 0)
+                data = mmap(descriptor, sizes.file_bytes)
+                created = cls(path, descriptor, data, read_only=False)
+                created.allocate(sizes.position(1))
+                os.fsync(descriptor)
+                fsync_directory(path.parent)
+            except BaseException:
+                path.unlink(missing_ok=True)
+                os.close(descriptor)
+                raise
         return created
 
     @classmethod
-    def open(
-        cls, path: Path, *, slot_count: int, item_capacity: int, read_only: bool
-    ) -> MappedIndex:
+    def open(cls, sizes: FileSizes, *, read_only: bool) -> MappedIndex:
         """A file that is there. InvalidConfigError if it has the size of other settings."""
+        path = Path(sizes.path)
+        with refused_by_system(sizes.path, "open"):
+            try:
+                flags = os.O_RDONLY if read_only else os.O_RDWR
+                descriptor = os.open(path, flags | os.O_CLOEXEC)
+            except FileNotFoundError as error:
+                raise SegmentNotFoundError(sizes.path) from error
         try:
-            flags = os.O_RDONLY if read_only else os.O_RDWR
-            descriptor = os.open(path, flags | os.O_CLOEXEC)
-        except FileNotFoundError as error:
-            raise SegmentNotFoundError(str(path)) from error
-        except OSError as error:
-            raise BackendRefusedError(str(path), "open", str(error)) from error
-        try:
-            size = file_bytes(slot_count=slot_count, item_capacity=item_capacity)
             held = os.fstat(descriptor).st_size
             if held == 0:  # a crash came before it had its size
-                raise SegmentCorruptError(str(path), "the file is empty", position=0)
-            if held != size:
-                raise InvalidConfigError(
-                    f"{path} has {held} bytes, but index_slot_count {slot_count} and "
-                    f"index_item_count {item_capacity} make {size}: they must never change"
-                )
-            data = mmap(descriptor, size, access=ACCESS_READ if read_only else ACCESS_WRITE)
+                raise SegmentCorruptError(sizes.path, "the file is empty", position=0)
+            sizes.check(held)
+            data = mmap(descriptor, held, access=ACCESS_READ if read_only else ACCESS_WRITE)
         except BaseException:
             os.close(descriptor)
             raise
@@ -468,14 +452,6 @@ class MappedIndex:
             raise StoreClosedError(f"{self.path}: the index file is closed")
         return data
 
-    @property
-    def is_closed(self) -> bool:
-        return self._data is None
-
-    @property
-    def has_failed(self) -> bool:
-        return self._failure is not None
-
     def allocate(self, end: int) -> None:
         """Give every byte below `end` its place on the disk, in steps; OSError if there is none.
 
@@ -487,27 +463,9 @@ class MappedIndex:
         os.posix_fallocate(self._descriptor, self._allocated, stop - self._allocated)
         self._allocated = stop
 
-    def sync(self) -> None:
-        """Make everything written so far durable; other threads go on meanwhile."""
-        with self._closing:
-            if self._failure is not None:
-                raise OSError(*self._failure.args) from self._failure
-            if self._data is None:
-                raise StoreClosedError(f"{self.path}: the index file is closed")
-            descriptor = os.dup(self._descriptor)
-        try:
-            os.fdatasync(descriptor)
-        except OSError as error:
-            self._failure = error
-            raise
-        finally:
-            os.close(descriptor)
-
     def close(self) -> None:
-        with self._closing:
-            if self._data is not None:
-                self._data = None
-                os.close(self._descriptor)
+        self._data = None
+        super().close()
 
 
 def read_state(data: mmap, sizes: FileSizes) -> FileState:
@@ -529,14 +487,10 @@ def read_state(data: mmap, sizes: FileSizes) -> FileState:
 
 
 def write_state(data: mmap, state: FileState, sizes: FileSizes) -> None:
-    store_header(
-        data,
-        begin=sizes.begin_timestamp,
-        end=state.end_timestamp,
-        used_slots=state.used_slot_count,
-        items=state.item_count,
-        capacity=sizes.item_capacity,
-    )
+    magic = END_MAGIC if state.item_count + 1 == sizes.item_capacity else BEGIN_MAGIC
+    begin, end = sizes.begin_timestamp, state.end_timestamp
+    # In one copy: `pack_into` writes byte by byte, and a kill would leave half a number.
+    data[:HEADER_BYTES] = _HEADER.pack(magic, begin, end, state.used_slot_count, state.item_count)
 
 
 def mend(data: mmap, sizes: FileSizes, notes: KeyNotes | None, item_count: int | None) -> FileState:
@@ -550,13 +504,7 @@ def mend(data: mmap, sizes: FileSizes, notes: KeyNotes | None, item_count: int |
     if count > state.item_count:
         reason = f"{state.item_count} items, but {count} were durable"
         raise SegmentCorruptError(sizes.path, reason, position=24)
-    found = examine(
-        data,
-        slot_count=sizes.slot_count,
-        item_count=count,
-        begin_timestamp=sizes.begin_timestamp,
-        path=sizes.path,
-    )
+    found = examine(data, sizes, count)
     heads = LAYOUT.heads(data, sizes.slot_count)
     if not np.array_equal(np.maximum(heads, 0), found.heads):
         heads[:] = found.heads
@@ -608,11 +556,12 @@ class Examined:
     times: TimeRange | None
 
 
-def examine(
-    data: mmap, *, slot_count: int, item_count: int, begin_timestamp: int, path: str
-) -> Examined:
+def examine(data: mmap, sizes: FileSizes, item_count: int) -> Examined:
     """SegmentCorruptError unless the items are whole and form one chain for each slot."""
-    items = view_items(memoryview(data), slot_count=slot_count, item_count=item_count, path=path)
+    slot_count = sizes.slot_count
+    items = view_items(
+        memoryview(data), slot_count=slot_count, item_count=item_count, path=sizes.path
+    )
     hashes = items["key_hash"]
     heads = np.zeros(slot_count, np.int32)
     followed = np.zeros(item_count + 1, np.bool_)
@@ -620,67 +569,60 @@ def examine(
     seconds: list[int] = []
     for start in range(0, item_count, _BLOCK_ITEMS):
         block = items[start : start + _BLOCK_ITEMS]
-        slots = _slots(block, start, slot_count, path)
+        slots = _slots(block, start, sizes)
         numbers = np.arange(start + 1, start + 1 + len(block), dtype=np.int32)
         previous = block["previous"].astype(np.int32)
-        _refuse((previous < 0) | (previous >= numbers), start, slot_count, path, "has no older one")
+        _refuse((previous < 0) | (previous >= numbers), start, sizes, "has no older one")
         held = previous > 0
         before = previous[held]
         theirs = slots_of(hashes[before - 1].astype(np.int32), slot_count)
         strange = np.zeros(len(block), np.bool_)
         strange[held] = theirs != slots[held]
-        _refuse(strange, start, slot_count, path, "follows one of another slot")
+        _refuse(strange, start, sizes, "follows one of another slot")
         chained += len(before)
         followed[before] = True
         heads[slots] = numbers  # of equal ones the last stays
         seconds += (int(block["seconds"].min()), int(block["seconds"].max()))
     used_slots = int(np.count_nonzero(heads))
     if np.count_nonzero(followed) != chained or item_count - chained != used_slots:
-        at = item_position(1, slot_count=slot_count)
-        raise SegmentCorruptError(path, "items that are in no chain or in two", position=at)
+        reason = "items that are in no chain or in two"
+        raise SegmentCorruptError(sizes.path, reason, position=sizes.position(1))
     if not seconds:
         return Examined(heads=heads, used_slots=0, least_end=0, times=None)
-    greatest = max(seconds)
+    begin, greatest = sizes.begin_timestamp, max(seconds)
     return Examined(
         heads=heads,
         used_slots=used_slots,
-        least_end=begin_timestamp + 1000 * greatest - (999 if greatest <= 0 else 0),
-        times=times_of_seconds(min(seconds), greatest, begin_timestamp=begin_timestamp),
+        least_end=begin + 1000 * greatest - (SECOND_SLACK_MS if greatest <= 0 else 0),
+        times=times_of_seconds(min(seconds), greatest, begin_timestamp=begin),
     )
 
 
-def _slots(block: NDArray[Any], start: int, slot_count: int, path: str) -> NDArray[np.int32]:
+def _slots(block: NDArray[Any], start: int, sizes: FileSizes) -> NDArray[np.int32]:
+    slot_count = sizes.slot_count
     hashes = block["key_hash"].astype(np.int32)
-    _refuse(block["message_bytes"] <= 0, start, slot_count, path, "is of a message without bytes")
+    _refuse(block["message_bytes"] <= 0, start, sizes, "is of a message without bytes")
     negative = hashes < 0
     if negative.any():
         if (INT32_MIN % slot_count) == 0:  # then Java finds a slot for this one
             negative &= hashes != INT32_MIN
-        _refuse(negative, start, slot_count, path, "has a negative hash")
+        _refuse(negative, start, sizes, "has a negative hash")
     return slots_of(hashes, slot_count)
 
 
-def _refuse(wrong: NDArray[np.bool_], start: int, slot_count: int, path: str, reason: str) -> None:
+def _refuse(wrong: NDArray[np.bool_], start: int, sizes: FileSizes, reason: str) -> None:
     if wrong.any():
         item = start + 1 + int(np.argmax(wrong))
-        at = item_position(item, slot_count=slot_count)
-        raise SegmentCorruptError(path, f"item {item} {reason}", position=at)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkedItems:
-    """What a batch changes in a file: items are written first, then the header, then the slots."""
-
-    items: memoryview
-    links: Links
+        reason = f"item {item} {reason}"
+        raise SegmentCorruptError(sizes.path, reason, position=sizes.position(item))
 
 
 def link_items(
-    data: mmap, columns: IndexColumns, *, first_item: int, begin_timestamp: int, slot_count: int
-) -> LinkedItems:
+    data: mmap, columns: IndexColumns, sizes: FileSizes, *, first_item: int
+) -> tuple[memoryview, Links]:
     """Chain the items inside the batch and to the file; the bytes are those of single puts."""
-    hashes, slots = item_places(columns.key_hashes, slot_count)
-    links = LAYOUT.link(data, slots, first_item=first_item, slot_count=slot_count)
+    hashes, slots = item_places(columns.key_hashes, sizes.slot_count)
+    links = LAYOUT.link(data, slots, first_item=first_item, slot_count=sizes.slot_count)
     words = np.empty((len(columns), ITEM_BYTES // 4), ">i4")
     words[:, 0] = hashes
     words[:, 1] = _wrapped(columns.topic_ids)
@@ -688,9 +630,9 @@ def link_items(
     words[:, 3] = columns.log_offsets >> 32
     words[:, 4] = columns.log_offsets.astype(np.int32)
     words[:, 5] = columns.message_bytes
-    words[:, 6] = _seconds(columns.store_timestamps, begin_timestamp)
+    words[:, 6] = _seconds(columns.store_timestamps, sizes.begin_timestamp)
     words[:, 7] = links.previous
-    return LinkedItems(items=words.reshape(-1).view(np.uint8).data, links=links)
+    return words.reshape(-1).view(np.uint8).data, links
 
 
 def _wrapped(topic_ids: NDArray[np.int64] | int) -> NDArray[np.int32] | int:
@@ -706,39 +648,3 @@ def _seconds(timestamps: NDArray[np.int64], begin: int) -> NDArray[np.int64] | N
         after: NDArray[np.int64] = (timestamps - begin) // 1000
         return after
     return seconds_after_begin_many(timestamps, begin_timestamp=begin)
-
-
-def store_header(
-    data: mmap, *, begin: int, end: int, used_slots: int, items: int, capacity: int
-) -> None:
-    magic = END_MAGIC if items + 1 == capacity else BEGIN_MAGIC
-    # In one copy: `pack_into` writes byte by byte, and a kill would leave half a number.
-    data[:HEADER_BYTES] = _HEADER.pack(magic, begin, end, used_slots, items)
-
-
-def walk(
-    data: mmap,
-    head: int,
-    *,
-    item_count: int,
-    slot_count: int,
-    key_hash: int,
-    window: tuple[int, int],
-    path: str,
-) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Numbers and fields of the items of a chain that match, newest first.
-
-    A chain always leads to smaller numbers: one that does not is damage, not an endless walk.
-    """
-    first, last = window
-    items = item_position(0, slot_count=slot_count)
-    unpack = _ITEM.unpack_from
-    item, above = head, min(item_count, INT32_MAX) + 1
-    while item > 0:
-        if item >= above:
-            reason = f"item {item} of {item_count} follows item {above}"
-            raise SegmentCorruptError(path, reason, position=items + ITEM_BYTES * item)
-        fields = unpack(data, items + ITEM_BYTES * item)
-        if fields[0] == key_hash and first <= fields[5] <= last:
-            yield item, fields
-        above, item = item, fields[6]

@@ -40,7 +40,7 @@ from tieredstore.index.footer import (
     first_slots,
     has_footer,
 )
-from tieredstore.index.local_file import LAYOUT, examine
+from tieredstore.index.local_file import LAYOUT, FileSizes, examine
 from tieredstore.index.writer import LocalFolder
 from tieredstore.jobs.verify_findings import Findings, SumTable, VerifyKind, VerifyRow, held_sums
 from tieredstore.jobs.worker import worker_provider
@@ -386,9 +386,8 @@ def _of_file(data: mmap, path: Path, config: StoreConfig, findings: Findings, ta
     if begin != int(path.name):
         findings.add(VerifyKind.INDEX_FILE, str(path), f"it begins at {begin}", position=4)
         begin = int(path.name)
-    examined = examine(
-        data, slot_count=slots, item_count=items_held, begin_timestamp=begin, path=str(path)
-    )
+    sizes = FileSizes.of(path, slots, config.index_item_count)
+    examined = examine(data, sizes, items_held)
     heads = np.where(LAYOUT.heads(data, slots) > 0, LAYOUT.heads(data, slots), 0)
     wrong = heads != examined.heads
     # A broker that is just putting has changed the header before the slots.
