@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from tieredstore.index.compaction import Compaction, footer_blocks
+from tieredstore.index.compaction import Compaction
 from tieredstore.index.local_file import IndexStoreFile
 
 SAMPLE_SECONDS = 0.005
@@ -59,13 +59,12 @@ def main() -> None:
     path, slot_count, item_capacity = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     before = anonymous_bytes()
     file = IndexStoreFile.open(path, slot_count=slot_count, item_capacity=item_capacity)
-    compaction = Compaction(file.header(), file.items(), slot_count=slot_count)
+    compaction = Compaction(file)
     with Peak() as compacting:
         for _ in compaction.blocks():
             pass
-    assert file.times is not None
     with Peak() as footing:
-        for _ in footer_blocks(compaction, file.items(), file.times, file.notes):
+        for _ in compaction.footer():
             pass
     figures = {"before": before, "compaction": compacting.most, "footer": footing.most}
     print(json.dumps(figures))

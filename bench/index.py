@@ -26,7 +26,7 @@ from bench._index_store import RUN_MESSAGES
 from bench._rows import Row, report
 from tieredstore.codec.checks import Buffer
 from tieredstore.codec.key_hashes import key_hashes
-from tieredstore.index.compaction import Compaction, footer_blocks
+from tieredstore.index.compaction import Compaction
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.rows import IndexColumns
 from tieredstore.model.values import INT64_MAX
@@ -154,12 +154,10 @@ def compaction_rows(file: IndexStoreFile, folder: Path) -> Iterator[Row]:
     plain, ours, footers = [], [], []
     for _ in range(TURNS):
         plain.append(written(bare_copy(file.items()), folder / "out"))
-        compaction = Compaction(file.header(), file.items(), slot_count=SLOTS)
+        compaction = Compaction(file)
         ours.append(written(compaction.blocks(), folder / "out"))
         assert (folder / "out").stat().st_size == compaction.end
-        assert file.times is not None
-        footer = footer_blocks(compaction, file.items(), file.times, file.notes)
-        footers.append(written(footer, folder / "footer"))
+        footers.append(written(compaction.footer(), folder / "footer"))
     bare, mine = statistics.median(plain), statistics.median(ours)
     for beside, seconds, promised in (
         ("numpy's order and copy", bare, 1 / 1.5),

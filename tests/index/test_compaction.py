@@ -36,7 +36,7 @@ INDEX = f"{CLUSTER}/broker-gold-a/rmq_sys_INDEX/0/INDEX"
 
 
 def compacted(file: IndexStoreFile) -> bytes:
-    found = Compaction(file.header(), file.items(), slot_count=file.slot_count)
+    found = Compaction(file)
     data = b"".join(bytes(block) for block in found.blocks())
     assert len(data) == (found.end if found.item_count else 0)
     return data

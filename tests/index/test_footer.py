@@ -21,7 +21,7 @@ from tests.index.uploads import Bytes, uploaded, warm
 from tieredstore.codec.checks import Buffer
 from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.driver.runtime import Runtime
-from tieredstore.index.compaction import Compaction, footer_blocks
+from tieredstore.index.compaction import Compaction
 from tieredstore.index.footer import (
     FENCES_A_BLOCK,
     GROUP_BYTES,
@@ -162,12 +162,11 @@ def test_every_byte_of_the_tail_counts(tmp_path: Path) -> None:
 def test_a_file_streams_into_a_provider(tmp_path: Path) -> None:
     file = create(tmp_path, BEGINS[0])
     file.put(columns_of(golden_rows(0)))
-    compaction = Compaction(file.header(), file.items(), slot_count=SLOTS)
+    compaction = Compaction(file)
 
     def blocks() -> Iterator[Buffer]:
         yield from compaction.blocks()
-        assert file.times is not None
-        yield from footer_blocks(compaction, file.items(), file.times, file.notes)
+        yield from compaction.footer()
 
     with Runtime.inline() as runtime, MemoryProvider(runtime) as provider:
         segment = provider.open("broker/rmq_sys_INDEX/0", SegmentType.INDEX, 0)

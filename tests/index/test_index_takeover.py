@@ -132,7 +132,7 @@ def upload_as_java(shop: Shop, *, items: int) -> None:
     file = IndexStoreFile.open(
         path, slot_count=SLOTS, item_capacity=ITEMS, item_count=items, read_only=False
     )
-    data = b"".join(map(bytes, Compaction(file.header(), file.items(), slot_count=SLOTS).blocks()))
+    data = b"".join(map(bytes, Compaction(file).blocks()))
     shop.provider.open(INDEX_PATH, INDEX, 0).write(0, data)
     row = SegmentRecord(
         path=INDEX_PATH,

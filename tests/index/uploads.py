@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tieredstore.index.compaction import Compaction, footer_blocks
+from tieredstore.index.compaction import Compaction
 from tieredstore.index.footer import NearFooter, decode_tail
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.uploaded import UploadedFile
@@ -28,10 +28,10 @@ class Bytes:
 
 
 def uploaded(file: IndexStoreFile, *, footer: bool = True) -> bytes:
-    compaction = Compaction(file.header(), file.items(), slot_count=file.slot_count)
+    compaction = Compaction(file)
     blocks = [bytes(block) for block in compaction.blocks()]
     if footer and file.times is not None:
-        blocks += map(bytes, footer_blocks(compaction, file.items(), file.times, file.notes))
+        blocks += map(bytes, compaction.footer())
     return b"".join(blocks)
 
 

@@ -8,8 +8,10 @@ bytes an item; then each range is sorted by 16-bit numbers and its items are cop
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +40,7 @@ from tieredstore.index.footer import (
     first_slots,
 )
 from tieredstore.index.keys import KeyNotes
+from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.rows import TimeDisorder, TimeRange
 from tieredstore.model.errors import SegmentCorruptError
 
@@ -57,11 +60,13 @@ class Compaction:
     slot and some twenty MiB.
     """
 
-    def __init__(self, header: TieredIndexHeader, items: NDArray[Any], *, slot_count: int) -> None:
-        self.header = header
-        self.slot_count = slot_count
-        self._items = items
+    def __init__(self, file: IndexStoreFile) -> None:
+        self.slot_count = file.slot_count
+        self._file = file
+        self._header = file.header()
+        self._items = file.items()
         self._starts: NDArray[np.int32] | None = None
+        self._are_notes_right = False
 
     @property
     def item_count(self) -> int:
@@ -97,16 +102,7 @@ class Compaction:
         """The whole file in order, in blocks of a few MiB."""
         if not self.item_count:
             return
-        header = self.header
-        yield encode_header(
-            TieredIndexHeader(
-                magic=END_MAGIC,
-                begin_timestamp=header.begin_timestamp,
-                end_timestamp=header.end_timestamp,
-                used_slot_count=header.used_slot_count,
-                item_count=header.item_count,
-            )
-        )
+        yield encode_header(replace(self._header, magic=END_MAGIC))
         starts = self.starts()
         for first in range(0, self.slot_count, _SLOTS_A_BLOCK):
             ends = starts[first : first + _SLOTS_A_BLOCK + 1]
@@ -115,6 +111,32 @@ class Compaction:
             table["items_bytes"] = np.diff(ends)
             yield table.view(np.uint8).data
         yield from self._item_blocks(starts)
+
+    def footer(self) -> Iterator[Buffer]:
+        """The footer in order: it has a filter if the notes beside the file hold all its keys."""
+        times, notes = self._file.times, self._file.notes
+        if not self.item_count:
+            return
+        if times is None:
+            raise SegmentCorruptError(str(self._file.path), "items without times", position=0)
+        count = 0
+        if notes is not None:
+            wanted = filter_block_count(self.item_count)
+            try:
+                for blocks in build_filter(partial(self._noted_hashes, notes), wanted):
+                    count = wanted  # the first pass has seen all notes
+                    yield blocks.reshape(-1).data
+            except _NotAllNoted as error:
+                if count:
+                    reason = "it changed while a filter was made"
+                    raise SegmentCorruptError(str(notes.path), reason, position=0) from error
+        yield from _fence_blocks(
+            self.starts(),
+            self._header,
+            times,
+            filter_blocks=count,
+            disorder_seconds=TimeDisorder().with_items(self._items).max_seconds,
+        )
 
     def _item_blocks(self, starts: NDArray[np.int32]) -> Iterator[Buffer]:
         order, low, bounds = self._dealt(starts)
@@ -158,33 +180,24 @@ class Compaction:
             block = hashes[first : first + _DEALT_ITEMS].astype(np.int32)
             yield first, slots_of(block, self.slot_count)
 
+    def _noted_hashes(self, notes: KeyNotes) -> Iterator[Hashes]:
+        """The notes of all items, compared with the items when they are read for the first time."""
+        done = 0
+        for block in notes.blocks(self.item_count):
+            if not self._are_notes_right:
+                wanted, _ = item_places(block, self.slot_count)
+                held = self._items["key_hash"][done : done + len(block)]
+                if not block.all() or not np.array_equal(wanted, held):
+                    raise _NotAllNoted
+            done += len(block)
+            yield block
+        if done < self.item_count:
+            raise _NotAllNoted
+        self._are_notes_right = True
 
-def footer_blocks(
-    compaction: Compaction, items: NDArray[Any], times: TimeRange, notes: KeyNotes | None
-) -> Iterator[Buffer]:
-    """The footer in order: it has a filter if `notes` hold every key of the items."""
-    if not compaction.item_count:
-        return
-    count = 0
-    if notes is not None:
-        wanted = filter_block_count(compaction.item_count)
-        checked = _Checked(notes, items, compaction.slot_count)
-        try:
-            for blocks in build_filter(checked.hashes, wanted):
-                count = wanted  # the first pass has seen all notes
-                yield blocks.reshape(-1).data
-        except _NotAllNoted as error:
-            if count:
-                reason = "it changed while a filter was made"
-                raise SegmentCorruptError(str(notes.path), reason, position=0) from error
-    disorder = TimeDisorder().with_items(items).max_seconds
-    yield from _fence_blocks(
-        compaction.starts(),
-        compaction.header,
-        times,
-        filter_blocks=count,
-        disorder_seconds=disorder,
-    )
+
+class _NotAllNoted(Exception):
+    """A key is not among the notes."""
 
 
 def fences_of_table(
@@ -217,34 +230,6 @@ def fences_of_table(
         raise SegmentCorruptError(path, "slots and items do not add up", position=24)
     blocks = _fence_blocks(starts.astype(np.int32), header, times, filter_blocks=0)
     return b"".join(bytes(block) for block in blocks)
-
-
-class _NotAllNoted(Exception):
-    """A key is not among the notes."""
-
-
-class _Checked:
-    """The notes of all items, compared with the items when they are read for the first time."""
-
-    def __init__(self, notes: KeyNotes, items: NDArray[Any], slot_count: int) -> None:
-        self._notes = notes
-        self._items = items
-        self._slot_count = slot_count
-        self._are_right = False
-
-    def hashes(self) -> Iterator[Hashes]:
-        done = 0
-        for block in self._notes.blocks(len(self._items)):
-            if not self._are_right:
-                wanted, _ = item_places(block, self._slot_count)
-                held = self._items["key_hash"][done : done + len(block)]
-                if not block.all() or not np.array_equal(wanted, held):
-                    raise _NotAllNoted
-            done += len(block)
-            yield block
-        if done < len(self._items):
-            raise _NotAllNoted
-        self._are_right = True
 
 
 def _fence_blocks(

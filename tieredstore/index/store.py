@@ -33,7 +33,7 @@ from tieredstore.driver.runtime import Runtime, Service
 from tieredstore.flat import append_file
 from tieredstore.flat.message_file import HOUR_MS
 from tieredstore.index import footer_cache
-from tieredstore.index.compaction import Compaction, footer_blocks
+from tieredstore.index.compaction import Compaction
 from tieredstore.index.contract import NOTHING, CommittedRun, IndexAnswer, IndexFigures
 from tieredstore.index.footer import Footer, footer_or_header
 from tieredstore.index.footer_cache import FooterCache, FooterCopy
@@ -48,7 +48,6 @@ from tieredstore.model.errors import (
     BackendError,
     InvalidConfigError,
     OffsetOutOfRangeError,
-    SegmentCorruptError,
     SegmentError,
     StoreClosedError,
     TieredStoreError,
@@ -296,10 +295,9 @@ class IndexStore:
         if not file.item_count or self._uploaded.holds(begin, file.item_count):
             self._metadata.apply(forgotten)
         else:
-            compaction = Compaction(file.header(), file.items(), slot_count=file.slot_count)
             with self._cache.keeping() as copy:
                 segment = self._uploaded.upload(
-                    self._blocks(compaction, file, copy),
+                    self._blocks(Compaction(file), copy),
                     *forgotten,
                     begin=begin,
                     end=file.end_timestamp,
@@ -309,18 +307,13 @@ class IndexStore:
             self._uploaded.renew()
         self._writer.remove(file)
 
-    def _blocks(
-        self, compaction: Compaction, file: IndexStoreFile, copy: FooterCopy
-    ) -> Iterator[Buffer]:
+    def _blocks(self, compaction: Compaction, copy: FooterCopy) -> Iterator[Buffer]:
         """The whole file; its footer goes into the cache too.
 
         A shutdown cuts it short: the caller does not wait for hundreds of MiB, they are sent again.
         """
         yield from map(self._unless_closing, compaction.blocks())
-        times = file.times
-        if times is None:
-            raise SegmentCorruptError(str(file.path), "items without times", position=0)
-        for block in footer_blocks(compaction, file.items(), times, file.notes):
+        for block in compaction.footer():
             copy.write(block)
             yield self._unless_closing(block)
 

@@ -22,12 +22,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.tiered_index import file_bytes, is_legacy_written
+from tieredstore.codec.tiered_index import is_legacy_written
 from tieredstore.driver.durable import fsync_directory, make_directories
 from tieredstore.driver.metadata import Change, MetadataStore
 from tieredstore.driver.runtime import Clock
 from tieredstore.index.keys import RunKeys, notes_path
-from tieredstore.index.local_file import IndexStoreFile, ItemsChecksum, is_begin
+from tieredstore.index.local_file import FileSizes, IndexStoreFile, ItemsChecksum, is_begin
 from tieredstore.index.rows import IndexColumns
 from tieredstore.index.watermarks import Durable, QueueId, Watermarks
 from tieredstore.model.config import StoreConfig
@@ -37,6 +37,7 @@ from tieredstore.model.errors import (
     SegmentCorruptError,
     StoreClosedError,
     TieredStoreError,
+    refused_by_system,
 )
 from tieredstore.model.printable import log_of
 
@@ -371,24 +372,21 @@ class LocalFolder:
 
     def prepare(self) -> None:
         """Make the directory, and clear away what Java and older versions left in it."""
-        try:
+        with refused_by_system(str(self.path), "open"):
             make_directories(self.path)
             compacting = self.path / COMPACTING
             if compacting.is_dir():
                 shutil.rmtree(compacting)
             for name in OLD_NAMES:
                 self._rename(self.path / name)
-        except OSError as error:
-            raise BackendRefusedError(str(self.path), "open", str(error)) from error
 
     def begins(self) -> list[int]:
         """The begin timestamps of all index files, in order."""
-        try:
-            entries = list(self.path.iterdir())
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise BackendRefusedError(str(self.path), "list", str(error)) from error
+        with refused_by_system(str(self.path), "list"):
+            try:
+                entries = list(self.path.iterdir())
+            except FileNotFoundError:
+                return []
         return sorted(
             int(path.name)
             for path in entries
@@ -447,16 +445,10 @@ class LocalFolder:
     def check_size(self, begin: int) -> None:
         """InvalidConfigError for a file with the size of other settings."""
         path = self.path / str(begin)
-        size = file_bytes(slot_count=self.slot_count, item_capacity=self.item_capacity)
-        try:
+        with refused_by_system(str(path), "open"):
             held = path.stat().st_size
-        except OSError as error:
-            raise BackendRefusedError(str(path), "open", str(error)) from error
-        if held not in (0, size) and not self._is_of_old_version(path):
-            raise InvalidConfigError(
-                f"{path} has {held} bytes, but index_slot_count {self.slot_count} and "
-                f"index_item_count {self.item_capacity} make {size}: they must never change"
-            )
+        if held and not self._is_of_old_version(path):
+            FileSizes.of(path, self.slot_count, self.item_capacity).check(held)
 
     def is_ours(self, begin: int) -> bool:
         """Whether we began the file: nothing in it counts before the catalogue has a note of it."""
@@ -478,11 +470,9 @@ class LocalFolder:
     def remove(self, begin: int) -> None:
         """The file, with what lies beside it. Idempotent."""
         path = self.path / str(begin)
-        try:
+        with refused_by_system(str(path), "delete"):
             path.unlink(missing_ok=True)
             notes_path(path).unlink(missing_ok=True)
-        except OSError as error:
-            raise BackendRefusedError(str(path), "delete", str(error)) from error
 
     def remove_stray_notes(self) -> None:
         """Hashes whose file is gone."""

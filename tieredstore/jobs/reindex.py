@@ -19,7 +19,7 @@ from tieredstore.driver.metadata import Change, Put
 from tieredstore.driver.runtime import Clock
 from tieredstore.driver.shelf import Scratch, StagedObject
 from tieredstore.flat import append_file
-from tieredstore.index.compaction import Compaction, footer_blocks
+from tieredstore.index.compaction import Compaction
 from tieredstore.index.contract import CommittedRun
 from tieredstore.index.keys import keys_of_run
 from tieredstore.index.local_file import IndexStoreFile
@@ -58,7 +58,6 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     InvalidConfigError,
     MetadataError,
-    SegmentCorruptError,
     SegmentNotFoundError,
 )
 from tieredstore.model.findings import Finding
@@ -392,11 +391,9 @@ def _findings(damaged: int) -> tuple[Finding, ...]:
 
 def compacted_blocks(file: IndexStoreFile) -> Iterator[Buffer]:
     """The bytes of a sealed file as they are uploaded; they may be asked for again."""
-    compaction = Compaction(file.header(), file.items(), slot_count=file.slot_count)
+    compaction = Compaction(file)
     yield from compaction.blocks()
-    if file.times is None:
-        raise SegmentCorruptError(str(file.path), "items without times", position=0)
-    yield from footer_blocks(compaction, file.items(), file.times, file.notes)
+    yield from compaction.footer()
 
 
 @contextmanager
