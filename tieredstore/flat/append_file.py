@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypedDict, Unpack
 
 from tieredstore.driver.metadata import (
     Change,
@@ -83,6 +83,14 @@ class FlatSegment:
         )
 
 
+class Backing(TypedDict):
+    """What every file of a tier stands on."""
+
+    provider: SegmentProvider
+    metadata: MetadataStore
+    clock: Clock
+
+
 class FlatAppendFile:
     """The segments of one type of one queue.
 
@@ -99,16 +107,14 @@ class FlatAppendFile:
         path: str,
         type: SegmentType,
         *,
-        provider: SegmentProvider,
-        metadata: MetadataStore,
-        clock: Clock,
         segment_bytes_max: int,
+        **backing: Unpack[Backing],
     ) -> None:
         self.path = path
         self.type = type
-        self.provider = provider
-        self._metadata = metadata
-        self._clock = clock
+        self.provider = backing["provider"]
+        self._metadata = backing["metadata"]
+        self._clock = backing["clock"]
         self._segment_bytes_max = segment_bytes_max
         self._segments: tuple[FlatSegment, ...] = ()  # replaced, never changed: readers hold it
         self._writer: SegmentWriter | None = None

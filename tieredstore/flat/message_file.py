@@ -7,17 +7,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units, encode_units
 from tieredstore.codec.record import LOG_OFFSET_POSITION, peek_queue_offset, peek_store_timestamp
-from tieredstore.driver.metadata import MetadataStore, Put
-from tieredstore.driver.provider import SegmentProvider, WritePair
-from tieredstore.driver.runtime import Clock
-from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
+from tieredstore.driver.metadata import Put
+from tieredstore.driver.provider import WritePair
+from tieredstore.flat.append_file import Backing, FlatAppendFile, FlatSegment
 from tieredstore.flat.segment_writer import Upload
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -69,23 +68,9 @@ def is_believed(time: int | None, now_ms: int) -> bool:
 class FlatCommitLogFile(FlatAppendFile):
     """The records of one queue, from byte 0 on."""
 
-    def __init__(
-        self,
-        path: str,
-        config: StoreConfig,
-        *,
-        provider: SegmentProvider,
-        metadata: MetadataStore,
-        clock: Clock,
-    ) -> None:
-        super().__init__(
-            path,
-            SegmentType.COMMIT_LOG,
-            provider=provider,
-            metadata=metadata,
-            clock=clock,
-            segment_bytes_max=config.commit_log_segment_bytes,
-        )
+    def __init__(self, path: str, config: StoreConfig, **backing: Unpack[Backing]) -> None:
+        bytes_max = config.commit_log_segment_bytes
+        super().__init__(path, SegmentType.COMMIT_LOG, segment_bytes_max=bytes_max, **backing)
         self._rolling_ms = config.commit_log_rolling_hours * HOUR_MS
         self._rolling_bytes = config.commit_log_rolling_min_bytes
         self._first: tuple[FlatSegment, int] | None = None  # the oldest segment's first message
@@ -171,24 +156,9 @@ class FlatConsumeQueueFile(FlatAppendFile):
     """The units of one queue; unit number k is at byte 20 * k. There may be gaps before segments:
     messages that the broker's store lost before they were tiered."""
 
-    def __init__(
-        self,
-        path: str,
-        config: StoreConfig,
-        *,
-        provider: SegmentProvider,
-        metadata: MetadataStore,
-        clock: Clock,
-    ) -> None:
-        whole_units = config.consume_queue_segment_bytes // UNIT_BYTES * UNIT_BYTES
-        super().__init__(
-            path,
-            SegmentType.CONSUME_QUEUE,
-            provider=provider,
-            metadata=metadata,
-            clock=clock,
-            segment_bytes_max=whole_units,
-        )
+    def __init__(self, path: str, config: StoreConfig, **backing: Unpack[Backing]) -> None:
+        bytes_max = config.consume_queue_segment_bytes // UNIT_BYTES * UNIT_BYTES  # whole units
+        super().__init__(path, SegmentType.CONSUME_QUEUE, segment_bytes_max=bytes_max, **backing)
 
     @property
     def min_unit(self) -> int:
@@ -298,22 +268,19 @@ class FlatMessageFile:
         config: StoreConfig,
         *,
         path: str,
-        provider: SegmentProvider,
-        metadata: MetadataStore,
-        clock: Clock,
+        **backing: Unpack[Backing],
     ) -> None:
         self.key: QueueKey = record.key
         self.topic_id = topic.topic_id
         self.path = path
-        self.clock = clock
+        self.clock = backing["clock"]
         self.problem: str | None = None  # why nothing more is uploaded, for the operator
         self.unconfirmed_from: int | None = None  # found there, and maybe another broker's
-        parts = {"provider": provider, "metadata": metadata, "clock": clock}
-        self.log = FlatCommitLogFile(path, config, **parts)  # type: ignore[arg-type]
-        self.queue = FlatConsumeQueueFile(path, config, **parts)  # type: ignore[arg-type]
+        self.log = FlatCommitLogFile(path, config, **backing)
+        self.queue = FlatConsumeQueueFile(path, config, **backing)
         self.seen_to: dict[SegmentType, int] = {}  # full segments below this were found in place
-        self._metadata = metadata
-        self._provider = provider
+        self._metadata = backing["metadata"]
+        self._provider = backing["provider"]
         self._committing = threading.Lock()
         self._closed = False
 
@@ -440,12 +407,8 @@ class FlatMessageFile:
     def end_commit(self, attempt: CommitAttempt) -> list[SegmentRecord]:
         """The pair is durable, and visible from now on; the rows for the catalogue."""
         try:
-            changed = []
-            if attempt.log is not None:
-                changed.append(self.log.settle(attempt.log))
-            if attempt.queue is not None:
-                changed.append(self.queue.settle(attempt.queue))
-            return changed
+            uploads = (self.log, attempt.log), (self.queue, attempt.queue)
+            return [file.settle(upload) for file, upload in uploads if upload is not None]
         finally:
             self._committing.release()
 

@@ -36,7 +36,6 @@ from tieredstore.model.messages import MessageRun, SelectedMessage
 
 HOLE_BYTES_MAX: Final = 64 * 1024  # unreferenced bytes that one run reads through, all together
 FEW_ROWS_MAX: Final = 48
-
 _HEAD: Final = Struct(">iI12xq")  # size, magic, queue offset
 _CODA_HEAD: Final = np.uint64(CODA_BYTES << 32 | BLANK_MAGIC)
 _NONE: Final = np.empty(0, np.int64)
@@ -45,6 +44,185 @@ _SET_QUEUE_OFFSET: Final = _SETTERS["queue_offset"].__set__
 _SET_LOG_OFFSET: Final = _SETTERS["log_offset"].__set__
 _SET_TAGS_CODE: Final = _SETTERS["tags_code"].__set__
 _SET_RECORD: Final = _SETTERS["record"].__set__
+_SIZE_BYTES: Final = 4
+# What was committed is asked for, so these say that the backend has lost bytes.
+_GONE: Final = (OffsetOutOfRangeError, SegmentNotFoundError)
+
+
+class ByteSource(Protocol):
+    """Where the bytes of a file come from: its segments, or a cache before them."""
+
+    def read(self, file: FlatAppendFile, offset: int, length: int) -> bytes:
+        """Exactly `length` committed bytes, or an error."""
+
+
+class _Direct:
+    """No cache: every read goes to the backend."""
+
+    def read(self, file: FlatAppendFile, offset: int, length: int) -> bytes:
+        return file.read(offset, length)
+
+
+DIRECT: Final[ByteSource] = _Direct()
+
+
+def read_run(
+    file: FlatMessageFile,
+    offset: int,
+    *,
+    count_max: int,
+    bytes_max: int,
+    source: ByteSource = DIRECT,
+    checks_bodies: bool = False,
+) -> MessageRun:
+    """Consecutive messages from this queue offset on; empty where there is none.
+
+    * At most `count_max` messages, whose records have at most `bytes_max` bytes together; the
+      first one is given however large it is. A gap in the queue ends the run, and so does a large
+      hole in the log: a reader that goes on at `end_offset` misses nothing.
+    * Every row is the message with that queue offset, whole, or it is not in the run. A damaged
+      row ends the run before it; as the first one it raises SegmentCorruptError. With
+      `checks_bodies` a body with another checksum than its record names is damage too.
+    """
+    found = _read(file, offset, count_max, bytes_max, source)
+    if found is None:
+        return empty_run(offset)
+    run = found.run()
+    if not checks_bodies:
+        return run
+    sound = RecordFields(run).sound_bodies()
+    if not sound[0]:
+        raise damaged_body(file, offset, int(run.log_offsets[0]))
+    return run if sound.all() else run.head(int(sound.argmin()))
+
+
+def read_messages(
+    file: FlatMessageFile,
+    offset: int,
+    *,
+    count_max: int,
+    bytes_max: int,
+    source: ByteSource = DIRECT,
+) -> list[SelectedMessage]:
+    """The same messages, each an object with bytes of its own."""
+    found = _read(file, offset, count_max, bytes_max, source)
+    return [] if found is None else found.messages()
+
+
+def empty_run(offset: int) -> MessageRun:
+    return MessageRun(
+        first_offset=offset,
+        log_offsets=_NONE,
+        message_bytes=np.empty(0, np.int32),
+        tags_codes=_NONE,
+        starts=_NONE,
+        records=b"",
+    )
+
+
+def record_place(file: FlatMessageFile, log_offset: int) -> int:
+    """Where to read what a unit names: right there, unless that was a coda that has expired with
+    its segment. The record is the first thing of the next one."""
+    minimum = file.log.min_offset
+    return minimum if log_offset == minimum - CODA_BYTES else log_offset
+
+
+def damaged_body(file: FlatMessageFile, offset: int, log_offset: int) -> SegmentCorruptError:
+    """What is said of a message whose body is not the one that was put."""
+    reason = f"the body of message {offset} has another checksum than it should"
+    return damage_at(file.log, log_offset, reason)
+
+
+def damage_at(file: FlatAppendFile, offset: int, reason: str) -> SegmentCorruptError:
+    """The error that names the segment with this byte and the place in it."""
+    found = file.segment_at(offset)
+    if found is None:
+        return SegmentCorruptError(f"{file.path}/{file.type.name}", reason, position=offset)
+    return SegmentCorruptError(found.segment.path, reason, position=offset - found.base)
+
+
+def _read(
+    file: FlatMessageFile, offset: int, count_max: int, bytes_max: int, source: ByteSource
+) -> FoundRows | None:
+    rows = min(
+        count_max, file.queue.units_in_a_row(offset), max(0, bytes_max) // RECORD_BYTES_MIN + 1
+    )
+    if rows <= 0 or offset < file.min_offset:
+        return None
+    try:
+        units = _read_units(file, offset, rows, source)
+        return _read_named(file, NamedRows(units, offset), bytes_max, source)
+    except (SegmentCorruptError, StoreClosedError):
+        if offset < file.min_offset:  # it expired while it was being read
+            return None
+        raise
+
+
+def _read_units(file: FlatMessageFile, offset: int, rows: int, source: ByteSource) -> bytes:
+    while True:
+        try:
+            return source.read(file.queue, offset * UNIT_BYTES, rows * UNIT_BYTES)
+        except _GONE as error:
+            if rows == 1:
+                reason = f"the unit of message {offset} is not there"
+                raise damage_at(file.queue, offset * UNIT_BYTES, reason) from error
+            rows //= 2  # what is there is served
+
+
+def _read_named(
+    file: FlatMessageFile, rows: NamedRows, bytes_max: int, source: ByteSource
+) -> FoundRows:
+    first = rows.first_offset
+    rows.begin_at(record_place(file, rows.start))
+    log_end = _contiguous_end(file.log, rows.start)
+    count = rows.reach(log_end, bytes_max)
+    if not count:
+        reason = f"the unit of message {first} names no record of the log"
+        raise damage_at(file.queue, first * UNIT_BYTES, reason)
+    while True:
+        try:
+            found = _read_records(file, rows, count, log_end, bytes_max, source)
+        except _GONE as error:
+            if count == 1:
+                reason = f"the record of message {first} is not there"
+                raise damage_at(file.log, rows.start, reason) from error
+            count //= 2
+            continue
+        if not len(found):
+            raise damage_at(file.log, rows.start, f"this is not message {first}")
+        return found
+
+
+def _read_records(
+    file: FlatMessageFile,
+    rows: NamedRows,
+    count: int,
+    log_end: int,
+    bytes_max: int,
+    source: ByteSource,
+) -> FoundRows:
+    start, end = rows.start, rows.end(count)
+    if end - start > bytes_max and count == 1:
+        # A size beyond all limits is read only if the record claims it too.
+        claimed = peek_message_bytes(source.read(file.log, start, _SIZE_BYTES))
+        if claimed not in (end - start, CODA_BYTES):
+            return FoundRows(rows, (), b"")
+    data = source.read(file.log, start, end - start)
+    found = rows.check(data, count)
+    if len(found) == count - 1 and is_coda(data, rows.place(count - 1) - start):
+        data += source.read(file.log, end, min(CODA_BYTES, log_end - end))
+        found = rows.check(data, count)
+    return found
+
+
+def _contiguous_end(log: FlatAppendFile, start: int) -> int:
+    """How far the log goes from here on without a gap."""
+    end = start
+    found = log.segment_at(start)
+    while found is not None and found.base <= end < found.end:
+        end = found.end
+        found = log.segment_at(end)
+    return end
 
 
 class NamedRows:
@@ -243,17 +421,6 @@ class FoundRows:
         return messages
 
 
-def empty_run(offset: int) -> MessageRun:
-    return MessageRun(
-        first_offset=offset,
-        log_offsets=_NONE,
-        message_bytes=np.empty(0, np.int32),
-        tags_codes=_NONE,
-        starts=_NONE,
-        records=b"",
-    )
-
-
 @cache
 def _few_units(count: int) -> Struct:
     """That of so many units: there are at most FEW_ROWS_MAX of them."""
@@ -263,173 +430,3 @@ def _few_units(count: int) -> Struct:
 def _listed(column: Any) -> Sequence[int]:
     listed: Sequence[int] = column.tolist() if isinstance(column, np.ndarray) else column
     return listed
-
-
-_SIZE_BYTES: Final = 4
-# What was committed is asked for, so these say that the backend has lost bytes.
-_GONE: Final = (OffsetOutOfRangeError, SegmentNotFoundError)
-
-
-class ByteSource(Protocol):
-    """Where the bytes of a file come from: its segments, or a cache before them."""
-
-    def read(self, file: FlatAppendFile, offset: int, length: int) -> bytes:
-        """Exactly `length` committed bytes, or an error."""
-
-
-class _Direct:
-    """No cache: every read goes to the backend."""
-
-    def read(self, file: FlatAppendFile, offset: int, length: int) -> bytes:
-        return file.read(offset, length)
-
-
-DIRECT: Final[ByteSource] = _Direct()
-
-
-def read_run(
-    file: FlatMessageFile,
-    offset: int,
-    *,
-    count_max: int,
-    bytes_max: int,
-    source: ByteSource = DIRECT,
-    checks_bodies: bool = False,
-) -> MessageRun:
-    """Consecutive messages from this queue offset on; empty where there is none.
-
-    * At most `count_max` messages, whose records have at most `bytes_max` bytes together; the
-      first one is given however large it is. A gap in the queue ends the run, and so does a large
-      hole in the log: a reader that goes on at `end_offset` misses nothing.
-    * Every row is the message with that queue offset, whole, or it is not in the run. A damaged
-      row ends the run before it; as the first one it raises SegmentCorruptError. With
-      `checks_bodies` a body with another checksum than its record names is damage too.
-    """
-    found = _read(file, offset, count_max, bytes_max, source)
-    if found is None:
-        return empty_run(offset)
-    run = found.run()
-    if not checks_bodies:
-        return run
-    sound = RecordFields(run).sound_bodies()
-    if not sound[0]:
-        raise damaged_body(file, offset, int(run.log_offsets[0]))
-    return run if sound.all() else run.head(int(sound.argmin()))
-
-
-def damaged_body(file: FlatMessageFile, offset: int, log_offset: int) -> SegmentCorruptError:
-    """What is said of a message whose body is not the one that was put."""
-    reason = f"the body of message {offset} has another checksum than it should"
-    return damage_at(file.log, log_offset, reason)
-
-
-def read_messages(
-    file: FlatMessageFile,
-    offset: int,
-    *,
-    count_max: int,
-    bytes_max: int,
-    source: ByteSource = DIRECT,
-) -> list[SelectedMessage]:
-    """The same messages, each an object with bytes of its own."""
-    found = _read(file, offset, count_max, bytes_max, source)
-    return [] if found is None else found.messages()
-
-
-def record_place(file: FlatMessageFile, log_offset: int) -> int:
-    """Where to read what a unit names: right there, unless that was a coda that has expired with
-    its segment. The record is the first thing of the next one."""
-    minimum = file.log.min_offset
-    return minimum if log_offset == minimum - CODA_BYTES else log_offset
-
-
-def _read(
-    file: FlatMessageFile, offset: int, count_max: int, bytes_max: int, source: ByteSource
-) -> FoundRows | None:
-    rows = min(
-        count_max, file.queue.units_in_a_row(offset), max(0, bytes_max) // RECORD_BYTES_MIN + 1
-    )
-    if rows <= 0 or offset < file.min_offset:
-        return None
-    try:
-        units = _read_units(file, offset, rows, source)
-        return _read_named(file, NamedRows(units, offset), bytes_max, source)
-    except (SegmentCorruptError, StoreClosedError):
-        if offset < file.min_offset:  # it expired while it was being read
-            return None
-        raise
-
-
-def _read_units(file: FlatMessageFile, offset: int, rows: int, source: ByteSource) -> bytes:
-    while True:
-        try:
-            return source.read(file.queue, offset * UNIT_BYTES, rows * UNIT_BYTES)
-        except _GONE as error:
-            if rows == 1:
-                reason = f"the unit of message {offset} is not there"
-                raise damage_at(file.queue, offset * UNIT_BYTES, reason) from error
-            rows //= 2  # what is there is served
-
-
-def _read_named(
-    file: FlatMessageFile, rows: NamedRows, bytes_max: int, source: ByteSource
-) -> FoundRows:
-    first = rows.first_offset
-    rows.begin_at(record_place(file, rows.start))
-    log_end = _contiguous_end(file.log, rows.start)
-    count = rows.reach(log_end, bytes_max)
-    if not count:
-        reason = f"the unit of message {first} names no record of the log"
-        raise damage_at(file.queue, first * UNIT_BYTES, reason)
-    while True:
-        try:
-            found = _read_records(file, rows, count, log_end, bytes_max, source)
-        except _GONE as error:
-            if count == 1:
-                reason = f"the record of message {first} is not there"
-                raise damage_at(file.log, rows.start, reason) from error
-            count //= 2
-            continue
-        if not len(found):
-            raise damage_at(file.log, rows.start, f"this is not message {first}")
-        return found
-
-
-def _read_records(
-    file: FlatMessageFile,
-    rows: NamedRows,
-    count: int,
-    log_end: int,
-    bytes_max: int,
-    source: ByteSource,
-) -> FoundRows:
-    start, end = rows.start, rows.end(count)
-    if end - start > bytes_max and count == 1:
-        # A size beyond all limits is read only if the record claims it too.
-        claimed = peek_message_bytes(source.read(file.log, start, _SIZE_BYTES))
-        if claimed not in (end - start, CODA_BYTES):
-            return FoundRows(rows, (), b"")
-    data = source.read(file.log, start, end - start)
-    found = rows.check(data, count)
-    if len(found) == count - 1 and is_coda(data, rows.place(count - 1) - start):
-        data += source.read(file.log, end, min(CODA_BYTES, log_end - end))
-        found = rows.check(data, count)
-    return found
-
-
-def _contiguous_end(log: FlatAppendFile, start: int) -> int:
-    """How far the log goes from here on without a gap."""
-    end = start
-    found = log.segment_at(start)
-    while found is not None and found.base <= end < found.end:
-        end = found.end
-        found = log.segment_at(end)
-    return end
-
-
-def damage_at(file: FlatAppendFile, offset: int, reason: str) -> SegmentCorruptError:
-    """The error that names the segment with this byte and the place in it."""
-    found = file.segment_at(offset)
-    if found is None:
-        return SegmentCorruptError(f"{file.path}/{file.type.name}", reason, position=offset)
-    return SegmentCorruptError(found.segment.path, reason, position=offset - found.base)

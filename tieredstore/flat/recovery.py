@@ -29,143 +29,9 @@ from tieredstore.model.values import SegmentRecord, SegmentType
 
 log = log_of(__name__)
 
-
-def _gone_from(file: FlatMessageFile) -> list[str]:
-    """What is missing of the full segments of a queue; nothing of those that were seen before.
-
-    One listing, and none where nothing is new. Only what a listing does not have is asked for by
-    itself: it may be older than its writer.
-    """
-    new = [
-        (part, _unseen(part.catalogued(), file.seen_to.get(part.type, 0)))
-        for part in (file.queue, file.log)
-    ]
-    if not any(segments for _, segments in new):
-        return []
-    listed = file.log.provider.list(file.path)
-    sizes = {(segment.type, segment.base): segment.size for segment in listed}
-    lost = []
-    for part, segments in new:
-        for segment, following in segments:
-            wanted = min(segment.end, following.base) - segment.base
-            there = sizes.get((part.type, segment.base), 0)
-            if there < wanted:
-                there = segment.backend_bytes()
-            if there < wanted:
-                gone = f"{wanted - there} bytes that were committed are gone"
-                lost.append(f"{segment.segment.path}: {gone}")
-        if segments and not lost:
-            file.seen_to[part.type] = segments[-1][1].base
-    return lost
-
-
-def _unseen(
-    segments: tuple[FlatSegment, ...], seen_to: int
-) -> list[tuple[FlatSegment, FlatSegment]]:
-    """Each with the next one. Those that end before the next begins are asked for anyway."""
-    return [
-        (segment, following)
-        for segment, following in pairwise(segments)
-        if segment.base >= seen_to and segment.end >= following.base
-    ]
-
-
 UNCONFIRMED_NOTE: Final = "unconfirmed"
 _FIELDS: Final = 5  # of a row in a note
-
-
-def _note_of_unconfirmed(
-    path: str, rows: Sequence[SegmentRecord], metadata: MetadataStore
-) -> list[Change]:
-    """A change that remembers rows as the catalogue had them before more was found behind them.
-
-    What an earlier note says stays true until somebody has compared.
-    """
-    ends = [row.end_offset for row in rows if row.type is SegmentType.CONSUME_QUEUE]
-    if not ends:
-        return []
-    first = min(ends) // UNIT_BYTES
-    before = {(row.type.name, row.base_offset): _fields(row) for row in rows}
-    earlier = _read(path, metadata)
-    if earlier is not None:
-        first = min(first, earlier[0])
-        before.update(((fields[0], fields[1]), fields) for fields in earlier[1])
-    return [PutNote(UNCONFIRMED_NOTE, path, {"from": first, "rows": list(before.values())})]
-
-
-def _first_unconfirmed(path: str, metadata: MetadataStore) -> int | None:
-    """The queue offset of the first of them; None if there is none."""
-    note = _read(path, metadata)
-    return None if note is None else note[0]
-
-
-def forget_unconfirmed(path: str, metadata: MetadataStore) -> list[Change]:
-    return (
-        []
-        if metadata.note(UNCONFIRMED_NOTE, path) is None
-        else [DeleteNote(UNCONFIRMED_NOTE, path)]
-    )
-
-
-def confirm(file: FlatMessageFile, metadata: MetadataStore) -> None:
-    """The unnamed messages are those of the local store: they count from now on."""
-    metadata.apply(forget_unconfirmed(file.path, metadata))
-    file.unconfirmed_from = None
-
-
-def take_back(file: FlatMessageFile, metadata: MetadataStore) -> None:
-    """Unnamed messages do not count: the queue ends where the catalogue had it end.
-
-    No byte is touched. What is appended next is compared with what lies there, so nothing of ours
-    is sent twice. The caller is the one that appends to this queue; nothing may wait.
-    """
-    note = _read(file.path, metadata)
-    changes = forget_unconfirmed(file.path, metadata)
-    for name, base, size, begin, end in () if note is None else note[1]:
-        row = metadata.segment(file.path, SegmentType[name], base)
-        if row is not None:  # else it was dropped meanwhile
-            changes.append(Put(replace(row, size=size, begin_timestamp=begin, end_timestamp=end)))
-    metadata.apply(changes)
-    file.queue.load()  # before the log: no unit that can be read is without its record
-    file.log.load()
-    file.unconfirmed_from = None
-
-
-def _read(path: str, metadata: MetadataStore) -> tuple[int, list[list[Any]]] | None:
-    """What a note says; None where there is none, or none that makes sense."""
-    note: Any = metadata.note(UNCONFIRMED_NOTE, path)
-    if note is None:
-        return None
-    try:
-        rows = [[SegmentType[name].name, *map(_whole, rest)] for name, *rest in note["rows"]]
-        if all(len(row) == _FIELDS and None not in row[:3] for row in rows):
-            return int(note["from"]), rows
-    except (KeyError, TypeError, ValueError):
-        pass
-    log.warning("%s: the catalogue has a note that makes no sense: %r", path, note)
-    return None
-
-
-def _whole(field: Any) -> int | None:
-    return None if field is None else int(field)
-
-
-def _fields(row: SegmentRecord) -> list[Any]:
-    return [row.type.name, row.base_offset, row.size, row.begin_timestamp, row.end_timestamp]
-
-
-def borne_out(count: int, end_of: Callable[[int], int], log_end: int) -> int:
-    """How many of the first `count` units of a segment the log bears out.
-
-    `end_of` gives the end of a unit's record by the number of the unit. Records lie in the order
-    of their units, so the last unit usually decides, and a binary search does otherwise.
-    """
-    if end_of(count - 1) <= log_end:
-        return count
-    return bisect_right(range(count), log_end, key=end_of)
-
-
-_HEADER_BYTES = 76  # up to and with the store time of a message born on IPv6
+_HEADER_BYTES: Final = 76  # up to and with the store time of a message born on IPv6
 _UNITS_LOOKED_AT: Final = 64
 _BYTES_AT_ONCE: Final = 1 << 18
 
@@ -190,8 +56,8 @@ def recover(
     """
     # The queue before the log: what its units name is there by the time the log is asked, even
     # where somebody else is writing.
-    queue = _Found.by_asking(file.queue)
-    commit_log = _Found.by_asking(file.log)
+    queue = _FileState.by_asking(file.queue)
+    commit_log = _FileState.by_asking(file.log)
     problems = [*queue.losses(), *commit_log.losses()]
     if not read_only:
         problems += _gone_from(file)
@@ -208,20 +74,61 @@ def recover(
         if following is not None:
             changed.append(following)
         if changed:
-            note = _note_of_unconfirmed(file.path, grown, metadata)
-            metadata.apply([*map(Put, changed), *note])
+            noted = _note_of_unconfirmed(file.path, grown, metadata)
+            metadata.apply([*map(Put, changed), *noted])
     file.log.take_over(commit_log.counted())
     if following is not None:
         file.log.adopt(following)
     file.queue.take_over(queue.counted())
-    file.unconfirmed_from = _first_unconfirmed(file.path, metadata)
+    note = _unconfirmed(file.path, metadata)
+    file.unconfirmed_from = None if note is None else note[0]
     file.problem = "; ".join(problems) or None
     if file.problem is not None and not read_only:
         log.error("%s: nothing more is uploaded: %s", file.path, file.problem)
 
 
+def confirm(file: FlatMessageFile, metadata: MetadataStore) -> None:
+    """The unnamed messages are those of the local store: they count from now on."""
+    metadata.apply(forget_unconfirmed(file.path, metadata))
+    file.unconfirmed_from = None
+
+
+def take_back(file: FlatMessageFile, metadata: MetadataStore) -> None:
+    """Unnamed messages do not count: the queue ends where the catalogue had it end.
+
+    No byte is touched. What is appended next is compared with what lies there, so nothing of ours
+    is sent twice. The caller is the one that appends to this queue; nothing may wait.
+    """
+    note = _unconfirmed(file.path, metadata)
+    changes = forget_unconfirmed(file.path, metadata)
+    for name, base, size, begin, end in () if note is None else note[1]:
+        row = metadata.segment(file.path, SegmentType[name], base)
+        if row is not None:  # else it was dropped meanwhile
+            changes.append(Put(replace(row, size=size, begin_timestamp=begin, end_timestamp=end)))
+    metadata.apply(changes)
+    file.queue.load()  # before the log: no unit that can be read is without its record
+    file.log.load()
+    file.unconfirmed_from = None
+
+
+def forget_unconfirmed(path: str, metadata: MetadataStore) -> list[Change]:
+    is_noted = metadata.note(UNCONFIRMED_NOTE, path) is not None
+    return [DeleteNote(UNCONFIRMED_NOTE, path)] if is_noted else []
+
+
+def borne_out(count: int, end_of: Callable[[int], int], log_end: int) -> int:
+    """How many of the first `count` units of a segment the log bears out.
+
+    `end_of` gives the end of a unit's record by the number of the unit. Records lie in the order
+    of their units, so the last unit usually decides, and a binary search does otherwise.
+    """
+    if end_of(count - 1) <= log_end:
+        return count
+    return bisect_right(range(count), log_end, key=end_of)
+
+
 @dataclass(slots=True)
-class _Found:
+class _FileState:
     """What the catalogue and the backend say of one file, and the rows that follow from it."""
 
     segments: tuple[FlatSegment, ...]  # as the catalogue has them
@@ -229,7 +136,7 @@ class _Found:
     rows: list[SegmentRecord]  # what counts
 
     @classmethod
-    def by_asking(cls, file: FlatAppendFile) -> _Found:
+    def by_asking(cls, file: FlatAppendFile) -> _FileState:
         segments = file.catalogued()
         sizes = []
         for segment, following in zip_longest(segments, segments[1:]):
@@ -301,31 +208,6 @@ class _Found:
         return [segment.record for segment, row in kept if row.size > segment.record.size]
 
 
-def _settle(queue: _Found, commit_log: _Found) -> list[str]:
-    """Decide how much of both files counts; what is wrong with them."""
-    problems = []
-    end: _End | None = None
-    for index in reversed(range(len(queue.rows))):
-        units = queue.backend_bytes[index] // UNIT_BYTES
-        if units and (end is None or not end.count):
-            end = _end_of_units(queue, index, units, commit_log)
-            problems += [end.problem] if end.problem else []
-            units = end.count
-        queue.count(index, units * UNIT_BYTES)
-    for index, size in enumerate(commit_log.backend_bytes):
-        commit_log.count(index, size)
-    named_end = 0 if end is None or not end.count else end.log_end
-    if commit_log.rows:
-        was, there = commit_log.segments[-1].record, commit_log.backend_bytes[-1]
-        commit_log.count(-1, min(there, max(named_end - was.base_offset, was.size)))
-    if end is not None and end.last is not None:
-        try:
-            _bring_times_up_to_date(queue, commit_log, end.first, end.last)
-        except (SegmentError, OffsetOutOfRangeError) as error:
-            problems.append(f"the time of its first message cannot be read: {error}")
-    return problems
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Message:
     """A whole record of the log, as its head says."""
@@ -355,7 +237,32 @@ class _End:
     problem: str = ""
 
 
-def _end_of_units(queue: _Found, index: int, units: int, commit_log: _Found) -> _End:
+def _settle(queue: _FileState, commit_log: _FileState) -> list[str]:
+    """Decide how much of both files counts; what is wrong with them."""
+    problems = []
+    end: _End | None = None
+    for index in reversed(range(len(queue.rows))):
+        units = queue.backend_bytes[index] // UNIT_BYTES
+        if units and (end is None or not end.count):
+            end = _end_of_units(queue, index, units, commit_log)
+            problems += [end.problem] if end.problem else []
+            units = end.count
+        queue.count(index, units * UNIT_BYTES)
+    for index, size in enumerate(commit_log.backend_bytes):
+        commit_log.count(index, size)
+    named_end = 0 if end is None or not end.count else end.log_end
+    if commit_log.rows:
+        was, there = commit_log.segments[-1].record, commit_log.backend_bytes[-1]
+        commit_log.count(-1, min(there, max(named_end - was.base_offset, was.size)))
+    if end is not None and end.last is not None:
+        try:
+            _bring_times_up_to_date(queue, commit_log, end.first, end.last)
+        except (SegmentError, OffsetOutOfRangeError) as error:
+            problems.append(f"the time of its first message cannot be read: {error}")
+    return problems
+
+
+def _end_of_units(queue: _FileState, index: int, units: int, commit_log: _FileState) -> _End:
     """The end of the last segment that has units.
 
     The log was durable before the units were written. So a unit that does not name its message is
@@ -392,7 +299,9 @@ def _end_of_units(queue: _Found, index: int, units: int, commit_log: _Found) -> 
     return _End(count=count, log_end=log_end, last=reached, problem=f"{units - count} {beyond}")
 
 
-def _last_sound(queue: _Found, index: int, below: int, commit_log: _Found) -> _Message | None:
+def _last_sound(
+    queue: _FileState, index: int, below: int, commit_log: _FileState
+) -> _Message | None:
     """The last message before unit `below` of a segment whose unit names it; only the nearest
     units are looked at, of the segments before too."""
     looked_at = 0
@@ -409,12 +318,12 @@ def _last_sound(queue: _Found, index: int, below: int, commit_log: _Found) -> _M
     return None
 
 
-def _unit(queue: _Found, index: int, number: int) -> QueueUnit:
+def _unit(queue: _FileState, index: int, number: int) -> QueueUnit:
     segment = queue.segments[index].segment
     return decode_unit(segment.read(number * UNIT_BYTES, UNIT_BYTES), path=segment.path)
 
 
-def _named_by(unit: QueueUnit, queue_offset: int, commit_log: _Found) -> _Message | None:
+def _named_by(unit: QueueUnit, queue_offset: int, commit_log: _FileState) -> _Message | None:
     """The message of a unit, if its record is there and says the same."""
     found = _message_at(unit.log_offset, commit_log, commit_log.head)
     is_it = found is not None and (found.message_bytes, found.queue_offset) == (
@@ -424,7 +333,9 @@ def _named_by(unit: QueueUnit, queue_offset: int, commit_log: _Found) -> _Messag
     return found if is_it else None
 
 
-def _message_at(at: int, commit_log: _Found, head_at: Callable[[int], bytes]) -> _Message | None:
+def _message_at(
+    at: int, commit_log: _FileState, head_at: Callable[[int], bytes]
+) -> _Message | None:
     """The record that begins here, or behind the end mark that lies here; None where none does."""
     head = head_at(at)
     if is_blank(head):
@@ -445,7 +356,7 @@ def _message_at(at: int, commit_log: _Found, head_at: Callable[[int], bytes]) ->
 
 
 def _follow_records(
-    commit_log: _Found, at: int, first: int, final: int
+    commit_log: _FileState, at: int, first: int, final: int
 ) -> tuple[_Message | None, _Message | None, bool]:
     """Message `first` in the log from here on, the last one up to `final`, and whether the log
     ends there.
@@ -477,7 +388,7 @@ def _follow_records(
 
 
 def _bring_times_up_to_date(
-    queue: _Found, commit_log: _Found, first: _Message | None, last: _Message
+    queue: _FileState, commit_log: _FileState, first: _Message | None, last: _Message
 ) -> None:
     """The last segments end with the last record; a new one begins with its first.
 
@@ -501,7 +412,7 @@ def _bring_times_up_to_date(
         found.rows[-1] = replace(row, begin_timestamp=oldest, end_timestamp=newest)
 
 
-def _row_behind_unnamed_bytes(commit_log: _Found, *, now_ms: int) -> SegmentRecord | None:
+def _row_behind_unnamed_bytes(commit_log: _FileState, *, now_ms: int) -> SegmentRecord | None:
     """The row of a next log segment, where the last one holds nothing but bytes nobody named.
 
     They were sent as its first batch, and their units never were. A next batch that differs could
@@ -520,7 +431,7 @@ def _row_behind_unnamed_bytes(commit_log: _Found, *, now_ms: int) -> SegmentReco
     )
 
 
-def _remove_torn_unit(queue: _Found) -> None:
+def _remove_torn_unit(queue: _FileState) -> None:
     """Where a queue segment holds no whole unit, a piece of one is in the way of the first."""
     if queue.rows and not queue.rows[-1].size and 0 < queue.backend_bytes[-1] < UNIT_BYTES:
         queue.segments[-1].segment.delete()
@@ -528,3 +439,85 @@ def _remove_torn_unit(queue: _Found) -> None:
 
 def _base(segment: FlatSegment) -> int:
     return segment.base
+
+
+def _gone_from(file: FlatMessageFile) -> list[str]:
+    """What is missing of the full segments of a queue; nothing of those that were seen before.
+
+    One listing, and none where nothing is new. Only what a listing does not have is asked for by
+    itself: it may be older than its writer.
+    """
+    new = [
+        (part, _unseen(part.catalogued(), file.seen_to.get(part.type, 0)))
+        for part in (file.queue, file.log)
+    ]
+    if not any(segments for _, segments in new):
+        return []
+    listed = file.log.provider.list(file.path)
+    sizes = {(segment.type, segment.base): segment.size for segment in listed}
+    lost = []
+    for part, segments in new:
+        for segment, following in segments:
+            wanted = min(segment.end, following.base) - segment.base
+            there = sizes.get((part.type, segment.base), 0)
+            if there < wanted:
+                there = segment.backend_bytes()
+            if there < wanted:
+                gone = f"{wanted - there} bytes that were committed are gone"
+                lost.append(f"{segment.segment.path}: {gone}")
+        if segments and not lost:
+            file.seen_to[part.type] = segments[-1][1].base
+    return lost
+
+
+def _unseen(
+    segments: tuple[FlatSegment, ...], seen_to: int
+) -> list[tuple[FlatSegment, FlatSegment]]:
+    """Each with the next one. Those that end before the next begins are asked for anyway."""
+    return [
+        (segment, following)
+        for segment, following in pairwise(segments)
+        if segment.base >= seen_to and segment.end >= following.base
+    ]
+
+
+def _note_of_unconfirmed(
+    path: str, rows: Sequence[SegmentRecord], metadata: MetadataStore
+) -> list[Change]:
+    """A change that remembers rows as the catalogue had them before more was found behind them.
+
+    What an earlier note says stays true until somebody has compared.
+    """
+    ends = [row.end_offset for row in rows if row.type is SegmentType.CONSUME_QUEUE]
+    if not ends:
+        return []
+    first = min(ends) // UNIT_BYTES
+    before = {(row.type.name, row.base_offset): _fields(row) for row in rows}
+    earlier = _unconfirmed(path, metadata)
+    if earlier is not None:
+        first = min(first, earlier[0])
+        before.update(((fields[0], fields[1]), fields) for fields in earlier[1])
+    return [PutNote(UNCONFIRMED_NOTE, path, {"from": first, "rows": list(before.values())})]
+
+
+def _unconfirmed(path: str, metadata: MetadataStore) -> tuple[int, list[list[Any]]] | None:
+    """What a note says; None where there is none, or none that makes sense."""
+    note: Any = metadata.note(UNCONFIRMED_NOTE, path)
+    if note is None:
+        return None
+    try:
+        rows = [[SegmentType[name].name, *map(_whole, rest)] for name, *rest in note["rows"]]
+        if all(len(row) == _FIELDS and None not in row[:3] for row in rows):
+            return int(note["from"]), rows
+    except (KeyError, TypeError, ValueError):
+        pass
+    log.warning("%s: the catalogue has a note that makes no sense: %r", path, note)
+    return None
+
+
+def _whole(field: Any) -> int | None:
+    return None if field is None else int(field)
+
+
+def _fields(row: SegmentRecord) -> list[Any]:
+    return [row.type.name, row.base_offset, row.size, row.begin_timestamp, row.end_timestamp]

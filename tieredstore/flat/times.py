@@ -32,6 +32,34 @@ from tieredstore.model.values import INT64_MAX, Boundary, SegmentRecord, Segment
 
 HEAD_BYTES: Final = 92  # a coda, and a record up to and with the store time if born on IPv6
 UNITS_AT_ONCE: Final = 4096
+UNITS_READ_MAX: Final = 131_072  # 2.5 MiB: one modest read even where each request takes long
+LOG_READ_MAX: Final = 1 << 20  # so little of the log is read in one go, and compared in memory
+PROBE_BYTES: Final = 64 * 1024  # how much of the log one look in between reads at most
+_GUESSES: Final = 2  # looks at where the time should be; after them the range is halved
+
+
+def offset_by_time(
+    file: FlatMessageFile, timestamp: int, boundary: Boundary, source: ByteSource = DIRECT
+) -> int:
+    """The queue offset that belongs to a store time.
+
+    LOWER: the first message stored then or later; the queue's end if there is none. UPPER: the
+    last message stored exactly then; if there is none, what LOWER gives. An empty queue gives the
+    offset of its first message to come.
+    """
+    # No message has such a time; the search compares 64-bit numbers.
+    wanted = min(max(timestamp, -INT64_MAX), INT64_MAX - 1)
+    if boundary is Boundary.LOWER:
+        return _Search(file, wanted, source).first_not_before()
+    search = _Search(file, wanted + 1, source)
+    later = search.first_not_before()
+    spans = UnitSpans.of(file.queue, search.minimum, later)
+    if not spans.count:
+        return later
+    before = search.known.get(spans.last)
+    if before is None:
+        before = store_time(file, spans.last, source=source)
+    return spans.last if before == wanted else later
 
 
 def catalogue_times(record: SegmentRecord, now_ms: int) -> tuple[int, int] | None:
@@ -67,6 +95,27 @@ def believed_times(
     end = store_time(file, held.stop - 1, source=source)
     segment.times_read = record.size, begin, end
     return begin, end
+
+
+def earliest_time(file: FlatMessageFile, *, source: ByteSource = DIRECT) -> int | None:
+    """When the oldest message was stored, or one before it in the same segment; None if there is
+    none. No read where the catalogue is believed."""
+    for segment in file.log.segments:
+        times = believed_times(file, segment, source=source)
+        if times is not None:
+            return times[0]
+    return None
+
+
+def store_time(file: FlatMessageFile, offset: int, *, source: ByteSource = DIRECT) -> int:
+    """When a message was stored: two small reads."""
+    unit = _unit(file.queue, offset, source)
+    place = record_place(file, unit.log_offset)
+    data = source.read(file.log, place, min(max(unit.message_bytes, 0), HEAD_BYTES))
+    at = CODA_BYTES if is_blank(data) else 0
+    if peek_magic(data, at, path=file.path) not in MESSAGE_MAGICS:
+        raise no_message(file, place)
+    return peek_store_timestamp(data, at, path=file.path)
 
 
 def units_of(file: FlatMessageFile, record: SegmentRecord, *, source: ByteSource = DIRECT) -> range:
@@ -107,25 +156,26 @@ def first_unit_from(file: FlatMessageFile, log_offset: int, *, source: ByteSourc
     return spans.offset(low) if low < spans.count else file.queue.commit_unit
 
 
-def store_time(file: FlatMessageFile, offset: int, *, source: ByteSource = DIRECT) -> int:
-    """When a message was stored: two small reads."""
-    unit = _unit(file.queue, offset, source)
-    place = record_place(file, unit.log_offset)
-    data = source.read(file.log, place, min(max(unit.message_bytes, 0), HEAD_BYTES))
-    at = CODA_BYTES if is_blank(data) else 0
-    if peek_magic(data, at, path=file.path) not in MESSAGE_MAGICS:
-        raise no_message(file, place)
-    return peek_store_timestamp(data, at, path=file.path)
+def queue_offset_at(file: FlatMessageFile, log_offset: int, source: ByteSource) -> int | None:
+    """The number of the message whose record begins at a byte of the log; None if none does."""
+    found = file.log.segment_at(log_offset)
+    if found is None or found.end - log_offset < HEAD_BYTES - 1:
+        return None
+    head = source.read(file.log, log_offset, HEAD_BYTES - 1)
+    return peek_queue_offset(head) if peek_magic(head) in MESSAGE_MAGICS else None
 
 
-def earliest_time(file: FlatMessageFile, *, source: ByteSource = DIRECT) -> int | None:
-    """When the oldest message was stored, or one before it in the same segment; None if there is
-    none. No read where the catalogue is believed."""
-    for segment in file.log.segments:
-        times = believed_times(file, segment, source=source)
-        if times is not None:
-            return times[0]
-    return None
+def log_offsets_of(
+    queue: FlatAppendFile, spans: UnitSpans, low: int, high: int, source: ByteSource
+) -> NDArray[np.int64]:
+    """Where the records of these units lie; one read for each span without a gap."""
+    columns = [
+        view_units(source.read(queue, span.start * UNIT_BYTES, len(span) * UNIT_BYTES))[
+            "log_offset"
+        ].astype(np.int64)
+        for span in spans.part(low, high)
+    ]
+    return np.concatenate(columns)
 
 
 def times_at(file: FlatMessageFile, places: NDArray[np.int64], data: bytes) -> NDArray[np.int64]:
@@ -153,62 +203,6 @@ def times_at(file: FlatMessageFile, places: NDArray[np.int64], data: bytes) -> N
 
 def no_message(file: FlatMessageFile, log_offset: int) -> SegmentCorruptError:
     return damage_at(file.log, log_offset, "no message begins here, but a queue unit says so")
-
-
-def queue_offset_at(file: FlatMessageFile, log_offset: int, source: ByteSource) -> int | None:
-    """The number of the message whose record begins at a byte of the log; None if none does."""
-    found = file.log.segment_at(log_offset)
-    if found is None or found.end - log_offset < HEAD_BYTES - 1:
-        return None
-    head = source.read(file.log, log_offset, HEAD_BYTES - 1)
-    return peek_queue_offset(head) if peek_magic(head) in MESSAGE_MAGICS else None
-
-
-def _unit(queue: FlatAppendFile, offset: int, source: ByteSource) -> QueueUnit:
-    return decode_unit(source.read(queue, offset * UNIT_BYTES, UNIT_BYTES))
-
-
-def log_offsets_of(
-    queue: FlatAppendFile, spans: UnitSpans, low: int, high: int, source: ByteSource
-) -> NDArray[np.int64]:
-    """Where the records of these units lie; one read for each span without a gap."""
-    columns = [
-        view_units(source.read(queue, span.start * UNIT_BYTES, len(span) * UNIT_BYTES))[
-            "log_offset"
-        ].astype(np.int64)
-        for span in spans.part(low, high)
-    ]
-    return np.concatenate(columns)
-
-
-UNITS_READ_MAX: Final = 131_072  # 2.5 MiB: one modest read even where each request takes long
-LOG_READ_MAX: Final = 1 << 20  # so little of the log is read in one go, and compared in memory
-PROBE_BYTES: Final = 64 * 1024  # how much of the log one look in between reads at most
-_GUESSES: Final = 2  # looks at where the time should be; after them the range is halved
-
-
-def offset_by_time(
-    file: FlatMessageFile, timestamp: int, boundary: Boundary, source: ByteSource = DIRECT
-) -> int:
-    """The queue offset that belongs to a store time.
-
-    LOWER: the first message stored then or later; the queue's end if there is none. UPPER: the
-    last message stored exactly then; if there is none, what LOWER gives. An empty queue gives the
-    offset of its first message to come.
-    """
-    # No message has such a time; the search compares 64-bit numbers.
-    wanted = min(max(timestamp, -INT64_MAX), INT64_MAX - 1)
-    if boundary is Boundary.LOWER:
-        return _Search(file, wanted, source).first_not_before()
-    search = _Search(file, wanted + 1, source)
-    later = search.first_not_before()
-    spans = UnitSpans.of(file.queue, search.minimum, later)
-    if not spans.count:
-        return later
-    before = search.known.get(spans.last)
-    if before is None:
-        before = store_time(file, spans.last, source=source)
-    return spans.last if before == wanted else later
 
 
 @dataclass(slots=True)
@@ -363,3 +357,7 @@ class _Search:
         head = min(int(rows.ends[last - 1] - rows.places[last - 1]), HEAD_BYTES)
         length = int(places[-1] - places[0]) + head
         return times_at(self.file, places, self.source.read(self.file.log, int(places[0]), length))
+
+
+def _unit(queue: FlatAppendFile, offset: int, source: ByteSource) -> QueueUnit:
+    return decode_unit(source.read(queue, offset * UNIT_BYTES, UNIT_BYTES))
