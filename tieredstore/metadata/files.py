@@ -42,6 +42,12 @@ log = log_of(__name__)
 KEPT_ASIDE_MAX: Final = 100
 JOURNAL_ASIDE: Final = ".journal.stale"
 SNAPSHOT_ASIDE: Final = ".damaged"
+JOURNAL_BYTES_MIN: Final = 4 * 1024 * 1024
+"""Below this a journal is never compacted by its size, unless the caller says so."""
+LOADS_MAX: Final = 8
+"""How often a load starts over because a writer changed the files under it."""
+READ_BYTES: Final = 1024 * 1024
+Stamp: TypeAlias = tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,111 +119,45 @@ class Catalogue:
     state: JournalState
 
 
-def load(files: CatalogueFiles, read_journal_bytes: Callable[[], bytes | None]) -> Catalogue:
-    """Read everything. Raises MetadataError where that gives no sound catalogue.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenReport:
+    """What the last whole reading of the files had to deal with."""
 
-    The notes are read before the journal: newer lines over older notes give what they must,
-    older lines over newer notes would not.
-    """
-    tables, snapshot, used_backup = _read_snapshot(files)
-    tables.notes = read_notes(files.notes)
-    data = read_journal_bytes()
-    journal = JournalContents() if data is None else read_journal(data, files.journal)
-    state = _state_of(files, journal, snapshot, used_backup=used_backup)
-    if state is JournalState.LIVE:
-        tables.apply(journal.changes)
-    return Catalogue(
-        tables=tables, snapshot=snapshot, used_backup=used_backup, journal=journal, state=state
-    )
+    replayed_lines: int = 0
+    """Batches that the journal held on top of the snapshot."""
+    torn_bytes: int = 0
+    """What an interrupted write left behind: a writer has cut it, a reader passes over it."""
+    stale_journal: Path | None = None
+    """A journal that RocketMQ's own writing overtook, or without a whole line: not replayed."""
+    used_backup: bool = False
+    """Was the snapshot missing or unreadable, so that the backup had to serve?"""
 
-
-def _state_of(
-    files: CatalogueFiles,
-    journal: JournalContents,
-    snapshot: SnapshotName | None,
-    *,
-    used_backup: bool,
-) -> JournalState:
-    if not journal.has_header:
-        return JournalState.DAMAGED if journal.torn_bytes else JournalState.ABSENT
-    if journal.snapshot == snapshot:
-        return JournalState.LIVE
-    if snapshot is None:
-        raise MetadataError(str(files.journal), "the snapshot that this journal follows is gone")
-    if journal.next_snapshot == snapshot:
-        return JournalState.CONTAINED
-    if used_backup and journal.commits:
-        raise MetadataError(
-            str(files.snapshot),
-            "it is missing or unreadable, and its journal does not follow the backup: restore it, "
-            "or move the journal away to go on with the backup",
+    @classmethod
+    def of(cls, files: CatalogueFiles, catalogue: Catalogue, stale: Path | None) -> OpenReport:
+        """The report of a reading; `stale` is where a writer put a stale journal."""
+        journal, state = catalogue.journal, catalogue.state
+        overtaken = state is JournalState.STALE and journal.commits
+        if (overtaken or state is JournalState.DAMAGED) and stale is None:
+            stale = files.journal  # a reader leaves it where it is
+        return cls(
+            replayed_lines=journal.commits if state is JournalState.LIVE else 0,
+            torn_bytes=journal.torn_bytes,
+            stale_journal=stale,
+            used_backup=catalogue.used_backup,
         )
-    return JournalState.STALE
 
-
-def _read_snapshot(files: CatalogueFiles) -> tuple[Tables, SnapshotName | None, bool]:
-    """The tables, the name of the bytes they came from, and whether the backup had to serve."""
-    complaints = []
-    for path in (files.snapshot, files.backup):
-        data = read_bytes(path, bytes_max=rocketmq_json.SNAPSHOT_BYTES_MAX)
-        if data is None:
-            continue
-        try:
-            document = rocketmq_json.decode(data)
-        except ValueError as error:
-            complaints.append(f"{path.name}: {error}")
-            continue
-        try:
-            tables = Tables.from_document(document)
-        except ValueError as error:
-            # The text is whole, so it is newer than the backup: going back would lose rows.
-            raise MetadataError(str(path), str(error)) from error
-        return tables, SnapshotName.of(data), path == files.backup
-    if complaints:
-        raise MetadataError(str(files.snapshot), "; ".join(complaints))
-    return Tables(), None, False
-
-
-def read_notes(path: Path) -> dict[str, dict[str, bytes]]:
-    data = read_bytes(path)
-    if data is None:
-        return {}
-    body = unseal(data)
-    try:
-        if body is None:
-            raise ValueError("the file is damaged")
-        line = msgspec.json.decode(b"{" + body, type=dict[str, dict[str, dict[str, msgspec.Raw]]])
-        notes = line["notes"]
-    except (KeyError, ValueError, RecursionError) as error:
-        raise MetadataError(str(path), str(error)) from error
-    # bytes(): a Raw keeps the whole file alive.
-    return {
-        kind: {key: bytes(raw) for key, raw in of_kind.items()} for kind, of_kind in notes.items()
-    }
-
-
-def encode_notes(notes: dict[str, dict[str, bytes]]) -> bytes:
-    raw = {
-        kind: {key: msgspec.Raw(text) for key, text in of_kind.items()}
-        for kind, of_kind in notes.items()
-    }
-    return seal(b'"notes":' + msgspec.json.encode(raw) + b"}")
-
-
-def read_bytes(path: Path, *, bytes_max: int | None = None) -> bytes | None:
-    """The bytes of a file, or None where there is none. Raises MetadataError."""
-    try:
-        if bytes_max is not None and path.stat().st_size > bytes_max:
-            raise MetadataError(str(path), f"it has more than {bytes_max} bytes")
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise MetadataError(str(path), f"it cannot be read: {error}") from error
-
-
-JOURNAL_BYTES_MIN: Final = 4 * 1024 * 1024
-"""Below this a journal is never compacted by its size, unless the caller says so."""
+    def warn(self, files: CatalogueFiles) -> None:
+        name = files.snapshot
+        if self.used_backup:
+            log.warning("%s: missing or unreadable, its backup is used", name)
+        if self.torn_bytes:
+            log.warning("%s: its journal ends in %d torn bytes", name, self.torn_bytes)
+        if self.stale_journal is not None:
+            log.warning(
+                "%s: RocketMQ has written it since its journal, or that is damaged; kept aside: %s",
+                name,
+                self.stale_journal,
+            )
 
 
 class CatalogueWriter:
@@ -358,33 +298,6 @@ class CatalogueWriter:
         os.replace(files.next_snapshot, files.snapshot)
 
 
-def _keep_backup(files: CatalogueFiles) -> None:
-    """Copy the snapshot. A second name for the same file would not do: RocketMQ writes in place."""
-    data = read_bytes(files.snapshot)
-    if data is not None:
-        write_atomically(files.backup, [data])
-
-
-def _set_aside(files: CatalogueFiles, catalogue: Catalogue) -> Path | None:
-    """Rename a journal that no longer counts, unless it says nothing."""
-    said_something = catalogue.state is JournalState.STALE and catalogue.journal.commits
-    if not said_something and catalogue.state is not JournalState.DAMAGED:
-        return None
-    stale = files.aside(JOURNAL_ASIDE)
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(files.journal, stale)
-    fsync_directory(stale.parent)
-    return stale
-
-
-LOADS_MAX: Final = 8
-"""How often a load starts over because a writer changed the files under it."""
-
-READ_BYTES: Final = 1024 * 1024
-
-Stamp: TypeAlias = tuple[int, ...] | None
-
-
 class Follower:
     """One reader's place in the files: takes no lock, writes nothing, sees whole batches only.
 
@@ -473,6 +386,128 @@ class Follower:
         return before == self._stamps_now() and self._journal_stamp == _stamp(self._files.journal)
 
 
+def load(files: CatalogueFiles, read_journal_bytes: Callable[[], bytes | None]) -> Catalogue:
+    """Read everything. Raises MetadataError where that gives no sound catalogue.
+
+    The notes are read before the journal: newer lines over older notes give what they must,
+    older lines over newer notes would not.
+    """
+    tables, snapshot, used_backup = _read_snapshot(files)
+    tables.notes = read_notes(files.notes)
+    data = read_journal_bytes()
+    journal = JournalContents() if data is None else read_journal(data, files.journal)
+    state = _state_of(files, journal, snapshot, used_backup=used_backup)
+    if state is JournalState.LIVE:
+        tables.apply(journal.changes)
+    return Catalogue(
+        tables=tables, snapshot=snapshot, used_backup=used_backup, journal=journal, state=state
+    )
+
+
+def read_notes(path: Path) -> dict[str, dict[str, bytes]]:
+    data = read_bytes(path)
+    if data is None:
+        return {}
+    body = unseal(data)
+    try:
+        if body is None:
+            raise ValueError("the file is damaged")
+        line = msgspec.json.decode(b"{" + body, type=dict[str, dict[str, dict[str, msgspec.Raw]]])
+        notes = line["notes"]
+    except (KeyError, ValueError, RecursionError) as error:
+        raise MetadataError(str(path), str(error)) from error
+    # bytes(): a Raw keeps the whole file alive.
+    return {
+        kind: {key: bytes(raw) for key, raw in of_kind.items()} for kind, of_kind in notes.items()
+    }
+
+
+def encode_notes(notes: dict[str, dict[str, bytes]]) -> bytes:
+    raw = {
+        kind: {key: msgspec.Raw(text) for key, text in of_kind.items()}
+        for kind, of_kind in notes.items()
+    }
+    return seal(b'"notes":' + msgspec.json.encode(raw) + b"}")
+
+
+def read_bytes(path: Path, *, bytes_max: int | None = None) -> bytes | None:
+    """The bytes of a file, or None where there is none. Raises MetadataError."""
+    try:
+        if bytes_max is not None and path.stat().st_size > bytes_max:
+            raise MetadataError(str(path), f"it has more than {bytes_max} bytes")
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise MetadataError(str(path), f"it cannot be read: {error}") from error
+
+
+def _state_of(
+    files: CatalogueFiles,
+    journal: JournalContents,
+    snapshot: SnapshotName | None,
+    *,
+    used_backup: bool,
+) -> JournalState:
+    if not journal.has_header:
+        return JournalState.DAMAGED if journal.torn_bytes else JournalState.ABSENT
+    if journal.snapshot == snapshot:
+        return JournalState.LIVE
+    if snapshot is None:
+        raise MetadataError(str(files.journal), "the snapshot that this journal follows is gone")
+    if journal.next_snapshot == snapshot:
+        return JournalState.CONTAINED
+    if used_backup and journal.commits:
+        raise MetadataError(
+            str(files.snapshot),
+            "it is missing or unreadable, and its journal does not follow the backup: restore it, "
+            "or move the journal away to go on with the backup",
+        )
+    return JournalState.STALE
+
+
+def _read_snapshot(files: CatalogueFiles) -> tuple[Tables, SnapshotName | None, bool]:
+    """The tables, the name of the bytes they came from, and whether the backup had to serve."""
+    complaints = []
+    for path in (files.snapshot, files.backup):
+        data = read_bytes(path, bytes_max=rocketmq_json.SNAPSHOT_BYTES_MAX)
+        if data is None:
+            continue
+        try:
+            document = rocketmq_json.decode(data)
+        except ValueError as error:
+            complaints.append(f"{path.name}: {error}")
+            continue
+        try:
+            tables = Tables.from_document(document)
+        except ValueError as error:
+            # The text is whole, so it is newer than the backup: going back would lose rows.
+            raise MetadataError(str(path), str(error)) from error
+        return tables, SnapshotName.of(data), path == files.backup
+    if complaints:
+        raise MetadataError(str(files.snapshot), "; ".join(complaints))
+    return Tables(), None, False
+
+
+def _keep_backup(files: CatalogueFiles) -> None:
+    """Copy the snapshot. A second name for the same file would not do: RocketMQ writes in place."""
+    data = read_bytes(files.snapshot)
+    if data is not None:
+        write_atomically(files.backup, [data])
+
+
+def _set_aside(files: CatalogueFiles, catalogue: Catalogue) -> Path | None:
+    """Rename a journal that no longer counts, unless it says nothing."""
+    said_something = catalogue.state is JournalState.STALE and catalogue.journal.commits
+    if not said_something and catalogue.state is not JournalState.DAMAGED:
+        return None
+    stale = files.aside(JOURNAL_ASIDE)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(files.journal, stale)
+    fsync_directory(stale.parent)
+    return stale
+
+
 def _stamp(path: str | os.PathLike[str]) -> Stamp:
     try:
         return _facts(os.stat(path))
@@ -502,44 +537,3 @@ def _read_all(descriptor: int, position: int) -> bytes:
     except OSError as error:
         raise MetadataError("", f"the journal cannot be read: {error}") from error
     return b"".join(blocks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenReport:
-    """What the last whole reading of the files had to deal with."""
-
-    replayed_lines: int = 0
-    """Batches that the journal held on top of the snapshot."""
-    torn_bytes: int = 0
-    """What an interrupted write left behind: a writer has cut it, a reader passes over it."""
-    stale_journal: Path | None = None
-    """A journal that RocketMQ's own writing overtook, or without a whole line: not replayed."""
-    used_backup: bool = False
-    """Was the snapshot missing or unreadable, so that the backup had to serve?"""
-
-    @classmethod
-    def of(cls, files: CatalogueFiles, catalogue: Catalogue, stale: Path | None) -> OpenReport:
-        """The report of a reading; `stale` is where a writer put a stale journal."""
-        journal, state = catalogue.journal, catalogue.state
-        overtaken = state is JournalState.STALE and journal.commits
-        if (overtaken or state is JournalState.DAMAGED) and stale is None:
-            stale = files.journal  # a reader leaves it where it is
-        return cls(
-            replayed_lines=journal.commits if state is JournalState.LIVE else 0,
-            torn_bytes=journal.torn_bytes,
-            stale_journal=stale,
-            used_backup=catalogue.used_backup,
-        )
-
-    def warn(self, files: CatalogueFiles) -> None:
-        name = files.snapshot
-        if self.used_backup:
-            log.warning("%s: missing or unreadable, its backup is used", name)
-        if self.torn_bytes:
-            log.warning("%s: its journal ends in %d torn bytes", name, self.torn_bytes)
-        if self.stale_journal is not None:
-            log.warning(
-                "%s: RocketMQ has written it since its journal, or that is damaged; kept aside: %s",
-                name,
-                self.stale_journal,
-            )

@@ -44,215 +44,9 @@ from tieredstore.metadata import tables
 from tieredstore.model.errors import MetadataError
 from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
 
-
-def encode(change: Change) -> tuple[Change, bytes]:
-    """The change as a reader of the journal will see it, and its JSON.
-
-    The first shares nothing that the caller could still alter. Raises ValueError, naming the
-    row, for what could not be read back.
-    """
-    try:
-        if isinstance(change, PutNote):
-            tables.refuse_deep(change.value)
-        data = msgspec.json.encode(to_json(change))
-        seen = from_json(msgspec.json.decode(data))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{_name(change)}: {error}") from error
-    if isinstance(change, PutNote) and seen != change:
-        # NaN became null, a tuple a list, an integer key a string.
-        raise ValueError(f"{_name(change)}: the value is no JSON")
-    return seen, data
-
-
-def to_json(change: Change) -> Json:
-    match change:
-        case Put(TopicRecord() as record):
-            return {"put": "topic", "row": tables.topic_row(record)}
-        case Put(QueueRecord() as record):
-            return {"put": "queue", "row": tables.queue_row(record)}
-        case Put(SegmentRecord() as record):
-            return {"put": "segment", "row": tables.segment_row(record)}
-        case PutNote(kind, key, value):
-            return {"put": "note", "kind": kind, "key": key, "value": value}
-        case DeleteTopic(topic):
-            return {"delete": "topic", "topic": topic}
-        case DeleteQueue(topic, queue_id):
-            number = operator.index(queue_id)
-            return {"delete": "queue", "topic": topic, "queueId": number}
-        case DeleteSegment(path, type, base_offset):
-            base = operator.index(base_offset)
-            return {"delete": "segment", "path": path, "type": int(type), "baseOffset": base}
-        case DeleteNote(kind, key):
-            return {"delete": "note", "kind": kind, "key": key}
-    raise ValueError("it is no change of the catalogue")
-
-
-def from_json(value: Json) -> Change:
-    """The change in a line. Raises ValueError for one that this version does not know."""
-    match value:
-        case {"put": "topic", "row": dict(row)}:
-            return Put(tables.read_topic(row))
-        case {"put": "queue", "row": dict(row)}:
-            return Put(tables.read_queue(row))
-        case {"put": "segment", "row": dict(row)}:
-            return Put(tables.read_segment(row))
-        case {"put": "note", "kind": str(kind), "key": str(key), "value": note}:
-            return PutNote(kind, key, note)
-        case {"delete": "topic", "topic": str(topic)}:
-            return DeleteTopic(topic)
-        case {"delete": "queue", "topic": str(topic), "queueId": int(queue_id)}:
-            return DeleteQueue(topic, queue_id)
-        case {"delete": "segment", "path": str(path), "type": int(type), "baseOffset": int(base)}:
-            return DeleteSegment(path, SegmentType(type), base)
-        case {"delete": "note", "kind": str(kind), "key": str(key)}:
-            return DeleteNote(kind, key)
-    raise ValueError(f"unknown change {str(value)[:60]}")
-
-
-def _name(change: Change) -> str:
-    if isinstance(change, Put) and isinstance(
-        change.record, TopicRecord | QueueRecord | SegmentRecord
-    ):
-        return tables.row_name(change.record)
-    if isinstance(change, PutNote):
-        return f"note {change.kind} {change.key}"
-    return f"{change!r:.60}"
-
-
 FORMAT: Final = 1
 _PREFIX: Final = b'{"crc":"'
 _BODY_AT: Final = len(_PREFIX) + 8 + len(b'",')
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotName:
-    """A snapshot is known by its length and its CRC32C."""
-
-    length: int
-    crc32c: int
-
-    @classmethod
-    def of(cls, data: bytes) -> SnapshotName:
-        return cls(length=len(data), crc32c=crc32c(data))
-
-    def to_json(self) -> str:
-        return f'{{"length":{self.length},"crc32c":{self.crc32c}}}'
-
-
-@dataclass(slots=True, kw_only=True)
-class JournalContents:
-    """What the whole lines of a journal say; `torn_bytes` follow them."""
-
-    has_header: bool = False
-    snapshot: SnapshotName | None = None
-    next_snapshot: SnapshotName | None = None
-    changes: list[Change] = field(default_factory=list)
-    commits: int = 0
-    lines: int = 0
-    whole_bytes: int = 0
-    torn_bytes: int = 0
-
-
-def seal(body: bytes) -> bytes:
-    """A line: `body` is the inside of a JSON object and the brace that closes it."""
-    return b'%s%08x",%s\n' % (_PREFIX, crc32c(body), body)
-
-
-def unseal(line: bytes) -> bytes | None:
-    """The body of a line with its newline, or None where it is not what was written."""
-    if not (line.startswith(_PREFIX) and line.endswith(b"\n")):
-        return None
-    body = line[_BODY_AT:-1]
-    return body if line == seal(body) else None
-
-
-def header_line(snapshot: SnapshotName | None) -> bytes:
-    name = "null" if snapshot is None else snapshot.to_json()
-    return seal(f'"line":0,"format":{FORMAT},"snapshot":{name}}}'.encode())
-
-
-def commit_line(number: int, encoded_changes: Sequence[bytes]) -> bytes:
-    return seal(b'"line":%d,"changes":[%s]}' % (number, b",".join(encoded_changes)))
-
-
-def compact_line(number: int, snapshot: SnapshotName) -> bytes:
-    return seal(f'"line":{number},"next":{snapshot.to_json()}}}'.encode())
-
-
-def read_journal(
-    data: bytes, path: Path, *, after: JournalContents | None = None
-) -> JournalContents:
-    """What a journal says, or what `data` says that was appended `after` an earlier read.
-
-    Raises MetadataError naming the byte for damage, and for lines of a format not known here.
-    """
-    contents = JournalContents()
-    if after is not None:
-        contents.has_header = after.has_header
-        contents.lines, contents.whole_bytes = after.lines, after.whole_bytes
-    start = contents.whole_bytes
-    for position, body in _whole_lines(data, path, start):
-        try:
-            _take(contents, msgspec.json.decode(b"{" + body))
-        except (ValueError, RecursionError) as error:
-            raise MetadataError(str(path), f"line at byte {position}: {error}") from error
-        contents.whole_bytes = position + _BODY_AT + len(body) + 1
-    contents.torn_bytes = start + len(data) - contents.whole_bytes
-    return contents
-
-
-def _take(contents: JournalContents, line: Any) -> None:
-    contents.next_snapshot = None  # it names the lines above it: another line below voids it
-    match line:
-        case {"line": 0, "format": format, "snapshot": snapshot} if contents.lines == 0:
-            if format != FORMAT:
-                raise ValueError(f"format {format} is newer than this version")
-            contents.has_header = True
-            contents.snapshot = _snapshot_name(snapshot)
-        case {"line": number, "changes": [*batch]} if number == contents.lines > 0:
-            contents.changes.extend(from_json(change) for change in batch)
-            contents.commits += 1
-        case {"line": number, "next": snapshot} if number == contents.lines > 0:
-            contents.next_snapshot = _snapshot_name(snapshot)
-        case _:
-            raise ValueError(f"it cannot be line {contents.lines}")
-    contents.lines += 1
-
-
-def _snapshot_name(value: Any) -> SnapshotName | None:
-    match value:
-        case None:
-            return None
-        case {"length": int(length), "crc32c": int(crc)}:
-            return SnapshotName(length=length, crc32c=crc)
-    raise ValueError("it names no snapshot")
-
-
-def _whole_lines(data: bytes, path: Path, start: int) -> Iterator[tuple[int, bytes]]:
-    """Position in the file and body of each line up to the first that is not valid."""
-    at = 0
-    while at < len(data):
-        end = data.find(b"\n", at) + 1
-        body = unseal(data[at:end]) if end else None
-        if body is None:
-            if _holds_valid_line(data[at:]):
-                raise MetadataError(str(path), f"damaged at byte {start + at}: valid lines follow")
-            return
-        yield start + at, body
-        at = end
-
-
-def _holds_valid_line(data: bytes) -> bool:
-    for line in data.splitlines(keepends=True):
-        # A damaged newline joins two lines: the second begins at the last prefix.
-        if unseal(line) or unseal(line[line.rfind(_PREFIX) :]):
-            return True
-    return False
-
-
-def crc32c(data: bytes) -> int:
-    value: int = google_crc32c.value(data)
-    return value
 
 
 class JournalFile:
@@ -334,3 +128,208 @@ class JournalFile:
             raise
         self._lines += 1
         self.bytes_count += len(line)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotName:
+    """A snapshot is known by its length and its CRC32C."""
+
+    length: int
+    crc32c: int
+
+    @classmethod
+    def of(cls, data: bytes) -> SnapshotName:
+        return cls(length=len(data), crc32c=crc32c(data))
+
+    def to_json(self) -> str:
+        return f'{{"length":{self.length},"crc32c":{self.crc32c}}}'
+
+
+@dataclass(slots=True, kw_only=True)
+class JournalContents:
+    """What the whole lines of a journal say; `torn_bytes` follow them."""
+
+    has_header: bool = False
+    snapshot: SnapshotName | None = None
+    next_snapshot: SnapshotName | None = None
+    changes: list[Change] = field(default_factory=list)
+    commits: int = 0
+    lines: int = 0
+    whole_bytes: int = 0
+    torn_bytes: int = 0
+
+
+def encode(change: Change) -> tuple[Change, bytes]:
+    """The change as a reader of the journal will see it, and its JSON.
+
+    The first shares nothing that the caller could still alter. Raises ValueError, naming the
+    row, for what could not be read back.
+    """
+    try:
+        if isinstance(change, PutNote):
+            tables.refuse_deep(change.value)
+        data = msgspec.json.encode(to_json(change))
+        seen = from_json(msgspec.json.decode(data))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{_name(change)}: {error}") from error
+    if isinstance(change, PutNote) and seen != change:
+        # NaN became null, a tuple a list, an integer key a string.
+        raise ValueError(f"{_name(change)}: the value is no JSON")
+    return seen, data
+
+
+def to_json(change: Change) -> Json:
+    match change:
+        case Put(TopicRecord() as record):
+            return {"put": "topic", "row": tables.topic_row(record)}
+        case Put(QueueRecord() as record):
+            return {"put": "queue", "row": tables.queue_row(record)}
+        case Put(SegmentRecord() as record):
+            return {"put": "segment", "row": tables.segment_row(record)}
+        case PutNote(kind, key, value):
+            return {"put": "note", "kind": kind, "key": key, "value": value}
+        case DeleteTopic(topic):
+            return {"delete": "topic", "topic": topic}
+        case DeleteQueue(topic, queue_id):
+            number = operator.index(queue_id)
+            return {"delete": "queue", "topic": topic, "queueId": number}
+        case DeleteSegment(path, type, base_offset):
+            base = operator.index(base_offset)
+            return {"delete": "segment", "path": path, "type": int(type), "baseOffset": base}
+        case DeleteNote(kind, key):
+            return {"delete": "note", "kind": kind, "key": key}
+    raise ValueError("it is no change of the catalogue")
+
+
+def from_json(value: Json) -> Change:
+    """The change in a line. Raises ValueError for one that this version does not know."""
+    match value:
+        case {"put": "topic", "row": dict(row)}:
+            return Put(tables.read_topic(row))
+        case {"put": "queue", "row": dict(row)}:
+            return Put(tables.read_queue(row))
+        case {"put": "segment", "row": dict(row)}:
+            return Put(tables.read_segment(row))
+        case {"put": "note", "kind": str(kind), "key": str(key), "value": note}:
+            return PutNote(kind, key, note)
+        case {"delete": "topic", "topic": str(topic)}:
+            return DeleteTopic(topic)
+        case {"delete": "queue", "topic": str(topic), "queueId": int(queue_id)}:
+            return DeleteQueue(topic, queue_id)
+        case {"delete": "segment", "path": str(path), "type": int(type), "baseOffset": int(base)}:
+            return DeleteSegment(path, SegmentType(type), base)
+        case {"delete": "note", "kind": str(kind), "key": str(key)}:
+            return DeleteNote(kind, key)
+    raise ValueError(f"unknown change {str(value)[:60]}")
+
+
+def read_journal(
+    data: bytes, path: Path, *, after: JournalContents | None = None
+) -> JournalContents:
+    """What a journal says, or what `data` says that was appended `after` an earlier read.
+
+    Raises MetadataError naming the byte for damage, and for lines of a format not known here.
+    """
+    contents = JournalContents()
+    if after is not None:
+        contents.has_header = after.has_header
+        contents.lines, contents.whole_bytes = after.lines, after.whole_bytes
+    start = contents.whole_bytes
+    for position, body in _whole_lines(data, path, start):
+        try:
+            _take(contents, msgspec.json.decode(b"{" + body))
+        except (ValueError, RecursionError) as error:
+            raise MetadataError(str(path), f"line at byte {position}: {error}") from error
+        contents.whole_bytes = position + _BODY_AT + len(body) + 1
+    contents.torn_bytes = start + len(data) - contents.whole_bytes
+    return contents
+
+
+def seal(body: bytes) -> bytes:
+    """A line: `body` is the inside of a JSON object and the brace that closes it."""
+    return b'%s%08x",%s\n' % (_PREFIX, crc32c(body), body)
+
+
+def unseal(line: bytes) -> bytes | None:
+    """The body of a line with its newline, or None where it is not what was written."""
+    if not (line.startswith(_PREFIX) and line.endswith(b"\n")):
+        return None
+    body = line[_BODY_AT:-1]
+    return body if line == seal(body) else None
+
+
+def header_line(snapshot: SnapshotName | None) -> bytes:
+    name = "null" if snapshot is None else snapshot.to_json()
+    return seal(f'"line":0,"format":{FORMAT},"snapshot":{name}}}'.encode())
+
+
+def commit_line(number: int, encoded_changes: Sequence[bytes]) -> bytes:
+    return seal(b'"line":%d,"changes":[%s]}' % (number, b",".join(encoded_changes)))
+
+
+def compact_line(number: int, snapshot: SnapshotName) -> bytes:
+    return seal(f'"line":{number},"next":{snapshot.to_json()}}}'.encode())
+
+
+def crc32c(data: bytes) -> int:
+    value: int = google_crc32c.value(data)
+    return value
+
+
+def _name(change: Change) -> str:
+    if isinstance(change, Put) and isinstance(
+        change.record, TopicRecord | QueueRecord | SegmentRecord
+    ):
+        return tables.row_name(change.record)
+    if isinstance(change, PutNote):
+        return f"note {change.kind} {change.key}"
+    return f"{change!r:.60}"
+
+
+def _take(contents: JournalContents, line: Any) -> None:
+    contents.next_snapshot = None  # it names the lines above it: another line below voids it
+    match line:
+        case {"line": 0, "format": format, "snapshot": snapshot} if contents.lines == 0:
+            if format != FORMAT:
+                raise ValueError(f"format {format} is newer than this version")
+            contents.has_header = True
+            contents.snapshot = _snapshot_name(snapshot)
+        case {"line": number, "changes": [*batch]} if number == contents.lines > 0:
+            contents.changes.extend(from_json(change) for change in batch)
+            contents.commits += 1
+        case {"line": number, "next": snapshot} if number == contents.lines > 0:
+            contents.next_snapshot = _snapshot_name(snapshot)
+        case _:
+            raise ValueError(f"it cannot be line {contents.lines}")
+    contents.lines += 1
+
+
+def _snapshot_name(value: Any) -> SnapshotName | None:
+    match value:
+        case None:
+            return None
+        case {"length": int(length), "crc32c": int(crc)}:
+            return SnapshotName(length=length, crc32c=crc)
+    raise ValueError("it names no snapshot")
+
+
+def _whole_lines(data: bytes, path: Path, start: int) -> Iterator[tuple[int, bytes]]:
+    """Position in the file and body of each line up to the first that is not valid."""
+    at = 0
+    while at < len(data):
+        end = data.find(b"\n", at) + 1
+        body = unseal(data[at:end]) if end else None
+        if body is None:
+            if _holds_valid_line(data[at:]):
+                raise MetadataError(str(path), f"damaged at byte {start + at}: valid lines follow")
+            return
+        yield start + at, body
+        at = end
+
+
+def _holds_valid_line(data: bytes) -> bool:
+    for line in data.splitlines(keepends=True):
+        # A damaged newline joins two lines: the second begins at the last prefix.
+        if unseal(line) or unseal(line[line.rfind(_PREFIX) :]):
+            return True
+    return False

@@ -38,18 +38,42 @@ from tieredstore.model.values import (
     TopicRecord,
 )
 
+SEGMENT_TABLES: Final[Mapping[SegmentType, str]] = {
+    SegmentType.COMMIT_LOG: "commitLogFileSegmentTable",
+    SegmentType.CONSUME_QUEUE: "consumeQueueFileSegmentTable",
+    SegmentType.INDEX: "indexFileSegmentTable",
+}
+QUEUE_TABLE: Final = "queueMetadataTable"
+TOPIC_TABLE: Final = "topicMetadataTable"
+SERIAL: Final = "topicSerialNumber"
+_KNOWN: Final = frozenset({*SEGMENT_TABLES.values(), QUEUE_TABLE, TOPIC_TABLE, SERIAL})
+INT64_DIGITS: Final = 19
+SNAPSHOT_BYTES_MAX: Final = 2**31 - 1
+"""Java reads the file into one array: more than this it cannot hold."""
+UNSET_TIME: Final = INT64_MAX
+UNSET_RESERVE: Final = -1
+NESTING_MAX: Final = 100
+"""How deep a note may nest, and a field that we do not know but carry along."""
+
 # What can be written: as Json, and objects may have integer keys.
 Document: TypeAlias = (
     "bool | int | float | str | list[Json] | Mapping[str, Document] | Mapping[int, Document] | None"
 )
-
-SNAPSHOT_BYTES_MAX: Final = 2**31 - 1
-"""Java reads the file into one array: more than this it cannot hold."""
+Row: TypeAlias = dict[str, Json]
+Record: TypeAlias = TopicRecord | QueueRecord | SegmentRecord
+RowKey: TypeAlias = tuple[str] | tuple[str, int] | tuple[str, SegmentType, int]
+Int32: TypeAlias = Annotated[int, msgspec.Meta(ge=-INT32_MAX - 1, le=INT32_MAX)]
+Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
+NumberOrUnset: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=INT64_MAX)]
+QueueId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
+K = TypeVar("K")
+V = TypeVar("V")
+R = TypeVar("R", bound=msgspec.Struct)
 
 # Strings first, so that nothing inside of one looks like a key. The closing quote may be missing:
 # text without it is refused later, and here must not be searched again from every byte of it.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{,]\s*(-?\d+)\s*:', re.DOTALL)
-
 # fastjson escapes these; everything else goes out as it is.
 _SPECIAL = re.compile('[\x00-\x1f"\\\\\x7f-\x9f\u2028\u2029]')
 _SHORT_ESCAPES = {
@@ -63,95 +87,172 @@ _SHORT_ESCAPES = {
 }
 
 
-def decode(data: bytes) -> dict[str, Json]:
-    """The object in a file, bare keys quoted or not. Raises ValueError for anything else."""
-    if not data.strip():
-        raise ValueError("the file is empty")
-    try:
-        document = msgspec.json.decode(_quote_keys(data))
-    except RecursionError as error:
-        raise ValueError("it nests too deep") from error
-    except ValueError as error:  # msgspec's errors, wrong UTF-8, numbers out of all range
-        raise ValueError(f"it is no JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ValueError("it holds no JSON object")
-    return document
+class Tables:
+    """All rows by their keys.
 
+    Rows keep the order in which they were read or came, so that an unchanged file is written as
+    it was read. Fields that are not ours stay with their row until it is deleted. `topic_serial`
+    is never below a topic id that was ever here. Notes are kept as JSON text: each read makes its
+    own copy.
+    """
 
-def encode(document: Mapping[str, Document]) -> bytes:
-    """The text that fastjson would write for the same tables, byte for byte."""
-    return _object(document, "").encode()
+    def __init__(self) -> None:
+        self.topics: dict[str, TopicRecord] = {}
+        self.queues: dict[str, dict[int, QueueRecord]] = {}
+        self.segments: dict[SegmentType, dict[str, dict[int, SegmentRecord]]] = {
+            kind: {} for kind in SegmentType
+        }
+        self.notes: dict[str, dict[str, bytes]] = {}
+        self.notes_changed = False
+        self.topic_serial = -1
+        self._unknown: dict[RowKey, Row] = {}
+        self._unknown_members: Row = {}
 
+    # -- documents ----------------------------------------------------------------------------
 
-def _quote_keys(data: bytes) -> bytes:
-    parts: list[bytes] = []
-    copied = 0
-    for token in _TOKEN.finditer(data):
-        if token.lastindex:
-            start, end = token.span(1)
-            parts += (data[copied:start], b'"', data[start:end], b'"')
-            copied = end
-    parts.append(data[copied:])
-    return b"".join(parts)
+    @classmethod
+    def from_document(cls, document: Mapping[str, Json]) -> Tables:
+        """The tables of RocketMQ's JSON. Raises ValueError naming the row that cannot be."""
+        tables = cls()
+        for kind, name in SEGMENT_TABLES.items():
+            tables._read_segments(name, kind, _member(document, name))
+        tables._read_queues(_member(document, QUEUE_TABLE))
+        tables._read_topics(_member(document, TOPIC_TABLE))
+        serial = document.get(SERIAL)
+        if serial is not None:
+            if not isinstance(serial, int) or not -1 <= serial <= INT64_MAX:
+                raise ValueError(f"{SERIAL} is {serial!r:.40}")
+            tables.topic_serial = max(serial, tables.topic_serial)
+        tables._unknown_members = unknown_fields(document, _KNOWN)
+        return tables
 
+    def document(self) -> dict[str, Document]:
+        """What RocketMQ's JSON says for these tables; notes are not in it."""
+        document: dict[str, Document] = {}
+        for kind, name in SEGMENT_TABLES.items():
+            document[name] = {
+                path: {
+                    base: self._with_unknown(segment_row(row), (path, kind, base))
+                    for base, row in of_path.items()
+                }
+                for path, of_path in self.segments[kind].items()
+            }
+        document[QUEUE_TABLE] = {
+            topic: {
+                queue_id: self._with_unknown(queue_row(row), (topic, queue_id))
+                for queue_id, row in of_topic.items()
+            }
+            for topic, of_topic in self.queues.items()
+        }
+        document[TOPIC_TABLE] = {
+            topic: self._with_unknown(topic_row(row), (topic,))
+            for topic, row in self.topics.items()
+        }
+        document[SERIAL] = self.topic_serial
+        return document | self._unknown_members
 
-def _object(members: Mapping[str, Document] | Mapping[int, Document], indent: str) -> str:
-    if not members:
-        return "{}"
-    inner = indent + "\t"
-    lines = [
-        f"{key}:{_value(value, inner)}"
-        if isinstance(key, int)
-        else f"\n{inner}{_quoted(key)}:{_value(value, inner)}"
-        for key, value in members.items()
-    ]
-    return f"{{{','.join(lines)}\n{indent}}}"
+    def _read_topics(self, table: Row) -> None:
+        for topic, row in table.items():
+            if row is None:
+                continue
+            try:
+                members = _row(row)
+                record = self.topics[topic] = read_topic(members, topic)
+                self._keep_unknown((topic,), members, TopicRow)
+            except ValueError as error:
+                raise ValueError(f"{TOPIC_TABLE} {topic}: {error}") from error
+            self.topic_serial = max(self.topic_serial, record.topic_id)
 
+    def _read_queues(self, table: Row) -> None:
+        for topic, of_topic in table.items():
+            found = self.queues[topic] = {}
+            for queue_id, row in _numbered(QUEUE_TABLE, topic, of_topic):
+                try:
+                    members = _row(row)
+                    found[queue_id] = read_queue(members, topic, queue_id)
+                    self._keep_unknown((topic, queue_id), members, QueueRow)
+                except ValueError as error:
+                    raise ValueError(f"{QUEUE_TABLE} {topic} {queue_id}: {error}") from error
 
-def _array(items: list[Json], indent: str) -> str:
-    if not items:
-        return "[]"
-    inner = indent + "\t"
-    lines = [f"\n{inner}{_value(item, inner)}" for item in items]
-    return f"[{','.join(lines)}\n{indent}]"
+    def _read_segments(self, name: str, type: SegmentType, table: Row) -> None:
+        for path, of_path in table.items():
+            found = self.segments[type][path] = {}
+            for base, row in _numbered(name, path, of_path):
+                try:
+                    members = _row(row)
+                    found[base] = read_segment(members, path, type, base)
+                    self._keep_unknown((path, type, base), members, SegmentRow)
+                except ValueError as error:
+                    raise ValueError(f"{name} {path} {base}: {error}") from error
 
+    def _keep_unknown(self, key: RowKey, row: Row, kind: type[msgspec.Struct]) -> None:
+        found = unknown_fields(row, kind.__struct_encode_fields__)
+        name = row.get("queue")
+        if isinstance(name, dict) and kind is QueueRow:
+            inner = unknown_fields(name, QueueName.__struct_encode_fields__)
+            if inner:
+                found["queue"] = inner
+        if found:
+            self._unknown[key] = found
 
-def _value(value: Document, indent: str) -> str:
-    if type(value) is int:
-        return str(value)
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, Mapping):
-        return _object(value, indent)
-    if isinstance(value, list):
-        return _array(value, indent)
-    return msgspec.json.encode(value).decode()  # null, true, false and floats
+    def _with_unknown(self, row: Row, key: RowKey) -> Row:
+        unknown = self._unknown.get(key)
+        if unknown is None:
+            return row
+        ours, theirs = row.get("queue"), unknown.get("queue")
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            return row | unknown | {"queue": ours | theirs}
+        return row | unknown
 
+    def copied(self) -> Tables:
+        """Tables that stay as these are now. The rows are shared: they never change."""
+        copy = Tables()
+        copy.topics = dict(self.topics)
+        copy.queues = {topic: dict(found) for topic, found in self.queues.items()}
+        copy.segments = {
+            kind: {path: dict(found) for path, found in table.items()}
+            for kind, table in self.segments.items()
+        }
+        copy.notes = {kind: dict(found) for kind, found in self.notes.items()}
+        copy.topic_serial = self.topic_serial
+        copy._unknown = dict(self._unknown)
+        copy._unknown_members = self._unknown_members
+        return copy
 
-def _quoted(text: str) -> str:
-    if _SPECIAL.search(text) is None:
-        return f'"{text}"'
-    return f'"{_SPECIAL.sub(_escape, text)}"'
+    # -- changes ------------------------------------------------------------------------------
 
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Act on changes that were checked: none of them can fail halfway."""
+        for change in changes:
+            match change:
+                case Put(record):
+                    self._put(record)
+                case DeleteTopic(topic):
+                    self.topics.pop(topic, None)
+                    self._unknown.pop((topic,), None)
+                case DeleteQueue(topic, queue_id):
+                    _delete(self.queues, topic, queue_id)
+                    self._unknown.pop((topic, queue_id), None)
+                case DeleteSegment(path, type, base_offset):
+                    _delete(self.segments[type], path, base_offset)
+                    self._unknown.pop((path, type, base_offset), None)
+                case PutNote(kind, key, value):
+                    self.notes.setdefault(kind, {})[key] = msgspec.json.encode(value)
+                    self.notes_changed = True
+                case DeleteNote(kind, key):
+                    _delete(self.notes, kind, key)
+                    self.notes_changed = True
 
-def _escape(found: re.Match[str]) -> str:
-    character = found[0]
-    return _SHORT_ESCAPES.get(character) or f"\\u{ord(character):04X}"
-
-
-Row: TypeAlias = dict[str, Json]
-Record: TypeAlias = TopicRecord | QueueRecord | SegmentRecord
-
-UNSET_TIME: Final = INT64_MAX
-UNSET_RESERVE: Final = -1
-NESTING_MAX: Final = 100
-"""How deep a note may nest, and a field that we do not know but carry along."""
-
-Int32: TypeAlias = Annotated[int, msgspec.Meta(ge=-INT32_MAX - 1, le=INT32_MAX)]
-Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
-Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
-NumberOrUnset: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=INT64_MAX)]
-QueueId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
+    def _put(self, record: Record) -> None:
+        match record:
+            case SegmentRecord():
+                of_path = self.segments[record.type].setdefault(record.path, {})
+                of_path[record.base_offset] = record
+            case QueueRecord():
+                self.queues.setdefault(record.topic, {})[record.queue_id] = record
+            case TopicRecord():
+                self.topics[record.topic] = record
+                self.topic_serial = max(self.topic_serial, record.topic_id)
 
 
 class TopicRow(msgspec.Struct, rename="camel"):
@@ -329,7 +430,80 @@ def refuse_deep(value: Json) -> None:
     raise ValueError(f"it nests deeper than {NESTING_MAX}")
 
 
-R = TypeVar("R", bound=msgspec.Struct)
+def decode(data: bytes) -> dict[str, Json]:
+    """The object in a file, bare keys quoted or not. Raises ValueError for anything else."""
+    if not data.strip():
+        raise ValueError("the file is empty")
+    try:
+        document = msgspec.json.decode(_quote_keys(data))
+    except RecursionError as error:
+        raise ValueError("it nests too deep") from error
+    except ValueError as error:  # msgspec's errors, wrong UTF-8, numbers out of all range
+        raise ValueError(f"it is no JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ValueError("it holds no JSON object")
+    return document
+
+
+def encode(document: Mapping[str, Document]) -> bytes:
+    """The text that fastjson would write for the same tables, byte for byte."""
+    return _object(document, "").encode()
+
+
+def _quote_keys(data: bytes) -> bytes:
+    parts: list[bytes] = []
+    copied = 0
+    for token in _TOKEN.finditer(data):
+        if token.lastindex:
+            start, end = token.span(1)
+            parts += (data[copied:start], b'"', data[start:end], b'"')
+            copied = end
+    parts.append(data[copied:])
+    return b"".join(parts)
+
+
+def _object(members: Mapping[str, Document] | Mapping[int, Document], indent: str) -> str:
+    if not members:
+        return "{}"
+    inner = indent + "\t"
+    lines = [
+        f"{key}:{_value(value, inner)}"
+        if isinstance(key, int)
+        else f"\n{inner}{_quoted(key)}:{_value(value, inner)}"
+        for key, value in members.items()
+    ]
+    return f"{{{','.join(lines)}\n{indent}}}"
+
+
+def _array(items: list[Json], indent: str) -> str:
+    if not items:
+        return "[]"
+    inner = indent + "\t"
+    lines = [f"\n{inner}{_value(item, inner)}" for item in items]
+    return f"[{','.join(lines)}\n{indent}]"
+
+
+def _value(value: Document, indent: str) -> str:
+    if type(value) is int:
+        return str(value)
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, Mapping):
+        return _object(value, indent)
+    if isinstance(value, list):
+        return _array(value, indent)
+    return msgspec.json.encode(value).decode()  # null, true, false and floats
+
+
+def _quoted(text: str) -> str:
+    if _SPECIAL.search(text) is None:
+        return f'"{text}"'
+    return f'"{_SPECIAL.sub(_escape, text)}"'
+
+
+def _escape(found: re.Match[str]) -> str:
+    character = found[0]
+    return _SHORT_ESCAPES.get(character) or f"\\u{ord(character):04X}"
 
 
 def _converted(row: Mapping[str, Json], kind: type[R], keys: Mapping[str, Json]) -> R:
@@ -357,192 +531,6 @@ def _converted(row: Mapping[str, Json], kind: type[R], keys: Mapping[str, Json])
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-SEGMENT_TABLES: Final[Mapping[SegmentType, str]] = {
-    SegmentType.COMMIT_LOG: "commitLogFileSegmentTable",
-    SegmentType.CONSUME_QUEUE: "consumeQueueFileSegmentTable",
-    SegmentType.INDEX: "indexFileSegmentTable",
-}
-QUEUE_TABLE: Final = "queueMetadataTable"
-TOPIC_TABLE: Final = "topicMetadataTable"
-SERIAL: Final = "topicSerialNumber"
-_KNOWN: Final = frozenset({*SEGMENT_TABLES.values(), QUEUE_TABLE, TOPIC_TABLE, SERIAL})
-
-INT64_DIGITS: Final = 19
-RowKey: TypeAlias = tuple[str] | tuple[str, int] | tuple[str, SegmentType, int]
-
-
-class Tables:
-    """All rows by their keys.
-
-    Rows keep the order in which they were read or came, so that an unchanged file is written as
-    it was read. Fields that are not ours stay with their row until it is deleted. `topic_serial`
-    is never below a topic id that was ever here. Notes are kept as JSON text: each read makes its
-    own copy.
-    """
-
-    def __init__(self) -> None:
-        self.topics: dict[str, TopicRecord] = {}
-        self.queues: dict[str, dict[int, QueueRecord]] = {}
-        self.segments: dict[SegmentType, dict[str, dict[int, SegmentRecord]]] = {
-            kind: {} for kind in SegmentType
-        }
-        self.notes: dict[str, dict[str, bytes]] = {}
-        self.notes_changed = False
-        self.topic_serial = -1
-        self._unknown: dict[RowKey, Row] = {}
-        self._unknown_members: Row = {}
-
-    # -- documents ----------------------------------------------------------------------------
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Json]) -> Tables:
-        """The tables of RocketMQ's JSON. Raises ValueError naming the row that cannot be."""
-        tables = cls()
-        for kind, name in SEGMENT_TABLES.items():
-            tables._read_segments(name, kind, _member(document, name))
-        tables._read_queues(_member(document, QUEUE_TABLE))
-        tables._read_topics(_member(document, TOPIC_TABLE))
-        serial = document.get(SERIAL)
-        if serial is not None:
-            if not isinstance(serial, int) or not -1 <= serial <= INT64_MAX:
-                raise ValueError(f"{SERIAL} is {serial!r:.40}")
-            tables.topic_serial = max(serial, tables.topic_serial)
-        tables._unknown_members = unknown_fields(document, _KNOWN)
-        return tables
-
-    def document(self) -> dict[str, Document]:
-        """What RocketMQ's JSON says for these tables; notes are not in it."""
-        document: dict[str, Document] = {}
-        for kind, name in SEGMENT_TABLES.items():
-            document[name] = {
-                path: {
-                    base: self._with_unknown(segment_row(row), (path, kind, base))
-                    for base, row in of_path.items()
-                }
-                for path, of_path in self.segments[kind].items()
-            }
-        document[QUEUE_TABLE] = {
-            topic: {
-                queue_id: self._with_unknown(queue_row(row), (topic, queue_id))
-                for queue_id, row in of_topic.items()
-            }
-            for topic, of_topic in self.queues.items()
-        }
-        document[TOPIC_TABLE] = {
-            topic: self._with_unknown(topic_row(row), (topic,))
-            for topic, row in self.topics.items()
-        }
-        document[SERIAL] = self.topic_serial
-        return document | self._unknown_members
-
-    def _read_topics(self, table: Row) -> None:
-        for topic, row in table.items():
-            if row is None:
-                continue
-            try:
-                members = _row(row)
-                record = self.topics[topic] = read_topic(members, topic)
-                self._keep_unknown((topic,), members, TopicRow)
-            except ValueError as error:
-                raise ValueError(f"{TOPIC_TABLE} {topic}: {error}") from error
-            self.topic_serial = max(self.topic_serial, record.topic_id)
-
-    def _read_queues(self, table: Row) -> None:
-        for topic, of_topic in table.items():
-            found = self.queues[topic] = {}
-            for queue_id, row in _numbered(QUEUE_TABLE, topic, of_topic):
-                try:
-                    members = _row(row)
-                    found[queue_id] = read_queue(members, topic, queue_id)
-                    self._keep_unknown((topic, queue_id), members, QueueRow)
-                except ValueError as error:
-                    raise ValueError(f"{QUEUE_TABLE} {topic} {queue_id}: {error}") from error
-
-    def _read_segments(self, name: str, type: SegmentType, table: Row) -> None:
-        for path, of_path in table.items():
-            found = self.segments[type][path] = {}
-            for base, row in _numbered(name, path, of_path):
-                try:
-                    members = _row(row)
-                    found[base] = read_segment(members, path, type, base)
-                    self._keep_unknown((path, type, base), members, SegmentRow)
-                except ValueError as error:
-                    raise ValueError(f"{name} {path} {base}: {error}") from error
-
-    def _keep_unknown(self, key: RowKey, row: Row, kind: type[msgspec.Struct]) -> None:
-        found = unknown_fields(row, kind.__struct_encode_fields__)
-        name = row.get("queue")
-        if isinstance(name, dict) and kind is QueueRow:
-            inner = unknown_fields(name, QueueName.__struct_encode_fields__)
-            if inner:
-                found["queue"] = inner
-        if found:
-            self._unknown[key] = found
-
-    def _with_unknown(self, row: Row, key: RowKey) -> Row:
-        unknown = self._unknown.get(key)
-        if unknown is None:
-            return row
-        ours, theirs = row.get("queue"), unknown.get("queue")
-        if isinstance(ours, dict) and isinstance(theirs, dict):
-            return row | unknown | {"queue": ours | theirs}
-        return row | unknown
-
-    def copied(self) -> Tables:
-        """Tables that stay as these are now. The rows are shared: they never change."""
-        copy = Tables()
-        copy.topics = dict(self.topics)
-        copy.queues = {topic: dict(found) for topic, found in self.queues.items()}
-        copy.segments = {
-            kind: {path: dict(found) for path, found in table.items()}
-            for kind, table in self.segments.items()
-        }
-        copy.notes = {kind: dict(found) for kind, found in self.notes.items()}
-        copy.topic_serial = self.topic_serial
-        copy._unknown = dict(self._unknown)
-        copy._unknown_members = self._unknown_members
-        return copy
-
-    # -- changes ------------------------------------------------------------------------------
-
-    def apply(self, changes: Iterable[Change]) -> None:
-        """Act on changes that were checked: none of them can fail halfway."""
-        for change in changes:
-            match change:
-                case Put(record):
-                    self._put(record)
-                case DeleteTopic(topic):
-                    self.topics.pop(topic, None)
-                    self._unknown.pop((topic,), None)
-                case DeleteQueue(topic, queue_id):
-                    _delete(self.queues, topic, queue_id)
-                    self._unknown.pop((topic, queue_id), None)
-                case DeleteSegment(path, type, base_offset):
-                    _delete(self.segments[type], path, base_offset)
-                    self._unknown.pop((path, type, base_offset), None)
-                case PutNote(kind, key, value):
-                    self.notes.setdefault(kind, {})[key] = msgspec.json.encode(value)
-                    self.notes_changed = True
-                case DeleteNote(kind, key):
-                    _delete(self.notes, kind, key)
-                    self.notes_changed = True
-
-    def _put(self, record: Record) -> None:
-        match record:
-            case SegmentRecord():
-                of_path = self.segments[record.type].setdefault(record.path, {})
-                of_path[record.base_offset] = record
-            case QueueRecord():
-                self.queues.setdefault(record.topic, {})[record.queue_id] = record
-            case TopicRecord():
-                self.topics[record.topic] = record
-                self.topic_serial = max(self.topic_serial, record.topic_id)
-
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 def _delete(table: dict[str, dict[K, V]], outer: str, inner: K) -> None:
