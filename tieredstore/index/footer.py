@@ -161,6 +161,13 @@ class NearFooter:
         return cls(footer=footer, read=read)
 
 
+class Group(NamedTuple):
+    """The bytes of a file that hold all items of a slot, and perhaps those of its neighbours."""
+
+    start: int
+    end: int
+
+
 def has_footer(tail: Buffer) -> bool:
     """Whether a file that ends so has a footer of ours, of whatever version."""
     return len(tail) >= TRAILER_BYTES and bytes(tail[-len(MAGIC) :]) == MAGIC
@@ -283,37 +290,6 @@ def may_hold(block: Buffer, key_hash: int, *, path: str, position: int) -> bool:
     return True
 
 
-def _set_bits(
-    bits: NDArray[np.bool_], values: Hashes, first: int, count: int, block_count: int
-) -> None:
-    owners = (values >> _HALF) * np.uint64(block_count) >> _HALF
-    if count < block_count:
-        mine = owners - np.uint64(first) < np.uint64(count)  # smaller ones wrap around
-        values, owners = values[mine], owners[mine]
-    starts = (owners - np.uint64(first)) * np.uint64(_BLOCK_BITS)
-    for places in _bits(values):
-        bits[(places + starts).view(np.int64)] = True
-
-
-def _bits(values: Hashes) -> Iterator[Hashes]:
-    steps = (values * _STEP >> _HALF) | np.uint64(1)
-    sums = values.copy()
-    for _ in range(PROBES):
-        yield (sums & _LOW) * np.uint64(_BLOCK_BITS) >> _HALF
-        sums += steps
-
-
-def _mixed_one(key_hash: int) -> int:
-    return int(mixed(np.array([key_hash], np.uint64))[0])
-
-
-class Group(NamedTuple):
-    """The bytes of a file that hold all items of a slot, and perhaps those of its neighbours."""
-
-    start: int
-    end: int
-
-
 def first_slots(starts: NDArray[np.int32]) -> NDArray[np.int64]:
     """The first slot of each group; `starts` are the slots' positions and the end of the last."""
     slot_count = len(starts) - 1
@@ -366,10 +342,6 @@ def find_group(
     return Group(start, stop)
 
 
-def checksum(data: Buffer) -> bytes:
-    return int(crc32c(bytes(data))).to_bytes(CHECKSUM_BYTES)
-
-
 def check_block(block: Buffer, *, path: str, position: int) -> None:
     """SegmentCorruptError unless these are 4 KiB that end in their checksum."""
     if len(block) != BLOCK_BYTES:
@@ -377,3 +349,31 @@ def check_block(block: Buffer, *, path: str, position: int) -> None:
     whole = memoryview(block)
     if bytes(whole[PAYLOAD_BYTES:]) != checksum(whole[:PAYLOAD_BYTES]):
         raise SegmentCorruptError(path, "a block has another checksum", position=position)
+
+
+def checksum(data: Buffer) -> bytes:
+    return int(crc32c(bytes(data))).to_bytes(CHECKSUM_BYTES)
+
+
+def _set_bits(
+    bits: NDArray[np.bool_], values: Hashes, first: int, count: int, block_count: int
+) -> None:
+    owners = (values >> _HALF) * np.uint64(block_count) >> _HALF
+    if count < block_count:
+        mine = owners - np.uint64(first) < np.uint64(count)  # smaller ones wrap around
+        values, owners = values[mine], owners[mine]
+    starts = (owners - np.uint64(first)) * np.uint64(_BLOCK_BITS)
+    for places in _bits(values):
+        bits[(places + starts).view(np.int64)] = True
+
+
+def _bits(values: Hashes) -> Iterator[Hashes]:
+    steps = (values * _STEP >> _HALF) | np.uint64(1)
+    sums = values.copy()
+    for _ in range(PROBES):
+        yield (sums & _LOW) * np.uint64(_BLOCK_BITS) >> _HALF
+        sums += steps
+
+
+def _mixed_one(key_hash: int) -> int:
+    return int(mixed(np.array([key_hash], np.uint64))[0])

@@ -22,34 +22,6 @@ _BLOCK_ITEMS: Final = 1 << 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeRange:
-    """The smallest and the largest store timestamp; `exact` unless they come from whole seconds."""
-
-    first: int
-    last: int
-    exact: bool = True
-
-    def overlaps(self, begin: int, end: int) -> bool:
-        """Whether some may lie within begin to end."""
-        slack = 0 if self.exact else SECOND_SLACK_MS
-        return self.first - slack <= end and begin <= self.last + slack
-
-    def outruns_seconds(self, begin_timestamp: int) -> bool:
-        """Whether some are too far from the begin of a file for the 32 bits that an item has.
-
-        Then any item may stand for another time than its message's.
-        """
-        return max(begin_timestamp - self.first, self.last - begin_timestamp) >= _REACH_MS
-
-    def joined(self, other: TimeRange) -> TimeRange:
-        return TimeRange(
-            first=min(self.first, other.first),
-            last=max(self.last, other.last),
-            exact=self.exact and other.exact,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexColumns:
     """Keys to be put, oldest first: one entry a key; a plain number stands for all of them.
 
@@ -109,6 +81,34 @@ class Match(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimeRange:
+    """The smallest and the largest store timestamp; `exact` unless they come from whole seconds."""
+
+    first: int
+    last: int
+    exact: bool = True
+
+    def overlaps(self, begin: int, end: int) -> bool:
+        """Whether some may lie within begin to end."""
+        slack = 0 if self.exact else SECOND_SLACK_MS
+        return self.first - slack <= end and begin <= self.last + slack
+
+    def outruns_seconds(self, begin_timestamp: int) -> bool:
+        """Whether some are too far from the begin of a file for the 32 bits that an item has.
+
+        Then any item may stand for another time than its message's.
+        """
+        return max(begin_timestamp - self.first, self.last - begin_timestamp) >= _REACH_MS
+
+    def joined(self, other: TimeRange) -> TimeRange:
+        return TimeRange(
+            first=min(self.first, other.first),
+            last=max(self.last, other.last),
+            exact=self.exact and other.exact,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeDisorder:
     """None of the first `item_count` items is more than `max_seconds` older than one put before."""
 
@@ -125,10 +125,6 @@ class TimeDisorder:
             max_seconds = max(max_seconds, int((before - seconds).max()))
             newest = int(before[-1])
         return TimeDisorder(item_count=len(items), newest=newest, max_seconds=max_seconds)
-
-
-def _column(values: NDArray[Any] | int, count: int) -> NDArray[Any]:
-    return np.full(count, values, np.int64) if isinstance(values, int) else values
 
 
 def seconds_window(begin: int, end: int, *, begin_timestamp: int) -> tuple[int, int]:
@@ -168,3 +164,7 @@ def with_true_times(
             yield item._replace(store_timestamp=times.last)
         elif begin - 999 <= item.store_timestamp <= end + 999:
             yield item
+
+
+def _column(values: NDArray[Any] | int, count: int) -> NDArray[Any]:
+    return np.full(count, values, np.int64) if isinstance(values, int) else values

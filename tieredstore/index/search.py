@@ -36,7 +36,6 @@ from tieredstore.model.printable import log_of
 from tieredstore.model.values import INT64_MAX
 
 log = log_of(__name__)
-
 FILES_AT_ONCE: Final = 8
 Source = Callable[["KeyQuery"], list[IndexHit]]
 FILES_MAX: Final = 64  # that are not uploaded: a broker has one or two
@@ -172,6 +171,21 @@ def ask_local(file: IndexStoreFile, query: KeyQuery) -> list[IndexHit]:
     return query.newest(items, file.disorder_seconds)
 
 
+def _work(query: KeyQuery, left: deque[Source], answers: deque[list[IndexHit] | None]) -> None:
+    while True:
+        try:
+            source = left.popleft()
+        except IndexError:
+            return
+        try:
+            answers.append(source(query))
+        except StoreClosedError:
+            raise
+        except (TieredStoreError, OSError) as error:
+            log.warning("the key %r is not searched for in every file: %s", query.key, error)
+            answers.append(None)
+
+
 class LocalFiles:
     """Files that another process may be filling: read, and never changed.
 
@@ -248,18 +262,3 @@ class LocalFiles:
         if found.items != durable.items:
             raise SegmentCorruptError(path, "items with another checksum", position=0)
         self._checked[file.begin_timestamp] = found
-
-
-def _work(query: KeyQuery, left: deque[Source], answers: deque[list[IndexHit] | None]) -> None:
-    while True:
-        try:
-            source = left.popleft()
-        except IndexError:
-            return
-        try:
-            answers.append(source(query))
-        except StoreClosedError:
-            raise
-        except (TieredStoreError, OSError) as error:
-            log.warning("the key %r is not searched for in every file: %s", query.key, error)
-            answers.append(None)

@@ -18,119 +18,9 @@ from tieredstore.model.values import INT64_MAX, StorageLevel
 
 MAYBE_BOOLEAN: Final = "bool | None"  # None: as the setting's own text says
 BOOLEANS: Final = frozenset({"bool", MAYBE_BOOLEAN})
-
-
-class Secret(str):
-    """A text that shows in no repr, of itself or of what holds it."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "'***'" if self else "''"
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What is known of one field beside its default."""
-
-    doc: str
-    java: str = ""
-    minimum: int = 0
-    maximum: int = INT64_MAX
-    secret: bool = False
-
-
-def setting(
-    default: Any,
-    doc: str,
-    java: str = "",
-    *,
-    minimum: int = 0,
-    maximum: int = INT64_MAX,
-    secret: bool = False,
-) -> Any:
-    facts = Setting(doc, java, minimum, maximum, secret)
-    return field(default=default, repr=not secret, metadata={"setting": facts})
-
-
-def computed(factory: Any, doc: str, java: str) -> Any:
-    return field(default_factory=factory, metadata={"setting": Setting(doc, java)})
-
-
-def settings_of(config: Any) -> dict[str, Field[Any]]:
-    """The fields of a dataclass that can be set, in the order of their declaration."""
-    return {spec.name: spec for spec in fields(config) if "setting" in spec.metadata}
-
-
-def facts_of(spec: Field[Any]) -> Setting:
-    facts: Setting = spec.metadata["setting"]
-    return facts
-
-
-def checked(spec: Field[Any], value: Any) -> Any:
-    """The value in the field's own type, or InvalidConfigError; a secret is never quoted."""
-    kind = spec.type
-    if kind == "StorageLevel":
-        return _level(spec.name, value)
-    if kind == "tuple[str, ...]":
-        return _names(spec.name, value)
-    if value is None and kind == MAYBE_BOOLEAN:
-        return None
-    if kind in BOOLEANS:
-        wanted: type = bool
-    else:
-        wanted = int if kind == "int" else str
-    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-        raise InvalidConfigError(f"{spec.name}: want {wanted.__name__}, not {shown(spec, value)}")
-    facts = facts_of(spec)
-    if isinstance(value, int) and not facts.minimum <= value <= facts.maximum:
-        raise InvalidConfigError(
-            f"{spec.name}: {value} is not within {facts.minimum} to {facts.maximum}"
-        )
-    if isinstance(value, str) and "\0" in value:
-        raise InvalidConfigError(f"{spec.name}: holds a NUL character")
-    return Secret(value) if facts.secret else value
-
-
-def _level(name: str, value: Any) -> StorageLevel:
-    try:
-        if isinstance(value, (bool, float)):
-            raise TypeError
-        if isinstance(value, str) and not value.strip().isdigit():
-            return StorageLevel[value.strip().upper()]
-        return StorageLevel(int(value))
-    except (KeyError, ValueError, TypeError):
-        known = ", ".join(f"{level.name} ({level.value})" for level in StorageLevel)
-        raise InvalidConfigError(f"{name}: {str(value)[:40]!r} is none of {known}") from None
-
-
-def _names(name: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        value = value.split(",")
-    if not isinstance(value, (tuple, list)) or not all(isinstance(part, str) for part in value):
-        raise InvalidConfigError(f"{name}: want a list of names")
-    return tuple(part.strip() for part in value if part.strip())
-
-
-def shown(spec: Field[Any], value: Any) -> str:
-    """The value as an error may quote it."""
-    if facts_of(spec).secret:
-        return "the value given"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def has_password(url: str) -> bool:
-    """Whether it is of the form scheme://user:password@host: such a one must not be shown."""
-    authority = url.partition("://")[2].partition("/")[0]
-    return ":" in authority.rpartition("@")[0]
-
-
 Fields: TypeAlias = Mapping[str, Field[Any]]
-
 JAVA_ENCODING: Final = "latin-1"  # what Java reads a properties file as, so names come out alike
 FILE_BYTES_MAX: Final = 1024 * 1024  # a settings file larger than this is something else
-
 # RocketMQ keys that look like ours but mean something that does not exist here: a share of Java's
 # heap, files of Java's extended queues, and keys that came after 5.3.3.
 FOREIGN_KEYS: Final = frozenset(
@@ -165,192 +55,15 @@ _TOML_STRINGS: Final = re.compile(
 )
 _LONG_NAME: Final = re.compile(rf'\.(?:[ \t]*[\w"-]+[ \t]*\.){{{NAME_PARTS_MAX - 1}}}')
 _JAVA_PACKAGE: Final = "org.apache.rocketmq."
-
 # Variables that begin with TIEREDSTORE_ and are no settings of the tier: those of the local store,
 # and where tests and benchmarks find a server.
 OTHER_PREFIXES: Final = ("TIEREDSTORE_LOCAL_", "TIEREDSTORE_S3_", "TIEREDSTORE_BENCH_")
 _CLASS_SETTINGS: Final = frozenset({"provider", "metadata", "plugins"})
 _NEAR: Final = 0.88
-
-
-def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
-    for name in names:
-        if name not in known:
-            near = _near(str(name), known, cutoff=0.6)
-            raise InvalidConfigError(
-                f"unknown key {name}" + (f": did you mean {near}?" if near else "")
-            )
-
-
-def from_mapping(known: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
-    refuse_unknown(values, known)
-    return {name: _class_name(known[name], value) for name, value in values.items()}
-
-
-def from_toml(known: Fields, path: str | os.PathLike[str], table_name: str) -> dict[str, Any]:
-    text = _read(path)
-    if _LONG_NAME.search(_TOML_STRINGS.sub('""', text)):
-        raise InvalidConfigError(f"a name of more than {NAME_PARTS_MAX} parts")
-    try:
-        document = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidConfigError(f"is no TOML: {error}") from error
-    table = document.get(table_name, document)
-    if not isinstance(table, dict):
-        raise InvalidConfigError(f"{table_name} is no table")
-    return from_mapping(known, table)
-
-
-def from_env(known: Fields, environ: Mapping[str, str], prefix: str) -> dict[str, Any]:
-    variables = {prefix + name.upper(): spec for name, spec in known.items()}
-    ours = {name: text for name, text in environ.items() if _is_of(name, prefix)}
-    refuse_unknown(ours, variables)
-    return {variables[name].name: _parsed(variables[name], text) for name, text in ours.items()}
-
-
-def _is_of(name: str, prefix: str) -> bool:
-    """Whether a variable begins with this prefix, and with no longer one of other settings."""
-    return name.startswith(prefix) and not any(
-        name.startswith(other) for other in OTHER_PREFIXES if len(other) > len(prefix)
-    )
-
-
-def from_broker_conf(
-    known: Fields, path: str | os.PathLike[str]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values, and the keys that are not ours. Raises InvalidConfigError for another text."""
-    java = {facts_of(spec).java: spec for spec in known.values() if facts_of(spec).java}
-    values: dict[str, Any] = {}
-    ignored: dict[str, str] = {}
-    text = _read(path, encoding=JAVA_ENCODING)
-    found = _properties(text)
-    for key, value in found.items():
-        if key in java:
-            values[java[key].name] = _parsed(java[key], value)
-        elif key not in FOREIGN_KEYS and (near := _near(key, java)):
-            raise InvalidConfigError(f"unknown key {key}: did you mean {near}?")
-        else:
-            ignored[key] = value
-    if not (values or any(_BROKER_KEY.fullmatch(key) for key in found)) and not (
-        found and all(_KEY_IS_VALUE.fullmatch(line) for line in _lines_of(text))
-    ):
-        raise InvalidConfigError(
-            "is no broker.conf: it has not one key of RocketMQ's, such as brokerName; the name of "
-            "a file with settings of ours ends with .toml"
-        )
-    return values, ignored
-
-
-@contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Say in an error which file it is about."""
-    try:
-        yield
-    except InvalidConfigError as error:
-        raise InvalidConfigError(f"{os.fspath(path)}: {error}") from error
-
-
-def _parsed(spec: Field[Any], text: str) -> Any:
-    """Text to the field's type; what does not fit is left to StoreConfig's own check."""
-    text = text.strip()
-    if spec.type == "int":
-        try:
-            return int(text)
-        except ValueError:
-            raise InvalidConfigError(
-                f"{spec.name}: want a whole number, not {shown(spec, text)}"
-            ) from None
-    if spec.type in BOOLEANS:
-        if text.lower() not in ("true", "false"):
-            raise InvalidConfigError(f"{spec.name}: want true or false, not {shown(spec, text)}")
-        return text.lower() == "true"
-    return _class_name(spec, text)
-
-
-def _class_name(spec: Field[Any], value: Any) -> Any:
-    """RocketMQ's class names, alone or in a comma-separated chain, to our names for them."""
-    if spec.name not in _CLASS_SETTINGS:
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_class_name(spec, part) for part in value]
-    if not isinstance(value, str):
-        return value
-    return ",".join(_our_name(part.strip()) for part in value.split(","))
-
-
-def _our_name(name: str) -> str:
-    java = name.rpartition(".")[2] if name.startswith(_JAVA_PACKAGE) else name
-    ours = JAVA_CLASSES.get(java)
-    if ours is None and name.startswith(_JAVA_PACKAGE):
-        raise InvalidConfigError(f"there is nothing here for the Java class {name}")
-    return ours or name
-
-
 _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.|$)", re.DOTALL)
 _KEY: Final = re.compile(r"(?:[^\\=:\s]|\\.)*")
 _SEPARATOR: Final = re.compile(r"\s*[=:]?\s*")
-
-
-def _properties(text: str) -> dict[str, str]:
-    """The keys of a properties file, by Java's rules; of a key given twice the last counts."""
-    found: dict[str, str] = {}
-    for line in _lines_of(text):
-        key = _KEY.match(line)
-        separator = _SEPARATOR.match(line, key.end()) if key else None
-        if key and separator:
-            found[_unescaped(key[0])] = _unescaped(line[separator.end() :])
-    return found
-
-
-def _lines_of(text: str) -> Iterator[str]:
-    return _logical_lines(re.split(r"\r\n|\r|\n", text))
-
-
-def _logical_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Without comments and blank lines; an odd number of backslashes at the end joins the next."""
-    whole = ""
-    joining = False
-    for line in lines:
-        part = line.lstrip(" \t\f")
-        if not joining and (not part or part[0] in "#!"):
-            continue
-        backslashes = len(part) - len(part.rstrip("\\"))
-        joining = backslashes % 2 == 1
-        whole += part[:-1] if joining else part
-        if not joining:
-            yield whole
-            whole = ""
-    if whole:
-        yield whole
-
-
-def _unescaped(text: str) -> str:
-    def character(found: re.Match[str]) -> str:
-        escape = found[1]
-        return chr(int(escape[1:], 16)) if len(escape) == 5 else _ESCAPES.get(escape, escape)
-
-    return _ESCAPE.sub(character, text)
-
-
-def _read(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> str:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-        if len(data) > FILE_BYTES_MAX:
-            raise InvalidConfigError(f"larger than {FILE_BYTES_MAX} bytes")
-        return data.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise InvalidConfigError("is no UTF-8 text") from error
-    except OSError as error:
-        raise InvalidConfigError(error.strerror or str(error)) from error
-
-
-def _near(name: str, known: Iterable[str], *, cutoff: float = _NEAR) -> str | None:
-    """The known name closest to this one, case aside."""
-    lower = {candidate.lower(): candidate for candidate in known}
-    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=cutoff)
-    return lower[close[0]] if close else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,3 +126,283 @@ class Settings:
     def with_env(self, environ: Mapping[str, str]) -> Self:
         """These settings with variables such as TIEREDSTORE_PROVIDER laid over them."""
         return replace(self, **from_env(settings_of(self), environ, self.ENV_PREFIX))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is known of one field beside its default."""
+
+    doc: str
+    java: str = ""
+    minimum: int = 0
+    maximum: int = INT64_MAX
+    secret: bool = False
+
+
+def setting(
+    default: Any,
+    doc: str,
+    java: str = "",
+    *,
+    minimum: int = 0,
+    maximum: int = INT64_MAX,
+    secret: bool = False,
+) -> Any:
+    facts = Setting(doc, java, minimum, maximum, secret)
+    return field(default=default, repr=not secret, metadata={"setting": facts})
+
+
+def computed(factory: Any, doc: str, java: str) -> Any:
+    return field(default_factory=factory, metadata={"setting": Setting(doc, java)})
+
+
+class Secret(str):
+    """A text that shows in no repr, of itself or of what holds it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'***'" if self else "''"
+
+
+def settings_of(config: Any) -> dict[str, Field[Any]]:
+    """The fields of a dataclass that can be set, in the order of their declaration."""
+    return {spec.name: spec for spec in fields(config) if "setting" in spec.metadata}
+
+
+def facts_of(spec: Field[Any]) -> Setting:
+    facts: Setting = spec.metadata["setting"]
+    return facts
+
+
+def checked(spec: Field[Any], value: Any) -> Any:
+    """The value in the field's own type, or InvalidConfigError; a secret is never quoted."""
+    kind = spec.type
+    if kind == "StorageLevel":
+        return _level(spec.name, value)
+    if kind == "tuple[str, ...]":
+        return _names(spec.name, value)
+    if value is None and kind == MAYBE_BOOLEAN:
+        return None
+    if kind in BOOLEANS:
+        wanted: type = bool
+    else:
+        wanted = int if kind == "int" else str
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise InvalidConfigError(f"{spec.name}: want {wanted.__name__}, not {shown(spec, value)}")
+    facts = facts_of(spec)
+    if isinstance(value, int) and not facts.minimum <= value <= facts.maximum:
+        raise InvalidConfigError(
+            f"{spec.name}: {value} is not within {facts.minimum} to {facts.maximum}"
+        )
+    if isinstance(value, str) and "\0" in value:
+        raise InvalidConfigError(f"{spec.name}: holds a NUL character")
+    return Secret(value) if facts.secret else value
+
+
+def shown(spec: Field[Any], value: Any) -> str:
+    """The value as an error may quote it."""
+    if facts_of(spec).secret:
+        return "the value given"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def has_password(url: str) -> bool:
+    """Whether it is of the form scheme://user:password@host: such a one must not be shown."""
+    authority = url.partition("://")[2].partition("/")[0]
+    return ":" in authority.rpartition("@")[0]
+
+
+def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            near = _near(str(name), known, cutoff=0.6)
+            raise InvalidConfigError(
+                f"unknown key {name}" + (f": did you mean {near}?" if near else "")
+            )
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Say in an error which file it is about."""
+    try:
+        yield
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"{os.fspath(path)}: {error}") from error
+
+
+def from_mapping(known: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
+    refuse_unknown(values, known)
+    return {name: _class_name(known[name], value) for name, value in values.items()}
+
+
+def from_toml(known: Fields, path: str | os.PathLike[str], table_name: str) -> dict[str, Any]:
+    text = _read(path)
+    if _LONG_NAME.search(_TOML_STRINGS.sub('""', text)):
+        raise InvalidConfigError(f"a name of more than {NAME_PARTS_MAX} parts")
+    try:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidConfigError(f"is no TOML: {error}") from error
+    table = document.get(table_name, document)
+    if not isinstance(table, dict):
+        raise InvalidConfigError(f"{table_name} is no table")
+    return from_mapping(known, table)
+
+
+def from_env(known: Fields, environ: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    variables = {prefix + name.upper(): spec for name, spec in known.items()}
+    ours = {name: text for name, text in environ.items() if _is_of(name, prefix)}
+    refuse_unknown(ours, variables)
+    return {variables[name].name: _parsed(variables[name], text) for name, text in ours.items()}
+
+
+def from_broker_conf(
+    known: Fields, path: str | os.PathLike[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values, and the keys that are not ours. Raises InvalidConfigError for another text."""
+    java = {facts_of(spec).java: spec for spec in known.values() if facts_of(spec).java}
+    values: dict[str, Any] = {}
+    ignored: dict[str, str] = {}
+    text = _read(path, encoding=JAVA_ENCODING)
+    found = _properties(text)
+    for key, value in found.items():
+        if key in java:
+            values[java[key].name] = _parsed(java[key], value)
+        elif key not in FOREIGN_KEYS and (near := _near(key, java)):
+            raise InvalidConfigError(f"unknown key {key}: did you mean {near}?")
+        else:
+            ignored[key] = value
+    if not (values or any(_BROKER_KEY.fullmatch(key) for key in found)) and not (
+        found and all(_KEY_IS_VALUE.fullmatch(line) for line in _lines_of(text))
+    ):
+        raise InvalidConfigError(
+            "is no broker.conf: it has not one key of RocketMQ's, such as brokerName; the name of "
+            "a file with settings of ours ends with .toml"
+        )
+    return values, ignored
+
+
+def _level(name: str, value: Any) -> StorageLevel:
+    try:
+        if isinstance(value, (bool, float)):
+            raise TypeError
+        if isinstance(value, str) and not value.strip().isdigit():
+            return StorageLevel[value.strip().upper()]
+        return StorageLevel(int(value))
+    except (KeyError, ValueError, TypeError):
+        known = ", ".join(f"{level.name} ({level.value})" for level in StorageLevel)
+        raise InvalidConfigError(f"{name}: {str(value)[:40]!r} is none of {known}") from None
+
+
+def _names(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, (tuple, list)) or not all(isinstance(part, str) for part in value):
+        raise InvalidConfigError(f"{name}: want a list of names")
+    return tuple(part.strip() for part in value if part.strip())
+
+
+def _is_of(name: str, prefix: str) -> bool:
+    """Whether a variable begins with this prefix, and with no longer one of other settings."""
+    return name.startswith(prefix) and not any(
+        name.startswith(other) for other in OTHER_PREFIXES if len(other) > len(prefix)
+    )
+
+
+def _parsed(spec: Field[Any], text: str) -> Any:
+    """Text to the field's type; what does not fit is left to StoreConfig's own check."""
+    text = text.strip()
+    if spec.type == "int":
+        try:
+            return int(text)
+        except ValueError:
+            raise InvalidConfigError(
+                f"{spec.name}: want a whole number, not {shown(spec, text)}"
+            ) from None
+    if spec.type in BOOLEANS:
+        if text.lower() not in ("true", "false"):
+            raise InvalidConfigError(f"{spec.name}: want true or false, not {shown(spec, text)}")
+        return text.lower() == "true"
+    return _class_name(spec, text)
+
+
+def _class_name(spec: Field[Any], value: Any) -> Any:
+    """RocketMQ's class names, alone or in a comma-separated chain, to our names for them."""
+    if spec.name not in _CLASS_SETTINGS:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_class_name(spec, part) for part in value]
+    if not isinstance(value, str):
+        return value
+    return ",".join(_our_name(part.strip()) for part in value.split(","))
+
+
+def _our_name(name: str) -> str:
+    java = name.rpartition(".")[2] if name.startswith(_JAVA_PACKAGE) else name
+    ours = JAVA_CLASSES.get(java)
+    if ours is None and name.startswith(_JAVA_PACKAGE):
+        raise InvalidConfigError(f"there is nothing here for the Java class {name}")
+    return ours or name
+
+
+def _properties(text: str) -> dict[str, str]:
+    """The keys of a properties file, by Java's rules; of a key given twice the last counts."""
+    found: dict[str, str] = {}
+    for line in _lines_of(text):
+        key = _KEY.match(line)
+        separator = _SEPARATOR.match(line, key.end()) if key else None
+        if key and separator:
+            found[_unescaped(key[0])] = _unescaped(line[separator.end() :])
+    return found
+
+
+def _lines_of(text: str) -> Iterator[str]:
+    return _logical_lines(re.split(r"\r\n|\r|\n", text))
+
+
+def _logical_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Without comments and blank lines; an odd number of backslashes at the end joins the next."""
+    whole = ""
+    joining = False
+    for line in lines:
+        part = line.lstrip(" \t\f")
+        if not joining and (not part or part[0] in "#!"):
+            continue
+        backslashes = len(part) - len(part.rstrip("\\"))
+        joining = backslashes % 2 == 1
+        whole += part[:-1] if joining else part
+        if not joining:
+            yield whole
+            whole = ""
+    if whole:
+        yield whole
+
+
+def _unescaped(text: str) -> str:
+    def character(found: re.Match[str]) -> str:
+        escape = found[1]
+        return chr(int(escape[1:], 16)) if len(escape) == 5 else _ESCAPES.get(escape, escape)
+
+    return _ESCAPE.sub(character, text)
+
+
+def _read(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> str:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise InvalidConfigError(f"larger than {FILE_BYTES_MAX} bytes")
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise InvalidConfigError("is no UTF-8 text") from error
+    except OSError as error:
+        raise InvalidConfigError(error.strerror or str(error)) from error
+
+
+def _near(name: str, known: Iterable[str], *, cutoff: float = _NEAR) -> str | None:
+    """The known name closest to this one, case aside."""
+    lower = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=cutoff)
+    return lower[close[0]] if close else None
