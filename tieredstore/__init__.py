@@ -6,8 +6,7 @@ The names that a user needs, and nothing else. Each is imported when it is first
 
 from typing import TYPE_CHECKING
 
-from tieredstore.model.lazy_names import lazy_names
-from tieredstore.model.moved import find_moved_modules
+from tieredstore.model.lazy_names import find_moved_modules, lazy_names
 
 if TYPE_CHECKING:
     from tieredstore.access.health import TierHealth

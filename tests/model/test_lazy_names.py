@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from tieredstore.model.moved import MOVED
+from tieredstore.model.lazy_names import MOVED
 
 # In a process of its own: what a module is called stays in sys.modules.
 CHECK = """
