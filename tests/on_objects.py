@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import partial
+from types import ModuleType
 
 import pytest
 
@@ -65,21 +66,10 @@ MODULES = frozenset(
         "tests.access.test_two_catalogues",
         "tests.access.test_upstream_behaviour",
         "tests.flat.test_append_file",
-        "tests.flat.test_broken_queues",
-        "tests.flat.test_commit_log",
-        "tests.flat.test_consume_queue",
-        "tests.flat.test_pending_deletions",
-        "tests.flat.test_expiry",
-        "tests.flat.test_expiry_faults",
         "tests.flat.test_file_store",
-        "tests.flat.test_full_segments",
         "tests.flat.test_message_file",
-        "tests.flat.test_queue_read",
-        "tests.flat.test_readers_beside_a_writer",
         "tests.flat.test_recovery",
-        "tests.flat.test_segment_times",
         "tests.flat.test_segment_writer",
-        "tests.flat.test_time_search",
         "tests.index.test_footer",
         "tests.index.test_index_failed_sync",
         "tests.index.test_index_odd_times",
@@ -110,13 +100,10 @@ USUALLY_OVER_HTTP = frozenset(
         "tests.access.test_tiered_store_restart",
         "tests.access.test_tiered_store_threads",
         "tests.access.test_two_catalogues",
-        "tests.flat.test_expiry_faults",
         "tests.flat.test_file_store",
-        "tests.flat.test_full_segments",
         "tests.flat.test_recovery",
         "tests.index.test_index_failed_sync",
         "tests.index.test_index_recovery",
-        "tests.index.test_uploaded_file",
     }
 )
 # They measure what this process holds, and moto's server and its buckets are in this process.
@@ -175,8 +162,25 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def replace(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, provider: object
 ) -> None:
-    modules = [sys.modules.get(name) for name in (*KITS, request.module.__name__)]
-    found = [each for each in modules if getattr(each, "MemoryProvider", None) is MemoryProvider]
+    modules = [module for name, module in used_by(request.module).items() if name in KITS]
+    found = [
+        module
+        for module in (*modules, request.module)
+        if getattr(module, "MemoryProvider", None) is MemoryProvider
+    ]
     assert found, "this module has no backend in memory: it would run twice on the same one"
     for module in found:
         monkeypatch.setattr(module, "MemoryProvider", provider)
+
+
+def used_by(module: ModuleType) -> dict[str, ModuleType]:
+    """Modules of tests that define what this one uses, and what those use in turn."""
+    found: dict[str, ModuleType] = {}
+    left = [module]
+    while left:
+        names = {getattr(value, "__module__", None) or "" for value in vars(left.pop()).values()}
+        for name in names - found.keys():
+            if name.startswith("tests.") and name in sys.modules:
+                found[name] = sys.modules[name]
+                left.append(found[name])
+    return found

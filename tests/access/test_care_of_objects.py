@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.access.tier_lives import Lives
-from tests.flat.store_kit import FaultyCatalogue
+from tests.flat.tiers import FaultyCatalogue
 from tieredstore.access.audit import AuditReport, audit
 from tieredstore.access.rebuild import rebuild
 from tieredstore.driver.metadata import MetadataStore

@@ -20,7 +20,7 @@ from tests.access.tier_audit import (
     check_nothing_is_left_over,
 )
 from tests.access.tiered_kit import a_config
-from tests.flat.store_kit import FaultyCatalogue
+from tests.flat.tiers import FaultyCatalogue
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.record import peek_store_timestamp
 from tieredstore.driver.metadata import MetadataStore

@@ -6,64 +6,26 @@ put messages in and to read all of them back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tests.codec.encoders import patch_log_offset
-from tests.flat.tiers import run_of
+from tests.flat.tiers import FaultyCatalogue, run_of
 from tieredstore.codec.record import peek_log_offset
-from tieredstore.driver.metadata import Change, Put
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.metadata.memory_store import MemoryReads
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import MetadataError
-from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType, TopicRecord
+from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.memory import MemoryProvider
-from tieredstore.testing.faults import Fault, Faults, FaultyProvider, SimulatedCrash
+from tieredstore.testing.faults import Faults, FaultyProvider
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 KEY = QueueKey(TOPIC, 0)
 PATH = f"broker-a/{TOPIC}/0"
 LOG, QUEUE = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE
-
-
-class FaultyCatalogue(MemoryReads):
-    """One process's view of tables that outlive it; faults strike its changes."""
-
-    def __init__(self, tables: Tables, faults: Faults) -> None:
-        super().__init__(tables, name="catalogue")
-        self._faults = faults
-
-    def apply(self, changes: Iterable[Change]) -> None:
-        wanted = list(changes)
-        if not wanted:
-            return
-        fault = self._faults.next()
-        if fault in (Fault.CRASH_BEFORE, Fault.CRASH_HALF):
-            raise SimulatedCrash
-        if fault is not None and fault is not Fault.CRASH_AFTER:
-            raise MetadataError("catalogue", fault.value)
-        self._tables.apply(wanted)
-        if fault is Fault.CRASH_AFTER:
-            raise SimulatedCrash
-
-    def add_topic(self, topic: str, *, reserve_hours: int | None = None) -> TopicRecord:
-        known = self.topic(topic)
-        if known is None:
-            number = self._tables.topic_serial + 1
-            known = TopicRecord(topic=topic, topic_id=number, reserve_hours=reserve_hours)
-            self.apply([Put(known)])
-        return known
-
-    def refresh(self) -> None:
-        """Nothing to do: the tables are the writer's own."""
-
-    def close(self) -> None:
-        self._closed = True
 
 
 class Tier:

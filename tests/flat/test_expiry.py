@@ -1,7 +1,8 @@
-"""What expires, what stays, and that what stays can be read."""
+"""What expires, what stays, that what stays can be read, and crashes and failures in the middle."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -9,20 +10,60 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.codec.encoders import encode_coda
-from tests.flat.crafted import crafted, laid_out
-from tests.flat.expiring import LOG, QUEUE, a_tier, check_sound, live, timed
-from tests.flat.tiers import PATH, CountingSource, OneQueue, fill, run_of
+from tests.every_step import every_step
+from tests.flat.tiers import PATH, CountingSource, OneQueue, crafted, fill, laid_out, run_of
 from tieredstore.access import upkeep
 from tieredstore.access.upkeep import Expired, kept_from, would_expire
 from tieredstore.codec.message import CODA_BYTES
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metadata import Put
+from tieredstore.flat import append_file
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.reading import DIRECT, ByteSource
+from tieredstore.flat.reading import DIRECT, ByteSource, read_run
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.values import TopicRecord
-from tieredstore.testing.faults import Faults
-from tieredstore.testing.samples import STORE_TIMESTAMP
+from tieredstore.model.errors import MetadataError
+from tieredstore.model.values import SegmentType, TopicRecord
+from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
+from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
+
+LOG, QUEUE = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE
+
+
+def timed(first: int, times: list[int]) -> list[bytes]:
+    return [a_record(first + n, store_timestamp=time) for n, time in enumerate(times)]
+
+
+def a_tier(count: int = 30, *, log_bytes: int = 1000, queue_units: int = 4) -> OneQueue:
+    """Messages a millisecond apart, in many segments of both kinds."""
+    tier = OneQueue(log_bytes=log_bytes, queue_units=queue_units)
+    fill(tier.open(), timed(0, [STORE_TIMESTAMP + n for n in range(count)]))
+    return tier
+
+
+def live(file: FlatMessageFile) -> list[int]:
+    """The queue offsets that can be read, each of them read."""
+    found: list[int] = []
+    at = file.min_offset
+    while at < file.commit_offset:
+        run = read_run(file, at, count_max=7, bytes_max=1 << 20)
+        if not len(run):
+            at = file.queue.first_unit_from(at + 1)
+            continue
+        for row in range(len(run)):
+            assert int.from_bytes(run.record(row)[20:28]) == at + row
+        found += range(at, run.end_offset)
+        at = run.end_offset
+    return found
+
+
+def check_sound(tier: OneQueue) -> None:
+    """No row without bytes, no bytes without a row, nothing left to be deleted."""
+    rows = {(row.type, row.base_offset): row for row in tier.metadata.segments()}
+    for key, row in rows.items():
+        assert len(tier.provider.held.get(key, b"")) == row.size
+    assert set(tier.provider.held) <= set(rows)
+    assert not tier.metadata.notes(append_file.DELETION_NOTE)
+
 
 HOUR_MS = 3_600_000
 
@@ -269,3 +310,81 @@ def test_messages_are_kept_as_long_as_their_topic_or_the_store_says() -> None:
         topic = TopicRecord(topic="t", topic_id=0, reserve_hours=hours)
         assert kept_from(config, topic, now) == now - kept * HOUR_MS
         assert kept_from(StoreConfig(expiry_enabled=False), topic, now) is None
+
+
+def test_a_delete_that_fails_is_noted_and_not_tried_again_at_once() -> None:
+    tier = a_tier()
+    file = tier.open()
+    deletes = Faults()
+    tier.provider.faults = deletes
+    deletes.always = Fault.BEFORE
+    result = upkeep.expire(file, STORE_TIMESTAMP + 15)
+    assert len(result.undeleted) == result.segment_count > 2
+    assert deletes.steps == 2  # the first of either file: the backend cannot be reached
+    assert live(file) == list(range(file.min_offset, 30))
+    assert len(tier.metadata.notes(append_file.DELETION_NOTE)) == result.segment_count
+    assert upkeep.expire(file, STORE_TIMESTAMP + 15).segment_count == 0
+    assert deletes.steps == 2
+    assert append_file.delete_pending(tier.provider, tier.metadata) == result.segment_count
+    deletes.always = None
+    assert append_file.delete_pending(tier.provider, tier.metadata) == 0
+    check_sound(tier)
+
+
+def expired(before: int, step: int, fault: Fault) -> tuple[OneQueue, FlatMessageFile, Faults]:
+    """An expiry that the fault strikes; the tier has no other faults afterwards."""
+    tier, faults = a_tier(), Faults({step: fault})
+    file = tier.open()
+    tier.fail(faults)
+    with suppress(SimulatedCrash, MetadataError):  # or the catalogue refused
+        upkeep.expire(file, STORE_TIMESTAMP + before)
+    tier.fail(Faults())
+    return tier, file, faults
+
+
+@pytest.mark.parametrize("before", [15, 1000])
+@pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER])
+def test_a_crash_at_any_step_leaves_nothing_dangling_and_what_is_doomed_goes(
+    before: int, fault: Fault
+) -> None:
+    counted = a_tier()
+    upkeep.expire(counted.open(), STORE_TIMESTAMP + before)
+    expected = live(counted.open())
+
+    def check(left: tuple[OneQueue, FlatMessageFile, Faults], step: int) -> bool:
+        tier, _, faults = left
+        for row in tier.metadata.segments():
+            assert len(tier.provider.held.get((row.type, row.base_offset), b"")) == row.size
+        opened = tier.open()
+        assert live(opened) == list(range(opened.min_offset, 30))
+        assert opened.append_offset == 30
+        assert append_file.delete_pending(tier.provider, tier.metadata) == 0
+        check_sound(tier)
+        upkeep.expire(opened, STORE_TIMESTAMP + before)
+        assert live(opened) == expected
+        check_sound(tier)
+        fill(opened, timed(30, [STORE_TIMESTAMP + 2000]))
+        assert live(tier.open()) == [*expected, 30]
+        return faults.crashed
+
+    assert every_step(lambda step: expired(before, step, fault), check) > 10
+
+
+@pytest.mark.parametrize("before", [15, 1000])
+def test_a_failure_at_any_step_leaves_a_queue_that_goes_on(before: int) -> None:
+    counted = a_tier()
+    upkeep.expire(counted.open(), STORE_TIMESTAMP + before)
+    expected = live(counted.open())
+
+    def check(left: tuple[OneQueue, FlatMessageFile, Faults], step: int) -> bool:
+        tier, file, faults = left
+        assert live(file) == list(range(file.min_offset, 30))
+        upkeep.expire(file, STORE_TIMESTAMP + before)
+        assert append_file.delete_pending(tier.provider, tier.metadata) == 0
+        assert live(file) == live(tier.open()) == expected
+        check_sound(tier)
+        fill(file, timed(30, [STORE_TIMESTAMP + 2000]))
+        assert live(tier.open()) == [*expected, 30]
+        return faults.steps > step
+
+    every_step(lambda step: expired(before, step, Fault.BEFORE), check)

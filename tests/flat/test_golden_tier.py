@@ -1,7 +1,8 @@
-"""Java's tiers opened through the store of flat files, and Java's bytes written by it."""
+"""The tiers that the Java broker wrote: opened, read, and written again byte for byte."""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,16 +21,20 @@ from tests.codec.golden_files import (
     local_records,
     sha256,
 )
+from tests.flat.golden_tiers import differences, expectation, golden_queues, messages_of
 from tests.flat.store_kit import append
 from tests.flat.tiers import run_of
 from tieredstore.codec.record import peek_store_timestamp
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.file_store import FlatFileStore
-from tieredstore.flat.times import store_time
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.reading import read_run
+from tieredstore.flat.times import earliest_time, offset_by_time, store_time
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.metadata.json_store import FILE_NAME
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
+from tieredstore.model.errors import OffsetOutOfRangeError
+from tieredstore.model.values import Boundary, QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.posix import PosixProvider
 
 BORN_ON_IPV6 = f"{BROKER}/GoldAa/2"  # Java takes its times from within the address
@@ -69,16 +74,6 @@ def facts(name: str) -> Any:
     return expected(
         "tier-posix.expect-queues.json" if name == "tier-posix" else f"{name}.expect.json"
     )
-
-
-def messages(name: str) -> list[dict[str, Any]]:
-    if name == "tier-posix":
-        rows: list[dict[str, Any]] = expected("tier-posix.expect-messages.json")
-        return rows
-    return [
-        {**row, "tieredCommitLogOffset": row["physicalOffset"]}
-        for row in expected(f"{name}.expect.json")["messages"]
-    ]
 
 
 @pytest.mark.parametrize("read_only", [True, False])
@@ -125,21 +120,6 @@ def test_segments_are_as_java_says(tier: tuple[str, Path]) -> None:
         assert segments == len(wanted)
 
 
-def test_messages_are_as_java_says(tier: tuple[str, Path]) -> None:
-    name, folder = tier
-    with opened(folder, read_only=True) as store:
-        for row in messages(name):
-            file = store.get(QueueKey(row["topic"], row["queueId"]))
-            assert file is not None
-            unit = file.units(row["queueOffset"], 1)
-            assert int(unit.log_offsets[0]) == row["tieredCommitLogOffset"]
-            assert int(unit.message_bytes[0]) == row["size"]
-            assert int(unit.tags_codes[0]) == row["tagsCode"]
-            record = file.log.read(row["tieredCommitLogOffset"], row["size"])
-            assert sha256(record) == row["sha256"]
-            assert store_time(file, row["queueOffset"]) == row["storeTimestamp"]
-
-
 def test_opening_a_clean_tier_of_java_changes_nothing(tier: tuple[str, Path]) -> None:
     name, folder = tier
     with opened(folder):
@@ -170,7 +150,7 @@ def test_the_same_messages_make_the_same_bytes_names_and_rows(tmp_path: Path, ba
     physical = [row["physicalOffset"] for row in expected("local-clean.expect-messages.json")]
     record_at = dict(zip(physical, local_records(), strict=True))
     queues: dict[QueueKey, list[dict[str, Any]]] = defaultdict(list)
-    for row in messages("tier-posix"):
+    for row in rows_of("tier-posix"):
         queues[QueueKey(row["topic"], row["queueId"])].append(row)
     with opened(tmp_path) as store:
         for key, rows in queues.items():
@@ -224,3 +204,116 @@ def check_rows(store: FlatFileStore) -> None:
             assert first.record.begin_timestamp == peek_store_timestamp(record) == 1795171532796
             assert file.queue.segments[0].record.begin_timestamp == 1795171532796
     assert wanted == {}
+
+
+QUERIES = "tier-posix.expect-queue-queries.json"
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    if name == "legacy":
+        rows: list[dict[str, Any]] = expectation("legacy.expect.json")["messages"]
+    else:
+        rows = expectation("tier-posix.expect-messages.json")
+    return rows
+
+
+def read_all(
+    file: FlatMessageFile, *, count_max: int, bytes_max: int
+) -> list[tuple[int, int, int, str]]:
+    found = []
+    at = file.min_offset
+    while at < file.commit_offset:
+        run = read_run(file, at, count_max=count_max, bytes_max=bytes_max)
+        for row in range(len(run)):
+            digest = hashlib.sha256(run.record(row)).hexdigest()
+            found.append((at + row, int(run.log_offsets[row]), int(run.tags_codes[row]), digest))
+        at = run.end_offset
+    return found
+
+
+@pytest.mark.parametrize("name", ["tier-posix", "legacy"])
+@pytest.mark.parametrize(
+    ("count_max", "bytes_max"), [(1, 1), (7, 1 << 20), (4096, 1 << 20), (4096, 3000)]
+)
+def test_every_message_that_java_tiered_is_read_as_it_lies_there(
+    name: str, count_max: int, bytes_max: int
+) -> None:
+    expected = messages_of(rows_of(name))
+    for key, file in golden_queues(name).items():
+        assert read_all(file, count_max=count_max, bytes_max=bytes_max) == [
+            (
+                row["queueOffset"],
+                row.get("tieredCommitLogOffset", row.get("physicalOffset")),
+                row["tagsCode"],
+                row["sha256"],
+            )
+            for row in expected[key]
+        ]
+
+
+@pytest.mark.parametrize("name", ["tier-posix", "legacy"])
+def test_the_offset_of_every_time_is_that_of_a_linear_scan(name: str) -> None:
+    expected = messages_of(rows_of(name))
+    for key, file in golden_queues(name).items():
+        times = [(row["queueOffset"], row["storeTimestamp"]) for row in expected[key]]
+        for offset, time in times:
+            assert store_time(file, offset) == time
+            for wanted in (time - 1, time, time + 1):
+                for boundary in Boundary:
+                    scanned = scan(times, wanted, boundary, file.commit_offset)
+                    assert offset_by_time(file, wanted, boundary) == scanned
+
+
+def test_answers_about_queues_are_javas_but_for_the_listed_rows() -> None:
+    files = golden_queues("tier-posix")
+    messages = messages_of(rows_of("tier-posix"))
+    listed = differences(QUERIES)
+    for number, row in enumerate(expectation(QUERIES)):
+        query = row["query"]
+        if query["op"] not in ("offsetByTime", "storeTimestamp", "earliestTime"):
+            continue
+        key = QueueKey(query["topic"], query["queueId"])
+        ours = answer(files.get(key), query)
+        assert ours == by_linear_scan(files.get(key), messages.get(key, []), query)
+        if number in listed:
+            assert ours == listed[number]["ours"] != row["result"], row
+        else:
+            assert ours == row["result"], row
+
+
+def answer(file: FlatMessageFile | None, query: dict[str, Any]) -> dict[str, int]:
+    """Our answer in the form of Java's, which says -1 for what is not there."""
+    if query["op"] == "offsetByTime":
+        if file is None:
+            return {"offset": -1}
+        boundary = Boundary[query["boundary"]]
+        return {"offset": offset_by_time(file, query["timestamp"], boundary)}
+    if file is None:
+        return {"timestamp": -1}
+    if query["op"] == "earliestTime":
+        time = earliest_time(file)
+        return {"timestamp": -1 if time is None else time}
+    try:
+        return {"timestamp": store_time(file, query["offset"])}
+    except OffsetOutOfRangeError:
+        return {"timestamp": -1}
+
+
+def by_linear_scan(
+    file: FlatMessageFile | None, messages: list[dict[str, Any]], query: dict[str, Any]
+) -> dict[str, int]:
+    times = [(row["queueOffset"], row["storeTimestamp"]) for row in messages]
+    if query["op"] == "offsetByTime":
+        boundary = Boundary[query["boundary"]]
+        end = -1 if file is None else file.commit_offset
+        return {"offset": scan(times, query["timestamp"], boundary, end)}
+    if query["op"] == "earliestTime":
+        return {"timestamp": min((time for _, time in times), default=-1)}
+    return {"timestamp": dict(times).get(query["offset"], -1)}
+
+
+def scan(times: list[tuple[int, int]], wanted: int, boundary: Boundary, end: int) -> int:
+    exact = [offset for offset, time in times if time == wanted]
+    if boundary is Boundary.UPPER and exact:
+        return exact[-1]
+    return next((offset for offset, time in times if time >= wanted), end)

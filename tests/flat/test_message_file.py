@@ -1,21 +1,33 @@
-"""One queue: appending runs, committing log then queue, and what can be read when."""
+"""One queue: appending runs, committing log then queue, and what other threads can read when."""
 
 from __future__ import annotations
+
+import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.flat.store_kit import LOG, QUEUE, Tier, append, content, unplaced
 from tests.flat.tiers import numbered, run_of
-from tieredstore.codec.record import BORN_HOST_IPV6
+from tieredstore.codec.record import BORN_HOST_IPV6, peek_log_offset
 from tieredstore.driver.provider import WritePair
+from tieredstore.flat.message_file import (
+    HOUR_MS,
+    FlatConsumeQueueFile,
+    FlatMessageFile,
+    placed_records,
+)
 from tieredstore.flat.times import store_time
+from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
     OffsetOutOfRangeError,
+    SegmentNotFoundError,
     StoreClosedError,
 )
+from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import Host
 from tieredstore.testing.faults import Fault, Faults
 from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
@@ -240,3 +252,261 @@ def test_a_closed_queue_takes_nothing() -> None:
     file.close()
     with pytest.raises(StoreClosedError):
         file.append(run_of(0, numbered(0, 1)))
+
+
+def test_a_started_queue_has_one_log_segment_at_byte_0() -> None:
+    tier = Tier()
+    file = tier.file(start=100)
+    assert [each.base for each in file.log.segments] == [0]
+    assert [row.base_offset for row in tier.rows(LOG)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "size", "rolls"),
+    [
+        (24 * HOUR_MS + 1, 1000, True),
+        (24 * HOUR_MS, 1000, False),
+        (24 * HOUR_MS + 1, 999, False),
+    ],
+)
+def test_a_log_segment_rolls_when_it_is_old_enough_and_large_enough(
+    age_ms: int, size: int, rolls: bool
+) -> None:
+    tier = Tier(commit_log_rolling_min_bytes=1000)
+    file = tier.file()
+    empty = len(a_record(0, body_bytes=0))
+    append(file, [a_record(0, body_bytes=size - empty)])
+    tier.clock.advance(age_ms)
+    assert file.roll_if_due() is rolls
+    assert [each.base for each in file.log.segments] == ([0, size] if rolls else [0])
+
+
+@pytest.mark.parametrize("stored", [0, -1, 1 << 62, 3_400_000_000_000])
+def test_a_segment_that_begins_at_no_time_is_as_old_as_itself(stored: int) -> None:
+    tier = Tier(commit_log_rolling_min_bytes=0)
+    file = tier.file()
+    append(file, [a_record(0, store_timestamp=stored), *numbered(1, 2)])
+    file.log.segments[-1].record = replace(file.log.segments[-1].record, begin_timestamp=stored)
+    assert not file.roll_if_due()
+    tier.clock.advance(24 * HOUR_MS)
+    assert not file.roll_if_due()
+    tier.clock.advance(1)
+    assert file.roll_if_due()
+
+
+def test_a_segment_of_no_time_at_all_does_not_roll_by_age() -> None:
+    tier = Tier(commit_log_rolling_min_bytes=0)
+    file = tier.file()
+    append(file, numbered(0, 2))
+    file.log.segments[-1].record = replace(
+        file.log.segments[-1].record, begin_timestamp=0, create_timestamp=0
+    )
+    assert not file.roll_if_due()
+
+
+def test_nothing_rolls_while_something_waits_or_before_anything_came() -> None:
+    tier = Tier(commit_log_rolling_min_bytes=0)
+    file = tier.file()
+    tier.clock.advance(48 * HOUR_MS)
+    assert not file.roll_if_due()
+    file.append(run_of(0, numbered(0, 1)))
+    assert not file.roll_if_due()
+    assert file.commit()
+    assert file.roll_if_due()
+    assert not file.roll_if_due()
+
+
+def test_the_oldest_message_is_read_once() -> None:
+    tier = Tier()
+    faults = Faults()
+    file = tier.file(faults)
+    append(file, numbered(0, 5))
+    before = faults.steps
+    for _ in range(10):
+        file.log.first_queue_offset()
+    assert faults.steps == before + 1
+
+
+def test_bytes_too_few_to_be_a_message_are_not_the_oldest_one() -> None:
+    tier = Tier()
+    file = tier.file()
+    file.log.append(b"torn")
+    upload = file.log.prepare()
+    assert upload is not None
+    assert upload.write is not None
+    upload.write.segment.write(0, upload.write.data)
+    file.log.settle(upload)
+    file.log.roll()
+    append(file, numbered(0, 1))
+    assert file.log.first_queue_offset() == 0
+
+
+def a_scattered_run(records: list[bytes]) -> MessageRun:
+    """Records as they lie in a log that others write to as well."""
+    run = run_of(0, records)
+    buffer, starts = b"", []
+    for record in records:
+        buffer += b"somebody else's"
+        starts.append(len(buffer))
+        buffer += record
+    return MessageRun(
+        first_offset=0,
+        log_offsets=run.log_offsets,
+        message_bytes=run.message_bytes,
+        tags_codes=run.tags_codes,
+        starts=np.array(starts, np.int64),
+        records=buffer,
+    )
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+def test_records_lie_one_behind_the_other_and_know_where(scattered: bool) -> None:
+    records = [a_record(n, body_bytes=n * 7, log_offset=99_000 + n) for n in range(10)]
+    run = a_scattered_run(records) if scattered else run_of(0, records)
+    data, offsets = placed_records(run, 8, 5000)
+    at = 0
+    for record, offset in zip(records[:8], offsets, strict=True):
+        placed = bytes(data[at : at + len(record)])
+        assert peek_log_offset(placed) == offset == 5000 + at
+        assert unplaced(placed) == unplaced(record)
+        at += len(record)
+    assert at == len(data)
+
+
+def test_the_callers_records_are_not_touched() -> None:
+    record = a_record(3, log_offset=77)
+    run = run_of(0, [record])
+    placed_records(run, 1, 5000)
+    assert bytes(run.record(0)) == record
+
+
+@pytest.mark.parametrize("count", [1, 9, 10])
+def test_records_that_are_handed_over_are_changed_where_they_are(count: int) -> None:
+    """Only all of them: the rest of a run would have to go on without its head."""
+    run = run_of(0, numbered(0, 10))
+    own = replace(run, records=bytearray(run.records))
+    wanted, offsets = placed_records(run, count, 5000)
+    data, own_offsets = placed_records(own, count, 5000)
+    assert data == wanted
+    assert (own_offsets == offsets).all()
+    assert (data is own.records) is (count == 10)
+    assert count == 10 or own.records == run.records
+
+
+def test_a_segment_holds_whole_units_whatever_its_limit() -> None:
+    tier = Tier()
+    queue = FlatConsumeQueueFile(
+        "broker-a/TopicTest/0",
+        StoreConfig(consume_queue_segment_bytes=399),
+        provider=tier.inner,
+        metadata=tier.catalogue(),
+        clock=tier.clock,
+    )
+    queue.roll(20 * 7)
+    assert queue.room() == 380
+    assert (queue.min_unit, queue.commit_unit, queue.append_unit) == (7, 7, 7)
+
+
+def test_the_next_segment_begins_at_the_next_unit() -> None:
+    file = Tier(queue_units=3).file(start=5)
+    append(file, numbered(5, 7))
+    assert [each.base for each in file.queue.segments] == [100, 160, 220]
+    assert (file.queue.min_unit, file.queue.commit_unit) == (5, 12)
+
+
+def test_an_offset_in_a_gap_leads_to_the_end_of_the_gap() -> None:
+    file = Tier().file(start=5)
+    assert file.queue.first_unit_from(0) == 5
+    append(file, numbered(5, 3))
+    file.skip_to(20)
+    assert [file.queue.first_unit_from(n) for n in (4, 5, 7, 8, 19, 20)] == [5, 5, 7, 20, 20, 20]
+    append(file, numbered(20, 1))
+    assert [file.queue.first_unit_from(n) for n in (8, 20, 21, 99)] == [20, 20, 21, 21]
+    assert [file.queue.units_in_a_row(n) for n in (4, 5, 7, 8, 20, 21)] == [0, 3, 1, 0, 1, 0]
+
+
+RECORDS = [a_record(number, body_bytes=number * 7 % 60) for number in range(600)]
+MODEL = [unplaced(record) for record in RECORDS]
+
+
+def read_until(file: FlatMessageFile, done: threading.Event, wrong: list[object]) -> None:
+    """Read what is committed, over and over; note whatever is not the message it should be."""
+    seen = 0
+    at = 0
+    try:
+        while not done.is_set() or seen < len(RECORDS):
+            commit = file.commit_offset
+            if commit < seen:
+                wrong.append(f"the commit went back from {seen} to {commit}")
+            seen = commit
+            if not commit:
+                continue
+            at = (at * 31 + 7) % commit
+            unit = file.units(at, 1)
+            start, size = int(unit.log_offsets[0]), int(unit.message_bytes[0])
+            if unplaced(file.log.read(start, size)) != MODEL[at]:
+                wrong.append(f"message {at} is another")
+            last = file.queue.read(20 * (commit - 1), 20)
+            if last == bytes(20):
+                wrong.append("zeros")
+    except Exception as error:  # noqa: BLE001 - a reader must see no error at all
+        wrong.append(error)
+
+
+def test_readers_see_committed_messages_only_and_each_byte_of_them() -> None:
+    tier = Tier(log_bytes=4000, queue_units=32)
+    file = tier.file()
+    done, wrong = threading.Event(), list[object]()
+    readers = [threading.Thread(target=read_until, args=(file, done, wrong)) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    try:
+        while file.append_offset < len(RECORDS):
+            first = file.append_offset
+            file.append(run_of(first, RECORDS[first : first + 9]))
+            if first % 2:
+                file.append(run_of(file.append_offset, RECORDS[file.append_offset :][:2]))
+            assert file.commit()
+    finally:
+        done.set()
+        for reader in readers:
+            reader.join(240)
+    assert wrong == []
+    assert not any(reader.is_alive() for reader in readers)
+
+
+def test_a_reader_of_what_is_dropped_gets_the_message_or_an_error() -> None:
+    tier = Tier(log_bytes=4000, queue_units=32)
+    file = tier.file()
+    while file.append_offset < len(RECORDS):
+        file.append(run_of(file.append_offset, RECORDS[file.append_offset :][:9]))
+        assert file.commit()
+    done, wrong = threading.Event(), list[object]()
+
+    def read() -> None:
+        at = 0
+        while not done.is_set():
+            at = (at + 17) % len(RECORDS)
+            try:
+                unit = file.units(at, 1)
+                record = file.log.read(int(unit.log_offsets[0]), int(unit.message_bytes[0]))
+            except (OffsetOutOfRangeError, SegmentNotFoundError, StoreClosedError):
+                continue
+            except Exception as error:  # noqa: BLE001 - anything else is wrong
+                wrong.append(error)
+                return
+            if unplaced(record) != MODEL[at]:
+                wrong.append(at)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    try:
+        while len(file.queue.segments) > 1:
+            file.queue.drop(file.queue.segments[:1])
+            file.log.drop(file.log.segments[:1])
+    finally:
+        done.set()
+        for reader in readers:
+            reader.join(240)
+    assert wrong == []

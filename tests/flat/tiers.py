@@ -1,11 +1,15 @@
-"""A tier of one queue in memory, for tests: it can be reopened, counted, and made to fail."""
+"""A tier of one queue in memory, for tests: it can be reopened, counted, made to fail, and put
+together byte by byte.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from tieredstore.codec.queue_unit import UNIT_BYTES, encode_unit
 from tieredstore.driver.metadata import Change, Put
 from tieredstore.driver.provider import ListedSegment, SegmentProvider
 from tieredstore.driver.runtime import ManualClock, Runtime
@@ -23,7 +27,7 @@ from tieredstore.model.errors import (
     StoreClosedError,
 )
 from tieredstore.model.messages import MessageRun
-from tieredstore.model.values import QueueRecord, SegmentType, TopicRecord
+from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
 from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
 
@@ -103,8 +107,8 @@ class DictProvider(SegmentProvider):
             yield ListedSegment(PATH, kind, base, len(data))
 
 
-class DictMetadata(MemoryReads):
-    """A catalogue in memory; faults strike its changes."""
+class FaultyCatalogue(MemoryReads):
+    """One process's view of tables that outlive it; faults strike its changes."""
 
     def __init__(self, tables: Tables, faults: Faults) -> None:
         super().__init__(tables, name="catalogue")
@@ -112,20 +116,27 @@ class DictMetadata(MemoryReads):
 
     def apply(self, changes: Iterable[Change]) -> None:
         wanted = list(changes)
+        if not wanted:
+            return
         fault = self.faults.next()
-        if fault is Fault.CRASH_BEFORE:
+        if fault in (Fault.CRASH_BEFORE, Fault.CRASH_HALF):
             raise SimulatedCrash
-        if fault in (Fault.BEFORE, Fault.AFTER):
+        if fault is not None and fault is not Fault.CRASH_AFTER:
             raise MetadataError("catalogue", fault.value)
         self._tables.apply(wanted)
         if fault is Fault.CRASH_AFTER:
             raise SimulatedCrash
 
     def add_topic(self, topic: str, *, reserve_hours: int | None = None) -> TopicRecord:
-        raise NotImplementedError
+        known = self.topic(topic)
+        if known is None:
+            number = self._tables.topic_serial + 1
+            known = TopicRecord(topic=topic, topic_id=number, reserve_hours=reserve_hours)
+            self.apply([Put(known)])
+        return known
 
     def refresh(self) -> None:
-        """Nothing to do."""
+        """Nothing to do: the tables are the writer's own."""
 
     def close(self) -> None:
         self._closed = True
@@ -140,7 +151,7 @@ class OneQueue:
         )
         self.clock = ManualClock(STORE_TIMESTAMP)
         self.provider = DictProvider()
-        self.metadata = DictMetadata(Tables(), self.provider.faults)
+        self.metadata = FaultyCatalogue(Tables(), self.provider.faults)
         self.metadata.apply([Put(TOPIC), Put(QUEUE)])
 
     def open(self) -> FlatMessageFile:
@@ -199,3 +210,49 @@ class CountingSource:
     def read(self, file: FlatAppendFile, offset: int, length: int) -> bytes:
         self.reads.append((file.type, offset, length))
         return file.read(offset, length)
+
+
+def crafted(pieces: list[bytes], places: list[tuple[int, int]], *, first: int = 0) -> OneQueue:
+    """A tier whose log segments hold these bytes and whose units name these places and sizes."""
+    tier = OneQueue()
+    base = 0
+    rows = []
+    for piece in pieces:
+        tier.provider.held[SegmentType.COMMIT_LOG, base] = bytearray(piece)
+        rows.append(
+            SegmentRecord(path=PATH, type=SegmentType.COMMIT_LOG, base_offset=base, size=len(piece))
+        )
+        base += len(piece)
+    units = b"".join(
+        encode_unit(log_offset=place, message_bytes=size, tags_code=number)
+        for number, (place, size) in enumerate(places)
+    )
+    tier.provider.held[SegmentType.CONSUME_QUEUE, first * UNIT_BYTES] = bytearray(units)
+    rows.append(
+        SegmentRecord(
+            path=PATH,
+            type=SegmentType.CONSUME_QUEUE,
+            base_offset=first * UNIT_BYTES,
+            size=len(units),
+        )
+    )
+    tier.metadata.apply([Put(row) for row in rows])
+    return tier
+
+
+def laid_out(records: list[bytes]) -> list[tuple[int, int]]:
+    places, at = [], 0
+    for record in records:
+        places.append((at, len(record)))
+        at += len(record)
+    return places
+
+
+def digests(run: MessageRun) -> list[str]:
+    return [hashlib.sha256(run.record(row)).hexdigest() for row in range(len(run))]
+
+
+def same_but_for_log_offset(run: MessageRun, records: list[bytes]) -> bool:
+    return [
+        bytes(run.record(row)[:28]) + bytes(run.record(row)[36:]) for row in range(len(run))
+    ] == [record[:28] + record[36:] for record in records]

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from tests.access.fetch_kit import CountedProvider
-from tests.flat.store_kit import FaultyCatalogue
-from tests.flat.tiers import run_of
+from tests.flat.tiers import FaultyCatalogue, run_of
 from tieredstore.codec.java import string_hash
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.provider import SegmentProvider

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.flat.store_kit import FaultyCatalogue
+from tests.flat.tiers import FaultyCatalogue
 from tests.jobs.test_reindex import index_files, run
 from tests.jobs.written_tier import posix_config
 from tieredstore.access.wiring import open_tier
