@@ -70,18 +70,9 @@ MODULES = frozenset(
         "tests.flat.test_message_file",
         "tests.flat.test_recovery",
         "tests.flat.test_segment_writer",
-        "tests.index.test_footer",
-        "tests.index.test_index_failed_sync",
-        "tests.index.test_index_odd_times",
-        "tests.index.test_index_questions",
         "tests.index.test_index_recovery",
-        "tests.index.test_index_requests",
-        "tests.index.test_index_stale_hits",
-        "tests.index.test_index_store",
-        "tests.index.test_index_takeover",
-        "tests.index.test_index_threads",
-        "tests.index.test_index_upkeep",
-        "tests.index.test_uploaded_index",
+        "tests.index.test_search",
+        "tests.index.test_store",
     }
 )
 # What only a client over HTTP can get wrong shows in these: what was acknowledged, after crashes
@@ -102,7 +93,6 @@ USUALLY_OVER_HTTP = frozenset(
         "tests.access.test_two_catalogues",
         "tests.flat.test_file_store",
         "tests.flat.test_recovery",
-        "tests.index.test_index_failed_sync",
         "tests.index.test_index_recovery",
     }
 )

@@ -14,8 +14,7 @@ from tempfile import TemporaryDirectory
 from tests.codec.encoders import decode_coda, encode_stored
 from tests.codec.golden_files import GOLDEN, files_under, local_records
 from tests.fuzz.mutations import extreme_number
-from tests.index.index_kit import BEGINS, columns_of, create, golden_rows
-from tests.index.uploads import uploaded
+from tests.index.index_kit import BEGINS, columns_of, create, golden_rows, uploaded
 from tieredstore.codec import checks, java, local_index, message, names, queue_unit, tiered_index
 from tieredstore.codec import record as properties
 from tieredstore.codec import record as record_fields

@@ -1,8 +1,11 @@
-"""What the tests of the key index share: columns from rows, small files, a linear scan."""
+"""What the tests of the key index share: columns from rows, small files, a linear scan, and files
+as they are uploaded, in memory, whose reads are counted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +14,8 @@ import numpy as np
 from tests.codec.golden_files import CLUSTER, GOLDEN, expected
 from tieredstore.codec.java import index_key
 from tieredstore.codec.key_hashes import key_hashes
+from tieredstore.index.compaction import Compaction
+from tieredstore.index.footer import NearFooter, decode_tail
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.rows import IndexColumns, Match
 from tieredstore.index.uploaded import UploadedFile
@@ -99,3 +104,42 @@ def scan(
         for row in reversed(rows)
         if row.text == text and begin - slack <= row.store_timestamp <= end + slack
     ]
+
+
+@dataclass(slots=True)
+class Bytes:
+    """A file that notes which ranges were read."""
+
+    data: bytes
+    reads: list[tuple[int, int]] = field(default_factory=list)
+
+    def read(self, position: int, length: int) -> bytes:
+        assert position >= 0
+        assert length > 0
+        self.reads.append((position, length))
+        return self.data[position : position + length]
+
+
+def uploaded(file: IndexStoreFile, *, footer: bool = True) -> bytes:
+    compaction = Compaction(file)
+    blocks = [bytes(block) for block in compaction.blocks()]
+    if footer and file.times is not None:
+        blocks += map(bytes, compaction.footer())
+    return b"".join(blocks)
+
+
+def cold(data: bytes, slots: int) -> tuple[UploadedFile, Bytes]:
+    """As a reader without a cache opens it."""
+    source = Bytes(data)
+    return UploadedFile.open(source.read, len(data), slot_count=slots, path="index"), source
+
+
+def warm(data: bytes) -> tuple[UploadedFile, Bytes]:
+    """As a reader opens it that keeps the footer."""
+    footer = decode_tail(data[-16 * 1024 :], file_bytes=len(data))
+    copy = data[footer.position :]
+    near = NearFooter.open(
+        Bytes(copy).read, len(copy), file_bytes=len(data), path="copy of a footer"
+    )
+    source = Bytes(data)
+    return UploadedFile.with_footer(source.read, near.footer, near=near, path="index"), source

@@ -1,8 +1,9 @@
-"""Compacted files are Java's byte for byte, and stream in order."""
+"""Compacted files are Java's byte for byte and stream in order; their footer proves itself."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,11 @@ from tests.index.index_kit import (
     create,
     golden_rows,
     reopen,
+    uploaded,
+    warm,
 )
+from tieredstore.codec.checks import Buffer
+from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.codec.tiered_index import (
     compacted_file_bytes,
     decode_compacted_slot,
@@ -28,9 +33,29 @@ from tieredstore.codec.tiered_index import (
     item_position,
     slot_position,
 )
+from tieredstore.driver.runtime import Runtime
 from tieredstore.index import compaction
 from tieredstore.index.compaction import Compaction
+from tieredstore.index.footer import (
+    FENCES_A_BLOCK,
+    GROUP_BYTES,
+    Footer,
+    block_of,
+    build_filter,
+    decode_tail,
+    encode_fences,
+    encode_tail,
+    filter_block_count,
+    find_group,
+    first_slots,
+    has_footer,
+    may_hold,
+)
 from tieredstore.index.local_file import IndexStoreFile
+from tieredstore.index.rows import TimeRange
+from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.values import INT32_MAX, SegmentType
+from tieredstore.providers.memory import MemoryProvider
 
 INDEX = f"{CLUSTER}/broker-gold-a/rmq_sys_INDEX/0/INDEX"
 
@@ -99,3 +124,118 @@ def test_items_of_every_slot_stand_newest_first(
             number = item.previous
         assert position == place.position + place.items_bytes
     assert position == len(data)
+
+
+def a_footer(starts: np.ndarray[tuple[int], np.dtype[np.int32]]) -> tuple[Footer, list[bytes]]:
+    firsts = first_slots(starts)
+    footer = Footer(
+        slot_count=len(starts) - 1,
+        item_count=(int(starts[-1]) - int(starts[0])) // 28,
+        used_slot_count=1,
+        group_count=len(firsts),
+        filter_blocks=0,
+        begin_timestamp=5,
+        end_timestamp=9,
+        times=TimeRange(first=5, last=9),
+        first_slots=firsts[::FENCES_A_BLOCK].tolist(),
+    )
+    return footer, encode_fences(firsts, starts)
+
+
+@pytest.mark.parametrize("kind", ["small", "large", "sparse", "one", "huge"])
+def test_every_slot_lies_in_a_group_of_16_kib_or_alone(kind: str) -> None:
+    dice = np.random.default_rng(3)
+    counts = {
+        "small": dice.integers(0, 9, 400_000),
+        "large": dice.integers(0, 1200, 3000),
+        "sparse": (dice.integers(0, 99, 200_000) == 5) * dice.integers(0, 900, 200_000),
+        "one": np.array([1]),
+        "huge": np.array([0, 30_000_000, 0, 0, 1]),
+    }[kind]
+    first = 28 + 8 * len(counts)
+    ends = first + 28 * np.cumsum(counts)
+    starts = np.concatenate(([first], ends)).astype(np.int32)
+    footer, blocks = a_footer(starts)
+    assert len(blocks) == footer.fence_blocks
+    alone = set()
+    for slot in range(0, len(counts), max(1, len(counts) // 5000)):
+        at = footer.fence_block_position(slot)
+        group = find_group(
+            blocks[at // 4096], slot, first=first, end=int(starts[-1]), path="", position=at
+        )
+        assert group.start <= starts[slot] <= starts[slot + 1] <= group.end
+        if group.end - group.start > GROUP_BYTES:
+            assert (starts[slot], starts[slot + 1]) == group
+            alone.add(slot)
+    assert bool(alone) == (kind in {"large", "sparse", "huge"})
+    whole = b"".join(blocks) + encode_tail(footer)
+    assert len(whole) % 28 == 0
+    total = int(starts[-1]) + len(whole)
+    assert decode_tail(whole[-16 * 1024 :], file_bytes=total) == footer
+
+
+def test_the_filter_lets_few_strangers_and_every_key_through() -> None:
+    keys = key_hashes([f"order-{number}" for number in range(50_000)], prefix="T#")
+    count = filter_block_count(len(keys))
+    blocks = np.concatenate(list(build_filter(lambda: [keys], count))).reshape(count, -1)
+
+    def holds(value: int) -> bool:
+        block = blocks[block_of(value, count)].tobytes()
+        return may_hold(block, value, path="", position=0)
+
+    assert all(map(holds, keys.tolist()[::7]))
+    others = key_hashes([f"order-{number}" for number in range(50_000, 70_000)], prefix="T#")
+    assert sum(map(holds, others.tolist())) <= 0.005 * 20_000
+
+
+def test_a_filter_made_in_passes_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = key_hashes([f"order-{number}" for number in range(30_000)])
+    count = filter_block_count(len(keys))
+    whole = np.concatenate(list(build_filter(lambda: [keys], count)))
+    monkeypatch.setattr("tieredstore.index.footer._BLOCKS_A_PASS", 3)
+    passes = list(build_filter(lambda: [keys[:7000], keys[7000:]], count))
+    assert len(passes) > 3
+    assert np.array_equal(np.concatenate(passes), whole)
+
+
+def test_a_block_that_was_changed_is_not_believed(tmp_path: Path) -> None:
+    file = create(tmp_path, BEGINS[0])
+    file.put(columns_of(golden_rows(0)))
+    data = bytearray(uploaded(file))
+    footer = decode_tail(data, file_bytes=len(data))
+    data[footer.position + 77] ^= 1
+    opened, _ = warm(bytes(data))
+    with pytest.raises(SegmentCorruptError, match="another checksum"):
+        opened.find("T#any", begin=0, end=INT32_MAX, count_max=1)
+
+
+def test_every_byte_of_the_tail_counts(tmp_path: Path) -> None:
+    file = create(tmp_path, BEGINS[0])
+    file.put(columns_of(golden_rows(0)))
+    data = uploaded(file)
+    footer = decode_tail(data, file_bytes=len(data))
+    tail = len(data) - footer.position - 4096 * (footer.filter_blocks + footer.fence_blocks)
+    for back in range(1, tail + 1):
+        changed = bytearray(data)
+        changed[-back] ^= 16
+        with pytest.raises(SegmentCorruptError):
+            decode_tail(bytes(changed), file_bytes=len(data))
+    with pytest.raises(SegmentCorruptError):
+        decode_tail(data, file_bytes=len(data) + 28)
+    assert not has_footer(UPLOADED[0])
+
+
+def test_a_file_streams_into_a_provider(tmp_path: Path) -> None:
+    file = create(tmp_path, BEGINS[0])
+    file.put(columns_of(golden_rows(0)))
+    compaction = Compaction(file)
+
+    def blocks() -> Iterator[Buffer]:
+        yield from compaction.blocks()
+        yield from compaction.footer()
+
+    with Runtime.inline() as runtime, MemoryProvider(runtime) as provider:
+        segment = provider.open("broker/rmq_sys_INDEX/0", SegmentType.INDEX, 0)
+        size = provider.create(segment, blocks())
+        assert segment.read(0, len(UPLOADED[0])) == UPLOADED[0]
+        assert segment.read(0, size) == uploaded(file)

@@ -1,23 +1,42 @@
-"""An index file as it fills: what fits, what is found, what survives a crash, what is refused."""
+"""An index file as it fills: what fits, what is found, what survives a crash or a kill, what is
+refused; and Java's own, made again from its puts.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
+import signal
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 import pytest
 
-from tests.index.index_kit import BEGIN, Row, columns_of, create, golden_rows, place, reopen, scan
-from tests.index.uploads import uploaded
-from tieredstore.codec.tiered_index import item_position, slot_position
+from tests.codec.golden_files import GOLDEN
+from tests.index.index_kit import (
+    BEGIN,
+    BEGINS,
+    ITEMS,
+    SLOTS,
+    Row,
+    check_javas_answers,
+    columns_of,
+    create,
+    golden_rows,
+    place,
+    reopen,
+    scan,
+    uploaded,
+)
+from tieredstore.codec.tiered_index import BEGIN_MAGIC, decode_header, item_position, slot_position
 from tieredstore.index.footer import decode_tail
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.rows import IndexColumns
 from tieredstore.model.errors import (
     BackendRefusedError,
+    InvalidConfigError,
     SegmentCorruptError,
     SegmentNotFoundError,
     SegmentSealedError,
@@ -295,3 +314,141 @@ def test_without_all_keys_there_is_no_filter(tmp_path: Path, damage: str) -> Non
     opened: IndexStoreFile = reopen(file.path)
     found = uploaded(opened)
     assert decode_tail(found[-16 * 1024 :], file_bytes=len(found)).filter_blocks == 0
+
+
+BEFORE_UPLOAD = GOLDEN / "tier-index/local-before-upload"
+WRITTEN = {
+    0: BEFORE_UPLOAD / str(BEGINS[0]),
+    1: BEFORE_UPLOAD / str(BEGINS[1]),
+    4: GOLDEN / "tier-index/store/tiered_index_file" / str(BEGINS[4]),
+}
+
+
+@pytest.mark.parametrize("number", WRITTEN)
+@pytest.mark.parametrize("step", [1, 3, 15, 16, 100, 5000])
+def test_batches_of_any_size_give_javas_file(tmp_path: Path, number: int, step: int) -> None:
+    file = create(tmp_path, BEGINS[number])
+    rows = golden_rows(number)
+    for start in range(0, len(rows), step):
+        file.put(columns_of(rows[start : start + step]))
+    file.flush()
+    assert file.path.read_bytes() == WRITTEN[number].read_bytes()
+    assert file.times.first == min(row.store_timestamp for row in rows)
+    assert file.times.last == max(row.store_timestamp for row in rows)
+
+
+@pytest.mark.parametrize("number", WRITTEN)
+def test_opening_javas_file_changes_nothing(tmp_path: Path, number: int) -> None:
+    path = tmp_path / str(BEGINS[number])
+    shutil.copy(WRITTEN[number], path)
+    with_header = decode_header(path.read_bytes())
+    file = reopen(path)
+    assert file.item_count == with_header.item_count
+    assert file.notes is None
+    file.close()
+    assert path.read_bytes() == WRITTEN[number].read_bytes()
+
+
+def test_an_end_that_java_forgot_is_found_again(tmp_path: Path) -> None:
+    path = tmp_path / str(BEGINS[0])
+    data = bytearray(WRITTEN[0].read_bytes())
+    true_end = decode_header(data).end_timestamp
+    data[12:20] = data[4:12]  # what Java makes of it when it opens the file (10656)
+    path.write_bytes(data)
+    with_slack = reopen(path).end_timestamp
+    assert true_end <= with_slack <= true_end + 999
+
+
+@pytest.mark.parametrize("number", WRITTEN)
+def test_a_file_goes_on_where_it_was_closed(tmp_path: Path, number: int) -> None:
+    rows = golden_rows(number)
+    file = create(tmp_path, BEGINS[number])
+    file.put(columns_of(rows[:100]))
+    file.close()
+    file = reopen(file.path)
+    assert file.times is not None
+    assert file.times.exact
+    file.put(columns_of(rows[100:]))
+    assert file.path.read_bytes() == WRITTEN[number].read_bytes()
+    assert file.times.exact
+
+
+@pytest.mark.parametrize(("slots", "items"), [(SLOTS + 1, ITEMS), (SLOTS, ITEMS + 1), (64, 300)])
+def test_other_sizes_are_refused_in_words(tmp_path: Path, slots: int, items: int) -> None:
+    file = create(tmp_path)
+    file.close()
+    with pytest.raises(InvalidConfigError, match="must never change"):
+        reopen(file.path, slots, items)
+
+
+def test_the_magic_turns_with_the_last_item(tmp_path: Path) -> None:
+    file = create(tmp_path, items=4)
+    rows = golden_rows(0)[:3]
+    file.put(columns_of(rows[:2]))
+    assert decode_header(file.path.read_bytes()).magic == BEGIN_MAGIC
+    file.put(columns_of(rows[2:]))
+    assert decode_header(file.path.read_bytes()).magic != BEGIN_MAGIC
+    assert file.room == 0
+
+
+def test_javas_answers_are_found_in_its_unsealed_file(tmp_path: Path) -> None:
+    path = tmp_path / str(BEGINS[4])
+    shutil.copy(WRITTEN[4], path)
+    assert check_javas_answers(reopen(path), BEGINS[4]) > 3
+
+
+KILLED_ITEMS = 200_000
+BATCH = 700
+
+
+def rows_from(start: int) -> list[Row]:
+    return [
+        Row(f"T#k{number % 997}", 1, 2, number, 9, BEGIN + number)
+        for number in range(start, start + BATCH)
+    ]
+
+
+def put_until_killed(folder: Path, told: int) -> None:
+    """Runs in a child: never returns."""
+    file = create(folder, slots=499, items=KILLED_ITEMS)
+    while file.room > BATCH:
+        file.put(columns_of(rows_from(file.item_count)))
+        os.write(told, b".")
+    os._exit(0)
+
+
+def killed(folder: Path, after: int) -> None:
+    listener, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        put_until_killed(folder, told)
+    os.close(told)
+    for _ in range(after):
+        os.read(listener, 1)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(listener)
+
+
+def check(folder: Path, after: int) -> None:
+    killed(folder, after)
+    file = reopen(folder / str(BEGIN), slots=499, items=KILLED_ITEMS)
+    assert file.item_count >= BATCH * after
+    rows = [row for start in range(0, file.item_count, BATCH) for row in rows_from(start)]
+    rows = rows[: file.item_count]
+    for text in [f"T#k{number}" for number in range(0, 997, 50)]:
+        when = {"begin": 0, "end": INT64_MAX}
+        found = [place(item) for item in file.find(text, **when, count_max=9999)]
+        assert found == scan(rows, text, **when)
+    file.delete()
+
+
+@pytest.mark.parametrize("after", [1, 5, 20])
+def test_a_killed_put_loses_no_counted_key(tmp_path: Path, after: int) -> None:
+    check(tmp_path, after)
+
+
+@pytest.mark.torture
+def test_a_hundred_killed_puts_lose_no_counted_key(tmp_path: Path) -> None:
+    for turn in range(100):
+        check(tmp_path, 1 + turn % 40)
