@@ -9,11 +9,14 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     rule,
+    run_state_machine_as_test,
 )
 
 from tieredstore.driver.metadata import (
@@ -234,3 +237,12 @@ class HistoriesWithAShortJournal(Histories):
 
 TestHistories = Histories.TestCase
 TestHistoriesWithAShortJournal = HistoriesWithAShortJournal.TestCase
+TestHistories.settings = settings(max_examples=20)
+TestHistoriesWithAShortJournal.settings = settings(max_examples=20)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("machine", [Histories, HistoriesWithAShortJournal])
+def test_long_histories(machine: type[Histories]) -> None:
+    """The same, as long and as often as the profile says."""
+    run_state_machine_as_test(machine, settings=settings())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -295,3 +296,24 @@ def test_any_name_survives_being_written_and_read(queues: dict[str, dict[int, st
             for queue_id, broker in of_topic.items()
         }
     assert read(written(content)).queues == content.queues
+
+
+WRITTEN = Path(__file__).parent / "rocketmq-5.5.0.json"
+
+
+def test_every_row_of_rocketmq_5_5_is_read_and_the_store_goes_on_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "tieredStoreMetadata.json"
+    shutil.copy(WRITTEN, path)
+    for _ in range(2):  # as Java wrote it, and as we wrote it again
+        with JsonMetadataStore.open(path) as store:
+            assert [record.topic for record in store.topics()] == ["TopicTest", "主题-grün"]
+            queues = [(one.topic, one.queue_id, one.min_offset) for one in store.queues()]
+            assert queues == [("TopicTest", 0, 0), ("TopicTest", 1, 17)]
+            log, units = store.segments()
+            assert (log.path, log.type, log.size) == (
+                "broker-a/TopicTest/0",
+                SegmentType.COMMIT_LOG,
+                1234,
+            )
+            assert (units.type, units.status, units.size) == (SegmentType.CONSUME_QUEUE, 1, 40)
+            store.compact()
