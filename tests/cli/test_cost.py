@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.cli.cli_kit import Command
 from tests.cli.tier_kit import TIER, asked, tier_beside
 from tieredstore.access.survey import Load, commits_per_second, monthly_cost
-from tieredstore.cli.cost import _how_long
 from tieredstore.cli.output import ExitCode
+from tieredstore.cli.report import how_long
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 
@@ -158,4 +158,4 @@ def test_a_month_reckoned_from_a_moment_says_so(command: Command, tmp_path: Path
                           (7200, "2.0 hours")],
 )  # fmt: skip
 def test_a_time_is_told_in_words(seconds: float, told: str) -> None:
-    assert _how_long(seconds) == told
+    assert how_long(seconds) == told

@@ -12,7 +12,7 @@ from tests.cli.tier_kit import CATALOGUE, in_store_order, java_messages, segment
 from tests.codec.golden_files import BROKER
 from tieredstore.access.reader import TieredReader
 from tieredstore.cli import read
-from tieredstore.cli.read import Start, walk_tier
+from tieredstore.cli.read import walk_tier
 from tieredstore.driver.runtime import Runtime
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
@@ -70,9 +70,7 @@ def reader(root: Path) -> Iterator[TieredReader]:
 
 
 def test_no_page_is_read_before_it_is_needed(reader: TieredReader, asked: Asked) -> None:
-    found = walk_tier(
-        reader, reader.queues(), start=Start(), count_max=2, on_damage=asked.add_damage
-    )
+    found = walk_tier(reader, reader.queues(), count_max=2, on_damage=asked.add_damage)
     assert len(list(islice(found, 2))) == 2
     assert len(asked.counts) <= len(reader.queues()) + 1
     assert set(asked.counts) == {2}
@@ -84,7 +82,7 @@ def test_the_pages_of_all_queues_share_the_memory(
     monkeypatch.setattr(read, "_BYTES_HELD_MAX", 9_000)
     monkeypatch.setattr(read, "_PAGE_BYTES_MIN", 100)
     keys = reader.queues()
-    found = list(walk_tier(reader, keys, start=Start(), on_damage=asked.add_damage))
+    found = list(walk_tier(reader, keys, on_damage=asked.add_damage))
     assert len(found) == len(java_messages())
     assert set(asked.bytes) == {9_000 // len(keys)}
     assert len(asked.counts) > 200
@@ -95,7 +93,7 @@ def test_what_expires_under_a_walk_is_no_damage(
 ) -> None:
     monkeypatch.setattr(read, "_PAGE_COUNT_MAX", 4)
     key = QueueKey("GoldAa", 0)
-    found = walk_tier(reader, [key], start=Start(), on_damage=asked.add_damage)
+    found = walk_tier(reader, [key], on_damage=asked.add_damage)
     shown = [next(found).message.queue_offset for _ in range(4)]
     gone = [(SegmentType.CONSUME_QUEUE, 0), (SegmentType.COMMIT_LOG, 0)]
     with JsonMetadataStore.open(root / CATALOGUE) as catalogue:
@@ -111,7 +109,7 @@ def test_what_expires_under_a_walk_is_no_damage(
 
 def test_what_is_stored_at_the_same_time_comes_by_queue(reader: TieredReader, asked: Asked) -> None:
     keys = [key for key in reader.queues() if key.topic == "GoldAa"]
-    found = walk_tier(reader, keys[::-1], start=Start(), on_damage=asked.add_damage)
+    found = walk_tier(reader, keys[::-1], on_damage=asked.add_damage)
     places = [(each.key.queue_id, each.message.queue_offset) for each in found]
     wanted = in_store_order(java_messages("GoldAa"))
     assert places == [(row["queue_id"], row["queue_offset"]) for row in wanted]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -24,6 +24,7 @@ from tieredstore.cli.output import (
     CommandError,
     ExitCode,
     OutputFile,
+    Row,
     printable,
     shown_time,
     write_json,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:  # help must be fast
     from tieredstore.driver.provider import SegmentProvider
     from tieredstore.model.config import StoreConfig
     from tieredstore.model.findings import Finding
-
-Row = dict[str, Any]
 
 app = typer.Typer(rich_markup_mode=None)
 metadata = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The catalogue of a tier.")

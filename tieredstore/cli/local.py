@@ -25,10 +25,11 @@ from tieredstore.cli.options import (
     Time,
     Topic,
     argument,
+    given,
     option,
     verb,
 )
-from tieredstore.cli.output import CommandError, ExitCode, shown_time, write_json, write_table
+from tieredstore.cli.output import CommandError, ExitCode, Row, shown_time, write_json, write_table
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.local import LocalConfig
@@ -36,8 +37,6 @@ if TYPE_CHECKING:  # help must be fast
     from tieredstore.local.reader import LocalReader
     from tieredstore.local.record_scan import Damage
     from tieredstore.model.values import QueueKey
-
-Facts = dict[str, Any]
 
 app = typer.Typer(rich_markup_mode=None)
 local = typer.Typer(
@@ -138,7 +137,7 @@ def opened_store(
     from tieredstore.local.reader import LocalReader
     from tieredstore.model.errors import InvalidConfigError
 
-    sizes = ({} if options.config is None else _sizes_of(options.config)) | options.sizes()
+    sizes = ({} if options.config is None else _sizes_of(options.config)) | given(options)
     try:
         reader = LocalReader.open(directory, **sizes)
     except InvalidConfigError as error:
@@ -176,7 +175,7 @@ def _sizes_of(config: Path) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size != getattr(plain, name)}
 
 
-def _gathered(reader: LocalReader) -> Facts:
+def _gathered(reader: LocalReader) -> Row:
     from tieredstore.local.files import SIZE_SETTINGS
 
     log_files = reader.log.queue.files
@@ -212,7 +211,7 @@ def _gathered(reader: LocalReader) -> Facts:
     }
 
 
-def _queue(reader: LocalReader, key: QueueKey, log_end: int) -> Facts:
+def _queue(reader: LocalReader, key: QueueKey, log_end: int) -> Row:
     queue = reader.queue(*key)
     assert queue is not None
     return {
@@ -239,7 +238,7 @@ def _units_behind(reader: LocalReader, key: QueueKey, log_end: int) -> int:
     return queue.max_offset - offset
 
 
-def _index_file(file: IndexFile) -> Facts:
+def _index_file(file: IndexFile) -> Row:
     return {
         "file": file.name,
         "size": file.path.stat().st_size,
@@ -249,7 +248,7 @@ def _index_file(file: IndexFile) -> Facts:
     }
 
 
-def _damage(damage: Damage) -> Facts:
+def _damage(damage: Damage) -> Row:
     return {
         "path": damage.path,
         "position": damage.position,
@@ -259,7 +258,7 @@ def _damage(damage: Damage) -> Facts:
     }
 
 
-def _write_tables(facts: Facts) -> None:
+def _write_tables(facts: Row) -> None:
     earliest = facts["earliest_timestamp"]
     store = {
         "directory": facts["directory"],
@@ -277,7 +276,7 @@ def _write_tables(facts: Facts) -> None:
     write_table("what a recovery would find", ("fact", "value"), shown)
 
 
-def _write_rows(title: str, rows: list[Facts]) -> None:
+def _write_rows(title: str, rows: list[Row]) -> None:
     names = list(rows[0]) if rows else []
     write_table(
         title, [name.replace("_", " ") for name in names], ([*row.values()] for row in rows)

@@ -113,10 +113,6 @@ class TierOptions:
         int | None, option("--index-items", "tieredStoreIndexFileMaxIndexNum", min=2)
     ] = None
 
-    def settings(self) -> dict[str, Any]:
-        """The settings that were given, by their names."""
-        return _given(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeOptions:
@@ -133,10 +129,6 @@ class SizeOptions:
     config: Annotated[
         Path | None, option("--config FILE", "A broker.conf with the sizes, or TOML with [local].")
     ] = None
-
-    def sizes(self) -> dict[str, int]:
-        """The sizes that were given, by the names of the settings."""
-        return _given(self)
 
 
 def verb(app: typer.Typer, example: str, short_help: str | None = None) -> Callable[[Verb], Verb]:
@@ -186,8 +178,8 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     )
 
 
-def _given(bundle: Any) -> dict[str, Any]:
-    """The options that were given, by name, but `config`, which is no setting."""
+def given(bundle: TierOptions | SizeOptions) -> dict[str, Any]:
+    """The settings that were given, by name; `config` is none, it names a file of them."""
     words = {field.name: getattr(bundle, field.name) for field in fields(bundle)}
     return {name: word for name, word in words.items() if word is not None and name != "config"}
 
@@ -202,10 +194,10 @@ def config_of(tier: TierOptions) -> StoreConfig:
     if tier.config is not None:
         if not tier.config.exists():
             raise CommandError(f"{tier.config}: there is no such file", ExitCode.NOT_THERE)
-        config = replace(StoreConfig.from_file(tier.config), **tier.settings())
+        config = replace(StoreConfig.from_file(tier.config), **given(tier))
         where = f"{tier.config}: "
     elif tier.provider is not None:
-        config = StoreConfig(**tier.settings())
+        config = StoreConfig(**given(tier))
         where = ""
     else:
         raise CommandError(f"which tier? Name it with {HOW_TO_NAME}", ExitCode.USAGE)

@@ -22,7 +22,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,7 +30,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 
 _NAME_WIDTH: Final = 20  # of the first column, at least, where the terminal is narrow
 _WIDTH_MAX: Final = 1000
@@ -260,6 +260,22 @@ def write_rows(
             write_json(row)
         else:
             columns.write(cells(row))
+
+
+def write_all(
+    rows: Iterable[Row],
+    title: str,
+    names: Sequence[str],
+    cells: Callable[[Row], Sequence[object]],
+    *,
+    json: bool,
+) -> None:
+    """All rows at once: objects for a program, or a table for people."""
+    if json:
+        for row in rows:
+            write_json(row)
+    else:
+        write_table(title, names, map(cells, rows))
 
 
 def write_table(title: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

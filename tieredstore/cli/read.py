@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from tieredstore.access.reader import TieredReader
 from tieredstore.cli.options import chosen
@@ -20,6 +20,7 @@ from tieredstore.cli.output import (
     Columns,
     CommandError,
     ExitCode,
+    Row,
     note,
     printable,
     shown_time,
@@ -40,8 +41,6 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.messages import QueryResult, SelectedMessage
 from tieredstore.model.values import INT32_MAX, INT64_MAX, Boundary, QueueKey
-
-Row = dict[str, Any]
 
 OnDamage = Callable[[QueueKey, int, SegmentError], None]
 """Gets the queue, how many messages could not be read, and why the first of them could not."""
@@ -176,11 +175,10 @@ class TierPlace:
     def messages(
         self, keys: list[QueueKey], begin: int, count_max: int | None
     ) -> Iterator[QueuedMessage]:
-        is_time = begin >= _TIMES_FROM
         return walk_tier(
             self.reader,
             keys,
-            start=Start(timestamp=begin) if is_time else Start(offset=begin),
+            begin=begin,
             count_max=count_max,
             checks_bodies=self._tier.config.checks_bulk_reads,
             on_damage=self._damage.add_messages,
@@ -279,26 +277,20 @@ class LocalPlace:
         return CommandError(text, ExitCode.DAMAGE)
 
 
-class Start(NamedTuple):
-    """Where to begin in each queue: at an offset, or at a store time if that is given."""
-
-    offset: int = 0
-    timestamp: int | None = None
-
-
 def walk_tier(
     reader: TieredReader,
     keys: Sequence[QueueKey],
     *,
-    start: Start,
+    begin: int = 0,
     count_max: int | None = None,
     checks_bodies: bool = True,
     on_damage: OnDamage,
 ) -> Iterator[QueuedMessage]:
-    """All whole messages of these queues from `start` on, by store time, then queue and offset.
+    """All whole messages of these queues by store time, then queue and offset.
 
-    With `checks_bodies` each body is held against its checksum. Where a clock was set back a queue
-    keeps its own order. No more than `count_max` messages are asked for at a time.
+    `begin` is an offset of each queue, or a store time from `_TIMES_FROM` on. With `checks_bodies`
+    each body is held against its checksum. Where a clock was set back a queue keeps its own order.
+    No more than `count_max` messages are asked for at a time.
     """
     if count_max == 0:
         return iter(())
@@ -310,7 +302,7 @@ def walk_tier(
             page_bytes=max(_PAGE_BYTES_MIN, _BYTES_HELD_MAX // len(keys)),
             checks_bodies=checks_bodies,
             on_damage=on_damage,
-        ).run(start)
+        ).run(begin)
         for key in keys
     ]
     by_time = heapq.merge(*queues, key=lambda stored: (stored[0], stored[1].key))
@@ -329,9 +321,9 @@ class _QueueWalk:
     on_damage: OnDamage
     end: int = 0
 
-    def run(self, start: Start) -> Iterator[tuple[int, QueuedMessage]]:
+    def run(self, begin: int) -> Iterator[tuple[int, QueuedMessage]]:
         """Each message with the time when it was stored."""
-        offset, earliest = self._begin(start)
+        offset, earliest = self._first(begin)
         self.end = self.reader.max_offset(*self.key) or 0
         while offset < self.end:
             try:
@@ -348,14 +340,14 @@ class _QueueWalk:
                 return  # the queue was destroyed
             offset = page.next_offset
 
-    def _begin(self, start: Start) -> tuple[int, int]:
+    def _first(self, begin: int) -> tuple[int, int]:
         """The offset to begin at, and the store time below which nothing is wanted."""
-        if start.timestamp is None:
-            return start.offset, -1
+        if begin < _TIMES_FROM:
+            return begin, -1
         try:
-            found = self.reader.offset_by_time(*self.key, start.timestamp)
+            found = self.reader.offset_by_time(*self.key, begin)
         except (SegmentError, OffsetOutOfRangeError):
-            return 0, start.timestamp  # the search met damage: all is looked at instead
+            return 0, begin  # the search met damage: all is looked at instead
         return found or 0, -1
 
     def _whole(

@@ -15,6 +15,7 @@ from pathlib import Path
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import (
     NoCatalogueError,
+    brokers_of,
     catalogue_of,
     catalogue_to_read,
     has_file,
@@ -245,11 +246,10 @@ def check_cluster(config: StoreConfig, metadata: MetadataStore) -> None:
 
 def check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
     """Say which brokers there are, where the one that was named is none of them."""
-    brokers = {row.path.partition("/")[0] for row in metadata.segments()}
-    brokers |= {row.broker_name for row in metadata.queues()}
+    brokers = brokers_of(metadata)
     if not brokers:
         return
-    others = known_names(sorted(brokers - {config.broker_name}))
+    others = known_names([name for name in brokers if name != config.broker_name])
     if config.broker_name not in brokers:
         raise CommandError(
             f"no broker {printable(config.broker_name)!r} is in this catalogue; there are: "

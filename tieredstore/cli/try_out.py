@@ -17,6 +17,7 @@ from tieredstore.cli.options import Json, TierOptions, Topic, config_of, option,
 from tieredstore.cli.output import (
     CommandError,
     ExitCode,
+    Row,
     advised,
     printable,
     write_json,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:  # help must be fast
     from tieredstore.local import LocalMessageStore
     from tieredstore.model.config import StoreConfig
     from tieredstore.model.messages import Message, PutResult
-
-Row = dict[str, Any]
 
 app = typer.Typer(rich_markup_mode=None)
 
