@@ -21,6 +21,9 @@ from tieredstore.driver.segment import Buffer, FileSegment
 Labels: TypeAlias = Mapping[str, str]
 GaugeRead: TypeAlias = Callable[[], Iterable[tuple[float, Labels]]]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 BASE_LABELS: Final[Labels] = {"storage_type": "tiered", "storage_medium": "blob"}
 
 
@@ -42,13 +45,87 @@ class Metric:
     meaning: str = ""
 
 
+class Metrics(Protocol):
+    """Takes measurements. Any thread may call it; it never raises and never blocks on I/O.
+
+    Labels are those that the metric declares; the exporter adds BASE_LABELS and the broker's own.
+    """
+
+    def add(self, metric: Metric, amount: int, labels: Labels) -> None:
+        """Count up a counter."""
+
+    def record(self, metric: Metric, value: float, labels: Labels) -> None:
+        """Put one value into a histogram."""
+
+    def observe(self, metric: Metric, read: GaugeRead) -> None:
+        """Have a gauge, or a counter that is kept elsewhere, read whenever it is exported: each
+        label set once."""
+
+    def forget(self, label: str, values: Collection[str]) -> None:
+        """Show no longer what was counted under these values of a label: they are gone."""
+
+
+class NoMetrics:
+    """Measures nothing: the default."""
+
+    def add(self, metric: Metric, amount: int, labels: Labels) -> None:
+        pass
+
+    def record(self, metric: Metric, value: float, labels: Labels) -> None:
+        pass
+
+    def observe(self, metric: Metric, read: GaugeRead) -> None:
+        pass
+
+    def forget(self, label: str, values: Collection[str]) -> None:
+        pass
+
+
+class MetricsOfOneLife:
+    """Forwards to `inner`; what is observed through it is let go of by `end`.
+
+    A store that is shut down shows no gauges, and what it was made of is not kept by them.
+    """
+
+    def __init__(self, inner: Metrics) -> None:
+        self.add = inner.add
+        self.record = inner.record
+        self.forget = inner.forget
+        self._inner = inner
+        self._reads: list[GaugeRead | None] = []
+
+    def observe(self, metric: Metric, read: GaugeRead) -> None:
+        place = len(self._reads)
+        self._reads.append(read)
+
+        def read_while_alive() -> Iterable[tuple[float, Labels]]:
+            mine = self._reads[place]
+            return () if mine is None else mine()
+
+        self._inner.observe(metric, read_while_alive)
+
+    def end(self) -> None:
+        """Show nothing any more; idempotent."""
+        self._reads[:] = [None] * len(self._reads)
+
+
 _MS = (1, 3, 5, 7, 10, 100, 200, 400, 600, 800, 1000, 1500, 3000)
 _KIB, _MIB = 1024, 1024 * 1024
 _BYTES = (_KIB, 10 * _KIB, 100 * _KIB, _MIB, 10 * _MIB, 32 * _MIB, 50 * _MIB, 100 * _MIB)
 _RPC = ("path", "file_type", "operation")
 _QUEUE = ("topic", "queue_id", "file_type")
+_OF_QUEUE = ("topic", "queue_id")
 _STORE = "rocketmq_tiered_store_"
+_OURS = "tieredstore_"
 _COUNTER, _HISTOGRAM, _GAUGE = MetricKind.COUNTER, MetricKind.HISTOGRAM, MetricKind.GAUGE
+
+
+def _defined() -> tuple[Metric, ...]:
+    """The metrics of this module so far, in the order of their definitions."""
+    return tuple(value for value in globals().values() if isinstance(value, Metric))
+
+
+# RocketMQ's
 
 API_LATENCY = Metric(
     _STORE + "api_latency",
@@ -138,92 +215,7 @@ STORAGE_RESERVE_TIME = Metric(
     meaning="The age of the oldest message of a queue in the tier",
 )
 
-ROCKETMQ_METRICS: Final[tuple[Metric, ...]] = (
-    API_LATENCY,
-    RPC_LATENCY,
-    UPLOAD_BYTES,
-    DOWNLOAD_BYTES,
-    DISPATCH_BEHIND,
-    DISPATCH_LATENCY,
-    MESSAGES_DISPATCHED,
-    MESSAGES_OUT,
-    GET_MESSAGE_FALLBACK,
-    READ_CACHE_COUNT,
-    READ_CACHE_BYTES,
-    READ_CACHE_ACCESS,
-    READ_CACHE_HIT,
-    STORAGE_SIZE,
-    STORAGE_RESERVE_TIME,
-)
-
-
-class Metrics(Protocol):
-    """Takes measurements. Any thread may call it; it never raises and never blocks on I/O.
-
-    Labels are those that the metric declares; the exporter adds BASE_LABELS and the broker's own.
-    """
-
-    def add(self, metric: Metric, amount: int, labels: Labels) -> None:
-        """Count up a counter."""
-
-    def record(self, metric: Metric, value: float, labels: Labels) -> None:
-        """Put one value into a histogram."""
-
-    def observe(self, metric: Metric, read: GaugeRead) -> None:
-        """Have a gauge, or a counter that is kept elsewhere, read whenever it is exported: each
-        label set once."""
-
-    def forget(self, label: str, values: Collection[str]) -> None:
-        """Show no longer what was counted under these values of a label: they are gone."""
-
-
-class NoMetrics:
-    """Measures nothing: the default."""
-
-    def add(self, metric: Metric, amount: int, labels: Labels) -> None:
-        pass
-
-    def record(self, metric: Metric, value: float, labels: Labels) -> None:
-        pass
-
-    def observe(self, metric: Metric, read: GaugeRead) -> None:
-        pass
-
-    def forget(self, label: str, values: Collection[str]) -> None:
-        pass
-
-
-class MetricsOfOneLife:
-    """Forwards to `inner`; what is observed through it is let go of by `end`.
-
-    A store that is shut down shows no gauges, and what it was made of is not kept by them.
-    """
-
-    def __init__(self, inner: Metrics) -> None:
-        self.add = inner.add
-        self.record = inner.record
-        self.forget = inner.forget
-        self._inner = inner
-        self._reads: list[GaugeRead | None] = []
-
-    def observe(self, metric: Metric, read: GaugeRead) -> None:
-        place = len(self._reads)
-        self._reads.append(read)
-
-        def read_while_alive() -> Iterable[tuple[float, Labels]]:
-            mine = self._reads[place]
-            return () if mine is None else mine()
-
-        self._inner.observe(metric, read_while_alive)
-
-    def end(self) -> None:
-        """Show nothing any more; idempotent."""
-        self._reads[:] = [None] * len(self._reads)
-
-
-_COUNTER, _GAUGE = MetricKind.COUNTER, MetricKind.GAUGE
-_OF_QUEUE = ("topic", "queue_id")
-_OURS = "tieredstore_"
+ROCKETMQ_METRICS: Final = _defined()
 
 # Requests
 
@@ -352,31 +344,7 @@ PUBLISH_PROBLEM = Metric(
     meaning="1 while the newest changes cannot be published; the log says why",
 )
 
-OUR_METRICS: Final[tuple[Metric, ...]] = (
-    OBJECT_REQUESTS,
-    OBJECT_BYTES,
-    OBJECT_BILL,
-    RETRIES,
-    QUEUES,
-    QUEUE_PROBLEM,
-    LOST_MESSAGES,
-    BUFFERED_BYTES,
-    UPLOADS,
-    HELD_LOG_BYTES,
-    QUEUE_HELD_LOG_BYTES,
-    INDEX_FILES,
-    INDEX_BEHIND,
-    INDEX_PROBLEM,
-    FOOTER_CACHE_BYTES,
-    JOURNAL_BYTES,
-    SNAPSHOT_AGE,
-    PUBLISHED,
-    PUBLISH_PROBLEM,
-)
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
+OUR_METRICS: Final = tuple(found for found in _defined() if found not in ROCKETMQ_METRICS)
 
 
 class MeasuredSegment(SegmentWrapper):
