@@ -39,7 +39,6 @@ class Verb:
     holds: Callable[[Rows], bool]
     same: tuple[str, ...] | None = None  # None: all of them
     without_catalogue: int = 3
-    damaged_catalogue: int = 4
     refused: int = 5
     topic: bool = False  # the first word names one
     queue: bool = False  # the second word names a queue
@@ -97,7 +96,6 @@ ON_A_TIER: Final[dict[str, Verb]] = {
         holds=lambda rows: bool(rows) and all(row["passed"] for row in rows),
         same=(),
         without_catalogue=0,
-        damaged_catalogue=0,
     ),
     "expire": Verb(
         words=("--config", "{place}/hour.toml"), holds=lambda rows: rows[0]["segment_count"] > 0
