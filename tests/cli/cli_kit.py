@@ -17,7 +17,7 @@ from tieredstore.cli.main import main
 Row = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 _RUN = "import sys; from tieredstore.cli.main import main; sys.exit(main())"
-SIZES = {
+SIZES: Row = {
     "commit_log_file_bytes": 32768,
     "queue_file_bytes": 400,
     "index_slot_count": 101,
