@@ -482,6 +482,7 @@ def test_every_verb_ends_with_the_code_of_the_table(
     shows_what_is_sound = verb == "ls" or what == "a segment that is lost or damaged"
     assert not ran.out or shows_what_is_sound, ran.out
     if is_open:
+        assert ("stop the broker first" in ran.err) == (verb != "put")
         assert "open" in ran.err or "lock" in ran.err
         assert "restore" not in ran.err
         assert "move" not in ran.err
