@@ -1,6 +1,6 @@
 """Where processes die at their requests: object stores in memory, and moto's over HTTP.
 
-What lives here: `Stores`, as the fixture `stores`. In memory every step of a test is tried, always.
+The fixture `stores` gives `Stores`. In memory every step of a test is tried, always.
 Over HTTP a few are, the same ones in each run; more of them with a client that TIEREDSTORE_TIER_ON
 names, as in `make test-tier-s3`; every one in `make torture`. A folder takes part by importing the
 names into its conftest.

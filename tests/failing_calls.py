@@ -1,7 +1,4 @@
-"""The operating system's calls, of which the one of a chosen number fails.
-
-What lives here: the patch, for tests that let each call of an operation fail once.
-"""
+"""The operating system's calls, of which the one of a chosen number fails."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The house rules as pure functions: source text in, offenders out.
 
-What does not live here: which files a rule reads, and the tests (tests/test_house.py).
+tests/test_house.py says which files a rule reads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Servers of the tests: on loopback, and gone when a block ends.
-
-What lives here: `running`. What a server answers is for whoever makes it.
-"""
+"""Servers of the tests: on loopback, and gone when a block ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Test modules that run again with their tier in an object store instead of in memory.
 
-What lives here: which modules, and the fixture that gives their kits the other backend. A folder
-takes part by importing the names into its conftest. `objects` is a store in memory; `obstore` and
+A fixture gives the kits of these modules the other backend. A folder takes part by importing the
+names into its conftest. `objects` is a store in memory; `obstore` and
 `s3fs` are these clients in front of moto's server. All modules run on memory and objects, some over
 HTTP too; TIEREDSTORE_TIER_ON names other backends for all of them, as in `make test-tier-s3`. A
 test's own subclass of the backend in memory stays one.

@@ -1,7 +1,6 @@
 """Empty places in moto's server, made quickly: a tier's tests need thousands of them.
 
-What lives here: making a bucket with one bare request, and the processes in front of one place.
-Settings that go through the product's own bucket set-up are in `tests.s3.s3_clients`.
+A bucket is made with one bare request. Settings that go through the product's own bucket set-up are in `tests.s3.s3_clients`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The files of the Java broker in tests/golden, walked record by record.
-
-What lives here: where they are and how to step through them. No expectations.
-"""
+"""The files of the Java broker in tests/golden, walked record by record."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The tables of docs/configuration.md, made from the settings themselves.
 
-    python -m tests.docs.configuration_page     writes them into the page
-
-What lives here: the tables; that the page has them is tested in `test_configuration`.
+python -m tests.docs.configuration_page     writes them into the page
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The commands of a page, run as its reader would run them.
 
-What lives here: cutting them out and running them; no tests.
-
     ```shell             run, top to bottom, in one empty folder for each page
     ```shell s3          likewise, with an S3 server at http://127.0.0.1:9000
     ```toml tier.toml    a file of that folder

@@ -1,7 +1,4 @@
-"""The pages of the documentation, cut into blocks, tables and words.
-
-What lives here: reading Markdown as far as the tests of this folder need it; no tests.
-"""
+"""The pages of the documentation, cut into blocks, tables and words."""
 
 from __future__ import annotations
 

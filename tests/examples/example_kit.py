@@ -1,7 +1,4 @@
-"""Running an example as its user does: in a process of its own.
-
-What lives here: no tests.
-"""
+"""Running an example as its user does: in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every decoder of the codecs as a function of an input and of random arguments.
 
-What lives here: how each is called the way its users call it, and the golden bytes it starts from.
+Each is called the way its users call it, and starts from golden bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Limits on time and memory while a decoder reads damaged bytes.
 
-What lives here: `time_limits` and `limited_address_space`, which turn a hang or a large allocation
-into an exception, and `peak_bytes`.
+A hang or a large allocation becomes an exception.
 """
 
 from __future__ import annotations

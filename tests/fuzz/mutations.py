@@ -1,7 +1,4 @@
-"""Damage for decoders: golden bytes, changed at random from a seed.
-
-What lives here: `mutated`, which makes one damaged input, and the numbers that break careless code.
-"""
+"""Damage for decoders: golden bytes, changed at random from a seed."""
 
 from __future__ import annotations
 

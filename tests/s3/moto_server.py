@@ -1,7 +1,6 @@
 """moto's server with a door before it: it counts requests, and breaks them on demand.
 
-What lives here: the server, the count and faults at the level of HTTP. Which client meets them is
-for the tests.
+Faults are those of HTTP. The tests choose the client that meets them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The S3 clients under test, each over a place of its own, in moto or on a third party's server.
 
-What lives here: settings for an empty place, what the environment says of a third party's server,
-and throwing away what tests left there.
+The environment names a third party's server. What tests leave in a place is thrown away.
 """
 
 from __future__ import annotations
