@@ -1,6 +1,7 @@
 """Opens something, forks, and has the child use it in every way: see test_after_a_fork.
 
-It is a process of its own, because one with threads should not be forked. It prints what the child could do that it may not, and what the parent found wrong afterwards.
+It is a process of its own, because one with threads should not be forked. It prints what the child
+could do that it may not, and what the parent found wrong afterwards.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Empty places in moto's server, made quickly: a tier's tests need thousands of them.
 
-A bucket is made with one bare request. Settings that go through the product's own bucket set-up are in `tests.s3.s3_clients`.
+A bucket is made with one bare request. Settings that go through the product's own bucket set-up are
+in `tests.s3.s3_clients`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A disk with room, however full this one is: a local store refuses puts on a full one.
 
-tests/conftest.py replaces `shutil.disk_usage` by this one. A process that a test starts has it where
-this folder is in PYTHONPATH: Python imports a module of this name when it starts.
+tests/conftest.py replaces `shutil.disk_usage` by this one. A process that a test starts has it
+where this folder is in PYTHONPATH: Python imports a module of this name when it starts.
 """
 
 from __future__ import annotations

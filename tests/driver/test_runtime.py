@@ -1,4 +1,4 @@
-"""The runtime: clocks, bounded pools, and one thread when asked."""
+"""The runtime: clocks, pools, services, and calls that may never end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tieredstore.driver.runtime import ManualClock, Runtime, SystemClock, ThreadPool
+from tieredstore.driver.runtime import ManualClock, Runtime, SystemClock, ThreadPool, with_deadline
 from tieredstore.model.errors import StoreClosedError
 
 LONG = 240.0  # for what has to come; nobody waits that long
@@ -195,3 +195,20 @@ def test_who_stops_a_service_need_not_wait_for_its_step() -> None:
         gate.set()
         assert service.stop(LONG)
     assert Runtime.inline().service("test", hold, interval_ms=1).stop(0)
+
+
+def test_a_call_that_does_not_end_is_left_behind() -> None:
+    gate = threading.Event()
+    with Runtime.threads() as runtime:
+        future = with_deadline(runtime, "test", lambda: gate.wait(240), 0.05)
+        assert not future.done()
+        gate.set()
+        assert future.result(240)
+
+
+def test_what_a_call_returns_or_raises_is_in_the_future() -> None:
+    for runtime in (Runtime.inline(), Runtime.threads()):
+        assert with_deadline(runtime, "test", lambda: 7, 240).result(0) == 7
+        with pytest.raises(ValueError, match="invalid literal"):
+            with_deadline(runtime, "test", lambda: int("x"), 240).result(0)
+        runtime.close()

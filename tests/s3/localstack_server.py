@@ -1,8 +1,8 @@
 """Run a command beside LocalStack's S3, a stricter server than moto: `make test-s3`.
 
-The server is set up in `.s3srv`, an environment of its own, since it pins what we do not. It listens
-on this machine only, and ends with the command. Where TIEREDSTORE_S3_ENDPOINT names a server
-already, the command just runs.
+The server is set up in `.s3srv`, an environment of its own, since it pins what we do not. It
+listens on this machine only, and ends with the command. Where TIEREDSTORE_S3_ENDPOINT names a
+server already, the command just runs.
 
     python tests/s3/localstack_server.py <command> [<argument> ...]
 """
