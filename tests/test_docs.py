@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.docs.pages import ROOT, blocks, outside_blocks
+
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 DECISIONS = sorted(ROOT.glob("docs/decisions/*.md"))
 
 _LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
-_BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 _TARGET = re.compile(r"^([a-z]+):.*## ", re.MULTILINE)
 _COMMAND = re.compile(r"^[$ ]*make ([a-z]+)\b", re.MULTILINE)
@@ -32,7 +32,7 @@ def named(path: Path) -> str:
 def broken_links(path: Path, text: str) -> list[str]:
     """Links to files or headings that are not there."""
     found = []
-    for target, anchor in _LINK.findall(_BLOCK.sub("", text)):
+    for target, anchor in _LINK.findall(outside_blocks(text)):
         file = path.parent / target if target else path
         if not file.exists():
             found.append(target)
@@ -54,16 +54,17 @@ def python_blocks(text: str) -> list[str]:
     One marked `python spark` or `python here` is run by the tests in tests/docs.
     """
     return [
-        code
-        for language, words, code in _BLOCK.findall(text)
-        if language == "python" and not {"no-run", "spark", "here", "s3"} & set(words.split())
+        block.text
+        for block in blocks(text)
+        if block.language == "python"
+        and not {"no-run", "spark", "here", "s3"}.intersection(block.words)
     ]
 
 
 def commands(text: str) -> set[str]:
     """The targets that a document tells its reader to make; prose may "make sure" of a thing."""
     inline = {name for pair in _INLINE_COMMAND.findall(text) for name in pair if name}
-    return inline.union(*(_COMMAND.findall(code) for _, _, code in _BLOCK.findall(text)))
+    return inline.union(*(_COMMAND.findall(block.text) for block in blocks(text)))
 
 
 def unknown_targets(text: str) -> set[str]:
@@ -84,11 +85,11 @@ def test_make_targets_in_a_document_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
 def test_python_blocks_of_a_document_run(path: Path, tmp_path: Path) -> None:
     """Top to bottom in one Python, in an empty folder: what a reader would do."""
-    blocks = python_blocks(path.read_text(encoding="utf-8"))
-    if not blocks:
+    shown = python_blocks(path.read_text(encoding="utf-8"))
+    if not shown:
         return
     script = tmp_path / "blocks.py"
-    script.write_text("\n".join(blocks), encoding="utf-8")
+    script.write_text("\n".join(shown), encoding="utf-8")
     scratch = tmp_path / "empty"
     scratch.mkdir()
     # -I alone would keep an installed checkout; the path is given so that none is needed.

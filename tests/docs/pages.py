@@ -36,8 +36,12 @@ def blocks(text: str) -> list[Block]:
     return [Block(kind, words.split(), inner) for kind, words, inner in _BLOCK.findall(text)]
 
 
+def outside_blocks(text: str) -> str:
+    return _BLOCK.sub("", text)
+
+
 def inline_code(text: str) -> list[str]:
-    return _INLINE.findall(_BLOCK.sub("", text))
+    return _INLINE.findall(outside_blocks(text))
 
 
 def section(text: str, heading: str) -> str:
@@ -52,7 +56,7 @@ def section(text: str, heading: str) -> str:
 def tables(text: str) -> Iterator[list[list[str]]]:
     """The rows of each table, without its head; a cell is its text without backticks."""
     rows: list[list[str]] = []
-    for line in [*_BLOCK.sub("", text).splitlines(), ""]:
+    for line in [*outside_blocks(text).splitlines(), ""]:
         if line.startswith("|"):
             # An escaped bar is a part of its cell.
             cells = re.split(r"(?<!\\)\|", line.strip().strip("|"))

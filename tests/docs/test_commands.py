@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import typer.main
 
 from tests.cli.cli_kit import Command
 from tests.docs.page_commands import SERVER, commands, run_block
-from tests.docs.pages import PAGES, Block, blocks, inline_code
+from tests.docs.pages import PAGES, ROOT, Block, blocks, inline_code, page
 from tests.s3.conftest import s3_endpoint, s3_environment
 from tieredstore.cli.main import app
 
@@ -61,10 +64,10 @@ def test_the_commands_of_a_page_end_as_it_says(
     path: Path, tmp_path: Path, tieredstore: Callable[[list[str]], tuple[int, str]]
 ) -> None:
     wrong = [
-        each
+        line
         for block in blocks(path.read_text(encoding="utf-8"))
         if block.words != ["s3"]
-        for each in run_block(block, tmp_path, tieredstore, SERVER)
+        for line in run_block(block, tmp_path, tieredstore, SERVER)
     ]
     assert wrong == []
 
@@ -80,9 +83,9 @@ def test_those_of_a_page_with_a_bucket_too(
 ) -> None:
     """Without asking the server for its proof: that takes long, and tests/s3 does it."""
     wrong = [
-        each
+        line
         for block in blocks(path.read_text(encoding="utf-8"))
-        for each in run_block(on_server(block, tmp_path), tmp_path, tieredstore, s3_endpoint)
+        for line in run_block(on_server(block, tmp_path), tmp_path, tieredstore, s3_endpoint)
     ]
     assert wrong == []
 
@@ -108,14 +111,14 @@ def unknown(words: list[str]) -> list[str]:
         if word not in group.commands:
             return words[: at + 1]
         group = group.commands[word]
-    known = {each for parameter in group.params for each in [*parameter.opts, "--help"]}
+    known = {"--help"}.union(*(parameter.opts for parameter in group.params))
     return [word for word in words if word.startswith("--") and word not in known]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=named)
 def test_commands_that_are_only_shown_exist(path: Path) -> None:
     found = [unknown(words) for words in shown(path.read_text(encoding="utf-8"))]
-    assert [each for each in found if each] == []
+    assert not any(found), found
 
 
 def test_a_wrong_command_is_caught(tmp_path: Path) -> None:
@@ -135,3 +138,30 @@ def test_a_wrong_command_is_caught(tmp_path: Path) -> None:
 
     assert run_block(block, tmp_path, run, "") == ["tieredstore b c: exit code 3: no"]
     assert asked == [["a"], ["b", "c"]]
+
+
+PROVIDER_PAGE = page("write-a-provider.md")
+
+
+def test_the_example_is_as_short_as_the_page_says() -> None:
+    said = re.search(r"in under ([0-9]+) lines", PROVIDER_PAGE)
+    assert said
+    lines = (ROOT / "examples" / "own_provider.py").read_text(encoding="utf-8").splitlines()
+    assert int(said[1]) - 20 <= len(lines) < int(said[1])
+
+
+@pytest.mark.slow
+def test_the_suite_that_is_shown_passes(tmp_path: Path) -> None:
+    """One test after the other in one process: each needs an empty backend."""
+    (suite,) = (block.text for block in blocks(PROVIDER_PAGE) if "Contract" in block.text)
+    (tmp_path / "test_my_provider.py").write_text(suite, encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_provider.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert re.search(r"^[5-9][0-9] passed", ran.stdout, re.MULTILINE), ran.stdout

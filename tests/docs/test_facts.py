@@ -1,4 +1,4 @@
-"""What the pages say is what the code says: tables, names, defaults, permissions."""
+"""What the pages say is what the code says: tables, names, defaults, permissions, numbers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,38 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
-from tests.docs.pages import DOCS, PAGES, ROOT, blocks, inline_code, page, section, table, tables
+from bench._front import BEGIN, END, between_marks, front_of
+from tests.docs.pages import (
+    DOCS,
+    PAGES,
+    ROOT,
+    blocks,
+    inline_code,
+    page,
+    prose,
+    section,
+    table,
+    tables,
+)
+from tests.exporters.shown import measured_store
 from tieredstore.access.survey import MONTH_SECONDS
 from tieredstore.codec import message, queue_unit, tiered_index
 from tieredstore.codec.message import encode_message
 from tieredstore.codec.names import segment_name
+from tieredstore.driver.certify import certify
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import DISPATCH_THREADS, FETCH_THREADS
+from tieredstore.exporters.prometheus import PrometheusMetrics
 from tieredstore.index import footer
 from tieredstore.jobs import load_records
 from tieredstore.jobs.scan import SCAN_COLUMNS
-from tieredstore.model.config import StoreConfig
-from tieredstore.model.values import Host
+from tieredstore.metadata.json_store import JsonMetadataStore
+from tieredstore.model.config import MIB, StoreConfig
+from tieredstore.model.values import Host, SegmentRecord, SegmentType
+from tieredstore.testing.memory_objects import MemoryObjectClient
+from tieredstore.testing.samples import a_message
 
 _NO_CLASS = frozenset({"DefaultCluster"})
 _CLASS = re.compile(r"(?:[A-Z][a-z]+){2,}")
@@ -79,7 +98,7 @@ def test_no_page_repeats_a_sentence_of_another() -> None:
     for path in PAGES:
         prose = re.sub(r"^\|.*$", "", path.read_text("utf-8"), flags=re.MULTILINE)
         prose = re.sub(r"```.*?```", "", prose, flags=re.DOTALL)
-        for sentence in {each.strip() for each in re.split(r"(?<=[.:])\s+", prose)}:
+        for sentence in {line.strip() for line in re.split(r"(?<=[.:])\s+", prose)}:
             plain = " ".join(sentence.split())
             if len(plain) > 50 and seen.setdefault(plain, path.name) != path.name:
                 twice.append(f"{path.name} and {seen[plain]}: {plain}")
@@ -203,7 +222,7 @@ def operations_of(*modules: str) -> set[str]:
     """The operations of S3 that these modules name, in calls and in texts."""
     session = importlib.import_module("botocore.session").get_session()
     xform_name = importlib.import_module("botocore").xform_name
-    known = {xform_name(each) for each in session.get_service_model("s3").operation_names}
+    known = {xform_name(name) for name in session.get_service_model("s3").operation_names}
     found: set[str] = set()
     for module in modules:
         tree = ast.parse((ROOT / "providers" / module).read_text("utf-8"))
@@ -237,14 +256,14 @@ PERMISSIONS = {
 
 def test_the_policy_grants_what_the_clients_ask_for_and_no_more() -> None:
     (policy,) = [json.loads(b.text) for b in blocks(page("security.md")) if b.language == "json"]
-    granted = {action for each in policy["Statement"] for action in each["Action"]}
+    granted = {action for statement in policy["Statement"] for action in statement["Action"]}
     # obstore asks for a part of these: what it lacks it leaves to the client of s3fs.
     clients = {path.name for path in (ROOT / "providers").glob("s3*.py")} - {"s3_admin.py"}
     asked = operations_of(*clients)
     assert {"put_object", "list_objects_v2", "delete_objects"} <= asked
-    assert {PERMISSIONS[each] for each in asked} == granted
-    admin = {PERMISSIONS[each] for each in operations_of("s3_admin.py")}
-    assert all(f"`{each}`" in page("security.md") for each in admin)
+    assert {PERMISSIONS[name] for name in asked} == granted
+    admin = {PERMISSIONS[name] for name in operations_of("s3_admin.py")}
+    assert all(f"`{action}`" in page("security.md") for action in admin)
 
 
 # Benchmarks
@@ -292,3 +311,134 @@ def test_the_options_of_a_read_and_of_a_write_are_all_told() -> None:
     assert options.SPLIT_BYTES == 64 << 20
     assert "16 MiB" in dict(writes)["block_bytes"]
     assert sink.BLOCK_BYTES == 16 << 20
+
+
+LAYOUT, OPERATIONS, METRICS = "object-store-layout.md", "operations.md", "metrics.md"
+DAY_MS = 86_400_000
+
+# The page, its words, and where the code says so.
+TOLD = [
+    (LAYOUT, "A segment takes 1 000 parts", "providers.object_provider.PARTS_MAX", 1000),
+    (LAYOUT, "Claims are multiples of 1 000", "providers.writer_epoch.LIVES", 1000),
+    (LAYOUT, "for 30 days", "providers.writer_epoch._REMEMBERED_MS", 30 * DAY_MS),
+    (LAYOUT, "sealed: ⌈N/8⌉ GET", "providers.object_calls.RANGE_BYTES_MAX", 8 * MIB),
+    (LAYOUT, "at most 16 MiB in memory", "providers.sealing._BATCH_BYTES", 16 * MIB // 2),
+    (LAYOUT, "a request for 1 000 keys", "driver.object_client.KEYS_PER_REQUEST", 1000),
+    (LAYOUT, "a PUT for each 8 MiB", "providers.s3fs.PART_BYTES", 8 * MIB),
+    (LAYOUT, "its listing is a second old", "providers.object_provider.LISTING_MS", 1000),
+    (LAYOUT, "more than 256 MiB", "metadata.published.PUBLISHED_BYTES_MAX", 256 * MIB),
+    (LAYOUT, "and three are kept", "metadata.published.KEPT", 3),
+    (OPERATIONS, "journal up to 4 MiB, or", "metadata.files.JOURNAL_BYTES_MIN", 4 * MIB),
+    (OPERATIONS, "one GET for 8 MiB", "access.survey._READ_BYTES", 8 * MIB),
+    (OPERATIONS, "$0.023 for a GB-month", "access.survey.STORAGE_DOLLARS", 0.023),
+    (METRICS, "100 000 sets of labels", "exporters.instruments.LABEL_SETS_MAX", 100_000),
+]
+
+
+@pytest.mark.parametrize(("name", "told", "where", "value"), TOLD, ids=[row[1] for row in TOLD])
+def test_a_number_in_prose_is_that_of_the_code(
+    name: str, told: str, where: str, value: float
+) -> None:
+    assert told in prose(name)
+    module, _, constant = where.rpartition(".")
+    assert getattr(importlib.import_module(f"tieredstore.{module}"), constant) == value
+
+
+def test_the_interval_of_publishing_is_its_default() -> None:
+    assert "every `publish_interval_ms` (60 000; 0: never)" in prose(LAYOUT)
+    assert StoreConfig().publish_interval_ms == 60_000
+
+
+NOW_MS = 1_700_000_000_000
+TOPIC = "OrderEvents"
+
+
+def test_a_proof_takes_about_as_many_requests_as_the_page_says() -> None:
+    client = MemoryObjectClient()
+    assert certify(client).passed
+    assert "about 1 200 small requests" in prose("object-store-layout.md")
+    assert 1_150 <= client.requests.total() < 1_250
+
+
+def test_a_segment_takes_about_as_many_bytes_of_the_catalogue_as_the_page_says(
+    tmp_path: Path,
+) -> None:
+    def size_with(count: int) -> int:
+        path = tmp_path / f"{count}.json"
+        with JsonMetadataStore.open(path) as store:
+            store.add_topic(TOPIC)
+            store.put(
+                *(
+                    SegmentRecord(
+                        path=f"broker-a/{TOPIC}/3",
+                        type=SegmentType.COMMIT_LOG,
+                        base_offset=number << 30,
+                        size=1 << 30,
+                        create_timestamp=NOW_MS,
+                        begin_timestamp=NOW_MS + number,
+                        end_timestamp=NOW_MS + number + 1,
+                    )
+                    for number in range(count)
+                )
+            )
+        return path.stat().st_size
+
+    assert "about 270 bytes a segment" in prose("operations.md")
+    assert 240 <= (size_with(1_100) - size_with(100)) / 1_000 <= 300
+
+
+def test_metrics_without_paths_are_as_short_as_the_documents_say(tmp_path: Path) -> None:
+    def page_bytes(*without: str) -> int:
+        registry = CollectorRegistry()
+        metrics = PrometheusMetrics(registry=registry, without=without)
+        with measured_store(tmp_path / "-".join(("metrics", *without)), metrics) as store:
+            for queue_id in range(120):
+                store.put_message(a_message(queue_id=queue_id))
+            assert store.flush()
+            return len(generate_latest(registry))
+
+    assert "a twelfth of the length" in prose("metrics.md")
+    assert 9 <= page_bytes() / page_bytes("path") <= 15
+
+
+_TEST = re.compile(r"tests/[\w/]+/test_\w+\.py")
+
+
+def test_each_of_the_nine_invariants_names_a_test() -> None:
+    text = section(page("durability.md"), "The nine invariants")
+    told = re.findall(r"^\*\*([0-9])\. .*?(?=^\*\*|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert told == [str(number) for number in range(1, 10)]
+    for paragraph in re.split(r"^\*\*[0-9]\. ", text, flags=re.MULTILINE)[1:]:
+        assert re.search(rf"`{_TEST.pattern}`", paragraph), paragraph
+
+
+def test_each_crash_names_tests_that_there_are() -> None:
+    rows = table(page("durability.md"), "The power fails after …")
+    assert len(rows) >= 16
+    for row in rows:
+        shown = _TEST.findall(row[-1])
+        assert shown, row
+        assert [path for path in shown if not (ROOT / path).is_file()] == []
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_figures_of_the_front_page_are_made_from_the_page_of_benchmarks() -> None:
+    assert between_marks(README, front_of(page("benchmarks.md"))) == README
+
+
+def test_no_other_figure_of_speed_stands_on_the_front_page() -> None:
+    before, _, rest = README.partition(BEGIN)
+    prose = before + rest.partition(END)[2]
+    assert re.findall(r"[\d,.]+ ?(?:MB/s|GB/s|/s|µs|us|ms)\b", prose) == []
+
+
+def test_a_row_that_nobody_measured_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        front_of(page("benchmarks.md").replace("cached read of 1 ", "cached read of 2 "))
+
+
+def test_a_page_without_marks_is_an_error() -> None:
+    with pytest.raises(ValueError, match="marks"):
+        between_marks(README.replace(END, ""), "")

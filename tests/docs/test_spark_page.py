@@ -20,7 +20,7 @@ __all__ = ["short_lived_java", "spark"]  # fixtures
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-def test_what_the_page_shows_runs(
+def test_what_the_page_of_spark_shows_runs(
     spark: SparkSession,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -34,7 +34,7 @@ def test_what_the_page_shows_runs(
     assert command.run("put", "Orders", *store, "--key", "order-1", "--count", 9).code == 0
     assert command.run("put", "Orders", *store, "--key", "order-2").code == 0
     assert command.run("offload", "--config", tmp_path / "tier.toml", "--seal").code == 0
-    shown = [each.text for each in blocks(text) if each.words == ["spark"]]
+    shown = [block.text for block in blocks(text) if block.words == ["spark"]]
     capsys.readouterr()
     exec("\n".join(shown), {})  # as one script, top to bottom
     said = capsys.readouterr().out.splitlines()
