@@ -19,64 +19,50 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.access.audit import audit
 from tieredstore.access.wiring import open_tier, published_catalogue
-from tieredstore.codec.key_hashes import mixed
 from tieredstore.codec.names import index_queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES
-from tieredstore.driver.metadata import Json, MetadataStore
-from tieredstore.index.rows import SECOND_SLACK_MS
+from tieredstore.driver.metadata import Json
 from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.jobs.job import JobReport, Plan, RowStream, bounded
 from tieredstore.jobs.slices import (
     SPLIT_BYTES,
     QueueRows,
-    Slice,
     TopicPatterns,
     plan_slices,
     queue_rows,
+    units_within,
 )
 from tieredstore.jobs.verify_findings import (
     SHIFT_MIN,
     Findings,
     SumTable,
-    VerifyKind,
     VerifyRow,
-    entry_hashes,
     held_sums,
-    prints,
     stretch_shift,
 )
 from tieredstore.jobs.verify_index import (
-    IndexFileCheck,
     IndexItem,
     index_parts,
     is_seen,
     verify_index,
     verify_local_index,
 )
-from tieredstore.jobs.verify_keys import Compared, IndexedQueue, KeyComparison, queue_of, within
-from tieredstore.jobs.verify_slice import SliceCheck, SliceItem, verify_slice
-from tieredstore.jobs.worker import worker_provider
+from tieredstore.jobs.verify_keys import IndexedQueue, KeyComparison
+from tieredstore.jobs.verify_slice import SliceItem, verify_slice
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import MetadataError, OffsetOutOfRangeError, SegmentError
+from tieredstore.model.errors import MetadataError
 from tieredstore.model.findings import Finding
 from tieredstore.model.values import SegmentRecord, SegmentType
 
-_ENTRY: Final = np.dtype(
-    [
-        *(("id", np.uint64), ("time", np.int64), ("log_offset", np.int64)),
-        *(("topic_id", np.int64), ("queue_id", np.int64), ("queue_offset", np.int64)),
-        *(("file", np.int64), ("position", np.int64), ("ipv6", np.bool_), ("is_empty", np.bool_)),
-    ]
-)
 VerifyItem: TypeAlias = SliceItem | IndexItem
 
 
@@ -133,13 +119,13 @@ class VerifyJob:
     def finish(self, plan: Plan[VerifyItem], rows: RowStream[VerifyRow]) -> JobReport:
         findings, sums, counts = Findings(), SumTable(), Counter[str]()
         for row in rows:
-            findings.take(row)
+            findings.take(row.findings)
             sums.add(row.sums)
             counts.update(row.counts)
         if self._compares_keys and rows.done_count == rows.item_count:
             counts.update(self._compare_keys(plan, sums, findings))
         structure = self._audited()
-        found, left_out = bounded(chain(findings.found(), structure))
+        found, left_out = bounded(chain(findings.found, structure))
         totals = {str(kind): count for kind, count in findings.totals.items() if count}
         for finding in structure:
             totals[finding.kind] = totals.get(finding.kind, 0) + 1
@@ -160,38 +146,23 @@ class VerifyJob:
     def _compare_keys(
         self, plan: Plan[VerifyItem], sums: SumTable, findings: Findings
     ) -> dict[str, int]:
-        queues = indexed_queues(plan.items)
-        index = [item for item in plan.items if isinstance(item, IndexItem)]
         shift = plan.items[0].shift if plan.items else SHIFT_MIN
-        uploaded = {item.row.begin_timestamp or 0 for item in index}
-
-        def take(items: NDArray[Any], times: NDArray[np.int64], *_: object) -> None:
-            kept = within(items, queues)
-            sums.add(held_sums(items[kept], times[kept], shift=shift))
-
-        local = verify_local_index(self.config, uploaded, findings, take)
-        table = sums.table()
         comparison = KeyComparison(
-            queues,
+            self.config,
+            indexed_queues(plan.items),
+            [item for item in plan.items if isinstance(item, IndexItem)],
             shift=shift,
             findings=findings,
             has_expired=bool(plan.facts["index_has_expired"]),
         )
-        compared = comparison.compare(table)
-        suspects = compared.suspects
-        index_bytes = sum({item.row.key: item.row.size for item in index}.values())
-        if len(suspects) and comparison.can_be_looked_at(suspects, index_bytes):
-            EntryComparison(
-                config=self.config,
-                compared=compared,
-                queues=queues,
-                index=index,
-                shift=shift,
-                findings=findings,
-            ).run(comparison)
-        else:
-            comparison.add_suspects(suspects)
-        return {**compared.counts, "entries": local, "entries_local": local}
+
+        def take(items: NDArray[Any], times: NDArray[np.int64], *_: object) -> None:
+            kept = comparison.within(items)
+            sums.add(held_sums(items[kept], times[kept], shift=shift))
+
+        local = verify_local_index(self.config, comparison.uploaded, findings, take)
+        counts = comparison.compare(sums.table())
+        return {**counts, "entries": local, "entries_local": local}
 
     def _audited(self) -> Sequence[Finding]:
         parts = open_tier(self.config, read_only=True)
@@ -241,7 +212,12 @@ class TierPicture:
             path = index_queue_path(config.broker_name)
             index = tuple(row for row in metadata.segments(path, SegmentType.INDEX) if row.size)
             parts.load()
-            rows = _rows(metadata, config.broker_name)
+            below = f"{config.broker_name}/"
+            rows = {
+                row.key: row
+                for row in metadata.segments()
+                if row.path.startswith(below) and row.type is not SegmentType.INDEX
+            }
             for file in parts.files.files():  # the last segments may be longer than was noted
                 for segment in (*file.log.segments, *file.queue.segments):
                     known = rows.get(segment.record.key)
@@ -276,29 +252,19 @@ class TierPicture:
         """Each slice with what is read of it; it has the log up to where the next one begins."""
         for queue in self.queues:
             slices = plan_slices([queue], split_bytes=split_bytes)
-            for each, following in zip(slices, [*slices[1:], None], strict=True):
-                yield self._item(queue, each, following, is_first=each is slices[0])
-
-    def _item(
-        self, queue: QueueRows, each: Slice, following: Slice | None, *, is_first: bool
-    ) -> tuple[SliceItem, int]:
-        topic_id = self.topic_ids.get(queue.key.topic, -1)
-        more: tuple[SegmentRecord, ...] = ()
-        next_offset = -1
-        if following is not None:
-            next_offset = following.first_offset
-            at = next_offset * UNIT_BYTES
-            more = tuple(row for row in queue.queue if row.base_offset <= at < row.end_offset)
-        item = SliceItem(
-            slice=each,
-            topic_id=topic_id,
-            shift=self.shift,
-            next_offset=next_offset,
-            is_first=is_first,
-            sure_below=self.sure_below.get(QueueId(topic_id, queue.key.queue_id), 0),
-            more_rows=more,
-        )
-        return item, each.approximate_bytes + len(each) * UNIT_BYTES
+            topic_id = self.topic_ids.get(queue.key.topic, -1)
+            nexts = [*(slice_.first_offset for slice_ in slices[1:]), -1]
+            for slice_, next_offset in zip(slices, nexts, strict=True):
+                item = SliceItem(
+                    slice=slice_,
+                    topic_id=topic_id,
+                    shift=self.shift,
+                    next_offset=next_offset,
+                    is_first=slice_ is slices[0],
+                    sure_below=self.sure_below.get(QueueId(topic_id, queue.key.queue_id), 0),
+                    more_rows=tuple(units_within(queue.queue, next_offset, next_offset + 1)),
+                )
+                yield item, slice_.approximate_bytes + len(slice_) * UNIT_BYTES
 
     def index_items(self) -> Iterator[tuple[IndexItem, int]]:
         for row in self.index:
@@ -329,24 +295,12 @@ def indexed_queues(items: Iterable[VerifyItem]) -> dict[QueueId, IndexedQueue]:
     return found
 
 
-def _rows(
-    metadata: MetadataStore, broker: str
-) -> dict[tuple[str, SegmentType, int], SegmentRecord]:
-    below = f"{broker}/"
-    return {
-        row.key: row
-        for row in metadata.segments()
-        if row.path.startswith(below) and row.type is not SegmentType.INDEX
-    }
-
-
 def _sure_below(
     config: StoreConfig, queues: list[QueueRows], topic_ids: Mapping[str, int], marks: Watermarks
 ) -> Iterator[tuple[QueueId, int]]:
     """Up to where our own notes say that an index file which can be seen here has all keys."""
-    seen = is_seen(config)
     unseen: dict[QueueId, int] = {}
-    if not seen:
+    if not is_seen(config):
         for (_, queue), start in marks.starts().items():
             unseen[queue] = min(start, unseen.get(queue, start))
     for rows in queues:
@@ -355,187 +309,3 @@ def _sure_below(
             queue = QueueId(topic_id, rows.key.queue_id)
             below = marks.of_queue(rows.key.topic, queue)
             yield queue, min(below, unseen.get(queue, below))
-
-
-@dataclass(slots=True, kw_only=True)
-class EntryComparison:
-    """Reads the suspects' messages and, once more, all index files; finds what differs."""
-
-    config: StoreConfig
-    compared: Compared
-    queues: Mapping[QueueId, IndexedQueue]
-    index: Sequence[IndexItem]
-    shift: int
-    findings: Findings
-    _paths: list[str] = field(default_factory=list)
-
-    def run(self, comparison: KeyComparison) -> None:
-        wanted, held = self._wanted(), self._held()
-        is_held = np.isin(wanted["id"], held["id"])
-        missing = wanted[~is_held & ~wanted["is_empty"]]
-        unfounded = held[~np.isin(held["id"], wanted["id"])]
-        self._find_wrong_times(wanted, held)
-        self._find_unfounded(unfounded)
-        self._find_missing(wanted[is_held], missing, comparison)
-
-    # Reading
-
-    def _wanted(self) -> NDArray[Any]:
-        found = []
-        for row in self.compared.suspects:
-            number = queue_of(row)
-            queue = self.queues[number]
-            first, end = int(row["first"]), int(row["end"])
-            if first >= end:
-                continue  # entries without a message
-            item = SliceItem(
-                slice=Slice(
-                    key=queue.key,
-                    path=queue.path,
-                    first_offset=first,
-                    end_offset=end,
-                    approximate_bytes=0,
-                    rows=queue.rows,
-                ),
-                topic_id=number[0],
-                shift=self.shift,
-                next_offset=-1,
-                is_first=False,
-            )
-            check = SliceCheck(self.config, item)
-            try:
-                for keys in check.run():
-                    mine = keys.chosen(keys.log_offsets >> self.shift == row["stretch"])
-                    part = np.zeros(len(mine), _ENTRY)
-                    part["topic_id"], part["queue_id"] = number
-                    part["log_offset"], part["time"] = mine.log_offsets, mine.times
-                    part["queue_offset"], part["ipv6"] = mine.queue_offsets, mine.ipv6
-                    part["is_empty"] = mine.is_empty
-                    part["id"] = _ids(part, mine.sizes, mine.hashes)
-                    found.append(part)
-            finally:
-                check.close()
-        return np.concatenate(found) if found else np.empty(0, _ENTRY)
-
-    def _held(self) -> NDArray[Any]:
-        suspects = self.compared.suspects
-        codes = _codes(suspects["topic_id"], suspects["queue_id"], suspects["stretch"])
-        found: list[NDArray[Any]] = []
-
-        def take(
-            items: NDArray[Any], times: NDArray[np.int64], path: str, start: int, step: int
-        ) -> None:
-            offsets = items["log_offset"].astype(np.int64)
-            topics, numbers = items["topic_id"].astype(np.int64), items["queue_id"].astype(np.int64)
-            mine = np.isin(_codes(topics, numbers, offsets >> self.shift), codes)
-            rows = np.flatnonzero(mine & within(items, self.queues))
-            if not len(rows):
-                return
-            if not self._paths or self._paths[-1] != path:
-                self._paths.append(path)
-            part = np.zeros(len(rows), _ENTRY)
-            part["topic_id"], part["queue_id"] = topics[rows], numbers[rows]
-            part["log_offset"], part["time"] = offsets[rows], times[rows]
-            part["file"], part["position"] = len(self._paths) - 1, start + step * rows
-            sizes = items["message_bytes"][rows].astype(np.int64)
-            part["id"] = _ids(part, sizes, entry_hashes(items["key_hash"][rows]))
-            found.append(part)
-
-        ignored = Findings(kept=0)
-        provider = worker_provider(self.config)
-        for item in self.index:
-            row = item.row
-            with provider.open(row.path, row.type, row.base_offset) as segment:
-                try:
-                    IndexFileCheck(segment, item, ignored).run(take)
-                except (SegmentError, OffsetOutOfRangeError):
-                    continue  # a finding names it already
-        uploaded = {item.row.begin_timestamp or 0 for item in self.index}
-        verify_local_index(self.config, uploaded, ignored, take)
-        return np.concatenate(found) if found else np.empty(0, _ENTRY)
-
-    # Findings
-
-    def _find_wrong_times(self, wanted: NDArray[Any], held: NDArray[Any]) -> None:
-        order = np.argsort(wanted["id"], kind="stable")
-        places = np.searchsorted(wanted["id"][order], held["id"])
-        places = order[np.minimum(places, len(order) - 1)] if len(order) else places
-        if not len(order):
-            return
-        same = wanted["id"][places] == held["id"]
-        apart = np.abs(wanted["time"][places] - held["time"]) > SECOND_SLACK_MS
-        wrong = held[same & apart & ~wanted["ipv6"][places]]
-        for row in wrong[: self.findings.room(VerifyKind.KEY_TIME, len(wrong))]:
-            text = f"the entry of the message at byte {row['log_offset']} has time {row['time']}"
-            self._describe(VerifyKind.KEY_TIME, row, text)
-
-    def _find_unfounded(self, unfounded: NDArray[Any]) -> None:
-        log_starts = (self.queues[queue_of(row)].log_start for row in unfounded)
-        starts = np.fromiter(log_starts, np.int64, len(unfounded))
-        wrong = unfounded[unfounded["log_offset"] >= starts]
-        for row in wrong[: self.findings.room(VerifyKind.KEY_UNFOUNDED, len(wrong))]:
-            text = f"no message at byte {row['log_offset']} has the key or the size of this entry"
-            self._describe(VerifyKind.KEY_UNFOUNDED, row, text)
-
-    def _describe(self, kind: VerifyKind, row: Any, text: str) -> None:
-        queue = self.queues[queue_of(row)]
-        self.findings.describe(
-            kind,
-            self._paths[int(row["file"])],
-            text,
-            key=queue.key,
-            position=int(row["position"]),
-        )
-
-    def _find_missing(
-        self, found: NDArray[Any], missing: NDArray[Any], comparison: KeyComparison
-    ) -> None:
-        """The newest and the oldest of a queue may be explained; the others are missing.
-
-        A file may be full in the middle of the keys of one message.
-        """
-        explained = np.zeros(len(missing), np.bool_)
-        for number in {queue_of(row) for row in missing}:
-            mine = (missing["topic_id"] == number[0]) & (missing["queue_id"] == number[1])
-            theirs = found[(found["topic_id"] == number[0]) & (found["queue_id"] == number[1])]
-            stretches = theirs["log_offset"] >> self.shift
-            newest = theirs["log_offset"][stretches == self.compared.last_held.get(number, -1)]
-            oldest = theirs["log_offset"][stretches == self.compared.first_held.get(number, -1)]
-            if comparison.has_expired and len(oldest):
-                before = mine & (missing["log_offset"] <= oldest.min())
-                explained |= before
-                if before.any():
-                    first = int(missing["queue_offset"][before].min())
-                    comparison.add_expired(number, int(np.count_nonzero(before)), first)
-            if len(newest):
-                behind = mine & ~explained & (missing["log_offset"] >= newest.max())
-                explained |= behind
-                if behind.any():
-                    first = int(missing["queue_offset"][behind].min())
-                    comparison.add_not_uploaded(number, int(np.count_nonzero(behind)), first)
-        missing = missing[~explained]
-        for row in missing[: self.findings.room(VerifyKind.KEY_MISSING, len(missing))]:
-            queue = self.queues[queue_of(row)]
-            offset = int(row["queue_offset"])
-            self.findings.describe(
-                VerifyKind.KEY_MISSING,
-                queue.path,
-                f"a key of message {offset} is in no index file",
-                key=queue.key,
-                position=int(row["log_offset"]),
-                queue_offset=offset,
-            )
-
-
-def _codes(
-    topics: NDArray[np.int64], queues: NDArray[np.int64], stretches: NDArray[np.int64]
-) -> NDArray[np.uint64]:
-    queue = mixed(((topics << 32) ^ queues).astype(np.uint64))
-    return mixed(queue + stretches.astype(np.uint64))
-
-
-def _ids(
-    entries: NDArray[Any], sizes: NDArray[np.int64], hashes: NDArray[np.int64]
-) -> NDArray[np.uint64]:
-    queue = mixed(((entries["topic_id"] << 32) ^ entries["queue_id"]).astype(np.uint64))
-    return mixed(queue + prints(entries["log_offset"], sizes, hashes))

@@ -13,7 +13,7 @@ without.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self, TypeAlias
 
@@ -25,6 +25,7 @@ from tieredstore.index.watermarks import QueueId
 from tieredstore.model.findings import Finding, FindingKind, Place, Severity
 from tieredstore.model.values import INT64_MAX, QueueKey
 
+FINDINGS_A_KIND: Final = 20  # of one piece of work; the rest is only counted
 STRETCHES_MAX: Final = 65_536  # of a whole tier, about
 SHIFT_MIN: Final = 10
 CONSOLIDATED_ROWS: Final = 1 << 20
@@ -48,7 +49,124 @@ _ADDED: Final = (
 _COLUMNS: Final = ("wanted", "print", "times")
 _EMPTY_COLUMNS: Final = ("empties", "empty_print", "empty_times")
 _SIGN: Final = 1 << 31
-FINDINGS_A_KIND: Final = 20  # of one piece of work; the rest is only counted
+
+
+class VerifyKind(FindingKind):
+    """What the bytes can have wrong."""
+
+    LOST_BYTES = "lost-bytes"
+    UNREADABLE = "unreadable"
+    UNIT_BEYOND = "unit-beyond-log"
+    NO_MESSAGE = "no-message"
+    WRONG_OFFSET = "wrong-queue-offset"
+    WRONG_QUEUE = "wrong-queue"
+    WRONG_LOG_OFFSET = "wrong-log-offset"
+    BODY_CRC = "body-crc"
+    TAGS_CODE = "tags-code"
+    STORE_TIME = "store-time"
+    UNNAMED = "unnamed-message"
+    INDEX_FILE = "index-file"
+    INDEX_SLOT = "index-slot"
+    INDEX_FOOTER = "index-footer"
+    KEY_MISSING = "key-missing"
+    KEY_UNFOUNDED = "key-unfounded"
+    KEY_TIME = "key-time"
+    SECOND_COPY = "second-copy", Severity.LEFTOVER
+    KEY_STALE = "key-stale", Severity.LEFTOVER
+    FILLED_IN = "filled-in", Severity.NOTE
+    LOG_AHEAD = "log-ahead", Severity.NOTE
+    KEYS_NOT_UPLOADED = "keys-not-uploaded", Severity.NOTE
+    KEYS_EXPIRED = "keys-expired", Severity.NOTE
+    KEYS_UNCOMPARED = "keys-not-compared", Severity.NOTE
+    NO_INDEX = "no-index", Severity.NOTE
+    OLD_INDEX = "old-index-file", Severity.NOTE
+
+
+At: TypeAlias = tuple[str, int | None]
+"""The path of a file, and a byte of it."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found: the first `kept` of each kind are described, all are counted.
+
+    They are about the queue `key`, unless one says otherwise.
+    """
+
+    key: QueueKey | None = None
+    kept: int = FINDINGS_A_KIND
+    found: list[Finding] = field(default_factory=list)
+    totals: Counter[VerifyKind] = field(default_factory=Counter)
+    left_out: int = 0
+    _described: Counter[VerifyKind] = field(default_factory=Counter)
+
+    def room(self, kind: VerifyKind, count: int, *, stand_for: int | None = None) -> int:
+        """How many of `count` findings are to be described; all that they stand for is counted."""
+        kept = min(count, max(0, self.kept - self._described[kind]))
+        self._described[kind] += kept
+        self.left_out += count - kept
+        self.totals[kind] += count if stand_for is None else stand_for
+        return kept
+
+    def rows(self, kind: VerifyKind, wrong: NDArray[np.bool_]) -> list[int]:
+        """The first rows that are wrong, as many as are to be described."""
+        places = np.flatnonzero(wrong)
+        if not len(places):
+            return []
+        kept: list[int] = places[: self.room(kind, len(places))].tolist()
+        return kept
+
+    def describe(
+        self,
+        kind: VerifyKind,
+        at: At,
+        detail: str,
+        *,
+        key: QueueKey | None = None,
+        queue_offset: int | None = None,
+    ) -> None:
+        """A finding that was counted by `room` or `rows`."""
+        topic, queue_id = key or self.key or (None, None)
+        path, position = at
+        place = Place(
+            path=path,
+            topic=topic,
+            queue_id=queue_id,
+            position=position,
+            queue_offset=queue_offset,
+        )
+        self.found.append(
+            Finding(severity=kind.severity, kind=kind, where=path, detail=detail, place=place)
+        )
+
+    def add(
+        self,
+        kind: VerifyKind,
+        at: At,
+        detail: str,
+        *,
+        key: QueueKey | None = None,
+        queue_offset: int | None = None,
+        count: int = 1,
+    ) -> None:
+        """One finding that stands for `count` things."""
+        if self.room(kind, 1, stand_for=count):
+            self.describe(kind, at, detail, key=key, queue_offset=queue_offset)
+
+    def take(self, others: Findings) -> None:
+        """Those of another piece of work, all of them."""
+        self.found += others.found
+        self.totals.update(others.totals)
+        self.left_out += others.left_out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyRow:
+    """What became of one piece of work."""
+
+    findings: Findings
+    counts: Mapping[str, int]
+    sums: Sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,133 +340,18 @@ class SumTable:
         return consolidated(np.concatenate(self._parts)) if self._parts else NO_SUMS
 
 
-class VerifyKind(FindingKind):
-    """What the bytes can have wrong."""
+def read_groups(
+    starts: NDArray[np.int64], ends: NDArray[np.int64], torn: NDArray[np.bool_], limit: int
+) -> Iterator[slice]:
+    """Rows that one read takes: at most `limit` bytes of them, or a single one.
 
-    LOST_BYTES = "lost-bytes"
-    UNREADABLE = "unreadable"
-    UNIT_BEYOND = "unit-beyond-log"
-    NO_MESSAGE = "no-message"
-    WRONG_OFFSET = "wrong-queue-offset"
-    WRONG_QUEUE = "wrong-queue"
-    WRONG_LOG_OFFSET = "wrong-log-offset"
-    BODY_CRC = "body-crc"
-    TAGS_CODE = "tags-code"
-    STORE_TIME = "store-time"
-    UNNAMED = "unnamed-message"
-    INDEX_FILE = "index-file"
-    INDEX_SLOT = "index-slot"
-    INDEX_FOOTER = "index-footer"
-    KEY_MISSING = "key-missing"
-    KEY_UNFOUNDED = "key-unfounded"
-    KEY_TIME = "key-time"
-    SECOND_COPY = "second-copy", Severity.LEFTOVER
-    KEY_STALE = "key-stale", Severity.LEFTOVER
-    FILLED_IN = "filled-in", Severity.NOTE
-    LOG_AHEAD = "log-ahead", Severity.NOTE
-    KEYS_NOT_UPLOADED = "keys-not-uploaded", Severity.NOTE
-    KEYS_EXPIRED = "keys-expired", Severity.NOTE
-    KEYS_UNCOMPARED = "keys-not-compared", Severity.NOTE
-    NO_INDEX = "no-index", Severity.NOTE
-    OLD_INDEX = "old-index-file", Severity.NOTE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyRow:
-    """What became of one piece of work."""
-
-    findings: tuple[Finding, ...] = ()
-    totals: Mapping[VerifyKind, int] = field(default_factory=dict)
-    left_out: int = 0
-    counts: Mapping[str, int] = field(default_factory=dict)
-    sums: Sums = field(default_factory=lambda: NO_SUMS)
-
-
-class Findings:
-    """Collects findings: the first of each kind, and how many there were."""
-
-    def __init__(self, *, kept: int = FINDINGS_A_KIND) -> None:
-        self._kept = kept
-        self._found: list[Finding] = []
-        self._described: Counter[VerifyKind] = Counter()
-        self.totals: Counter[VerifyKind] = Counter()
-        self.left_out = 0
-
-    def room(self, kind: VerifyKind, count: int, *, stand_for: int | None = None) -> int:
-        """How many of `count` findings are to be described; all that they stand for is counted."""
-        kept = min(count, max(0, self._kept - self._described[kind]))
-        self._described[kind] += kept
-        self.left_out += count - kept
-        self.totals[kind] += count if stand_for is None else stand_for
-        return kept
-
-    def rows(self, kind: VerifyKind, wrong: NDArray[np.bool_]) -> list[int]:
-        """The first rows that are wrong, as many as are to be described."""
-        places = np.flatnonzero(wrong)
-        if not len(places):
-            return []
-        kept: list[int] = places[: self.room(kind, len(places))].tolist()
-        return kept
-
-    def describe(
-        self,
-        kind: VerifyKind,
-        where: str,
-        detail: str,
-        *,
-        key: QueueKey | None = None,
-        position: int | None = None,
-        queue_offset: int | None = None,
-    ) -> None:
-        """A finding that was counted by `room` or `rows`."""
-        self._found.append(
-            Finding(
-                severity=kind.severity,
-                kind=kind,
-                where=where,
-                detail=detail,
-                place=Place(
-                    path=where,
-                    topic=None if key is None else key.topic,
-                    queue_id=None if key is None else key.queue_id,
-                    position=position,
-                    queue_offset=queue_offset,
-                ),
-            )
-        )
-
-    def add(
-        self,
-        kind: VerifyKind,
-        where: str,
-        detail: str,
-        *,
-        key: QueueKey | None = None,
-        position: int | None = None,
-        queue_offset: int | None = None,
-        count: int = 1,
-    ) -> None:
-        """One finding that stands for `count` things."""
-        if self.room(kind, 1, stand_for=count):
-            self.describe(
-                kind, where, detail, key=key, position=position, queue_offset=queue_offset
-            )
-
-    def take(self, row: VerifyRow) -> None:
-        """Those of another piece of work, all of them."""
-        self._found += row.findings
-        self.totals.update(row.totals)
-        self.left_out += row.left_out
-
-    def found(self) -> tuple[Finding, ...]:
-        return tuple(self._found)
-
-    def row(self, counts: Mapping[str, int], sums: SumTable) -> VerifyRow:
-        """All that was found, as the outcome of one piece of work."""
-        return VerifyRow(
-            findings=self.found(),
-            totals=dict(self.totals),
-            left_out=self.left_out,
-            counts=dict(counts),
-            sums=sums.table(),
-        )
+    Row i has the bytes from `starts[i]` to `ends[i]`. Where `torn[i]`, row i + 1 is read apart.
+    """
+    apart = (np.flatnonzero(torn) + 1).tolist()
+    for first, stop in zip([0, *apart], [*apart, len(starts)], strict=True):
+        at = first
+        while at < stop:
+            fitting = np.searchsorted(ends[first:stop], starts[at] + limit, side="right")
+            end = max(at + 1, first + int(fitting))
+            yield slice(at, end)
+            at = end

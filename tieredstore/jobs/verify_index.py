@@ -42,7 +42,14 @@ from tieredstore.index.footer import (
 )
 from tieredstore.index.local_file import LAYOUT, FileSizes, examine
 from tieredstore.index.writer import LocalFolder
-from tieredstore.jobs.verify_findings import Findings, SumTable, VerifyKind, VerifyRow, held_sums
+from tieredstore.jobs.verify_findings import (
+    Findings,
+    SumTable,
+    VerifyKind,
+    VerifyRow,
+    held_sums,
+    read_groups,
+)
 from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentError
@@ -55,58 +62,6 @@ _ITEMS_AT_ONCE: Final = 1 << 18
 OnItems: TypeAlias = Callable[[NDArray[Any], NDArray[np.int64], str, int, int], None]
 """Items; when their messages were stored, as they say; the path of their file, the position of the
 first of them and how many bytes lie from one to the next."""
-
-
-def wrong_in_footer(
-    segment: FileSegment, footer: Footer, header: TieredIndexHeader, with_fences: bool
-) -> Iterator[tuple[str, int]]:
-    """What is wrong, and at which byte of the file."""
-    said = footer.item_count, footer.used_slot_count, footer.begin_timestamp, footer.end_timestamp
-    if said != (
-        *(header.item_count, header.used_slot_count),
-        *(header.begin_timestamp, header.end_timestamp),
-    ):
-        yield "footer and header differ", footer.position
-    fences: list[bytes] = []
-    for at, block in _blocks(segment, footer):
-        try:
-            check_block(block, path=segment.path, position=at)
-        except SegmentError as error:
-            yield str(error), at
-        if at >= footer.position + BLOCK_BYTES * footer.filter_blocks:
-            fences.append(block)
-    if not with_fences:
-        return
-    starts = _starts(segment, footer)
-    firsts = first_slots(starts)
-    if encode_fences(firsts, starts) != fences:
-        at = footer.position + BLOCK_BYTES * footer.filter_blocks
-        yield "its fences lead elsewhere than its slots", at
-    if list(footer.first_slots) != firsts[::FENCES_A_BLOCK].tolist():
-        yield "its fences are not found where they are", footer.position
-
-
-def _blocks(segment: FileSegment, footer: Footer) -> Iterator[tuple[int, bytes]]:
-    count = footer.filter_blocks + footer.fence_blocks
-    for first in range(0, count, _BLOCKS_AT_ONCE):
-        some = min(_BLOCKS_AT_ONCE, count - first)
-        start = footer.position + BLOCK_BYTES * first
-        data = segment.read(start, BLOCK_BYTES * some)
-        for number in range(some):
-            at = BLOCK_BYTES * number
-            yield start + at, data[at : at + BLOCK_BYTES]
-
-
-def _starts(segment: FileSegment, footer: Footer) -> NDArray[np.int32]:
-    """Where the items of each slot begin, and where those of the last end."""
-    slots = footer.slot_count
-    starts = np.empty(slots + 1, np.int32)
-    for at in range(0, slots, _SLOTS_AT_ONCE):
-        count = min(_SLOTS_AT_ONCE, slots - at)
-        data = segment.read(slot_position(at), SLOT_BYTES * count)
-        starts[at : at + count] = np.frombuffer(data, COMPACTED_SLOT_DTYPE)["position"]
-    starts[slots] = compacted_file_bytes(slot_count=slots, item_count=footer.item_count)
-    return starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +98,39 @@ def verify_index(config: StoreConfig, item: IndexItem) -> VerifyRow:
         try:
             IndexFileCheck(segment, item, findings).run(take)
         except (SegmentError, OffsetOutOfRangeError) as error:
-            findings.add(VerifyKind.INDEX_FILE, segment.path, str(error), position=_position(error))
-    return findings.row(counts, sums)
+            findings.add(VerifyKind.INDEX_FILE, (segment.path, _position(error)), str(error))
+    return VerifyRow(findings=findings, counts=counts, sums=sums.table())
+
+
+def is_seen(config: StoreConfig) -> bool:
+    """Whether the folder of the broker's own index files is on this machine."""
+    return LocalFolder(config).path.is_dir()
+
+
+def verify_local_index(
+    config: StoreConfig, uploaded: Collection[int], findings: Findings, take: OnItems
+) -> int:
+    """All items of files that no uploaded one (by begin) has replaced; how many there are.
+
+    Nothing is changed. A file that a broker is filling may be shorter than it is a moment later.
+    """
+    folder = LocalFolder(config)
+    count = 0
+    for begin in folder.begins():
+        if begin in uploaded:
+            continue
+        path = folder.path / str(begin)
+        try:
+            with path.open("rb") as file:
+                # Closed with the last array over it: one may be held by an error.
+                data = mmap(file.fileno(), 0, access=ACCESS_READ) if path.stat().st_size else None
+            if data is not None:
+                count += _of_file(data, path, config, findings, take)
+        except FileNotFoundError:
+            continue  # it has been uploaded meanwhile
+        except SegmentError as error:
+            findings.add(VerifyKind.INDEX_FILE, (str(path), _position(error)), str(error))
+    return count
 
 
 class IndexFileCheck:
@@ -269,7 +255,7 @@ class IndexFileCheck:
         for row in self._findings.rows(VerifyKind.INDEX_SLOT, wrong):
             at = slot_position(first + row)
             text = f"slot {first + row} has {sizes[row]} bytes of items at {positions[row]}"
-            self._findings.describe(VerifyKind.INDEX_SLOT, self._segment.path, text, position=at)
+            self._findings.describe(VerifyKind.INDEX_SLOT, (self._segment.path, at), text)
         return positions, np.where(absurd, 0, sizes)
 
     @property
@@ -286,13 +272,14 @@ class IndexFileCheck:
         take: OnItems,
     ) -> None:
         held = np.flatnonzero(sizes)
-        if not len(held):
-            return
-        for start, stop, slots, counts in _stretches(
-            held, positions[held], sizes[held] // COMPACTED_ITEM_BYTES
-        ):
-            items = view_compacted_items(self._read(start, stop - start), path=self._segment.path)
-            self._check_items(items, np.repeat(slots + first, counts), start, header)
+        starts, counts = positions[held], sizes[held] // COMPACTED_ITEM_BYTES
+        ends = starts + sizes[held]
+        limit = _ITEMS_AT_ONCE * COMPACTED_ITEM_BYTES
+        for part in read_groups(starts, ends, starts[1:] != ends[:-1], limit):
+            start = int(starts[part.start])
+            data = self._read(start, int(ends[part.stop - 1]) - start)
+            items = view_compacted_items(data, path=self._segment.path)
+            self._check_items(items, np.repeat(held[part] + first, counts[part]), start, header)
             seconds = items["seconds"].astype(np.int64)
             times = header.begin_timestamp + self._unit_ms * seconds
             take(items, times, self._segment.path, start, COMPACTED_ITEM_BYTES)
@@ -312,65 +299,65 @@ class IndexFileCheck:
         for row in self._findings.rows(VerifyKind.INDEX_SLOT, wrong):
             at = start + COMPACTED_ITEM_BYTES * row
             text = f"an entry with hash {hashes[row]} is in slot {slots[row]}, not in {wanted[row]}"
-            self._findings.describe(VerifyKind.INDEX_SLOT, self._segment.path, text, position=at)
+            self._findings.describe(VerifyKind.INDEX_SLOT, (self._segment.path, at), text)
 
     def _read(self, position: int, length: int) -> bytes:
         return self._segment.read(position, length)
 
     def _add(self, kind: VerifyKind, text: str, position: int | None) -> None:
-        self._findings.add(kind, self._segment.path, text, position=position)
+        self._findings.add(kind, (self._segment.path, position), text)
 
 
-def _stretches(
-    slots: NDArray[np.int64], positions: NDArray[np.int64], counts: NDArray[np.int64]
-) -> Iterator[tuple[int, int, NDArray[np.int64], NDArray[np.int64]]]:
-    """Slots whose items lie one behind the other: at most so many at once, or a single slot."""
-    ends = positions + COMPACTED_ITEM_BYTES * counts
-    apart = np.flatnonzero(positions[1:] != ends[:-1]) + 1
-    limit = _ITEMS_AT_ONCE * COMPACTED_ITEM_BYTES
-    for start, stop in zip([0, *apart.tolist()], [*apart.tolist(), len(slots)], strict=True):
-        at = start
-        while at < stop:
-            within = ends[start:stop] <= positions[at] + limit
-            end = max(at + 1, start + int(np.count_nonzero(within)))
-            part = slice(at, end)
-            yield int(positions[at]), int(ends[end - 1]), slots[part], counts[part]
-            at = end
-
-
-def _position(error: Exception) -> int | None:
-    return getattr(error, "position", None)
-
-
-def is_seen(config: StoreConfig) -> bool:
-    """Whether the folder of the broker's own index files is on this machine."""
-    return LocalFolder(config).path.is_dir()
-
-
-def verify_local_index(
-    config: StoreConfig, uploaded: Collection[int], findings: Findings, take: OnItems
-) -> int:
-    """All items of files that no uploaded one (by begin) has replaced; how many there are.
-
-    Nothing is changed. A file that a broker is filling may be shorter than it is a moment later.
-    """
-    folder = LocalFolder(config)
-    count = 0
-    for begin in folder.begins():
-        if begin in uploaded:
-            continue
-        path = folder.path / str(begin)
+def wrong_in_footer(
+    segment: FileSegment, footer: Footer, header: TieredIndexHeader, with_fences: bool
+) -> Iterator[tuple[str, int]]:
+    """What is wrong, and at which byte of the file."""
+    said = footer.item_count, footer.used_slot_count, footer.begin_timestamp, footer.end_timestamp
+    if said != (
+        *(header.item_count, header.used_slot_count),
+        *(header.begin_timestamp, header.end_timestamp),
+    ):
+        yield "footer and header differ", footer.position
+    fences: list[bytes] = []
+    for at, block in _blocks(segment, footer):
         try:
-            with path.open("rb") as file:
-                # Closed with the last array over it: one may be held by an error.
-                data = mmap(file.fileno(), 0, access=ACCESS_READ) if path.stat().st_size else None
-            if data is not None:
-                count += _of_file(data, path, config, findings, take)
-        except FileNotFoundError:
-            continue  # it has been uploaded meanwhile
+            check_block(block, path=segment.path, position=at)
         except SegmentError as error:
-            findings.add(VerifyKind.INDEX_FILE, str(path), str(error), position=_position(error))
-    return count
+            yield str(error), at
+        if at >= footer.position + BLOCK_BYTES * footer.filter_blocks:
+            fences.append(block)
+    if not with_fences:
+        return
+    starts = _starts(segment, footer)
+    firsts = first_slots(starts)
+    if encode_fences(firsts, starts) != fences:
+        at = footer.position + BLOCK_BYTES * footer.filter_blocks
+        yield "its fences lead elsewhere than its slots", at
+    if list(footer.first_slots) != firsts[::FENCES_A_BLOCK].tolist():
+        yield "its fences are not found where they are", footer.position
+
+
+def _blocks(segment: FileSegment, footer: Footer) -> Iterator[tuple[int, bytes]]:
+    count = footer.filter_blocks + footer.fence_blocks
+    for first in range(0, count, _BLOCKS_AT_ONCE):
+        some = min(_BLOCKS_AT_ONCE, count - first)
+        start = footer.position + BLOCK_BYTES * first
+        data = segment.read(start, BLOCK_BYTES * some)
+        for number in range(some):
+            at = BLOCK_BYTES * number
+            yield start + at, data[at : at + BLOCK_BYTES]
+
+
+def _starts(segment: FileSegment, footer: Footer) -> NDArray[np.int32]:
+    """Where the items of each slot begin, and where those of the last end."""
+    slots = footer.slot_count
+    starts = np.empty(slots + 1, np.int32)
+    for at in range(0, slots, _SLOTS_AT_ONCE):
+        count = min(_SLOTS_AT_ONCE, slots - at)
+        data = segment.read(slot_position(at), SLOT_BYTES * count)
+        starts[at : at + count] = np.frombuffer(data, COMPACTED_SLOT_DTYPE)["position"]
+    starts[slots] = compacted_file_bytes(slot_count=slots, item_count=footer.item_count)
+    return starts
 
 
 def _of_file(data: mmap, path: Path, config: StoreConfig, findings: Findings, take: OnItems) -> int:
@@ -384,7 +371,7 @@ def _of_file(data: mmap, path: Path, config: StoreConfig, findings: Findings, ta
     )
     begin, items_held = header.begin_timestamp, header.item_count
     if begin != int(path.name):
-        findings.add(VerifyKind.INDEX_FILE, str(path), f"it begins at {begin}", position=4)
+        findings.add(VerifyKind.INDEX_FILE, (str(path), 4), f"it begins at {begin}")
         begin = int(path.name)
     sizes = FileSizes.of(path, slots, config.index_item_count)
     examined = examine(data, sizes, items_held)
@@ -394,10 +381,14 @@ def _of_file(data: mmap, path: Path, config: StoreConfig, findings: Findings, ta
     if wrong.any() and data[:HEADER_BYTES] == head:
         at = int(np.flatnonzero(wrong)[0])
         text = f"slot {at} leads to item {heads[at]}, not to {examined.heads[at]}"
-        findings.add(VerifyKind.INDEX_SLOT, str(path), text, position=slot_position(at))
+        findings.add(VerifyKind.INDEX_SLOT, (str(path), slot_position(at)), text)
     items = view_items(memoryview(data), slot_count=slots, item_count=items_held)
     for at in range(0, items_held, _ITEMS_AT_ONCE):
         block = items[at : at + _ITEMS_AT_ONCE].copy()
         times = begin + 1000 * block["seconds"].astype(np.int64)
         take(block, times, str(path), item_position(at + 1, slot_count=slots), ITEM_BYTES)
     return items_held
+
+
+def _position(error: Exception) -> int | None:
+    return getattr(error, "position", None)

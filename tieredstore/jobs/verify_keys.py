@@ -1,4 +1,5 @@
-"""The sums of all keys and entries compared: what the index lacks, and what it has too much.
+"""The keys of all messages compared with the entries of the index: first their sums, then, where
+those differ, the suspects entry by entry.
 
 A key that no index file has may be explained. A broker fills index files on its own disk, uploads
 them later, and puts the messages of a queue in their order. So where only the newest messages of a
@@ -10,21 +11,35 @@ have been dropped, the oldest messages of a queue need not be found.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tieredstore.codec.key_hashes import mixed
 from tieredstore.index.rows import SECOND_SLACK_MS
 from tieredstore.index.watermarks import QueueId
-from tieredstore.jobs.verify_findings import Findings, Sums, VerifyKind
+from tieredstore.jobs.slices import Slice
+from tieredstore.jobs.verify_findings import Findings, Sums, VerifyKind, entry_hashes, prints
+from tieredstore.jobs.verify_index import IndexFileCheck, IndexItem, verify_local_index
+from tieredstore.jobs.verify_slice import SliceCheck, SliceItem
+from tieredstore.jobs.worker import worker_provider
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import OffsetOutOfRangeError, SegmentError
 from tieredstore.model.values import INT64_MAX, QueueKey, SegmentRecord
 
 LOOKED_AT_STRETCHES_MAX: Final = 256
 LOOKED_AT_ENTRIES_MAX: Final = 4_000_000
 LOOKED_AT_BYTES_MAX: Final = 2 * 1024**3  # of index files and stretches of the log
+_ENTRY: Final = np.dtype(
+    [
+        *(("id", np.uint64), ("time", np.int64), ("log_offset", np.int64)),
+        *(("topic_id", np.int64), ("queue_id", np.int64), ("queue_offset", np.int64)),
+        *(("file", np.int64), ("position", np.int64), ("ipv6", np.bool_), ("is_empty", np.bool_)),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,52 +55,54 @@ class IndexedQueue:
     sure_below: int = 0
 
 
-def queue_of(row: Any) -> QueueId:
-    """The queue that a row of sums, or of entries, is about."""
-    return QueueId(int(row["topic_id"]), int(row["queue_id"]))
-
-
-def within(items: NDArray[Any], queues: Mapping[QueueId, IndexedQueue]) -> NDArray[np.bool_]:
-    """Items of an index file that a broker may be filling: not those of messages that are newer
-    than what was planned."""
-    topics, numbers = items["topic_id"].astype(np.int64), items["queue_id"].astype(np.int64)
-    offsets = items["log_offset"].astype(np.int64)
-    kept = np.ones(len(items), np.bool_)
-    codes = (topics << 32) | (numbers & 0xFFFFFFFF)
-    for at in np.unique(codes, return_index=True)[1].tolist():
-        queue = queues.get(queue_of(items[at]))
-        if queue is not None:
-            kept &= (codes != codes[at]) | (offsets < queue.log_end)
-    return kept
-
-
-@dataclass(slots=True, kw_only=True)
-class Compared:
-    """What a comparison came to: stretches that want a closer look, and counts."""
-
-    suspects: Sums
-    first_held: dict[QueueId, int]  # the first stretch that the index has anything of
-    last_held: dict[QueueId, int]  # and the last one
-    counts: dict[str, int] = field(default_factory=dict)
-
-
 class KeyComparison:
-    """Sums against the queues of a tier; what needs no closer look goes to `findings`."""
+    """The keys of the messages of `queues` against the index; what differs goes to `findings`.
+
+    `index` are the uploaded files, in parts. Suspects are read once more, and all index files with
+    them, where that takes a bounded time on one machine.
+    """
 
     def __init__(
         self,
+        config: StoreConfig,
         queues: Mapping[QueueId, IndexedQueue],
+        index: Sequence[IndexItem],
         *,
         shift: int,
         findings: Findings,
         has_expired: bool = False,
     ) -> None:
+        self._config = config
         self._queues = queues
-        self.has_expired = has_expired
+        self._index = index
         self._shift = shift
         self._findings = findings
+        self._has_expired = has_expired
+        # Of each queue the first and the last stretch that the index has anything of.
+        self._first_held: dict[QueueId, int] = {}
+        self._last_held: dict[QueueId, int] = {}
+        self._paths: list[str] = []  # of index files that entries are numbered by
 
-    def compare(self, sums: Sums) -> Compared:
+    @property
+    def uploaded(self) -> set[int]:
+        """The begins of the uploaded files: local ones of the same begin are left alone."""
+        return {item.row.begin_timestamp or 0 for item in self._index}
+
+    def within(self, items: NDArray[Any]) -> NDArray[np.bool_]:
+        """Items of an index file that a broker may be filling: not those of messages that are newer
+        than what was planned."""
+        topics, numbers = items["topic_id"].astype(np.int64), items["queue_id"].astype(np.int64)
+        offsets = items["log_offset"].astype(np.int64)
+        kept = np.ones(len(items), np.bool_)
+        codes = (topics << 32) | (numbers & 0xFFFFFFFF)
+        for at in np.unique(codes, return_index=True)[1].tolist():
+            queue = self._queues.get(_queue_of(items[at]))
+            if queue is not None:
+                kept &= (codes != codes[at]) | (offsets < queue.log_end)
+        return kept
+
+    def compare(self, sums: Sums) -> dict[str, int]:
+        """Find what differs; counts for the report."""
         bounds = self._bounds(sums)
         known = bounds[:, 1] >= 0
         starts = sums["stretch"] << self._shift
@@ -96,45 +113,76 @@ class KeyComparison:
         stale = int(sums["held"][~known].sum() + sums["held"][beyond].sum())
         if stale:
             text = f"{stale} entries name queues or bytes that the tier does not have (any more)"
-            self._findings.add(VerifyKind.KEY_STALE, "the key index", text, count=stale)
+            self._findings.add(VerifyKind.KEY_STALE, ("the key index", None), text, count=stale)
         rows = sums[here]
         wrong = _are_wrong(rows)
         # Entries of what has expired lie in the same stretch as the oldest messages.
         at_edge = starts[here] < bounds[here, 0]
         wrong &= ~(at_edge & (rows["held"] >= rows["wanted"]))
         damaged = wrong & (rows["damaged"] > 0)
-        wrong &= ~damaged
         held = rows[rows["held"] > 0]
-        last_held = _stretches_held(held)
-        first_held = _stretches_held(held[::-1])
-        suspects = rows[wrong]
-        if self.has_expired:
-            suspects = self._sort_out_expired(suspects, first_held)
-        suspects = self._sort_out_unseen(suspects, last_held)
-        return Compared(
-            suspects=suspects,
-            first_held=first_held,
-            last_held=last_held,
-            counts={
-                "entries_of_expired": int(sums["held"][expired].sum()),
-                "keys_beside_damage": int(rows["wanted"][damaged].sum()),
-            },
-        )
+        self._last_held, self._first_held = _stretches_held(held), _stretches_held(held[::-1])
+        suspects = rows[wrong & ~damaged]
+        if self._has_expired:
+            suspects = self._sort_out_expired(suspects)
+        suspects = self._sort_out_unseen(suspects)
+        if len(suspects) and self._can_be_looked_at(suspects):
+            self._compare_entries(suspects)
+        else:
+            self._add_suspects(suspects)
+        return {
+            "entries_of_expired": int(sums["held"][expired].sum()),
+            "keys_beside_damage": int(rows["wanted"][damaged].sum()),
+        }
 
-    def can_be_looked_at(self, suspects: Sums, index_bytes: int) -> bool:
-        """Whether it takes a bounded time, on one machine, to read them once more."""
-        read_bytes = index_bytes + (len(suspects) << self._shift)
+    # Sums
+
+    def _bounds(self, sums: Sums) -> NDArray[np.int64]:
+        """Start and end of the log of each row's queue; an end of -1 for an unknown one."""
+        bounds = np.full((len(sums), 2), -1, np.int64)
+        topics, queues = sums["topic_id"], sums["queue_id"]
+        new = np.append(True, (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1]))
+        starts = np.flatnonzero(new[: len(sums)])
+        for start, stop in zip(starts, np.append(starts, len(sums))[1:], strict=True):
+            queue = self._queues.get(_queue_of(sums[start]))
+            if queue is not None:
+                bounds[start:stop] = queue.log_start, queue.log_end
+        return bounds
+
+    def _sort_out_expired(self, wrong: Sums) -> Sums:
+        """Stretches before the first one that the index still has; gives the others."""
+        before = wrong["stretch"] < _limits(wrong, self._first_held, INT64_MAX)
+        for number, mine in _by_queue(wrong[before]):
+            self._add_expired(number, int(mine["wanted"].sum()), int(mine["first"].min()))
+        return wrong[~before]
+
+    def _sort_out_unseen(self, wrong: Sums) -> Sums:
+        """Stretches behind the last one that the index has anything of; gives the others."""
+        behind = wrong["stretch"] > _limits(wrong, self._last_held, -1)
+        unseen = wrong[behind]
+        if len(unseen) and not self._last_held:
+            count = int(unseen["wanted"].sum())
+            sure = any(queue.sure_below for queue in self._queues.values())
+            kind = VerifyKind.KEY_MISSING if sure else VerifyKind.NO_INDEX
+            text = f"there is no index file: {count} keys are found by nobody"
+            self._findings.add(kind, ("the key index", None), text, count=count)
+            return wrong[~behind]
+        for number, mine in _by_queue(unseen):
+            self._add_not_uploaded(number, int(mine["wanted"].sum()), int(mine["first"].min()))
+        return wrong[~behind]
+
+    def _can_be_looked_at(self, suspects: Sums) -> bool:
+        index_bytes = sum({item.row.key: item.row.size for item in self._index}.values())
         entries = int(suspects["wanted"].sum() + suspects["held"].sum())
         return (
             len(suspects) <= LOOKED_AT_STRETCHES_MAX
             and entries <= LOOKED_AT_ENTRIES_MAX
-            and read_bytes <= LOOKED_AT_BYTES_MAX
+            and index_bytes + (len(suspects) << self._shift) <= LOOKED_AT_BYTES_MAX
         )
 
-    def add_suspects(self, suspects: Sums) -> None:
+    def _add_suspects(self, suspects: Sums) -> None:
         """Add what is known of suspects without a closer look."""
         for row in suspects:
-            queue = self._queues[queue_of(row)]
             wanted, held = int(row["wanted"]), int(row["held"])
             start = int(row["stretch"]) << self._shift
             where = f"bytes {start} to {start + (1 << self._shift)} of the log"
@@ -144,70 +192,173 @@ class KeyComparison:
                 kind = VerifyKind.KEY_MISSING
             elif wanted == held:
                 kind = VerifyKind.KEY_UNFOUNDED if row["print"] else VerifyKind.KEY_TIME
-            self._findings.add(
-                kind,
-                queue.path,
-                text,
-                key=queue.key,
-                position=start,
-                queue_offset=int(row["first"]) if wanted else None,
-                count=max(1, wanted - held),
-            )
+            first = int(row["first"]) if wanted else None
+            self._add(kind, _queue_of(row), text, max(1, wanted - held), first, position=start)
 
-    def add_not_uploaded(self, number: QueueId, count: int, first: int) -> None:
-        queue = self._queues[number]
+    def _add_not_uploaded(self, number: QueueId, count: int, first: int) -> None:
+        sure_below = self._queues[number].sure_below
         text = f"{count} keys of messages from {first} on are in no index file that is seen here"
         kind = VerifyKind.KEYS_NOT_UPLOADED
-        if first < queue.sure_below:
+        if first < sure_below:
             kind = VerifyKind.KEY_MISSING
-            text = f"{text}; up to {queue.sure_below} all were made durable"
-        self._findings.add(kind, queue.path, text, key=queue.key, queue_offset=first, count=count)
+            text = f"{text}; up to {sure_below} all were made durable"
+        self._add(kind, number, text, count, first)
 
-    def add_expired(self, number: QueueId, count: int, first: int) -> None:
-        queue = self._queues[number]
+    def _add_expired(self, number: QueueId, count: int, first: int) -> None:
         text = f"{count} keys of the oldest messages from {first} on: index files were dropped"
-        self._findings.add(
-            VerifyKind.KEYS_EXPIRED,
-            queue.path,
-            text,
-            key=queue.key,
-            queue_offset=first,
-            count=count,
-        )
+        self._add(VerifyKind.KEYS_EXPIRED, number, text, count, first)
 
-    def _sort_out_expired(self, wrong: Sums, first_held: Mapping[QueueId, int]) -> Sums:
-        """Stretches before the first one that the index still has; gives the others."""
-        before = wrong["stretch"] < _limits(wrong, first_held, INT64_MAX)
-        for number, mine in _by_queue(wrong[before]):
-            self.add_expired(number, int(mine["wanted"].sum()), int(mine["first"].min()))
-        return wrong[~before]
+    def _add(
+        self,
+        kind: VerifyKind,
+        number: QueueId,
+        text: str,
+        count: int,
+        first: int | None,
+        *,
+        position: int | None = None,
+    ) -> None:
+        queue = self._queues[number]
+        at = queue.path, position
+        self._findings.add(kind, at, text, key=queue.key, queue_offset=first, count=count)
 
-    def _sort_out_unseen(self, wrong: Sums, last_held: Mapping[QueueId, int]) -> Sums:
-        """Stretches behind the last one that the index has anything of; gives the others."""
-        behind = wrong["stretch"] > _limits(wrong, last_held, -1)
-        unseen = wrong[behind]
-        if len(unseen) and not last_held:
-            count = int(unseen["wanted"].sum())
-            sure = any(queue.sure_below for queue in self._queues.values())
-            kind = VerifyKind.KEY_MISSING if sure else VerifyKind.NO_INDEX
-            text = f"there is no index file: {count} keys are found by nobody"
-            self._findings.add(kind, "the key index", text, count=count)
-            return wrong[~behind]
-        for number, mine in _by_queue(unseen):
-            self.add_not_uploaded(number, int(mine["wanted"].sum()), int(mine["first"].min()))
-        return wrong[~behind]
+    # Entries
 
-    def _bounds(self, sums: Sums) -> NDArray[np.int64]:
-        """Start and end of the log of each row's queue; an end of -1 for an unknown one."""
-        bounds = np.full((len(sums), 2), -1, np.int64)
-        topics, queues = sums["topic_id"], sums["queue_id"]
-        new = np.append(True, (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1]))
-        starts = np.flatnonzero(new[: len(sums)])
-        for start, stop in zip(starts, np.append(starts, len(sums))[1:], strict=True):
-            queue = self._queues.get(queue_of(sums[start]))
-            if queue is not None:
-                bounds[start:stop] = queue.log_start, queue.log_end
-        return bounds
+    def _compare_entries(self, suspects: Sums) -> None:
+        wanted, held = self._wanted(suspects), self._held(suspects)
+        is_held = np.isin(wanted["id"], held["id"])
+        missing = wanted[~is_held & ~wanted["is_empty"]]
+        unfounded = held[~np.isin(held["id"], wanted["id"])]
+        self._find_wrong_times(wanted, held)
+        self._find_unfounded(unfounded)
+        self._find_missing(wanted[is_held], missing)
+
+    def _wanted(self, suspects: Sums) -> NDArray[Any]:
+        """The keys of the suspects' messages, which are read once more."""
+        found = []
+        for row in suspects:
+            number = _queue_of(row)
+            queue = self._queues[number]
+            first, end = int(row["first"]), int(row["end"])
+            if first >= end:
+                continue  # entries without a message
+            slice_ = Slice(
+                key=queue.key,
+                path=queue.path,
+                first_offset=first,
+                end_offset=end,
+                approximate_bytes=0,
+                rows=queue.rows,
+            )
+            item = SliceItem(slice=slice_, topic_id=number.topic_id, shift=self._shift)
+            check = SliceCheck(self._config, item)
+            try:
+                for keys in check.run():
+                    mine = keys.chosen(keys.log_offsets >> self._shift == row["stretch"])
+                    part = np.zeros(len(mine), _ENTRY)
+                    part["topic_id"], part["queue_id"] = number
+                    part["log_offset"], part["time"] = mine.log_offsets, mine.times
+                    part["queue_offset"], part["ipv6"] = mine.queue_offsets, mine.ipv6
+                    part["is_empty"] = mine.is_empty
+                    part["id"] = _ids(part, mine.sizes, mine.hashes)
+                    found.append(part)
+            finally:
+                check.close()
+        return np.concatenate(found) if found else np.empty(0, _ENTRY)
+
+    def _held(self, suspects: Sums) -> NDArray[Any]:
+        """The entries of the suspects, of all index files."""
+        codes = _codes(suspects["topic_id"], suspects["queue_id"], suspects["stretch"])
+        found: list[NDArray[Any]] = []
+
+        def take(
+            items: NDArray[Any], times: NDArray[np.int64], path: str, start: int, step: int
+        ) -> None:
+            offsets = items["log_offset"].astype(np.int64)
+            topics, numbers = items["topic_id"].astype(np.int64), items["queue_id"].astype(np.int64)
+            mine = np.isin(_codes(topics, numbers, offsets >> self._shift), codes)
+            rows = np.flatnonzero(mine & self.within(items))
+            if not len(rows):
+                return
+            if not self._paths or self._paths[-1] != path:
+                self._paths.append(path)
+            part = np.zeros(len(rows), _ENTRY)
+            part["topic_id"], part["queue_id"] = topics[rows], numbers[rows]
+            part["log_offset"], part["time"] = offsets[rows], times[rows]
+            part["file"], part["position"] = len(self._paths) - 1, start + step * rows
+            sizes = items["message_bytes"][rows].astype(np.int64)
+            part["id"] = _ids(part, sizes, entry_hashes(items["key_hash"][rows]))
+            found.append(part)
+
+        ignored = Findings(kept=0)
+        provider = worker_provider(self._config)
+        for item in self._index:
+            row = item.row
+            with provider.open(row.path, row.type, row.base_offset) as segment:
+                try:
+                    IndexFileCheck(segment, item, ignored).run(take)
+                except (SegmentError, OffsetOutOfRangeError):
+                    continue  # a finding names it already
+        verify_local_index(self._config, self.uploaded, ignored, take)
+        return np.concatenate(found) if found else np.empty(0, _ENTRY)
+
+    def _find_wrong_times(self, wanted: NDArray[Any], held: NDArray[Any]) -> None:
+        if not len(wanted):
+            return
+        order = np.argsort(wanted["id"], kind="stable")
+        places = np.searchsorted(wanted["id"][order], held["id"])
+        places = order[np.minimum(places, len(order) - 1)]
+        same = wanted["id"][places] == held["id"]
+        apart = np.abs(wanted["time"][places] - held["time"]) > SECOND_SLACK_MS
+        wrong = held[same & apart & ~wanted["ipv6"][places]]
+        for row in wrong[: self._findings.room(VerifyKind.KEY_TIME, len(wrong))]:
+            text = f"the entry of the message at byte {row['log_offset']} has time {row['time']}"
+            self._describe(VerifyKind.KEY_TIME, row, text)
+
+    def _find_unfounded(self, unfounded: NDArray[Any]) -> None:
+        log_starts = (self._queues[_queue_of(row)].log_start for row in unfounded)
+        starts = np.fromiter(log_starts, np.int64, len(unfounded))
+        wrong = unfounded[unfounded["log_offset"] >= starts]
+        for row in wrong[: self._findings.room(VerifyKind.KEY_UNFOUNDED, len(wrong))]:
+            text = f"no message at byte {row['log_offset']} has the key or the size of this entry"
+            self._describe(VerifyKind.KEY_UNFOUNDED, row, text)
+
+    def _describe(self, kind: VerifyKind, row: Any, text: str) -> None:
+        at = self._paths[int(row["file"])], int(row["position"])
+        self._findings.describe(kind, at, text, key=self._queues[_queue_of(row)].key)
+
+    def _find_missing(self, found: NDArray[Any], missing: NDArray[Any]) -> None:
+        """The newest and the oldest of a queue may be explained; the others are missing.
+
+        A file may be full in the middle of the keys of one message.
+        """
+        explained = np.zeros(len(missing), np.bool_)
+        for number in {_queue_of(row) for row in missing}:
+            mine = _are_of(missing, number)
+            theirs = found[_are_of(found, number)]
+            stretches = theirs["log_offset"] >> self._shift
+            newest = theirs["log_offset"][stretches == self._last_held.get(number, -1)]
+            oldest = theirs["log_offset"][stretches == self._first_held.get(number, -1)]
+            if self._has_expired and len(oldest):
+                before = mine & (missing["log_offset"] <= oldest.min())
+                explained |= before
+                if before.any():
+                    first = int(missing["queue_offset"][before].min())
+                    self._add_expired(number, int(np.count_nonzero(before)), first)
+            if len(newest):
+                behind = mine & ~explained & (missing["log_offset"] >= newest.max())
+                explained |= behind
+                if behind.any():
+                    first = int(missing["queue_offset"][behind].min())
+                    self._add_not_uploaded(number, int(np.count_nonzero(behind)), first)
+        missing = missing[~explained]
+        for row in missing[: self._findings.room(VerifyKind.KEY_MISSING, len(missing))]:
+            queue, offset = self._queues[_queue_of(row)], int(row["queue_offset"])
+            at = queue.path, int(row["log_offset"])
+            text = f"a key of message {offset} is in no index file"
+            self._findings.describe(
+                VerifyKind.KEY_MISSING, at, text, key=queue.key, queue_offset=offset
+            )
 
 
 def _are_wrong(rows: Sums) -> NDArray[np.bool_]:
@@ -224,7 +375,19 @@ def _are_wrong(rows: Sums) -> NDArray[np.bool_]:
 
 def _by_queue(rows: Sums) -> Iterator[tuple[QueueId, Sums]]:
     for number in dict.fromkeys(_queues(rows)):
-        yield number, rows[(rows["topic_id"] == number[0]) & (rows["queue_id"] == number[1])]
+        yield number, rows[_are_of(rows, number)]
+
+
+def _are_of(rows: NDArray[Any], number: QueueId) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = (rows["topic_id"] == number.topic_id) & (
+        rows["queue_id"] == number.queue_id
+    )
+    return found
+
+
+def _queue_of(row: Any) -> QueueId:
+    """The queue that a row of sums, or of entries, is about."""
+    return QueueId(int(row["topic_id"]), int(row["queue_id"]))
 
 
 def _queues(rows: Sums) -> Iterator[QueueId]:
@@ -239,3 +402,22 @@ def _limits(rows: Sums, held: Mapping[QueueId, int], default: int) -> NDArray[np
 def _stretches_held(held: Sums) -> dict[QueueId, int]:
     """Of each queue the last of these rows."""
     return dict(zip(_queues(held), held["stretch"].tolist(), strict=True))
+
+
+def _codes(
+    topics: NDArray[np.int64], queues: NDArray[np.int64], stretches: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """One number for each stretch of a queue."""
+    return mixed(_queue_codes(topics, queues) + stretches.astype(np.uint64))
+
+
+def _ids(
+    entries: NDArray[Any], sizes: NDArray[np.int64], hashes: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """One number for each entry."""
+    queue = _queue_codes(entries["topic_id"], entries["queue_id"])
+    return mixed(queue + prints(entries["log_offset"], sizes, hashes))
+
+
+def _queue_codes(topics: NDArray[np.int64], queues: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return mixed(((topics << 32) ^ queues).astype(np.uint64))

@@ -1,6 +1,4 @@
-"""One slice of a queue, read whole: its units, the messages they name, and the bytes that none
-names.
-"""
+"""One slice of a queue, read whole: its units, the messages they name, and all other bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +32,7 @@ from tieredstore.flat.reading import HOLE_BYTES_MAX
 from tieredstore.index.watermarks import QueueId
 from tieredstore.jobs.slices import Slice
 from tieredstore.jobs.verify_findings import (
+    At,
     Columns,
     Findings,
     MessageKeys,
@@ -42,6 +41,7 @@ from tieredstore.jobs.verify_findings import (
     VerifyRow,
     key_entry_hashes,
     marked_sums,
+    read_groups,
     wanted_sums,
 )
 from tieredstore.jobs.worker import worker_provider
@@ -50,124 +50,286 @@ from tieredstore.model.errors import (
     SegmentCorruptError,
     SegmentError,
     SegmentNotFoundError,
-    TieredStoreError,
 )
 from tieredstore.model.topics import SCHEDULE_TOPIC
 from tieredstore.model.values import INT32_MAX, QueueKey, SegmentRecord, SegmentType
 
-
-class Place(NamedTuple):
-    """A byte of a segment, by the segment's path in the backend."""
-
-    path: str
-    position: int
-
-
-class SegmentBytes:
-    """Segments one behind the other, by base; `start` and `end` are what the catalogue says.
-
-    How long a segment really is, the backend is asked once, when its bytes are needed first.
-    """
-
-    def __init__(self, provider: SegmentProvider, rows: Sequence[SegmentRecord]) -> None:
-        self.rows = sorted((row for row in rows if row.size), key=lambda row: row.base_offset)
-        self._bases = [row.base_offset for row in self.rows]
-        self._provider = provider
-        self._handles: dict[int, FileSegment] = {}
-        self._sizes: dict[int, int] = {}
-
-    @property
-    def start(self) -> int:
-        return self._bases[0] if self.rows else 0
-
-    @property
-    def end(self) -> int:
-        return self.rows[-1].end_offset if self.rows else 0
-
-    def there(self, start: int, stop: int) -> list[range]:
-        """The parts of this range that the backend has, in order."""
-        parts: list[range] = []
-        for number in self._numbers(start, stop):
-            base = self._bases[number]
-            part = range(max(start, base), min(stop, base + self._size(number)))
-            if not part:
-                continue
-            if parts and parts[-1].stop == part.start:
-                parts[-1] = range(parts[-1].start, part.stop)
-            else:
-                parts.append(part)
-        return parts
-
-    def holds(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Of many ranges, whether the backend has all of each."""
-        found = np.zeros(len(starts), np.bool_)
-        if len(starts):
-            for part in self.there(int(starts.min()), int(stops.max())):
-                found |= (starts >= part.start) & (stops <= part.stop)
-        return found
-
-    def read(self, start: int, stop: int) -> bytes:
-        """Bytes that are there; raises what the backend raises."""
-        pieces = []
-        while start < stop:
-            number = bisect_right(self._bases, start) - 1
-            base = self._bases[number]
-            end = min(stop, base + self._size(number))
-            if end <= start:
-                path, position = self.place(start)
-                raise SegmentCorruptError(path, "the byte is not there", position=position)
-            pieces.append(self._handle(number).read(start - base, end - start))
-            start = end
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def place(self, offset: int) -> Place:
-        """The segment that has this byte, or the one before it."""
-        number = max(0, bisect_right(self._bases, offset) - 1)
-        return Place(self._handle(number).path, offset - self._bases[number])
-
-    def close(self) -> None:
-        for handle in self._handles.values():
-            handle.close()
-        self._handles.clear()
-
-    def _numbers(self, start: int, stop: int) -> Iterator[int]:
-        for number in range(max(0, bisect_right(self._bases, start) - 1), len(self.rows)):
-            if self._bases[number] >= stop:
-                return
-            yield number
-
-    def _size(self, number: int) -> int:
-        """At most up to where the next one begins: whose bytes overlapping ones are is settled."""
-        size = self._sizes.get(number)
-        if size is None:
-            row = self.rows[number]
-            try:
-                size = min(row.size, self._handle(number).size())
-            except SegmentNotFoundError:
-                size = 0
-            if number + 1 < len(self.rows):
-                size = min(size, self._bases[number + 1] - row.base_offset)
-            self._sizes[number] = size
-        return size
-
-    def _handle(self, number: int) -> FileSegment:
-        handle = self._handles.get(number)
-        if handle is None:
-            row = self.rows[number]
-            handle = self._provider.open(row.path, row.type, row.base_offset)
-            self._handles[number] = handle
-        return handle
-
-
 BYTES_AT_ONCE: Final = 8 * 1024 * 1024
-
+UNITS_AT_ONCE: Final = 65_536
+READS_MAX: Final = 10_000
+"""Of one slice whose units lead all over its log: then the rest of it is not looked at."""
 _CODA_HEAD: Final = np.uint64(CODA_BYTES << 32 | BLANK_MAGIC)
 _PLACES_FROM: Final = -(2**63)
 _PLACES_TO: Final = _PLACES_FROM + 2**40  # a terabyte of one queue's extended units
+_HEAD_BYTES: Final = 36
+_LOOKED_AT_MAX: Final = 1_000  # records of one stretch
 
 Rows: TypeAlias = NDArray[np.int64]
 Tell: TypeAlias = Callable[[VerifyKind, NDArray[np.bool_], Callable[[int], str]], None]
 """Which rows have this kind of damage, and what to say of one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceItem:
+    """A slice of a queue, and the bytes of the log up to where the next slice begins.
+
+    `next_offset` is the queue offset of the first unit behind the slice, -1 if there is none;
+    `more_rows` is the row that has it. `is_first`: nothing of the queue lies before. `sure_below`:
+    the index must have the keys of all messages before this queue offset.
+    """
+
+    slice: Slice
+    topic_id: int
+    shift: int
+    next_offset: int = -1
+    is_first: bool = False
+    sure_below: int = 0
+    more_rows: tuple[SegmentRecord, ...] = ()
+
+    @property
+    def queue(self) -> QueueId:
+        return QueueId(self.topic_id, self.slice.key.queue_id)
+
+
+def verify_slice(config: StoreConfig, item: SliceItem) -> VerifyRow:
+    """Read all of it once. What cannot be read is a finding; raises BackendError all the same."""
+    check = SliceCheck(config, item)
+    try:
+        for keys in check.run():
+            check.count_keys(keys)
+        return check.row()
+    finally:
+        check.close()
+
+
+class SliceCheck:
+    """A slice being read; `run` gives the keys of its sound messages as it goes."""
+
+    def __init__(self, config: StoreConfig, item: SliceItem) -> None:
+        provider = worker_provider(config)
+        rows = {row.key: row for row in (*item.slice.rows, *item.more_rows)}.values()
+        logs = [row for row in rows if row.type is SegmentType.COMMIT_LOG]
+        units = [row for row in rows if row.type is SegmentType.CONSUME_QUEUE]
+        self._log = SegmentBytes(provider, logs)
+        self._units = SegmentBytes(provider, units)
+        self._item = item
+        self._key = item.slice.key
+        self._findings = Findings(self._key)
+        self._unnamed = UnnamedBytes(self._log, self._findings)
+        self._sums = SumTable()
+        self._counts: Counter[str] = Counter()
+        self._reads = 0
+
+    def close(self) -> None:
+        self._log.close()
+        self._units.close()
+
+    def row(self) -> VerifyRow:
+        return VerifyRow(
+            findings=self._findings, counts=dict(self._counts), sums=self._sums.table()
+        )
+
+    def count_keys(self, keys: MessageKeys) -> None:
+        self._counts["keys"] += int(np.count_nonzero(~keys.is_empty))
+        for are_empty in (False, True):
+            mine = keys.chosen(keys.is_empty == are_empty)
+            if len(mine):
+                sums = wanted_sums(self._item.queue, mine, self._item.shift, are_empty=are_empty)
+                self._sums.add(sums)
+        self._mark(keys.log_offsets[keys.ipv6], "ipv6")
+
+    def run(self) -> Iterator[MessageKeys]:
+        first, end = self._item.slice.first_offset, self._item.slice.end_offset
+        if self._item.is_first:
+            self._unnamed.begin_at(self._log.start)
+        at = first
+        for part in self._units.there(first * UNIT_BYTES, end * UNIT_BYTES):
+            start, stop = -(-part.start // UNIT_BYTES), part.stop // UNIT_BYTES
+            if at < start:
+                self._lose_units(at, start)
+            while start < stop:
+                count = min(UNITS_AT_ONCE, stop - start)
+                yield from self._units_at(start, count)
+                start += count
+            at = max(at, stop)
+        if at < end:
+            self._lose_units(at, end)
+        self._end_of_slice()
+
+    # Units
+
+    def _lose_units(self, start: int, end: int) -> None:
+        self._unnamed.lose_track()
+        text = f"the units of messages {start} to {end - 1} are not there"
+        self._add_units(VerifyKind.LOST_BYTES, text, start, end - start)
+
+    def _units_at(self, first: int, count: int) -> Iterator[MessageKeys]:
+        position = first * UNIT_BYTES
+        try:
+            data = self._units.read(position, position + count * UNIT_BYTES)
+        except SegmentError as error:
+            self._unnamed.lose_track()
+            text = f"{count} units from {first} on cannot be read: {error}"
+            self._add_units(VerifyKind.UNREADABLE, text, first, count)
+            return
+        units = decode_units(data)
+        self._counts["units"] += count
+        self._counts["bytes"] += len(data)
+        named = Named(
+            queue_offsets=np.arange(first, first + count),
+            places=units.log_offsets,
+            sizes=units.message_bytes.astype(np.int64),
+            tags_codes=units.tags_codes,
+        )
+        yield from self._named(self._plausible(named))
+
+    def _plausible(self, named: Named) -> Named:
+        """The rows whose record may be read; the others are told of, or have expired."""
+        start, end = self._log.start, self._log.end
+        # A unit may name a coda that has expired with its segment.
+        on_coda = named.places == start - CODA_BYTES
+        if on_coda.any():
+            named = replace(named, places=np.where(on_coda, start, named.places))
+        filled = (named.places == 0) & (named.sizes == INT32_MAX)
+        self._describe_units(VerifyKind.FILLED_IN, named, filled, "there was no message for it")
+        # Places are compared with the end less the size: nothing wraps around.
+        sound = ~filled & (named.sizes >= RECORD_BYTES_MIN)
+        gone = sound & (named.places >= 0) & (named.places <= start - named.sizes)
+        gone &= np.logical_and.accumulate(gone | filled)  # the oldest ones only
+        inside = sound & (named.places >= start) & (named.places <= end - named.sizes)
+        beyond = ~(filled | gone | inside)
+        why = f"the log has bytes {start} to {end} only"
+        self._describe_units(VerifyKind.UNIT_BEYOND, named, beyond, why)
+        self._counts["expired"] += int(np.count_nonzero(gone))
+        if beyond.any() or filled.any():
+            self._unnamed.lose_track()
+            self._mark(_beside(named, beyond), "damaged")
+        named = named.chosen(inside)
+        held = self._log.holds(named.places, named.ends)
+        if not held.all():
+            self._unnamed.lose_track()
+            lost = named.chosen(~held)
+            first, last = lost.queue_offsets[[0, -1]].tolist()
+            text = f"the records of {len(lost)} messages from {first} to {last} are not there"
+            self._add_records(VerifyKind.LOST_BYTES, text, lost)
+            named = named.chosen(held)
+        return named
+
+    def _describe_units(
+        self, kind: VerifyKind, named: Named, wrong: NDArray[np.bool_], why: str
+    ) -> None:
+        """Units that name what cannot be."""
+        for row in self._findings.rows(kind, wrong):
+            offset = int(named.queue_offsets[row])
+            named_bytes = f"{named.sizes[row]} bytes at {named.places[row]}"
+            text = f"the unit of message {offset} names {named_bytes}: {why}"
+            at = self._units.place(offset * UNIT_BYTES)
+            self._findings.describe(kind, at, text, queue_offset=offset)
+
+    def _add_units(self, kind: VerifyKind, text: str, first: int, count: int) -> None:
+        at = self._units.place(first * UNIT_BYTES)
+        self._findings.add(kind, at, text, queue_offset=first, count=count)
+
+    # Records
+
+    def _named(self, named: Named) -> Iterator[MessageKeys]:
+        for group in groups_of(named, self._log):
+            self._reads += 1
+            if self._reads > READS_MAX:
+                left = named.chosen(slice(group.start, None))
+                first, count = int(left.queue_offsets[0]), len(left)
+                text = f"units from {first} on lead all over the log: {count} were not looked at"
+                self._add_units(VerifyKind.UNREADABLE, text, first, count)
+                self._mark(left.places, "damaged")
+                return
+            rows = named.chosen(group)
+            start, end = int(rows.places[0]), int(rows.ends[-1])
+            more = self._log.there(end, end + CODA_BYTES)
+            read_end = more[0].stop if more and more[0].start == end else end
+            try:
+                data = self._log.read(start, read_end)
+            except SegmentError as error:
+                self._unnamed.lose_track()
+                first = int(rows.queue_offsets[0])
+                text = f"{len(rows)} messages from {first} on cannot be read: {error}"
+                self._add_records(VerifyKind.UNREADABLE, text, rows)
+                continue
+            self._counts["messages"] += len(rows)
+            self._counts["bytes"] += len(data)
+            yield from self._records(rows, data, start)
+
+    def _records(self, rows: Named, data: bytes, start: int) -> Iterator[MessageKeys]:
+        wrong = np.zeros(len(rows), np.bool_)
+
+        def tell(kind: VerifyKind, which: NDArray[np.bool_], say: Callable[[int], str]) -> None:
+            wrong[which] = True
+            for row in self._findings.rows(kind, which):
+                offset = int(rows.queue_offsets[row])
+                at = self._log.place(int(rows.places[row]))
+                text = f"message {offset}: {say(row)}"
+                self._findings.describe(kind, at, text, queue_offset=offset)
+
+        checked = check_records(self._key, rows, data, start, tell)
+        self._check_times(checked, rows, ~wrong, tell)
+        self._mark(rows.places[~checked.whole], "damaged")
+        self._mark(_beside(rows, ~checked.whole), "damaged")
+        self._unnamed.follow(rows, checked, wrong)
+        if self._item.topic_id >= 0:
+            whole = np.flatnonzero(checked.whole)
+            yield keys_of_messages(self._key.topic, rows, checked.fields, whole)
+
+    def _add_records(self, kind: VerifyKind, text: str, rows: Named) -> None:
+        """A finding for all of these rows, whose records are taken to be damaged."""
+        at, first = self._log.place(int(rows.places[0])), int(rows.queue_offsets[0])
+        self._findings.add(kind, at, text, queue_offset=first, count=len(rows))
+        self._mark(rows.places, "damaged")
+
+    def _check_times(
+        self, checked: Checked, rows: Named, untold: NDArray[np.bool_], tell: Tell
+    ) -> None:
+        """Between the times that the catalogue has for the segment, where it has true ones."""
+        times = checked.fields.store_times()
+        wanted = untold & ~of_ipv6(checked.fields)
+        wrong = np.zeros(len(rows), np.bool_)
+        for row in self._log.rows:
+            begin, end = row.begin_timestamp, row.end_timestamp
+            if begin is None or end is None or begin > end:
+                continue
+            mine = (rows.places >= row.base_offset) & (rows.places < row.end_offset)
+            wrong |= mine & wanted & ((times < begin) | (times > end))
+        if wrong.any():
+            tell(
+                VerifyKind.STORE_TIME,
+                wrong,
+                lambda row: f"it was stored at {times[row]}, which is no time of its segment",
+            )
+
+    # What follows
+
+    def _end_of_slice(self) -> None:
+        """The bytes up to the next slice, or to the end of the log."""
+        offset = self._item.next_offset
+        if offset < 0:
+            self._unnamed.end_at(self._log.end, after=-1)
+            return
+        position = offset * UNIT_BYTES
+        if not self._units.holds(np.array([position]), np.array([position + UNIT_BYTES]))[0]:
+            return
+        unit = decode_units(self._units.read(position, position + UNIT_BYTES))
+        if unit.message_bytes[0] != INT32_MAX:
+            self._unnamed.end_at(int(unit.log_offsets[0]), after=offset)
+
+    def _mark(self, places: Rows, name: str) -> None:
+        if len(places):
+            self._sums.add(marked_sums(self._item.queue, places >> self._item.shift, name))
+
+
+def _beside(named: Named, wrong: NDArray[np.bool_]) -> Rows:
+    """Where the neighbours of these rows lie: their own messages are thereabouts."""
+    beside = np.zeros(len(wrong), np.bool_)
+    beside[1:] |= wrong[:-1]
+    beside[:-1] |= wrong[1:]
+    return named.places[beside & ~wrong]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,24 +443,13 @@ def codes_agree(held: Rows, wanted: Rows) -> NDArray[np.bool_]:
     return agree
 
 
-def groups_of(named: Named, log: SegmentBytes) -> Iterator[range]:
+def groups_of(named: Named, log: SegmentBytes) -> Iterator[slice]:
     """Rows that one read takes: near each other, in order, of BYTES_AT_ONCE or a single one."""
-    count = len(named)
-    if not count:
-        return
     gaps = named.places[1:] - named.ends[:-1]
     torn = (gaps < 0) | (gaps > HOLE_BYTES_MAX)
     between = np.flatnonzero((gaps > 0) & ~torn)
     torn[between] = ~log.holds(named.ends[between], named.places[between + 1])
-    apart = np.flatnonzero(torn) + 1
-    for start, stop in zip([0, *apart.tolist()], [*apart.tolist(), count], strict=True):
-        ends = named.ends[start:stop]
-        at = start
-        while at < stop:
-            limit = named.places[at] + BYTES_AT_ONCE
-            end = max(at + 1, start + int(np.searchsorted(ends, limit, side="right")))
-            yield range(at, end)
-            at = end
+    return read_groups(named.places, named.ends, torn, BYTES_AT_ONCE)
 
 
 def keys_of_messages(topic: str, named: Named, fields: Records, rows: Rows) -> MessageKeys:
@@ -336,85 +487,14 @@ def of_ipv6(fields: Records) -> NDArray[np.bool_]:
     return found
 
 
-class SliceFindings:
-    """Findings of one queue, whose log and units they are about."""
-
-    def __init__(
-        self, findings: Findings, key: QueueKey, log: SegmentBytes, units: SegmentBytes
-    ) -> None:
-        self._findings = findings
-        self._key = key
-        self._log = log
-        self._units = units
-
-    def units(self, kind: VerifyKind, named: Named, wrong: NDArray[np.bool_], why: str) -> None:
-        """Units that name what cannot be."""
-        for row in self._findings.rows(kind, wrong):
-            offset = int(named.queue_offsets[row])
-            path, position = self._units.place(offset * UNIT_BYTES)
-            named_bytes = f"{named.sizes[row]} bytes at {named.places[row]}"
-            text = f"the unit of message {offset} names {named_bytes}: {why}"
-            self._findings.describe(
-                kind, path, text, key=self._key, position=position, queue_offset=offset
-            )
-
-    def records(
-        self, kind: VerifyKind, named: Named, wrong: NDArray[np.bool_], say: Callable[[int], str]
-    ) -> None:
-        """Records that are not what their units say."""
-        for row in self._findings.rows(kind, wrong):
-            path, position = self._log.place(int(named.places[row]))
-            offset = int(named.queue_offsets[row])
-            text = f"message {offset}: {say(row)}"
-            self._findings.describe(
-                kind, path, text, key=self._key, position=position, queue_offset=offset
-            )
-
-    def lost_units(self, start: int, end: int) -> None:
-        text = f"the units of messages {start} to {end - 1} are not there"
-        self._many(VerifyKind.LOST_BYTES, text, self._units, start * UNIT_BYTES, start, end - start)
-
-    def lost_records(self, named: Named) -> None:
-        first, last, count = int(named.queue_offsets[0]), int(named.queue_offsets[-1]), len(named)
-        text = f"the records of {count} messages from {first} to {last} are not there"
-        self._many(VerifyKind.LOST_BYTES, text, self._log, int(named.places[0]), first, count)
-
-    def unreadable_units(self, error: TieredStoreError, first: int, count: int) -> None:
-        text = f"{count} units from {first} on cannot be read: {error}"
-        self._many(VerifyKind.UNREADABLE, text, self._units, first * UNIT_BYTES, first, count)
-
-    def unreadable_records(self, error: TieredStoreError, named: Named) -> None:
-        first, count = int(named.queue_offsets[0]), len(named)
-        text = f"{count} messages from {first} on cannot be read: {error}"
-        self._many(VerifyKind.UNREADABLE, text, self._log, int(named.places[0]), first, count)
-
-    def not_looked_at(self, named: Named) -> None:
-        first, count = int(named.queue_offsets[0]), len(named)
-        text = f"units from {first} on lead all over the log: {count} were not looked at"
-        self._many(VerifyKind.UNREADABLE, text, self._units, first * UNIT_BYTES, first, count)
-
-    def _many(
-        self, kind: VerifyKind, text: str, file: SegmentBytes, at: int, offset: int, count: int
-    ) -> None:
-        path, position = file.place(at)
-        self._findings.add(
-            kind, path, text, key=self._key, position=position, queue_offset=offset, count=count
-        )
-
-
-_HEAD_BYTES: Final = 36
-_LOOKED_AT_MAX: Final = 1_000  # records of one stretch
-
-
 class UnnamedBytes:
     """Where the last named record ends, and its queue offset.
 
     Next to a unit or record that is damaged nothing is told: what is unnamed there is its.
     """
 
-    def __init__(self, log: SegmentBytes, key: QueueKey, findings: Findings) -> None:
+    def __init__(self, log: SegmentBytes, findings: Findings) -> None:
         self._log = log
-        self._key = key
         self._findings = findings
         self._end: int | None = None
         self._offset = -1
@@ -492,240 +572,101 @@ class UnnamedBytes:
             self._tell(VerifyKind.SECOND_COPY, at, text, offset)
 
     def _tell(self, kind: VerifyKind, at: int, text: str, offset: int | None = None) -> None:
-        path, position = self._log.place(at)
-        self._findings.add(kind, path, text, key=self._key, position=position, queue_offset=offset)
+        self._findings.add(kind, self._log.place(at), text, queue_offset=offset)
 
 
-UNITS_AT_ONCE: Final = 65_536
-READS_MAX: Final = 10_000
-"""Of one slice whose units lead all over its log: then the rest of it is not looked at."""
+class SegmentBytes:
+    """Segments one behind the other, by base; `start` and `end` are what the catalogue says.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SliceItem:
-    """A slice of a queue, and the bytes of the log up to where the next slice begins.
-
-    `next_offset` is the queue offset of the first unit behind the slice, -1 if there is none;
-    `more_rows` is the row that has it. `is_first`: nothing of the queue lies before. `sure_below`:
-    the index must have the keys of all messages before this queue offset.
+    How long a segment really is, the backend is asked once, when its bytes are needed first.
     """
 
-    slice: Slice
-    topic_id: int
-    shift: int
-    next_offset: int
-    is_first: bool
-    sure_below: int = 0
-    more_rows: tuple[SegmentRecord, ...] = ()
+    def __init__(self, provider: SegmentProvider, rows: Sequence[SegmentRecord]) -> None:
+        self.rows = sorted((row for row in rows if row.size), key=lambda row: row.base_offset)
+        self._bases = [row.base_offset for row in self.rows]
+        self._provider = provider
+        self._handles: dict[int, FileSegment] = {}
+        self._sizes: dict[int, int] = {}
 
     @property
-    def queue(self) -> QueueId:
-        return QueueId(self.topic_id, self.slice.key.queue_id)
+    def start(self) -> int:
+        return self._bases[0] if self.rows else 0
 
+    @property
+    def end(self) -> int:
+        return self.rows[-1].end_offset if self.rows else 0
 
-def verify_slice(config: StoreConfig, item: SliceItem) -> VerifyRow:
-    """Read all of it once. What cannot be read is a finding; raises BackendError all the same."""
-    check = SliceCheck(config, item)
-    try:
-        for keys in check.run():
-            check.count_keys(keys)
-        return check.row()
-    finally:
-        check.close()
+    def there(self, start: int, stop: int) -> list[range]:
+        """The parts of this range that the backend has, in order."""
+        parts: list[range] = []
+        for number in self._numbers(start, stop):
+            base = self._bases[number]
+            part = range(max(start, base), min(stop, base + self._size(number)))
+            if not part:
+                continue
+            if parts and parts[-1].stop == part.start:
+                parts[-1] = range(parts[-1].start, part.stop)
+            else:
+                parts.append(part)
+        return parts
 
+    def holds(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Of many ranges, whether the backend has all of each."""
+        found = np.zeros(len(starts), np.bool_)
+        if len(starts):
+            for part in self.there(int(starts.min()), int(stops.max())):
+                found |= (starts >= part.start) & (stops <= part.stop)
+        return found
 
-class SliceCheck:
-    """A slice being read; `run` gives the keys of its sound messages as it goes."""
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes that are there; raises what the backend raises."""
+        pieces = []
+        while start < stop:
+            number = bisect_right(self._bases, start) - 1
+            base = self._bases[number]
+            end = min(stop, base + self._size(number))
+            segment = self._handle(number)
+            if end <= start:
+                reason = "the byte is not there"
+                raise SegmentCorruptError(segment.path, reason, position=start - base)
+            pieces.append(segment.read(start - base, end - start))
+            start = end
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def __init__(self, config: StoreConfig, item: SliceItem) -> None:
-        provider = worker_provider(config)
-        rows = {row.key: row for row in (*item.slice.rows, *item.more_rows)}.values()
-        logs = [row for row in rows if row.type is SegmentType.COMMIT_LOG]
-        units = [row for row in rows if row.type is SegmentType.CONSUME_QUEUE]
-        self._log = SegmentBytes(provider, logs)
-        self._units = SegmentBytes(provider, units)
-        self._item = item
-        self._key = item.slice.key
-        self._findings = Findings()
-        self._tell = SliceFindings(self._findings, self._key, self._log, self._units)
-        self._unnamed = UnnamedBytes(self._log, self._key, self._findings)
-        self._sums = SumTable()
-        self._counts: Counter[str] = Counter()
-        self._reads = 0
+    def place(self, offset: int) -> At:
+        """The segment that has this byte, or the one before it."""
+        number = max(0, bisect_right(self._bases, offset) - 1)
+        return self._handle(number).path, offset - self._bases[number]
 
     def close(self) -> None:
-        self._log.close()
-        self._units.close()
+        for handle in self._handles.values():
+            handle.close()
+        self._handles.clear()
 
-    def row(self) -> VerifyRow:
-        return self._findings.row(self._counts, self._sums)
-
-    def count_keys(self, keys: MessageKeys) -> None:
-        self._counts["keys"] += int(np.count_nonzero(~keys.is_empty))
-        for are_empty in (False, True):
-            mine = keys.chosen(keys.is_empty == are_empty)
-            if len(mine):
-                sums = wanted_sums(self._item.queue, mine, self._item.shift, are_empty=are_empty)
-                self._sums.add(sums)
-        self._mark(keys.log_offsets[keys.ipv6], "ipv6")
-
-    def run(self) -> Iterator[MessageKeys]:
-        first, end = self._item.slice.first_offset, self._item.slice.end_offset
-        if self._item.is_first:
-            self._unnamed.begin_at(self._log.start)
-        at = first
-        for part in self._units.there(first * UNIT_BYTES, end * UNIT_BYTES):
-            start, stop = -(-part.start // UNIT_BYTES), part.stop // UNIT_BYTES
-            if at < start:
-                self._lose_units(at, start)
-            while start < stop:
-                count = min(UNITS_AT_ONCE, stop - start)
-                yield from self._units_at(start, count)
-                start += count
-            at = max(at, stop)
-        if at < end:
-            self._lose_units(at, end)
-        self._end_of_slice()
-
-    # Units
-
-    def _lose_units(self, start: int, end: int) -> None:
-        self._unnamed.lose_track()
-        self._tell.lost_units(start, end)
-
-    def _units_at(self, first: int, count: int) -> Iterator[MessageKeys]:
-        position = first * UNIT_BYTES
-        try:
-            data = self._units.read(position, position + count * UNIT_BYTES)
-        except SegmentError as error:
-            self._unnamed.lose_track()
-            self._tell.unreadable_units(error, first, count)
-            return
-        units = decode_units(data)
-        self._counts["units"] += count
-        self._counts["bytes"] += len(data)
-        named = Named(
-            queue_offsets=np.arange(first, first + count),
-            places=units.log_offsets,
-            sizes=units.message_bytes.astype(np.int64),
-            tags_codes=units.tags_codes,
-        )
-        yield from self._named(self._plausible(named))
-
-    def _plausible(self, named: Named) -> Named:
-        """The rows whose record may be read; the others are told of, or have expired."""
-        start, end = self._log.start, self._log.end
-        # A unit may name a coda that has expired with its segment.
-        on_coda = named.places == start - CODA_BYTES
-        if on_coda.any():
-            named = replace(named, places=np.where(on_coda, start, named.places))
-        filled = (named.places == 0) & (named.sizes == INT32_MAX)
-        self._tell.units(VerifyKind.FILLED_IN, named, filled, "there was no message for it")
-        # Places are compared with the end less the size: nothing wraps around.
-        sound = ~filled & (named.sizes >= RECORD_BYTES_MIN)
-        gone = sound & (named.places >= 0) & (named.places <= start - named.sizes)
-        gone &= np.logical_and.accumulate(gone | filled)  # the oldest ones only
-        inside = sound & (named.places >= start) & (named.places <= end - named.sizes)
-        beyond = ~(filled | gone | inside)
-        why = f"the log has bytes {start} to {end} only"
-        self._tell.units(VerifyKind.UNIT_BEYOND, named, beyond, why)
-        self._counts["expired"] += int(np.count_nonzero(gone))
-        if beyond.any() or filled.any():
-            self._unnamed.lose_track()
-            self._mark(_beside(named, beyond), "damaged")
-        named = named.chosen(inside)
-        held = self._log.holds(named.places, named.ends)
-        if not held.all():
-            self._unnamed.lose_track()
-            self._tell.lost_records(named.chosen(~held))
-            self._mark(named.places[~held], "damaged")
-            named = named.chosen(held)
-        return named
-
-    # Records
-
-    def _named(self, named: Named) -> Iterator[MessageKeys]:
-        for group in groups_of(named, self._log):
-            self._reads += 1
-            if self._reads > READS_MAX:
-                left = named.chosen(slice(group.start, None))
-                self._tell.not_looked_at(left)
-                self._mark(left.places, "damaged")
+    def _numbers(self, start: int, stop: int) -> Iterator[int]:
+        for number in range(max(0, bisect_right(self._bases, start) - 1), len(self.rows)):
+            if self._bases[number] >= stop:
                 return
-            rows = named.chosen(slice(group.start, group.stop))
-            start, end = int(rows.places[0]), int(rows.ends[-1])
-            more = self._log.there(end, end + CODA_BYTES)
-            read_end = more[0].stop if more and more[0].start == end else end
+            yield number
+
+    def _size(self, number: int) -> int:
+        """At most up to where the next one begins: whose bytes overlapping ones are is settled."""
+        size = self._sizes.get(number)
+        if size is None:
+            row = self.rows[number]
             try:
-                data = self._log.read(start, read_end)
-            except SegmentError as error:
-                self._unnamed.lose_track()
-                self._tell.unreadable_records(error, rows)
-                self._mark(rows.places, "damaged")
-                continue
-            self._counts["messages"] += len(rows)
-            self._counts["bytes"] += len(data)
-            yield from self._records(rows, data, start)
+                size = min(row.size, self._handle(number).size())
+            except SegmentNotFoundError:
+                size = 0
+            if number + 1 < len(self.rows):
+                size = min(size, self._bases[number + 1] - row.base_offset)
+            self._sizes[number] = size
+        return size
 
-    def _records(self, rows: Named, data: bytes, start: int) -> Iterator[MessageKeys]:
-        wrong = np.zeros(len(rows), np.bool_)
-
-        def tell(kind: VerifyKind, which: NDArray[np.bool_], say: Callable[[int], str]) -> None:
-            wrong[which] = True
-            self._tell.records(kind, rows, which, say)
-
-        checked = check_records(self._key, rows, data, start, tell)
-        self._check_times(checked, rows, ~wrong, tell)
-        self._mark(rows.places[~checked.whole], "damaged")
-        self._mark(_beside(rows, ~checked.whole), "damaged")
-        self._unnamed.follow(rows, checked, wrong)
-        if self._item.topic_id >= 0:
-            whole = np.flatnonzero(checked.whole)
-            yield keys_of_messages(self._key.topic, rows, checked.fields, whole)
-
-    def _check_times(
-        self, checked: Checked, rows: Named, untold: NDArray[np.bool_], tell: Tell
-    ) -> None:
-        """Between the times that the catalogue has for the segment, where it has true ones."""
-        times = checked.fields.store_times()
-        wanted = untold & ~of_ipv6(checked.fields)
-        wrong = np.zeros(len(rows), np.bool_)
-        for row in self._log.rows:
-            begin, end = row.begin_timestamp, row.end_timestamp
-            if begin is None or end is None or begin > end:
-                continue
-            mine = (rows.places >= row.base_offset) & (rows.places < row.end_offset)
-            wrong |= mine & wanted & ((times < begin) | (times > end))
-        if wrong.any():
-            tell(
-                VerifyKind.STORE_TIME,
-                wrong,
-                lambda row: f"it was stored at {times[row]}, which is no time of its segment",
-            )
-
-    # What follows
-
-    def _end_of_slice(self) -> None:
-        """The bytes up to the next slice, or to the end of the log."""
-        offset = self._item.next_offset
-        if offset < 0:
-            self._unnamed.end_at(self._log.end, after=-1)
-            return
-        position = offset * UNIT_BYTES
-        if not self._units.holds(np.array([position]), np.array([position + UNIT_BYTES]))[0]:
-            return
-        unit = decode_units(self._units.read(position, position + UNIT_BYTES))
-        if unit.message_bytes[0] != INT32_MAX:
-            self._unnamed.end_at(int(unit.log_offsets[0]), after=offset)
-
-    def _mark(self, places: Rows, name: str) -> None:
-        if len(places):
-            self._sums.add(marked_sums(self._item.queue, places >> self._item.shift, name))
-
-
-def _beside(named: Named, wrong: NDArray[np.bool_]) -> Rows:
-    """Where the neighbours of these rows lie: their own messages are thereabouts."""
-    beside = np.zeros(len(wrong), np.bool_)
-    beside[1:] |= wrong[:-1]
-    beside[:-1] |= wrong[1:]
-    return named.places[beside & ~wrong]
+    def _handle(self, number: int) -> FileSegment:
+        handle = self._handles.get(number)
+        if handle is None:
+            row = self.rows[number]
+            handle = self._provider.open(row.path, row.type, row.base_offset)
+            self._handles[number] = handle
+        return handle
