@@ -24,8 +24,7 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.codec.columns import RecordFields
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS, MessageTable
 from tieredstore.jobs.scan import plan_scan
-from tieredstore.jobs.slice_reads import SliceReader
-from tieredstore.jobs.slices import EVERYTHING, Slice
+from tieredstore.jobs.slices import EVERYTHING, Slice, SliceReader
 from tieredstore.model.config import StoreConfig
 
 if TYPE_CHECKING:

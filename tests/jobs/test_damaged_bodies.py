@@ -27,7 +27,7 @@ from tieredstore.jobs import migrate_copy
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS
 from tieredstore.jobs.job import JobState
 from tieredstore.jobs.load_records import LoadRefusedError
-from tieredstore.jobs.passing_bodies import PassingBodies
+from tieredstore.jobs.migrate_copy import PassingBodies
 from tieredstore.jobs.reindex import ReindexKeys
 from tieredstore.jobs.scan import OnCorrupt, Scan, plan_scan
 from tieredstore.jobs.slices import EVERYTHING

@@ -1,5 +1,6 @@
 """The copy of one segment, or of the rest of it, and the journal of what was copied.
 
+The bodies of messages are checked while their bytes pass by, in blocks of any length.
 The journal lies beside the target's catalogue until the cut-over:
 
     line      <CRC-32C of the rest, 8 hexadecimal digits> <JSON>\n
@@ -16,18 +17,37 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from struct import Struct
 from typing import Any, Final, Self, TypeAlias
 
 import google_crc32c
+import numpy as np
 from google_crc32c import extend
 
+from tieredstore.codec.checks import crc32
+from tieredstore.codec.columns import Records
+from tieredstore.codec.message import CODA_BYTES, is_coda
+from tieredstore.codec.record import (
+    BODY_CRC_POSITION,
+    FIXED_BYTES,
+    INT32,
+    IPV6_BYTES,
+    LOG_OFFSET_POSITION,
+    MAGIC_POSITION,
+    MESSAGE_MAGIC_V1,
+    MESSAGE_MAGICS,
+    RECORD_BYTES_MIN,
+    fixed_bytes,
+    peek_log_offset,
+    peek_queue_offset,
+    peek_sys_flag,
+)
 from tieredstore.driver.durable import FileLock, make_directories, write_all, write_atomically
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.segment import FileSegment
-from tieredstore.jobs.passing_bodies import PassingBodies
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -38,7 +58,7 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
 )
 from tieredstore.model.printable import log_of
-from tieredstore.model.values import SegmentRecord, SegmentType
+from tieredstore.model.values import INT32_MAX, SegmentRecord, SegmentType
 
 log = log_of(__name__)
 
@@ -47,6 +67,9 @@ _ATTEMPTS_MAX: Final = 3  # where somebody else copies the same segment at the s
 SYNC_LINES: Final = 64
 SUFFIX: Final = ".migration"
 _FORMAT: Final = 1
+_HEAD: Final = Struct(">iI")  # size, magic
+_HEAD_BYTES: Final = FIXED_BYTES + 2 * IPV6_BYTES  # at most so much comes before a body
+_MAGIC_START: Final = MESSAGE_MAGIC_V1.to_bytes(4, "big")[:3]  # the same in both
 Key: TypeAlias = tuple[str, SegmentType, int]
 Place: TypeAlias = dict[str, str]
 
@@ -68,40 +91,40 @@ class Proof(Enum):
     STORE = "checksum checked by the store"
 
 
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """The first `size` bytes of a segment, and their CRC-32C."""
+
+    size: int
+    crc: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyItem:
     """One segment of the source, as long as `row` says, and where it goes.
 
-    Of its first `known_bytes` it is known that the target has them, with the checksum `known_crc`.
+    What of it is `known`, the target has for certain.
     """
 
     row: SegmentRecord
     target_path: str
     is_growing: bool
-    known_bytes: int = 0
-    known_crc: int = 0
+    known: Copied = Copied(0, 0)
 
     @property
     def missing_bytes(self) -> int:
-        return self.row.size - self.known_bytes
+        return self.row.size - self.known.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRow:
-    """The target has the first `size` bytes of this segment, with the CRC-32C `crc`."""
+    """What the target has of one segment now."""
 
-    path: str  # in the target
-    type: SegmentType
-    base: int
-    size: int
-    crc: int
+    key: Key  # in the target
+    held: Copied
     state: CopyState
     copied_bytes: int = 0
     compared_bytes: int = 0
-
-    @property
-    def key(self) -> tuple[str, SegmentType, int]:
-        return self.path, self.type, self.base
 
 
 def copy_segment(
@@ -127,7 +150,7 @@ def copy_segment(
             try:
                 bodies = None
                 if checks_bodies and row.type is SegmentType.COMMIT_LOG:
-                    bodies = PassingBodies(taken.path, row.base_offset, item.known_bytes, row.size)
+                    bodies = PassingBodies(taken.path, row.base_offset, item.known.size, row.size)
                 return _Copy(item, taken, given, target, proof, bodies).run()
             except PositionMismatchError:
                 if attempt == _ATTEMPTS_MAX:
@@ -151,17 +174,17 @@ class _Copy:
     _source_gone: bool = False
 
     def run(self) -> CopyRow:
-        self._crc = self._item.known_crc
+        self._crc = self._item.known.crc
         wanted = self._item.row.size
         found = _size(self._given)
-        if found < self._item.known_bytes or found > wanted:
+        if found < self._item.known.size or found > wanted:
             reason = (
-                f"the target has {found} bytes, of which {self._item.known_bytes} were copied "
+                f"the target has {found} bytes, of which {self._item.known.size} were copied "
                 f"earlier, and the source {wanted}: somebody else changed it"
             )
             raise SegmentCorruptError(self._given.path, reason, position=min(found, wanted))
         try:
-            self._compare(self._item.known_bytes, found)
+            self._compare(self._item.known.size, found)
             self._crc_before = self._crc
             self._bodies_before = copy(self._bodies)
             if found < wanted:
@@ -176,17 +199,14 @@ class _Copy:
         return self._row(found, state)
 
     def _row(self, found: int, state: CopyState) -> CopyRow:
-        row = self._item.row
+        item, row = self._item, self._item.row
         is_gone = state is CopyState.GONE
         return CopyRow(
-            path=self._item.target_path,
-            type=row.type,
-            base=row.base_offset,
-            size=self._item.known_bytes if is_gone else row.size,
-            crc=self._item.known_crc if is_gone else self._crc,
+            key=(item.target_path, row.type, row.base_offset),
+            held=item.known if is_gone else Copied(row.size, self._crc),
             state=state,
             copied_bytes=0 if is_gone else row.size - found,
-            compared_bytes=found - self._item.known_bytes,
+            compared_bytes=found - item.known.size,
         )
 
     def _compare(self, start: int, end: int) -> None:
@@ -261,14 +281,6 @@ def _size(segment: FileSegment) -> int:
 def _blocks(start: int, end: int) -> Iterator[tuple[int, int]]:
     for position in range(start, end, BLOCK_BYTES):
         yield position, min(BLOCK_BYTES, end - position)
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """The first `size` bytes of a segment, and their CRC-32C."""
-
-    size: int
-    crc: int
 
 
 def place_of(config: StoreConfig) -> Place:
@@ -405,3 +417,174 @@ def _whole_lines(data: bytes) -> list[Any]:
             break
         found.append(json.loads(body))  # its checksum says that we wrote it
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenRecord:
+    """A record of which a part has passed by."""
+
+    queue_offset: int
+    place: int
+    wanted: int  # checksum of its body
+    crc: int  # so far
+    body_left: int
+    left: int
+
+
+class PassingBodies:
+    """Checks every record of a segment whose bytes from `position` on it is given, up to `size`.
+
+    Holds no more than one head between two blocks, whatever a record says of its length: a body
+    that goes on in the next block is summed up as it comes. What is no record is passed over: who
+    reads by the queue finds that out. A copy goes on from the same place.
+    """
+
+    def __init__(self, path: str, base: int, position: int, size: int) -> None:
+        self._path = path
+        self._base = base
+        self._position = position  # of the first byte that is held, or comes next
+        self._size = size
+        self._held = b""
+        self._open: _OpenRecord | None = None
+        self._is_lost = False
+
+    def take(self, block: bytes) -> None:
+        """The next bytes. SegmentCorruptError for a body that is not what its record says."""
+        start = 0
+        if self._open is not None:
+            start = self._gone_on(block)
+            self._position += start
+        data = self._held + block[start:] if start or self._held else block
+        self._held = b""
+        while data:
+            starts, at = self._walked(data)
+            self._check_whole(data, starts)
+            if at == len(data):
+                self._position += at
+                return
+            found = self._next_record(data, at)
+            if found is None:
+                kept = len(data) if self._open is not None else max(at, len(data) - _HEAD_BYTES)
+                self._position += kept
+                self._held = data[kept:]
+                return
+            self._position += found
+            data = data[found:]
+
+    def _walked(self, data: bytes) -> tuple[list[int], int]:
+        """Where whole records begin that follow each other, and where that ends."""
+        starts: list[int] = []
+        at, end = 0, len(data)
+        if self._is_lost:
+            return starts, at
+        while at + _HEAD_BYTES <= end:
+            size, magic = _HEAD.unpack_from(data, at)
+            if magic not in MESSAGE_MAGICS:
+                if not is_coda(data, at):
+                    break
+                at += CODA_BYTES
+                continue
+            if size < RECORD_BYTES_MIN or at + size > end:
+                break
+            starts.append(at)
+            at += size
+        return starts, at
+
+    def _next_record(self, data: bytes, at: int) -> int | None:
+        """Where to go on; None where that takes more bytes, which `_open` may wait for."""
+        rest = len(data) - at
+        if self._position + len(data) >= self._size and rest < _HEAD_BYTES:
+            return self._last_ones(data, at)
+        if rest < _HEAD_BYTES:
+            return None
+        if not self._is_lost and self._begin(data, at):
+            return None
+        self._is_lost = True
+        for found in _candidates(data, at):
+            if self._says_here(data, found):
+                self._is_lost = False
+                return found
+        return None
+
+    def _last_ones(self, data: bytes, at: int) -> int | None:
+        """Short records, or a rest, at the very end of the segment."""
+        while not self._is_lost and at + RECORD_BYTES_MIN <= len(data):
+            size, magic = _HEAD.unpack_from(data, at)
+            if magic not in MESSAGE_MAGICS or not RECORD_BYTES_MIN <= size <= len(data) - at:
+                break
+            self._check_whole(data, [at])
+            at += size
+        return None
+
+    def _begin(self, data: bytes, at: int) -> bool:
+        """A record that goes on in the next block, if its head is that of one."""
+        size, magic = _HEAD.unpack_from(data, at)
+        place = self._position + at
+        if magic not in MESSAGE_MAGICS or not len(data) - at < size <= self._size - place:
+            return False
+        body_at = at + fixed_bytes(peek_sys_flag(data, at))
+        body_bytes: int = INT32.unpack_from(data, body_at - 4)[0]
+        if not 0 <= body_bytes <= size - (body_at - at):
+            return False
+        body = data[body_at : body_at + body_bytes]
+        self._open = _OpenRecord(
+            queue_offset=peek_queue_offset(data, at),
+            place=place,
+            wanted=INT32.unpack_from(data, at + BODY_CRC_POSITION)[0],
+            crc=crc32(body),
+            body_left=body_bytes - len(body),
+            left=size - (len(data) - at),
+        )
+        self._check_open(self._open)
+        return True
+
+    def _gone_on(self, block: bytes) -> int:
+        """How much of the block belongs to the record that began before it."""
+        known = self._open
+        assert known is not None
+        body = memoryview(block)[: known.body_left]
+        taken = min(known.left, len(block))
+        after = replace(
+            known,
+            crc=crc32(body, known.crc),
+            body_left=known.body_left - len(body),
+            left=known.left - taken,
+        )
+        if known.body_left:
+            self._check_open(after)
+        self._open = after if after.left else None
+        return taken
+
+    def _check_open(self, record: _OpenRecord) -> None:
+        if not record.body_left and record.crc & INT32_MAX != record.wanted:
+            raise self._damage(record.queue_offset, record.place)
+
+    def _check_whole(self, data: bytes, starts: list[int]) -> None:
+        if not starts:
+            return
+        at = np.array(starts, np.int64)
+        sizes = np.array([_HEAD.unpack_from(data, start)[0] for start in starts], np.int64)
+        sound = Records(data, at, sizes).sound_bodies()
+        if not sound.all():
+            first = starts[int(sound.argmin())]
+            raise self._damage(peek_queue_offset(data, first), self._position + first)
+
+    def _says_here(self, data: bytes, at: int) -> bool:
+        """Old stores count an end marker before a record to it."""
+        here = self._base + self._position + at
+        return peek_log_offset(data, at) in (here, here - CODA_BYTES)
+
+    def _damage(self, queue_offset: int, place: int) -> SegmentCorruptError:
+        reason = (
+            f"the body of message {queue_offset} has another checksum than it should; with "
+            "crc_check_enabled = false it is copied as it is"
+        )
+        return SegmentCorruptError(self._path, reason, position=place)
+
+
+def _candidates(data: bytes, at: int) -> Iterator[int]:
+    """Where records may begin behind `at`, and all that is asked of their heads is there."""
+    found = data.find(_MAGIC_START, at + 1 + MAGIC_POSITION)
+    while found >= 0 and found - MAGIC_POSITION + LOG_OFFSET_POSITION + 8 <= len(data):
+        yield found - MAGIC_POSITION
+        found = data.find(_MAGIC_START, found + 1)

@@ -285,17 +285,11 @@ def _rows(tier: SourceTier, *, adopt: bool) -> Iterator[tuple[SegmentRecord, boo
 def _item(
     row: SegmentRecord, known: Mapping[Key, Copied], target: StoreConfig, *, is_growing: bool
 ) -> CopyItem | None:
-    path = target_path(row.path, target)
-    copied = known.get(target_key(row, target), Copied(0, 0))
+    key = target_key(row, target)
+    copied = known.get(key, Copied(0, 0))
     if copied.size == row.size:
         return None
-    return CopyItem(
-        row=row,
-        target_path=path,
-        is_growing=is_growing,
-        known_bytes=copied.size,
-        known_crc=copied.crc,
-    )
+    return CopyItem(row=row, target_path=key[0], is_growing=is_growing, known=copied)
 
 
 def _requests(
@@ -309,7 +303,7 @@ def _requests(
             found["get"] += blocks
         if target.provider not in OBJECT_PROVIDERS:
             continue
-        if item.is_growing or item.known_bytes:
+        if item.is_growing or item.known.size:
             found["put"] += blocks
             found["head"] += blocks + 1
         else:  # a mark, the object, and three looks

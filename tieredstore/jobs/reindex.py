@@ -44,8 +44,7 @@ from tieredstore.jobs.key_runs import (
     merged,
     staged_runs,
 )
-from tieredstore.jobs.slice_reads import Damage, SliceReader
-from tieredstore.jobs.slices import SPLIT_BYTES, Slice, plan_slices, queue_rows
+from tieredstore.jobs.slices import SPLIT_BYTES, Damage, Slice, SliceReader, plan_slices, queue_rows
 from tieredstore.jobs.worker import (
     OwnedTier,
     owned_already,

@@ -27,14 +27,16 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.codec.columns import RecordFields
 from tieredstore.codec.record import peek_queue_id, peek_queue_offset
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS, KeyPairs, MessageTable, key_pairs
-from tieredstore.jobs.slice_reads import Damage, OnDamage, SliceReader
 from tieredstore.jobs.slices import (
     EVER,
     EVERYTHING,
     SPLIT_BYTES,
+    Damage,
+    OnDamage,
     QueueRows,
     Selection,
     Slice,
+    SliceReader,
     plan_slices,
     queue_rows,
     trimmed,
