@@ -28,10 +28,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from struct import Struct
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,259 @@ from tieredstore.codec.java import decode_utf8
 from tieredstore.codec.record import IPV6_BYTES, TAGS, UNIQUE_KEY
 from tieredstore.jobs.slices import Selection
 from tieredstore.model.values import INT32_MAX, QueueKey
+
+_PORT: Final = Struct(">i")
+_NAMES_IN_A_WORD: Final = 48  # a message has fewer than 2^13 entries: their bits add up in a word
+MAP_TYPE: Final = pa.map_(pa.string(), pa.string())
+KEYS_TYPE: Final = pa.list_(pa.field("element", pa.string()))  # named as Spark names it
+TIME_TYPE: Final = pa.timestamp("us", tz="UTC")
+_TIME_MIN_MS: Final = -62_135_596_800_000  # year 1
+_TIME_MAX_MS: Final = 253_402_300_799_999  # year 9999
+
+
+class _Columns:
+    """One batch being made: what several columns share is found once."""
+
+    def __init__(self, key: QueueKey, fields: RecordFields, rows: NDArray[np.int64]) -> None:
+        self.key = key
+        self.fields = fields
+        self.rows = rows
+
+    def same(self, value: str | int) -> pa.Array:
+        return pa.repeat(pa.scalar(value), len(self.rows))
+
+    def numbers(self, values: NDArray[np.int64]) -> pa.Array:
+        return pa.array(values if len(values) == len(self.rows) else values[self.rows])
+
+    def times(self, values: NDArray[np.int64]) -> pa.Array:
+        chosen = values if len(values) == len(self.rows) else values[self.rows]
+        wrong = (chosen < _TIME_MIN_MS) | (chosen > _TIME_MAX_MS)
+        if not wrong.any():
+            return pa.array(chosen * 1000, pa.int64()).view(TIME_TYPE)
+        micros = np.where(wrong, 0, chosen) * 1000
+        return pa.array(micros, pa.int64(), mask=wrong)
+
+    def hosts(self, found: tuple[NDArray[np.int64], NDArray[np.bool_]]) -> pa.Array:
+        starts, sizes = found[0][self.rows], 8 + IPV6_BYTES * found[1][self.rows]
+        packed = cut_spans(self.fields.data, starts, sizes, pa.binary()).dictionary_encode()
+        texts = [_host_text(host) for host in packed.dictionary.to_pylist()]
+        return pa.array(texts, pa.string()).take(packed.indices)
+
+    def bodies(self) -> pa.Array:
+        fields, rows = self.fields, self.rows
+        return cut_spans(
+            fields.data, fields.body_starts[rows], fields.body_bytes[rows], pa.binary()
+        )
+
+    @cached_property
+    def properties(self) -> PropertyColumns:
+        return PropertyColumns.of(self.fields, self.rows)
+
+
+_COLUMNS: Final[Mapping[str, tuple[pa.DataType, Callable[[_Columns], pa.Array]]]] = {
+    "topic": (pa.string(), lambda made: made.same(made.key.topic)),
+    "queue_id": (pa.int32(), lambda made: made.same(made.key.queue_id)),
+    "queue_offset": (pa.int64(), lambda made: made.numbers(made.fields.queue_offsets)),
+    "log_offset": (pa.int64(), lambda made: made.numbers(made.fields.run.log_offsets)),
+    "store_time": (TIME_TYPE, lambda made: made.times(made.fields.store_times())),
+    "born_time": (TIME_TYPE, lambda made: made.times(made.fields.born_times())),
+    "born_host": (pa.string(), lambda made: made.hosts(made.fields.born_hosts())),
+    "store_host": (pa.string(), lambda made: made.hosts(made.fields.store_hosts())),
+    "flag": (pa.int32(), lambda made: made.numbers(made.fields.flags())),
+    "sys_flag": (pa.int32(), lambda made: made.numbers(made.fields.sys_flags)),
+    "tags": (pa.string(), lambda made: made.properties.tags()),
+    "keys": (KEYS_TYPE, lambda made: made.properties.keys()),
+    "unique_key": (pa.string(), lambda made: made.properties.unique_keys()),
+    "properties": (MAP_TYPE, lambda made: made.properties.maps()),
+    "body": (pa.binary(), lambda made: made.bodies()),
+    "body_crc_ok": (pa.bool_(), lambda made: pa.array(made.fields.body_crc_ok(made.rows))),
+    "size": (pa.int32(), lambda made: made.numbers(made.fields.sizes())),
+}
+MESSAGE_COLUMNS: Final[Mapping[str, pa.DataType]] = MappingProxyType(
+    {name: kind for name, (kind, _) in _COLUMNS.items()}
+)
+
+
+class MessageTable:
+    """The columns that are asked for, and how a run of messages becomes a batch of them."""
+
+    def __init__(self, columns: Sequence[str] = tuple(MESSAGE_COLUMNS)) -> None:
+        unknown = [name for name in columns if name not in MESSAGE_COLUMNS]
+        if unknown:
+            raise ValueError(f"columns: {unknown[0]!r} is none of {', '.join(MESSAGE_COLUMNS)}")
+        self.columns = tuple(columns)
+        self.schema = pa.schema([pa.field(name, MESSAGE_COLUMNS[name]) for name in self.columns])
+
+    def batch(
+        self, key: QueueKey, fields: RecordFields, rows: NDArray[np.int64] | None = None
+    ) -> pa.RecordBatch:
+        """These rows of a run of the queue, ascending; without `rows` all that are sound."""
+        chosen = np.flatnonzero(fields.sound) if rows is None else rows
+        made = _Columns(key, fields, chosen)
+        arrays = [_COLUMNS[name][1](made).cast(MESSAGE_COLUMNS[name]) for name in self.columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyPairs:
+    """Pair i: the message in row `rows[i]` has the key `keys[i]`, null where it has none at all.
+
+    Rows ascend; a message has each of its keys once.
+    """
+
+    rows: NDArray[np.int64]
+    keys: pa.Array
+
+    def of(self, rows: NDArray[np.int64]) -> KeyPairs:
+        """The pairs of these rows, which are neighbours in the run and ascend."""
+        first = int(np.searchsorted(self.rows, rows[0]))
+        end = int(np.searchsorted(self.rows, rows[-1], side="right"))
+        return KeyPairs(self.rows[first:end], self.keys.slice(first, end - first))
+
+
+def key_pairs(fields: RecordFields, rows: NDArray[np.int64], selection: Selection) -> KeyPairs:
+    """UNIQ_KEY and each of KEYS of these rows, as far as they are wanted.
+
+    With keys to choose by, only pairs with one of them; else also one pair without a key for each
+    message that has none.
+    """
+    properties = PropertyColumns.of(fields, rows)
+    uniques, lists = properties.unique_keys(), properties.keys()
+    if selection.unique_keys is not None:
+        kept = _are_in(uniques, selection.unique_keys)
+        rows, uniques, lists = rows[kept], uniques.filter(kept), lists.filter(kept)
+    numbers = np.arange(len(rows))
+    counts = np.diff(lists.offsets.to_numpy()) if len(lists) else np.empty(0, np.int64)
+    owners = np.concatenate((numbers, np.repeat(numbers, counts)))
+    keys = pa.concat_arrays([uniques, lists.flatten()])
+    if selection.keys is not None:
+        found = _are_in(keys, selection.keys)
+        owners, keys = owners[found], keys.filter(found)
+    else:
+        idle = ~(keys.is_null().to_numpy(zero_copy_only=False)) | (counts == 0)[owners]
+        owners, keys = owners[idle], keys.filter(idle)
+    order = np.argsort(owners, kind="stable")
+    owners, keys = owners[order], keys.take(pa.array(order))
+    first = _once_each(owners, keys)
+    if first is not None:
+        owners, keys = owners[first], keys.take(pa.array(first))
+    return KeyPairs(rows[owners], keys)
+
+
+def _are_in(values: pa.Array, wanted: frozenset[str]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = pc.is_in(
+        values, value_set=pa.array(sorted(wanted), pa.string()), skip_nulls=True
+    ).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _once_each(owners: NDArray[np.int64], keys: pa.Array) -> NDArray[np.int64] | None:
+    """The first pair of each owner and key; None where no pair is there twice."""
+    codes = keys.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    _, first = np.unique(owners * (len(keys) + 1) + codes, return_index=True)
+    return None if len(first) == len(owners) else np.sort(first)
+
+
+class PropertyColumns:
+    """The property texts of some messages, taken apart together.
+
+    `texts` is a binary array with one value for each message; columns have as many rows.
+    """
+
+    def __init__(self, texts: pa.Array) -> None:
+        self._count = len(texts)
+        data, ends = span_bytes(texts)
+        if not _is_utf8(data, ends):
+            data, ends = span_bytes(_replaced_like_java(texts))
+        self._data = data
+        self._properties = Properties(data, ends[1:])
+
+    @classmethod
+    def of(cls, fields: RecordFields, rows: NDArray[np.int64]) -> Self:
+        starts, sizes = fields.property_starts[rows], fields.property_bytes[rows]
+        return cls(cut_spans(fields.data, starts, sizes, pa.binary()))
+
+    # Columns
+
+    def tags(self) -> pa.Array:
+        return self._values_of(TAGS)
+
+    def unique_keys(self) -> pa.Array:
+        return self._values_of(UNIQUE_KEY)
+
+    def keys(self) -> pa.Array:
+        """The single keys: only U+0020 separates, empty pieces are dropped, doubles stay."""
+        (rows, starts, ends), _ = self._properties.keys()
+        pieces = cut_spans(self._data, starts, ends - starts, pa.string())
+        offsets = pa.array(_list_offsets(rows, self._count))
+        return pa.ListArray.from_arrays(offsets, pieces, type=KEYS_TYPE)
+
+    def maps(self) -> pa.Array:
+        """All properties, each name once."""
+        (rows, starts, ends), marks = self._properties.entries()
+        names = cut_spans(self._data, starts, marks - starts, pa.string())
+        values = cut_spans(self._data, marks + 1, ends - marks - 1, pa.string())
+        kept = _last_of_each(rows, names)
+        if kept is not None:
+            taken = pa.array(kept)
+            names, values, rows = names.take(taken), values.take(taken), rows[kept]
+        offsets = _list_offsets(rows, self._count)
+        return pa.MapArray.from_arrays(pa.array(offsets), names, values)
+
+    def _values_of(self, name: str) -> pa.Array:
+        rows, starts, ends = self._properties.values(name)
+        values = cut_spans(self._data, starts, ends - starts, pa.string())
+        if len(rows) == self._count:
+            return values
+        places = np.full(self._count, -1, np.int64)
+        places[rows] = np.arange(len(rows))
+        return values.take(pa.array(places, mask=places < 0))
+
+
+def _last_of_each(rows: NDArray[np.int64], names: pa.Array) -> NDArray[np.int64] | None:
+    """The entries that count where a message has a name twice; None where none has."""
+    encoded = names.dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    distinct = len(encoded.dictionary)
+    if not len(codes):
+        return None
+    if distinct <= _NAMES_IN_A_WORD:
+        bits = np.left_shift(1, codes)
+        first = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
+        if bool((np.add.reduceat(bits, first) == np.bitwise_or.reduceat(bits, first)).all()):
+            return None
+    pairs = rows * distinct + codes
+    _, backwards = np.unique(pairs[::-1], return_index=True)
+    if len(backwards) == len(pairs):
+        return None
+    kept: NDArray[np.int64] = np.sort(len(pairs) - 1 - backwards)
+    return kept
+
+
+def _list_offsets(rows: NDArray[np.int64], count: int) -> NDArray[np.int32]:
+    """Where the values of each row begin and end, from the ascending rows that values belong to."""
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(np.bincount(rows, minlength=count), out=offsets[1:])
+    return offsets
+
+
+def _is_utf8(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
+    """Whether each of the texts is UTF-8."""
+    if not len(data) or int(data.max()) < 0x80:
+        return True
+    heads = ends[:-1][ends[:-1] < len(data)]
+    if bool(((data[heads] & 0xC0) == 0x80).any()):  # a text does not begin in a character's middle
+        return False
+    raw: Any = data.tobytes()
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _replaced_like_java(texts: pa.Array) -> pa.Array:
+    return pa.array([decode_utf8(text).encode() for text in texts.to_pylist()], pa.binary())
 
 
 def cut_spans(
@@ -104,328 +357,9 @@ def _every_second(count: int) -> pa.Array:
     return _counted(1 << (count - 1).bit_length()).slice(0, count)
 
 
-_PORT: Final = Struct(">i")
-
-
-def host_column(
-    fields: RecordFields, starts: NDArray[np.int64], ipv6: NDArray[np.bool_]
-) -> pa.Array:
-    """`10.0.0.1:4711` or `[2001:db8::1]:4711` for each address that begins there."""
-    if not ipv6.any():
-        return _texts(fields, starts)
-    short, long = np.flatnonzero(~ipv6), np.flatnonzero(ipv6)
-    texts = pa.concat_arrays(
-        [_texts(fields, starts[short]), pa.array(_long_texts(fields, starts[long]), pa.string())]
-    )
-    places = np.empty(len(starts), np.int64)
-    places[np.concatenate((short, long))] = np.arange(len(starts))
-    return texts.take(pa.array(places))
-
-
-def _texts(fields: RecordFields, starts: NDArray[np.int64]) -> pa.Array:
-    packed = pa.array(fields.int64(starts)).dictionary_encode()
-    made = [
-        host_text(value.to_bytes(8, "big", signed=True)) for value in packed.dictionary.to_pylist()
-    ]
-    return pa.array(made, pa.string()).take(packed.indices)
-
-
-def _long_texts(fields: RecordFields, starts: NDArray[np.int64]) -> list[str]:
-    data = memoryview(fields.data)
-    size = 8 + IPV6_BYTES
-    return [host_text(bytes(data[start : start + size])) for start in starts.tolist()]
-
-
-def host_text(packed: bytes) -> str:
-    """From the bytes of a record: 4 or 16 of an address, then a port."""
+def _host_text(packed: bytes) -> str:
+    """10.0.0.1:4711 or [2001:db8::1]:4711, of 4 or 16 bytes of an address and 4 of a port."""
     address, port = packed[:-4], _PORT.unpack(packed[-4:])[0]
     if len(address) == 4:
         return f"{socket.inet_ntop(socket.AF_INET, address)}:{port}"
     return f"[{socket.inet_ntop(socket.AF_INET6, address)}]:{port}"
-
-
-_NAMES_IN_A_WORD: Final = 48  # a message has fewer than 2^13 entries: their bits add up in a word
-MAP_TYPE: Final = pa.map_(pa.string(), pa.string())
-KEYS_TYPE: Final = pa.list_(pa.field("element", pa.string()))  # named as Spark names it
-
-
-class PropertyColumns:
-    """The property texts of some messages, taken apart together.
-
-    `texts` is a binary array with one value for each message; columns have as many rows.
-    """
-
-    def __init__(self, texts: pa.Array) -> None:
-        self._count = len(texts)
-        data, ends = span_bytes(texts)
-        if not _is_utf8(data, ends):
-            data, ends = span_bytes(_replaced_like_java(texts))
-        self._data: NDArray[np.uint8] = data
-        self._properties = Properties(data, ends[1:])
-
-    # Columns
-
-    def tags(self) -> pa.Array:
-        return self._values_of(TAGS)
-
-    def unique_keys(self) -> pa.Array:
-        return self._values_of(UNIQUE_KEY)
-
-    def keys(self) -> pa.Array:
-        """The single keys: only U+0020 separates, empty pieces are dropped, doubles stay."""
-        (rows, starts, ends), _ = self._properties.keys()
-        pieces = cut_spans(self._data, starts, ends - starts, pa.string())
-        return _lists(rows, self._count, pieces)
-
-    def maps(self) -> pa.Array:
-        """All properties, each name once."""
-        (rows, starts, ends), marks = self._properties.entries()
-        names = cut_spans(self._data, starts, marks - starts, pa.string())
-        values = cut_spans(self._data, marks + 1, ends - marks - 1, pa.string())
-        kept = _last_of_each(rows, names)
-        if kept is not None:
-            taken = pa.array(kept)
-            names, values, rows = names.take(taken), values.take(taken), rows[kept]
-        offsets = _list_offsets(rows, self._count)
-        return pa.MapArray.from_arrays(pa.array(offsets), names, values)
-
-    def _values_of(self, name: str) -> pa.Array:
-        rows, starts, ends = self._properties.values(name)
-        values = cut_spans(self._data, starts, ends - starts, pa.string())
-        if len(rows) == self._count:
-            return values
-        places = np.full(self._count, -1, np.int64)
-        places[rows] = np.arange(len(rows))
-        return values.take(pa.array(places, mask=places < 0))
-
-
-def _last_of_each(rows: NDArray[np.int64], names: pa.Array) -> NDArray[np.int64] | None:
-    """The entries that count where a message has a name twice; None where none has."""
-    encoded = names.dictionary_encode()
-    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    distinct = len(encoded.dictionary)
-    if not len(codes):
-        return None
-    if distinct <= _NAMES_IN_A_WORD:
-        bits = np.left_shift(1, codes)
-        first = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
-        if bool((np.add.reduceat(bits, first) == np.bitwise_or.reduceat(bits, first)).all()):
-            return None
-    pairs = rows * distinct + codes
-    _, backwards = np.unique(pairs[::-1], return_index=True)
-    if len(backwards) == len(pairs):
-        return None
-    kept: NDArray[np.int64] = np.sort(len(pairs) - 1 - backwards)
-    return kept
-
-
-def _lists(rows: NDArray[np.int64], count: int, values: pa.Array) -> pa.Array:
-    return pa.ListArray.from_arrays(pa.array(_list_offsets(rows, count)), values, type=KEYS_TYPE)
-
-
-def _list_offsets(rows: NDArray[np.int64], count: int) -> NDArray[np.int32]:
-    """Where the values of each row begin and end, from the ascending rows that values belong to."""
-    offsets = np.zeros(count + 1, np.int32)
-    np.cumsum(np.bincount(rows, minlength=count), out=offsets[1:])
-    return offsets
-
-
-def _is_utf8(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
-    """Whether each of the texts is UTF-8."""
-    if not len(data) or int(data.max()) < 0x80:
-        return True
-    heads = ends[:-1][ends[:-1] < len(data)]
-    if bool(((data[heads] & 0xC0) == 0x80).any()):  # a text does not begin in a character's middle
-        return False
-    raw: Any = data.tobytes()
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _replaced_like_java(texts: pa.Array) -> pa.Array:
-    return pa.array([decode_utf8(text).encode() for text in texts.to_pylist()], pa.binary())
-
-
-TIME_TYPE: Final = pa.timestamp("us", tz="UTC")
-MESSAGE_COLUMNS: Final[Mapping[str, pa.DataType]] = MappingProxyType(
-    {
-        "topic": pa.string(),
-        "queue_id": pa.int32(),
-        "queue_offset": pa.int64(),
-        "log_offset": pa.int64(),
-        "store_time": TIME_TYPE,
-        "born_time": TIME_TYPE,
-        "born_host": pa.string(),
-        "store_host": pa.string(),
-        "flag": pa.int32(),
-        "sys_flag": pa.int32(),
-        "tags": pa.string(),
-        "keys": KEYS_TYPE,
-        "unique_key": pa.string(),
-        "properties": MAP_TYPE,
-        "body": pa.binary(),
-        "body_crc_ok": pa.bool_(),
-        "size": pa.int32(),
-    }
-)
-
-_TIME_MIN_MS: Final = -62_135_596_800_000  # year 1
-_TIME_MAX_MS: Final = 253_402_300_799_999  # year 9999
-
-
-class MessageTable:
-    """The columns that are asked for, and how a run of messages becomes a batch of them."""
-
-    def __init__(self, columns: Sequence[str] = tuple(MESSAGE_COLUMNS)) -> None:
-        unknown = [name for name in columns if name not in MESSAGE_COLUMNS]
-        if unknown:
-            raise ValueError(f"columns: {unknown[0]!r} is none of {', '.join(MESSAGE_COLUMNS)}")
-        self.columns = tuple(columns)
-        self.schema = pa.schema([pa.field(name, MESSAGE_COLUMNS[name]) for name in self.columns])
-
-    def batch(
-        self, key: QueueKey, fields: RecordFields, rows: NDArray[np.int64] | None = None
-    ) -> pa.RecordBatch:
-        """These rows of a run of the queue, ascending; without `rows` all that are sound."""
-        chosen = np.flatnonzero(fields.sound) if rows is None else rows
-        made = _Columns(key, fields, chosen)
-        return pa.RecordBatch.from_arrays(
-            [_MAKERS[name](made) for name in self.columns], schema=self.schema
-        )
-
-
-class _Columns:
-    """One batch being made: what several columns share is found once."""
-
-    def __init__(self, key: QueueKey, fields: RecordFields, rows: NDArray[np.int64]) -> None:
-        self.key = key
-        self.fields = fields
-        self.count = len(rows)
-        self.rows = rows
-        self._properties: PropertyColumns | None = None
-
-    def numbers(self, values: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
-        chosen = values if len(values) == self.count else values[self.rows]
-        return pa.array(chosen.astype(kind.to_pandas_dtype(), copy=False), kind)
-
-    def times(self, values: NDArray[np.int64]) -> pa.Array:
-        chosen = values if len(values) == self.count else values[self.rows]
-        wrong = (chosen < _TIME_MIN_MS) | (chosen > _TIME_MAX_MS)
-        if not wrong.any():
-            return pa.array(chosen * 1000, pa.int64()).view(TIME_TYPE)
-        micros = np.where(wrong, 0, chosen) * 1000
-        return pa.array(micros, pa.int64(), mask=wrong).cast(TIME_TYPE)
-
-    def hosts(self, found: tuple[NDArray[np.int64], NDArray[np.bool_]]) -> pa.Array:
-        starts, ipv6 = found
-        return host_column(self.fields, starts[self.rows], ipv6[self.rows])
-
-    def bodies(self) -> pa.Array:
-        fields, rows = self.fields, self.rows
-        return cut_spans(
-            fields.data, fields.body_starts[rows], fields.body_bytes[rows], pa.binary()
-        )
-
-    @property
-    def properties(self) -> PropertyColumns:
-        found = self._properties
-        if found is None:
-            fields, rows = self.fields, self.rows
-            texts = cut_spans(
-                *(fields.data, fields.property_starts[rows], fields.property_bytes[rows]),
-                pa.binary(),
-            )
-            found = self._properties = PropertyColumns(texts)
-        return found
-
-
-_MAKERS: Final[Mapping[str, Callable[[_Columns], pa.Array]]] = {
-    "topic": lambda made: pa.repeat(pa.scalar(made.key.topic, pa.string()), made.count),
-    "queue_id": lambda made: pa.repeat(pa.scalar(made.key.queue_id, pa.int32()), made.count),
-    "queue_offset": lambda made: made.numbers(made.fields.queue_offsets, pa.int64()),
-    "log_offset": lambda made: made.numbers(made.fields.run.log_offsets, pa.int64()),
-    "store_time": lambda made: made.times(made.fields.store_times()),
-    "born_time": lambda made: made.times(made.fields.born_times()),
-    "born_host": lambda made: made.hosts(made.fields.born_hosts()),
-    "store_host": lambda made: made.hosts(made.fields.store_hosts()),
-    "flag": lambda made: made.numbers(made.fields.flags(), pa.int32()),
-    "sys_flag": lambda made: made.numbers(made.fields.sys_flags, pa.int32()),
-    "tags": lambda made: made.properties.tags(),
-    "keys": lambda made: made.properties.keys(),
-    "unique_key": lambda made: made.properties.unique_keys(),
-    "properties": lambda made: made.properties.maps(),
-    "body": lambda made: made.bodies(),
-    "body_crc_ok": lambda made: pa.array(made.fields.body_crc_ok(made.rows)),
-    "size": lambda made: made.numbers(made.fields.sizes(), pa.int32()),
-}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeyPairs:
-    """Pair i: the message in row `rows[i]` has the key `keys[i]`, null where it has none at all.
-
-    Rows ascend; a message has each of its keys once.
-    """
-
-    rows: NDArray[np.int64]
-    keys: pa.Array
-
-    def of(self, rows: NDArray[np.int64]) -> KeyPairs:
-        """The pairs of these rows, which are neighbours in the run and ascend."""
-        first = int(np.searchsorted(self.rows, rows[0]))
-        end = int(np.searchsorted(self.rows, rows[-1], side="right"))
-        return KeyPairs(self.rows[first:end], self.keys.slice(first, end - first))
-
-    def distinct_rows(self) -> NDArray[np.int64]:
-        return np.unique(self.rows)
-
-
-def key_pairs(fields: RecordFields, rows: NDArray[np.int64], selection: Selection) -> KeyPairs:
-    """UNIQ_KEY and each of KEYS of these rows, as far as they are wanted.
-
-    With keys to choose by, only pairs with one of them; else also one pair without a key for each
-    message that has none.
-    """
-    texts = cut_spans(
-        fields.data, fields.property_starts[rows], fields.property_bytes[rows], pa.binary()
-    )
-    properties = PropertyColumns(texts)
-    uniques, lists = properties.unique_keys(), properties.keys()
-    if selection.unique_keys is not None:
-        kept = _are_in(uniques, selection.unique_keys)
-        rows, uniques, lists = rows[kept], uniques.filter(kept), lists.filter(kept)
-    numbers = np.arange(len(rows))
-    counts = np.diff(lists.offsets.to_numpy()) if len(lists) else np.empty(0, np.int64)
-    owners = np.concatenate((numbers, np.repeat(numbers, counts)))
-    keys = pa.concat_arrays([uniques, lists.flatten()])
-    if selection.keys is not None:
-        found = _are_in(keys, selection.keys)
-        owners, keys = owners[found], keys.filter(found)
-    else:
-        idle = ~(keys.is_null().to_numpy(zero_copy_only=False)) | (counts == 0)[owners]
-        owners, keys = owners[idle], keys.filter(idle)
-    order = np.argsort(owners, kind="stable")
-    owners, keys = owners[order], keys.take(pa.array(order))
-    if len(owners) > 1:
-        owners, keys = _each_once(owners, keys)
-    return KeyPairs(rows[owners], keys)
-
-
-def _are_in(values: pa.Array, wanted: frozenset[str]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = pc.is_in(
-        values, value_set=pa.array(sorted(wanted), pa.string()), skip_nulls=True
-    ).to_numpy(zero_copy_only=False)
-    return found
-
-
-def _each_once(owners: NDArray[np.int64], keys: pa.Array) -> tuple[NDArray[np.int64], pa.Array]:
-    codes = keys.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    pairs = owners * (len(keys) + 1) + codes
-    _, first = np.unique(pairs, return_index=True)
-    if len(first) == len(owners):
-        return owners, keys
-    first.sort()
-    return owners[first], keys.take(pa.array(first))
