@@ -14,7 +14,7 @@ from tieredstore.codec.message import StoredMessage, decode_message
 from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs.load import begin_load, commit_load
 from tieredstore.jobs.load_records import LoadColumns, LoadDefaults, StagedPart, Stager
-from tieredstore.jobs.worker import scratch_of, worker_provider
+from tieredstore.jobs.worker import worker_scratch
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import QueueKey
 
@@ -53,7 +53,7 @@ def staged(
 ) -> StagedPart:
     """What one attempt at a partition does."""
     stager = Stager(
-        scratch_of(config, worker_provider(config)),
+        worker_scratch(config),
         LoadColumns(batches[0].schema, defaults),
         run_id=run_id,
         partition=partition,

@@ -24,7 +24,7 @@ from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.jobs.load import abort_load, begin_load, commit_load
 from tieredstore.jobs.load_records import LoadRefusedError
-from tieredstore.jobs.worker import scratch_of, worker_provider
+from tieredstore.jobs.worker import worker_scratch
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import CatalogueLockedError, InvalidConfigError
 from tieredstore.model.values import QueueKey, SegmentType
@@ -52,7 +52,7 @@ def test_messages_of_many_partitions_are_in_their_queues_and_found_by_key(
     assert bodies(config, C) == names_of(C, range(70))
     assert_found(config, {A: range(200), B: range(50), C: range(70)})
     assert report_of(config).findings == ()
-    assert scratch_of(config, worker_provider(config)).listed() == []
+    assert worker_scratch(config).listed() == []
 
 
 def test_rows_of_queues_in_any_order_keep_their_order_within_each(config: StoreConfig) -> None:

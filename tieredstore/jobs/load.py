@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.names import index_queue_path, queue_path
+from tieredstore.codec.names import queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units, encode_units
 from tieredstore.codec.record import LOG_OFFSET_POSITION, QUEUE_OFFSET_POSITION
 from tieredstore.driver.metadata import Change, Put, PutNote
@@ -34,7 +34,7 @@ from tieredstore.flat.recovery import recover
 from tieredstore.index.contract import CommittedRun
 from tieredstore.index.keys import keys_of_run
 from tieredstore.index.uploaded import first_row_below
-from tieredstore.index.watermarks import QueueId, Watermarks
+from tieredstore.index.watermarks import QueueId
 from tieredstore.jobs.job import LocalEngine, Plan, no_progress
 from tieredstore.jobs.key_runs import KeyRun, RunWriter, file_plans, in_order, merged
 from tieredstore.jobs.load_records import (
@@ -143,7 +143,7 @@ class _Commit:
             raise BackendUnavailableError(self._config.broker_name, "load", reason)
         plan = plan_load(parts, self._config, tier.scratch, self._target)
         paths = [target.path for target in plan.targets]
-        with tier.installing([*paths, index_queue_path(self._config.broker_name)]):
+        with tier.installing([*paths, tier.index_path]):
             now = tier.runtime.clock.now_ms()
             tier.announce([segment.row(now_ms=now) for segment in (*plan.logs, *plan.units)])
             # The logs first: at no time do units name bytes that are not there.
@@ -415,9 +415,8 @@ def make_index(tier: OwnedTier, plan: LoadPlan, runs: Sequence[KeyRun]) -> list[
     to there: a broker that is started then puts all that follows, and messages that it finds twice
     are shown once.
     """
-    path = index_queue_path(tier.config.broker_name)
-    ready = in_order(runs)
-    files = list(file_plans(tier.scratch, ready, items_max=tier.config.index_item_count - 1))
+    items_max = tier.config.index_item_count - 1
+    files = list(file_plans(tier.scratch, in_order(runs), items_max=items_max))
     begins = begin_timestamps([file.first_time for file in files], begins_in_use(tier))
     rows: list[SegmentRecord] = []
     base = next_base(tier)
@@ -430,7 +429,7 @@ def make_index(tier: OwnedTier, plan: LoadPlan, runs: Sequence[KeyRun]) -> list[
         rows.append(replace(row, size=size))
         base += size
     adopted, ends = _ends(tier, plan)
-    present = tier.metadata.segments(path, SegmentType.INDEX)
+    present = tier.index_rows
     first = first_row_below([*present, *rows]) if present else None
     lowered = [] if first is None else [Put(first)]
     return [*adopted, *index_changes(tier, rows, ends), *lowered]
@@ -439,19 +438,16 @@ def make_index(tier: OwnedTier, plan: LoadPlan, runs: Sequence[KeyRun]) -> list[
 def _ends(tier: OwnedTier, plan: LoadPlan) -> tuple[list[Change], Mapping[QueueId, int]]:
     """Up to where the index will have queues; and, of an index that somebody else made, that it
     has what the catalogue knows."""
-    config = tier.config
-    watermarks = Watermarks(tier.metadata, config.broker_name)
-    is_known = tier.check_index_sizes()
-    path = index_queue_path(config.broker_name)
-    is_foreign = not is_known and bool(tier.metadata.segments(path, SegmentType.INDEX))
+    marks = tier.watermarks
+    is_foreign = not tier.check_index_sizes() and bool(tier.index_rows)
     ends = {}
     for target in plan.targets:
         queue = QueueId(target.topic_id, target.key.queue_id)
-        held = watermarks.of_queue(target.key.topic, queue)
+        held = marks.of_queue(target.key.topic, queue)
         if target.is_new or is_foreign or held >= target.queue_offset:
             ends[queue] = plan.ends[target.key]
     now = tier.runtime.clock.now_ms()
-    return watermarks.adopted(now_ms=now) if is_foreign else [], ends
+    return marks.adopted(now_ms=now) if is_foreign else [], ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

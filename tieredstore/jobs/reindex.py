@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.checks import Buffer
-from tieredstore.codec.names import index_queue_path, queue_path
+from tieredstore.codec.names import queue_path
 from tieredstore.codec.tiered_index import HEADER_BYTES, decode_header
 from tieredstore.driver.metadata import Change, Put
 from tieredstore.driver.runtime import Clock
@@ -24,7 +24,7 @@ from tieredstore.index.contract import CommittedRun
 from tieredstore.index.keys import keys_of_run
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.rows import IndexColumns
-from tieredstore.index.watermarks import QueueId, Watermarks
+from tieredstore.index.watermarks import QueueId
 from tieredstore.jobs.job import (
     Engine,
     JobReport,
@@ -49,9 +49,8 @@ from tieredstore.jobs.worker import (
     OwnedTier,
     owned_already,
     owned_tier,
-    scratch_of,
-    worker_provider,
     worker_runtime,
+    worker_scratch,
 )
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -119,7 +118,7 @@ class ReindexKeys:
 
     def plan(self) -> Plan[KeysItem]:
         wanted = planned_keys(self.config, split_bytes=self.split_bytes)
-        scratch = scratch_of(self.config, worker_provider(self.config))
+        scratch = worker_scratch(self.config)
         staged = staged_runs(scratch, KEYS)
         items = [item for item in wanted if item.stem not in staged]
         sizes = [item.slice.approximate_bytes for item in items]
@@ -210,7 +209,7 @@ def stage_keys(config: StoreConfig, item: KeysItem) -> list[KeyRun]:
     """
     key = item.slice.key
     writer = RunWriter(
-        scratch_of(config, worker_provider(config)),
+        worker_scratch(config),
         item.stem,
         topic_id=item.topic_id,
         queue_id=key.queue_id,
@@ -238,8 +237,9 @@ class ReindexFiles:
     tier: OwnedTier | None = field(default=None, repr=False, compare=False)
 
     def plan(self) -> Plan[FileItem]:
-        scratch = scratch_of(self.config, worker_provider(self.config))
-        runs = self._runs(scratch)
+        scratch = worker_scratch(self.config)
+        staged = self._staged(scratch)
+        runs = in_order(staged)
         with owned_already(self.tier, self.config, threads=1) as tier:
             self._check(tier)
             used = begins_in_use(tier)
@@ -255,12 +255,12 @@ class ReindexFiles:
             counts={
                 "keys": sum(run.count for run in runs),
                 "runs": len(runs),
-                "damaged": sum(run.damaged_count for run in self._all(scratch) if run.is_last),
+                "damaged": sum(run.damaged_count for run in staged if run.is_last),
             },
         )
 
     def work(self, item: FileItem) -> Iterable[FileRow]:
-        scratch = scratch_of(self.config, worker_provider(self.config))
+        scratch = worker_scratch(self.config)
         staged = {object_.name: object_ for object_ in scratch.listed(FILES)}.get(item.name)
         if staged is None:
             columns = merged(scratch, item.plan.parts, worker_runtime())
@@ -291,15 +291,12 @@ class ReindexFiles:
             lines=(f"{keys} keys in {len(made)} index files, {size} bytes",),
         )
 
-    def _all(self, scratch: Scratch) -> list[KeyRun]:
+    def _staged(self, scratch: Scratch) -> list[KeyRun]:
         staged = staged_runs(scratch, KEYS)
         missing = [stem for stem in self.scope.stems if stem not in staged]
         if missing:
             raise SegmentNotFoundError(missing[0])
         return [run for stem in self.scope.stems for run in staged[stem]]
-
-    def _runs(self, scratch: Scratch) -> list[KeyRun]:
-        return in_order(self._all(scratch))
 
     def _name(self, plan: FilePlan, begin: int) -> str:
         """The same for the same bytes."""
@@ -324,15 +321,14 @@ class ReindexFiles:
     def _install(self, made: Sequence[FileRow]) -> None:
         with owned_already(self.tier, self.config, threads=THREADS) as tier:
             self._check(tier)
-            path = index_queue_path(self.config.broker_name)
-            tier.delete_pending(path)
-            old = tier.metadata.segments(path, SegmentType.INDEX)
+            tier.delete_pending(tier.index_path)
+            old = tier.index_rows
             bases = accumulate((file.size for file in made), initial=next_base(tier))
             rows = [
                 index_row(tier, base, begin=file.begin, end=file.end, size=file.size)
                 for base, file in zip(bases, made, strict=False)
             ]
-            with tier.installing([path]):
+            with tier.installing([tier.index_path]):
                 tier.announce(rows)
                 for row, file in zip(rows, made, strict=True):
                     tier.create(row, _staged_blocks(tier.scratch, file))
@@ -342,9 +338,9 @@ class ReindexFiles:
 
     def _changes(self, tier: OwnedTier, rows: Sequence[SegmentRecord]) -> list[Change]:
         ends = {QueueId(topic_id, queue_id): end for _, topic_id, queue_id, end in self.scope.ends}
-        watermarks = Watermarks(tier.metadata, self.config.broker_name)
+        marks = tier.watermarks
         # What is in a local file of the broker is found in the new ones too.
-        local = [note for begin in watermarks.begins() for note in watermarks.forgotten(begin)]
+        local = [note for begin in marks.begins() for note in marks.forgotten(begin)]
         return [*index_changes(tier, rows, ends), *local]
 
 
@@ -421,15 +417,13 @@ def made_file(
 
 def next_base(tier: OwnedTier) -> int:
     """Where the next file begins: behind all that the index ever had, so no name is used twice."""
-    path = index_queue_path(tier.config.broker_name)
-    present = tier.metadata.segments(path, SegmentType.INDEX)
-    return max([Watermarks(tier.metadata, tier.config.broker_name).end(), *_ends(present)])
+    return max([tier.watermarks.end(), *(row.end_offset for row in tier.index_rows)])
 
 
 def index_row(tier: OwnedTier, base: int, *, begin: int, end: int, size: int = 0) -> SegmentRecord:
     """The row of a new index file."""
     return SegmentRecord(
-        path=index_queue_path(tier.config.broker_name),
+        path=tier.index_path,
         type=SegmentType.INDEX,
         base_offset=base,
         size=size,
@@ -443,24 +437,21 @@ def index_changes(
     tier: OwnedTier, rows: Sequence[SegmentRecord], ends: Mapping[QueueId, int]
 ) -> list[Change]:
     """What the catalogue is to say together: the files are there, and hold queues up to here."""
-    config, now = tier.config, tier.runtime.clock.now_ms()
-    watermarks = Watermarks(tier.metadata, config.broker_name)
-    end = max([next_base(tier), *_ends(rows)])
+    config, now, marks = tier.config, tier.runtime.clock.now_ms(), tier.watermarks
+    end = max([next_base(tier), *(row.end_offset for row in rows)])
     return [
         *append_file.unmark(rows),
         *map(Put, rows),
-        watermarks.sizes(slot_count=config.index_slot_count, item_capacity=config.index_item_count),
-        watermarks.end_at(end),
-        *watermarks.moved(ends, dict.fromkeys(ends, now)),
+        marks.sizes(slot_count=config.index_slot_count, item_capacity=config.index_item_count),
+        marks.end_at(end),
+        *marks.moved(ends, dict.fromkeys(ends, now)),
     ]
 
 
 def begins_in_use(tier: OwnedTier) -> set[int]:
     """Of files that the catalogue knows: a local one of the same begin would be taken for them."""
-    path = index_queue_path(tier.config.broker_name)
-    watermarks = Watermarks(tier.metadata, tier.config.broker_name)
-    rows = tier.metadata.segments(path, SegmentType.INDEX)
-    return {row.begin_timestamp or 0 for row in rows} | set(watermarks.begins())
+    uploaded = {row.begin_timestamp or 0 for row in tier.index_rows}
+    return uploaded | set(tier.watermarks.begins())
 
 
 def begin_timestamps(first_times: Sequence[int], used: set[int]) -> list[int]:
@@ -477,7 +468,3 @@ def begin_timestamps(first_times: Sequence[int], used: set[int]) -> list[int]:
         begins.append(next(begin for begin in free if begin not in taken))
         taken.add(begins[-1])
     return sorted(begins)
-
-
-def _ends(rows: Sequence[SegmentRecord]) -> list[int]:
-    return [row.end_offset for row in rows]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from tieredstore.access.wiring import catalogue_of, provider_of, publisher_of
+from tieredstore.codec.names import index_queue_path
 from tieredstore.driver.metadata import MetadataStore, Publisher
 from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.provider import SegmentProvider
@@ -30,7 +31,13 @@ from tieredstore.model.errors import (
     TieredStoreError,
 )
 from tieredstore.model.printable import log_of
-from tieredstore.model.values import QueueKey, QueueRecord, SegmentRecord, TopicRecord
+from tieredstore.model.values import (
+    QueueKey,
+    QueueRecord,
+    SegmentRecord,
+    SegmentType,
+    TopicRecord,
+)
 
 log = log_of(__name__)
 
@@ -89,6 +96,11 @@ def worker_provider(config: StoreConfig, *, run: str = "") -> SegmentProvider:
         else:
             _PARTS.providers.move_to_end(place)
         return provider
+
+
+def worker_scratch(config: StoreConfig) -> Scratch:
+    """Where a worker stages what is on its way into this tier; InvalidConfigError without such."""
+    return _scratch_of(config, worker_provider(config))
 
 
 def queue_file(
@@ -194,10 +206,22 @@ class OwnedTier:
         if append_file.delete_pending(self.provider, self.metadata, path):
             raise BackendUnavailableError(path, "create", "what was deleted there is still there")
 
+    @property
+    def index_path(self) -> str:
+        return index_queue_path(self.config.broker_name)
+
+    @property
+    def index_rows(self) -> Sequence[SegmentRecord]:
+        """The index files that the catalogue has now."""
+        return self.metadata.segments(self.index_path, SegmentType.INDEX)
+
+    @property
+    def watermarks(self) -> Watermarks:
+        return Watermarks(self.metadata, self.config.broker_name)
+
     def check_index_sizes(self) -> bool:
         """Whether the tier has an index of ours; InvalidConfigError where it has other sizes."""
-        watermarks = Watermarks(self.metadata, self.config.broker_name)
-        return watermarks.check_sizes(
+        return self.watermarks.check_sizes(
             slot_count=self.config.index_slot_count, item_capacity=self.config.index_item_count
         )
 
@@ -241,7 +265,7 @@ def owned_tier(config: StoreConfig, *, threads: int) -> Iterator[OwnedTier]:
             runtime=runtime,
             provider=made,
             metadata=metadata,
-            scratch=scratch_of(config, made),
+            scratch=_scratch_of(config, made),
             publisher=publisher,
         )
 
@@ -258,7 +282,7 @@ def owned_already(
         yield opened
 
 
-def scratch_of(config: StoreConfig, provider: SegmentProvider) -> Scratch:
+def _scratch_of(config: StoreConfig, provider: SegmentProvider) -> Scratch:
     found = provider.scratch(config.broker_name)
     if found is None:
         raise InvalidConfigError(

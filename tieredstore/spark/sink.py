@@ -37,7 +37,7 @@ from tieredstore.jobs.load_records import (
     StagedPart,
     Stager,
 )
-from tieredstore.jobs.worker import scratch_of, worker_provider
+from tieredstore.jobs.worker import worker_scratch
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.spark.engine import plain_failures
@@ -118,7 +118,7 @@ class TierWriter(DataSourceArrowWriter):
         config = self._said.config
         with plain_failures():
             stager = Stager(
-                scratch_of(config, worker_provider(config)),
+                worker_scratch(config),
                 self._columns,
                 run_id=self._run_id,
                 partition=context.partitionId(),
