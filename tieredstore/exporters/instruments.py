@@ -16,6 +16,7 @@ LABEL_SETS_MAX: Final = 100_000
 """Of one metric. A broker with more queues than that sees the rest together."""
 
 OTHER: Final = "other"
+_TIMES: Final = ("seconds", "milliseconds")
 
 
 class LabelSets:
@@ -93,7 +94,25 @@ class LabelSets:
         return gone
 
 
-_TIMES: Final = ("seconds", "milliseconds")
+class Instruments:
+    """What an exporter counts with, by the name of the metric: each is made once, by any thread."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._made: dict[str, Any] = {}
+
+    def of(self, metric: Metric, make: Callable[[], Any]) -> Any:
+        found = self._made.get(metric.name)
+        if found is not None:
+            return found
+        with self._guard:
+            if metric.name not in self._made:
+                self._made[metric.name] = make()
+            return self._made[metric.name]
+
+    def known(self, name: str) -> Any:
+        """The instrument of this name; KeyError where there is none yet."""
+        return self._made[name]
 
 
 class GaugeReads:

@@ -8,7 +8,6 @@ store = TieredMessageStore(
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from tieredstore.driver.metrics import GaugeRead, Labels, Metric, MetricKind
-from tieredstore.exporters.instruments import GaugeReads, LabelSets
+from tieredstore.exporters.instruments import GaugeReads, Instruments, LabelSets
 
 
 class OpenTelemetryMetrics:
@@ -35,8 +34,7 @@ class OpenTelemetryMetrics:
     ) -> None:
         self._meter = meter
         self._labels = LabelSets(labels or {}, without)
-        self._guard = threading.Lock()
-        self._instruments: dict[str, Any] = {}
+        self._instruments = Instruments()
         self._gauges = GaugeReads(self._labels)
 
     def add(self, metric: Metric, amount: int, labels: Labels) -> None:
@@ -83,12 +81,7 @@ class OpenTelemetryMetrics:
         return dict(zip(self._labels.names(metric), values, strict=True))
 
     def _of(self, metric: Metric, create: Callable[..., Any], **settings: Any) -> Any:
-        found = self._instruments.get(metric.name)
-        if found is not None:
-            return found
-        with self._guard:
-            if metric.name not in self._instruments:
-                self._instruments[metric.name] = create(
-                    metric.name, unit=metric.unit, description=metric.meaning, **settings
-                )
-            return self._instruments[metric.name]
+        return self._instruments.of(
+            metric,
+            lambda: create(metric.name, unit=metric.unit, description=metric.meaning, **settings),
+        )

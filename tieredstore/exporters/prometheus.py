@@ -7,7 +7,6 @@ start_http_server(9464, addr="127.0.0.1")
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -17,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from tieredstore.driver.metrics import GaugeRead, Labels, Metric, MetricKind
-from tieredstore.exporters.instruments import GaugeReads, LabelSets
+from tieredstore.exporters.instruments import GaugeReads, Instruments, LabelSets
 
 
 class PrometheusMetrics(Collector):
@@ -37,8 +36,7 @@ class PrometheusMetrics(Collector):
     ) -> None:
         self._labels = LabelSets(labels or {}, without)
         self._registry = registry
-        self._guard = threading.Lock()
-        self._instruments: dict[str, Any] = {}
+        self._instruments = Instruments()
         self._gauges = GaugeReads(self._labels)
         registry.register(self)
 
@@ -54,7 +52,7 @@ class PrometheusMetrics(Collector):
     def forget(self, label: str, values: Collection[str]) -> None:
         for name, shown in self._labels.forget(label, values):
             with suppress(KeyError):  # never counted under
-                self._instruments[name].remove(*shown)
+                self._instruments.known(name).remove(*shown)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """The gauges, which `prometheus_client` asks for at a scrape."""
@@ -80,16 +78,13 @@ class PrometheusMetrics(Collector):
         return self._of(metric, Histogram, buckets=metric.buckets).labels(*values)
 
     def _of(self, metric: Metric, kind: Any, **settings: Any) -> Any:
-        found = self._instruments.get(metric.name)
-        if found is not None:
-            return found
-        with self._guard:
-            if metric.name not in self._instruments:
-                self._instruments[metric.name] = kind(
-                    metric.name,
-                    metric.meaning,
-                    labelnames=self._labels.names(metric),
-                    registry=self._registry,
-                    **settings,
-                )
-            return self._instruments[metric.name]
+        return self._instruments.of(
+            metric,
+            lambda: kind(
+                metric.name,
+                metric.meaning,
+                labelnames=self._labels.names(metric),
+                registry=self._registry,
+                **settings,
+            ),
+        )

@@ -441,8 +441,8 @@ def _rounds(
                 bound = begin
         opened.sort(key=lambda part: part.place)
         taken = [(part.place, part.take(bound)) for part in opened]
-        entries = np.concatenate([each for _, each in taken])
-        places = np.repeat([place for place, _ in taken], [len(each) for _, each in taken])
+        entries = np.concatenate([part for _, part in taken])
+        places = np.repeat([place for place, _ in taken], [len(part) for _, part in taken])
         order = np.argsort(entries["time"], kind="stable")
         yield places[order], entries[order]
         for part in opened:
@@ -460,7 +460,7 @@ def _columns(
     pieces: Sequence[tuple[NDArray[np.int64], NDArray[Any]]], parts: Sequence[RunPart]
 ) -> IndexColumns:
     places = np.concatenate([place for place, _ in pieces])
-    entries = np.concatenate([each for _, each in pieces])
+    entries = np.concatenate([part for _, part in pieces])
     return IndexColumns(
         key_hashes=entries["key_hash"].astype(np.uint64),
         topic_ids=np.array([part.topic_id for part in parts], np.int64)[places],

@@ -39,7 +39,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from difflib import get_close_matches
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -100,10 +99,6 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
 
 
-def _is_integer(kind: pa.DataType) -> bool:
-    return bool(kinds.is_integer(kind))
-
-
 def _is_bytes(kind: pa.DataType) -> bool:
     return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind) or _is_text(kind))
 
@@ -122,25 +117,23 @@ def _is_map(kind: pa.DataType) -> bool:
 
 
 _TEXT: Final[_Rule] = ("a string", _is_text)
-_INTEGER: Final[_Rule] = ("an integer", _is_integer)
+_INTEGER: Final[_Rule] = ("an integer", kinds.is_integer)
 _TIME: Final[_Rule] = ("a timestamp, or an integer of milliseconds", _is_time)
-_RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
-    {
-        "topic": _TEXT,
-        "queue_id": _INTEGER,
-        "body": ("binary or a string", _is_bytes),
-        "tags": _TEXT,
-        "keys": ("an array of strings, or a string", _is_keys),
-        "unique_key": _TEXT,
-        "properties": ("a map of string to string", _is_map),
-        "store_time": _TIME,
-        "born_time": _TIME,
-        "born_host": _TEXT,
-        "store_host": _TEXT,
-        "flag": _INTEGER,
-        "sys_flag": _INTEGER,
-    }
-)
+_RULES: Final[Mapping[str, _Rule]] = {
+    "topic": _TEXT,
+    "queue_id": _INTEGER,
+    "body": ("binary or a string", _is_bytes),
+    "tags": _TEXT,
+    "keys": ("an array of strings, or a string", _is_keys),
+    "unique_key": _TEXT,
+    "properties": ("a map of string to string", _is_map),
+    "store_time": _TIME,
+    "born_time": _TIME,
+    "born_host": _TEXT,
+    "store_host": _TEXT,
+    "flag": _INTEGER,
+    "sys_flag": _INTEGER,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,8 +202,8 @@ class LoadColumns:
         if "keys" not in self.names or _is_text(batch.schema.field("keys").type):
             return self.text(batch, "keys")
         lists = batch.column("keys").cast(pa.list_(_STRING))
-        each = lists.flatten()
-        if each.null_count or pc.any(pc.match_substring(each, " ")).as_py():
+        keys = lists.flatten()
+        if keys.null_count or pc.any(pc.match_substring(keys, " ")).as_py():
             raise LoadRefusedError("column keys: a key is null, or holds a blank, which parts keys")
         return pc.binary_join(lists, " ")
 

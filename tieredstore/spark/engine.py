@@ -75,7 +75,7 @@ class SparkEngine(Engine):
     def _task_count(self, wave: Sequence[tuple[int, object, int]]) -> int:
         """Enough to keep all cores busy to the end; not so many that Spark is busy with them."""
         cores = self._context.defaultParallelism
-        size = sum(each for _, _, each in wave)
+        size = sum(item_bytes for _, _, item_bytes in wave)
         wanted = max(TASKS_A_CORE * cores, size // TASK_BYTES)
         return max(1, min(len(wave), wanted if size else TASKS_A_CORE * cores * 4))
 

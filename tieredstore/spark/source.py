@@ -407,9 +407,11 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         return self._tier, selected_queues(self._tier, selection)
 
     def _topic_ids(self, tier: TieredReader) -> dict[str, int]:
-        """The numbers of the topics that are wanted. None where the catalogue is made from the
-        bytes each time it is opened: it then numbers anew the
-        topics that the key index does not know."""
+        """The numbers of the topics that are wanted.
+
+        None at all where the catalogue is made from the bytes each time it is opened: it then gives
+        new numbers to topics that the key index does not know.
+        """
         if tier.catalogue.source == "rebuild":
             return {}
         wanted = replace(self._options.selection, queue_ids=None)
@@ -427,8 +429,8 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
             end = min(end, self._target.get(rows.key, 0))
         if start is None or start > rows.end_offset or start < rows.min_offset:
             start = self._restarted(rows.key, start, self._first(tier, rows), rows.end_offset)
-        each = rows.log_bytes / rows.message_count if rows.message_count else 1.0
-        return Backlog(start=start, end=max(start, end), bytes_each=each)
+        bytes_each = rows.log_bytes / rows.message_count if rows.message_count else 1.0
+        return Backlog(start=start, end=max(start, end), bytes_each=bytes_each)
 
     def _bounds(
         self,
@@ -526,7 +528,7 @@ class StreamOffsets:
     def without(self, topics: Collection[str]) -> StreamOffsets:
         return StreamOffsets(
             offsets={key: at for key, at in self.offsets.items() if key.topic not in topics},
-            topic_ids={name: each for name, each in self.topic_ids.items() if name not in topics},
+            topic_ids={name: at for name, at in self.topic_ids.items() if name not in topics},
         )
 
 
