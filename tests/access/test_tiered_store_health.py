@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.tiered_kit import Broker, numbers
+from tests.access.tiered_kit import STEP_MS, Broker, numbers
 from tieredstore.driver.message_store import RetentionGuard
+from tieredstore.driver.metrics import DISPATCH_BEHIND, DISPATCH_LATENCY
 from tieredstore.model.messages import DispatchRequest
 from tieredstore.model.values import QueueKey, StorageLevel
 from tieredstore.testing.message_store_contract import ListMessageStore
@@ -36,6 +37,15 @@ def test_a_tier_that_is_well_says_so_in_json(broker: Broker) -> None:
     (queue,) = told["queues"]
     assert (queue["topic"], queue["queue_id"], queue["commit_offset"]) == (TOPIC, 0, 5)
     assert set(told["cache"]) == {"held_bytes", "extent_count", "access_count", "hit_count"}
+
+
+def test_gauges_show_how_far_the_tier_is_behind(broker: Broker) -> None:
+    broker.open()
+    broker.fill(5)
+    broker.put(3, first=5)
+    labels = {"topic": TOPIC, "queue_id": "0", "file_type": "consume_queue"}
+    for metric, value in ((DISPATCH_BEHIND, 3), (DISPATCH_LATENCY, 3 * STEP_MS)):
+        assert list(broker.metrics.gauges[metric]()) == [(value, labels)]
 
 
 def test_health_names_the_queue_that_fails_and_why(

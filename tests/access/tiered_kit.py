@@ -10,7 +10,7 @@ from tieredstore.access.store import TieredMessageStore
 from tieredstore.access.upkeep import Retention, SealChore
 from tieredstore.access.wiring import Tier
 from tieredstore.codec.message import decode_message
-from tieredstore.driver.metrics import Metric, NoMetrics
+from tieredstore.driver.metrics import GaugeRead, Metric, NoMetrics
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.index.contract import CommittedRun, IndexAnswer, IndexHit, NoIndex
 from tieredstore.model.config import StoreConfig
@@ -65,11 +65,15 @@ class ListIndex(NoIndex):
 
 
 class Counts(NoMetrics):
-    """Counts what is counted, and how often anything is measured."""
+    """Counts what is counted, and how often anything is measured; keeps the gauges."""
 
     def __init__(self) -> None:
         self.counted: dict[str, int] = {}
         self.labels: list[tuple[str, dict[str, str]]] = []
+        self.gauges: dict[Metric, GaugeRead] = {}
+
+    def observe(self, metric: Metric, read: GaugeRead) -> None:
+        self.gauges[metric] = read
 
     def add(self, metric: Metric, amount: int, labels: Any) -> None:
         self.counted[metric.name] = self.counted.get(metric.name, 0) + amount

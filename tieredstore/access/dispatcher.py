@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from tieredstore.access.admission import PendingCounts, QueueClaims, TopicFilter, UploadBudget
-from tieredstore.access.health import DispatchGauges, DispatchHealth, upload_health
 from tieredstore.access.queue_upload import (
     Action,
     Decision,
@@ -21,12 +21,14 @@ from tieredstore.access.queue_upload import (
     QueueWork,
 )
 from tieredstore.access.rounds import Batches, BatchOutcome, Rounds
+from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import Metrics, NoMetrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Deadline, InlinePool, Runtime, Service, with_deadline
 from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.index.contract import Index
 from tieredstore.model.config import MIB, StoreConfig
 from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
@@ -37,6 +39,28 @@ from tieredstore.model.values import QueueKey
 log = log_of(__name__)
 
 ROUND_BYTES: Final = 32 * MIB  # a round with more than that is sent before others are gathered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchHealth:
+    """What is wrong with the upload, by queue.
+
+    * `stopped`: nothing is uploaded until an operator looks after it.
+    * `refused`: those of them whose names the tier cannot hold, now or later. No flush waits for
+      them.
+    * `failing`: the last attempt failed; it is tried again.
+    * `lost`: messages that the local store lost before they were uploaded: gaps in the tier.
+    * `not_indexed`: committed messages that the key index still has to take, or has lost and takes
+      again after a restart.
+    """
+
+    stopped: Mapping[QueueKey, str] = field(default_factory=dict)
+    refused: Collection[QueueKey] = ()
+    failing: Mapping[QueueKey, str] = field(default_factory=dict)
+    lost: Mapping[QueueKey, int] = field(default_factory=dict)
+    not_indexed: Mapping[QueueKey, int] = field(default_factory=dict)
+    buffered_bytes: int = 0
+    uploads: int = 0
 
 
 @dataclass(slots=True)
@@ -349,7 +373,6 @@ class Dispatcher:
         self._next_full_look = self._next_look_again = 0.0
         self._unconfirmed: list[QueueKey] = []
         self._recovering = threading.Lock()  # only ever tried
-        self._is_measured = False
         self._is_running = False  # between start and shutdown
 
     # Life
@@ -360,11 +383,6 @@ class Dispatcher:
         if self._is_running:
             return
         self._is_running = True
-        if not self._is_measured:
-            self._is_measured = True
-            DispatchGauges(
-                self._store, self._files, self.topic_filter, self._runtime.clock
-            ).register(self._metrics)
         self._next_full_look = self._runtime.clock.monotonic()
         self._service = self._runtime.service(
             "dispatch", self._step, interval_ms=min(LOOK_AGAIN_MS, self._interval_ms)
@@ -442,10 +460,34 @@ class Dispatcher:
         return reason
 
     def health(self) -> DispatchHealth:
-        return upload_health(
-            self._files,
-            list(self._walk.works.values()),
-            self._index,
+        """As of now, from memory."""
+        stopped: dict[QueueKey, str] = {}
+        lost: dict[QueueKey, int] = {}
+        not_indexed: dict[QueueKey, int] = {}
+        for file in self._files.files():
+            if count := _not_indexed_count(file, self._index):
+                not_indexed[file.key] = count
+            if file.problem is not None:
+                stopped[file.key] = file.problem
+            if count := _lost_count(file):
+                lost[file.key] = count
+        failing: dict[QueueKey, str] = {}
+        for work in list(self._walk.works.values()):
+            if work.stopped is not None:
+                stopped[work.key] = work.stopped
+            if work.lost_count > lost.get(work.key, 0):  # where nothing had been uploaded before
+                lost[work.key] = work.lost_count
+            if work.failure is not None:
+                failing[work.key] = work.failure
+            if work.file is not None and work.index_from is not None:  # an index may not say it
+                waiting = work.file.commit_offset - work.index_from
+                not_indexed[work.key] = max(waiting, not_indexed.get(work.key, 0))
+        return DispatchHealth(
+            stopped=stopped,
+            refused=frozenset(key for key in stopped if self._files.why_refused(key) is not None),
+            failing=failing,
+            lost=lost,
+            not_indexed=not_indexed,
             buffered_bytes=self.budget.used_bytes,
             uploads=self.budget.uploads,
         )
@@ -556,3 +598,20 @@ class Dispatcher:
         service = self._service
         if service is not None and not self._is_inline:
             service.wake()
+
+
+def _lost_count(file: FlatMessageFile) -> int:
+    """How many messages are missing in the gaps of a queue."""
+    segments = file.queue.segments
+    gaps = (after.base - before.end for before, after in pairwise(segments))
+    return sum(gaps) // UNIT_BYTES
+
+
+def _not_indexed_count(file: FlatMessageFile, index: Index) -> int:
+    """How many committed messages of a queue the index cannot find, as it says itself."""
+    if not file.is_started:
+        return 0
+    known = index.indexed_offset(file.key.topic, file.topic_id, file.key.queue_id)
+    if known is None:
+        return 0
+    return max(0, file.commit_offset - max(known, file.queue.min_unit))

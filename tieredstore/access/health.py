@@ -1,23 +1,51 @@
-"""Health of a tier and of its upload, as values for operators."""
+"""The health of an open tier as values for operators, and the gauges that exporters read.
+
+All of it comes from memory and from the local store: no backend is asked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
-from typing import Any
+from typing import Any, Final, TypeAlias
 
-from tieredstore.access.admission import TopicFilter
-from tieredstore.access.queue_upload import QueueWork
-from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.access.dispatcher import Dispatcher, DispatchHealth
+from tieredstore.access.read_cache import ReadCache
+from tieredstore.access.upkeep import CatalogueHealth, Retention
+from tieredstore.access.wiring import Tier
 from tieredstore.driver.message_store import MessageStore
-from tieredstore.driver.metrics import DISPATCH_BEHIND, DISPATCH_LATENCY, Labels, Metrics
-from tieredstore.driver.runtime import Clock
-from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.driver.metrics import (
+    BUFFERED_BYTES,
+    DISPATCH_BEHIND,
+    DISPATCH_LATENCY,
+    FOOTER_CACHE_BYTES,
+    HELD_LOG_BYTES,
+    INDEX_BEHIND,
+    INDEX_FILES,
+    INDEX_PROBLEM,
+    JOURNAL_BYTES,
+    LOST_MESSAGES,
+    PUBLISH_PROBLEM,
+    PUBLISHED,
+    QUEUE_HELD_LOG_BYTES,
+    QUEUE_PROBLEM,
+    QUEUES,
+    SNAPSHOT_AGE,
+    STORAGE_RESERVE_TIME,
+    STORAGE_SIZE,
+    UPLOADS,
+    GaugeRead,
+    Labels,
+    Metric,
+    Metrics,
+)
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.index.contract import Index
+from tieredstore.flat.times import catalogue_times
 from tieredstore.model.errors import TieredStoreError
-from tieredstore.model.values import QueueKey, StorageLevel
+from tieredstore.model.values import QueueKey, SegmentType, StorageLevel
+
+DAMAGES_SHOWN_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +82,6 @@ class CacheHealth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueHealth:
-    """The catalogue as readers elsewhere find it."""
-
-    published_count: int = 0
-    failure_count: int = 0
-    error: str | None = None
-    """Why the newest changes are not published, the last time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalDamage:
     """A place of the local store that was not what it must be; `mended` if nothing is missing."""
 
@@ -87,7 +105,7 @@ class TierHealth:
     """Uploads under way."""
     index_error: str | None = None
     """Why the key index could not be uploaded or expired, the last time."""
-    catalogue: CatalogueHealth = CatalogueHealth()
+    catalogue: CatalogueHealth = field(default_factory=CatalogueHealth)
     local_damages: tuple[LocalDamage, ...] = ()
     """What the local store has found damaged since it was opened, if it says so."""
 
@@ -122,133 +140,230 @@ class TierHealth:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchHealth:
-    """What is wrong with the upload, by queue.
-
-    * `stopped`: nothing is uploaded until an operator looks after it.
-    * `refused`: those of them whose names the tier cannot hold, now or later. No flush waits for
-      them.
-    * `failing`: the last attempt failed; it is tried again.
-    * `lost`: messages that the local store lost before they were uploaded: gaps in the tier.
-    * `not_indexed`: committed messages that the key index still has to take, or has lost and takes
-      again after a restart.
-    """
-
-    stopped: Mapping[QueueKey, str] = field(default_factory=dict)
-    refused: Collection[QueueKey] = ()
-    failing: Mapping[QueueKey, str] = field(default_factory=dict)
-    lost: Mapping[QueueKey, int] = field(default_factory=dict)
-    not_indexed: Mapping[QueueKey, int] = field(default_factory=dict)
-    buffered_bytes: int = 0
-    uploads: int = 0
-
-
-def upload_health(
-    files: FlatFileStore,
-    works: Iterable[QueueWork],
-    index: Index,
+def health_of(
+    tier: Tier,
+    dispatcher: Dispatcher,
+    retention: Retention,
+    next_store: MessageStore,
     *,
-    buffered_bytes: int,
-    uploads: int,
-) -> DispatchHealth:
-    """As of now, from memory."""
-    stopped: dict[QueueKey, str] = {}
-    lost: dict[QueueKey, int] = {}
-    not_indexed: dict[QueueKey, int] = {}
-    for file in files.files():
-        if count := not_indexed_count(file, index):
-            not_indexed[file.key] = count
-        if file.problem is not None:
-            stopped[file.key] = file.problem
-        if count := lost_count(file):
-            lost[file.key] = count
-    failing: dict[QueueKey, str] = {}
-    for work in works:
-        if work.stopped is not None:
-            stopped[work.key] = work.stopped
-        if work.lost_count > lost.get(work.key, 0):  # where nothing had been uploaded before
-            lost[work.key] = work.lost_count
-        if work.failure is not None:
-            failing[work.key] = work.failure
-        if work.file is not None and work.index_from is not None:  # an index may not say it
-            waiting = work.file.commit_offset - work.index_from
-            not_indexed[work.key] = max(waiting, not_indexed.get(work.key, 0))
-    return DispatchHealth(
-        stopped=stopped,
-        refused=frozenset(key for key in stopped if files.why_refused(key) is not None),
-        failing=failing,
-        lost=lost,
-        not_indexed=not_indexed,
-        buffered_bytes=buffered_bytes,
-        uploads=uploads,
+    level: StorageLevel,
+) -> TierHealth:
+    """As of now, from memory: no backend is asked."""
+    upload = dispatcher.health()
+    expiry_errors = retention.errors
+    files = {file.key: file for file in tier.files.files()}
+    keys = {*files, *upload.stopped, *upload.failing, *upload.lost, *upload.not_indexed}
+    queues = [
+        QueueHealth(
+            topic=key.topic,
+            queue_id=key.queue_id,
+            commit_offset=dispatcher.committed_offset(*key),
+            behind_count=_behind(dispatcher, next_store, key),
+            problem=upload.stopped.get(key),
+            lost_count=upload.lost.get(key, 0),
+            last_error=upload.failing.get(key) or expiry_errors.get(key),
+            not_indexed_count=upload.not_indexed.get(key, 0),
+        )
+        for key in sorted(keys)
+    ]
+    return TierHealth(
+        level=level,
+        queues=tuple(queues),
+        cache=_cache(tier.fetcher.cache),
+        buffered_bytes=upload.buffered_bytes,
+        uploads=upload.uploads,
+        index_error=tier.index.problem,
+        catalogue=tier.publishing.health(),
+        local_damages=_local_damages(next_store),
     )
 
 
-def lost_count(file: FlatMessageFile) -> int:
-    """How many messages are missing in the gaps of a queue."""
-    segments = file.queue.segments
-    gaps = (after.base - before.end for before, after in pairwise(segments))
-    return sum(gaps) // UNIT_BYTES
+def _local_damages(store: MessageStore) -> tuple[LocalDamage, ...]:
+    """A broker's store may have `damages`, as ours has; the first ones of many."""
+    found = getattr(store, "damages", ())
+    return tuple(
+        LocalDamage(
+            path=damage.path,
+            position=damage.position,
+            reason=damage.reason,
+            mended=damage.mended,
+        )
+        for damage in found[:DAMAGES_SHOWN_MAX]
+    )
 
 
-def not_indexed_count(file: FlatMessageFile, index: Index) -> int:
-    """How many committed messages of a queue the index cannot find, as it says itself."""
-    if not file.is_started:
+def _cache(cache: ReadCache | None) -> CacheHealth:
+    if cache is None:
+        return CacheHealth()
+    return CacheHealth(
+        held_bytes=cache.held_bytes,
+        extent_count=cache.extent_count,
+        access_count=cache.access_count,
+        hit_count=cache.hit_count,
+    )
+
+
+def _behind(dispatcher: Dispatcher, next_store: MessageStore, key: QueueKey) -> int:
+    """What the next store has and the tier has not."""
+    maximum = next_store.max_offset(*key)
+    if maximum is None or dispatcher.topic_filter.rejects(key.topic):
         return 0
-    known = index.indexed_offset(file.key.topic, file.topic_id, file.key.queue_id)
-    if known is None:
-        return 0
-    return max(0, file.commit_offset - max(known, file.queue.min_unit))
+    committed = dispatcher.committed_offset(*key)
+    return max(0, maximum - max(committed or 0, next_store.min_offset(*key) or 0))
 
 
-class DispatchGauges:
-    """How far the tier is behind the local store, in messages and in time."""
+Shown: TypeAlias = Iterator[tuple[float, Labels]]
+
+
+class TierGauges:
+    """Registered once in a life of the store, and read at each export."""
 
     def __init__(
-        self, store: MessageStore, files: FlatFileStore, topic_filter: TopicFilter, clock: Clock
+        self, tier: Tier, dispatcher: Dispatcher, retention: Retention, next_store: MessageStore
     ) -> None:
-        self._store = store
-        self._files = files
-        self._filter = topic_filter
-        self._clock = clock
+        self._tier = tier
+        self._dispatcher = dispatcher
+        self._retention = retention
+        self._next = next_store
 
     def register(self, metrics: Metrics) -> None:
-        metrics.observe(DISPATCH_BEHIND, self.behind)
-        metrics.observe(DISPATCH_LATENCY, self.latency_ms)
+        reads: dict[Metric, GaugeRead] = {
+            STORAGE_SIZE: self.storage_size,
+            STORAGE_RESERVE_TIME: self.reserve_time,
+            QUEUES: self.queues,
+            QUEUE_PROBLEM: self.queue_problems,
+            LOST_MESSAGES: self.lost_messages,
+            QUEUE_HELD_LOG_BYTES: self.queue_held_log_bytes,
+            DISPATCH_BEHIND: self.behind,
+            DISPATCH_LATENCY: self.latency_ms,
+            INDEX_FILES: self.index_files,
+            SNAPSHOT_AGE: self.snapshot_age,
+            PUBLISHED: self.published,
+            BUFFERED_BYTES: _single(lambda: self._dispatcher.budget.used_bytes),
+            UPLOADS: _single(lambda: self._dispatcher.budget.uploads),
+            HELD_LOG_BYTES: _single(self._held_log_bytes),
+            INDEX_BEHIND: _single(lambda: sum(self._health().not_indexed.values())),
+            INDEX_PROBLEM: _single(lambda: self._tier.index.problem is not None),
+            FOOTER_CACHE_BYTES: _single(lambda: self._tier.index.figures.footer_cache_bytes),
+            JOURNAL_BYTES: _single(lambda: self._tier.metadata.upkeep.journal_bytes),
+            PUBLISH_PROBLEM: _single(lambda: self._tier.publishing.health().error is not None),
+        }
+        for metric, read in reads.items():
+            metrics.observe(metric, read)
 
-    def behind(self) -> Iterator[tuple[float, Labels]]:
+    # What is in the tier, by the catalogue
+
+    def storage_size(self) -> Shown:
+        sizes: Counter[tuple[str, SegmentType]] = Counter()
+        for row in self._tier.metadata.segments():
+            sizes[row.path, row.type] += row.size
+        for (path, kind), size in sizes.items():
+            yield size, {"topic": path, "file_type": kind.name.lower()}
+
+    def reserve_time(self) -> Shown:
+        """Not of a queue whose times cannot be believed: RocketMQ's rows have some that never
+        were."""
+        now = self._tier.runtime.clock.now_ms()
+        oldest: dict[str, int] = {}
+        for row in self._tier.metadata.segments(type=SegmentType.COMMIT_LOG):
+            times = catalogue_times(row, now)
+            if times is not None:
+                oldest[row.path] = min(times[0], oldest.get(row.path, times[0]))
+        for path, time in oldest.items():
+            topic, _, queue_id = path.partition("/")[2].rpartition("/")
+            yield max(0, now - time), {"topic": topic, "queue_id": queue_id}
+
+    # Queues
+
+    def queues(self) -> Shown:
+        problems = self._states()
+        states = Counter(problems.values())
+        states["ok"] = sum(file.key not in problems for file in self._tier.files.files())
+        for state in ("ok", "failing", "stopped"):
+            yield states[state], {"state": state}
+
+    def queue_problems(self) -> Shown:
+        for key, state in self._states().items():
+            yield 1, {**_labels(key), "state": state}
+
+    def lost_messages(self) -> Shown:
+        for key, count in self._health().lost.items():
+            yield count, _labels(key)
+
+    def queue_held_log_bytes(self) -> Shown:
+        end = self._next.confirmed_offset()
+        for key, needed in self._dispatcher.needed_by_queue().items():
+            yield max(0, end - needed), _labels(key)
+
+    def behind(self) -> Shown:
         """Messages of each queue that are not in the tier yet."""
-        for file, maximum in self._queues():
-            yield max(0, maximum - file.append_offset), _labels(file.key)
+        for file, maximum in self._followed():
+            yield max(0, maximum - file.append_offset), _labels(file.key) | _OF_QUEUES
 
-    def latency_ms(self) -> Iterator[tuple[float, Labels]]:
+    def latency_ms(self) -> Shown:
         """The age of the oldest of them."""
-        now = self._clock.now_ms()
-        for file, maximum in self._queues():
-            age = 0
-            if file.append_offset < maximum:
-                age = self._age(file, now)
-            yield age, _labels(file.key)
+        now = self._tier.runtime.clock.now_ms()
+        for file, maximum in self._followed():
+            age = self._age(file, now) if file.append_offset < maximum else 0
+            yield age, _labels(file.key) | _OF_QUEUES
 
     def _age(self, file: FlatMessageFile, now: int) -> int:
         try:
-            time = self._store.store_time(*file.key, file.append_offset)
+            time = self._next.store_time(*file.key, file.append_offset)
         except TieredStoreError:  # damaged, or closed: health says so
             return 0
         return 0 if time is None else max(0, now - time)
 
-    def _queues(self) -> Iterator[tuple[FlatMessageFile, int]]:
-        for file in self._files.files():
-            if not file.is_started or self._filter.rejects(file.key.topic):
+    def _followed(self) -> Iterator[tuple[FlatMessageFile, int]]:
+        """The queues that are uploaded, and where each ends in the local store."""
+        for file in self._tier.files.files():
+            if not file.is_started or self._dispatcher.topic_filter.rejects(file.key.topic):
                 continue
             try:
-                maximum = self._store.max_offset(*file.key)
+                maximum = self._next.max_offset(*file.key)
             except TieredStoreError:  # closed: there is nothing to show
                 return
             if maximum is not None:
                 yield file, maximum
 
+    def _states(self) -> dict[QueueKey, str]:
+        health = self._health()
+        failing = dict.fromkeys([*health.failing, *self._retention.errors], "failing")
+        return {**failing, **dict.fromkeys(health.stopped, "stopped")}
 
-def _labels(key: QueueKey) -> Labels:
-    return {"topic": key.topic, "queue_id": str(key.queue_id), "file_type": "consume_queue"}
+    def _health(self) -> DispatchHealth:
+        return self._dispatcher.health()
+
+    def _held_log_bytes(self) -> int:
+        needed = self._dispatcher.needed_from()
+        return 0 if needed is None else max(0, self._next.confirmed_offset() - needed)
+
+    # Index and catalogue
+
+    def index_files(self) -> Shown:
+        figures = self._tier.index.figures
+        yield figures.unsealed_count, {"state": "unsealed"}
+        yield figures.sealed_count, {"state": "sealed"}
+        yield figures.uploaded_count, {"state": "uploaded"}
+
+    def snapshot_age(self) -> Shown:
+        written = self._tier.metadata.upkeep.snapshot_ms
+        if written is not None:
+            yield max(0, self._tier.runtime.clock.now_ms() - written) / 1000, {}
+
+    def published(self) -> Shown:
+        health = self._tier.publishing.health()
+        yield health.published_count, {"success": "true"}
+        yield health.failure_count, {"success": "false"}
+
+
+def _single(read: Callable[[], float]) -> GaugeRead:
+    """A gauge without labels."""
+    return lambda: [(float(read()), {})]
+
+
+_OF_QUEUES: Final = {"file_type": "consume_queue"}
+
+
+def _labels(key: QueueKey) -> dict[str, str]:
+    return {"topic": key.topic, "queue_id": str(key.queue_id)}

@@ -12,8 +12,7 @@ from typing import Final, Self
 from tieredstore.access.admission import TopicFilter
 from tieredstore.access.answers import MergedReads, MessageReads, ReadDecision
 from tieredstore.access.dispatcher import Dispatcher
-from tieredstore.access.gauges import TierGauges, health_of
-from tieredstore.access.health import TierHealth
+from tieredstore.access.health import TierGauges, TierHealth, health_of
 from tieredstore.access.queue_upload import forget_stops
 from tieredstore.access.upkeep import Retention, SealChore, TierFlush
 from tieredstore.access.wiring import Tier, open_tier

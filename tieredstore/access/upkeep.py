@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tieredstore.access.dispatcher import Dispatcher
-from tieredstore.access.health import CatalogueHealth
 from tieredstore.codec.message import CODA_BYTES
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.message_store import MessageStore
@@ -37,6 +36,16 @@ from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey, TopicRecord
 
 log = log_of(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueHealth:
+    """The catalogue as readers elsewhere find it."""
+
+    published_count: int = 0
+    failure_count: int = 0
+    error: str | None = None
+    """Why the newest changes are not published, the last time."""
 
 
 class PublishChore:
