@@ -7,11 +7,11 @@ from asyncio import to_thread
 from collections.abc import Iterable
 from typing import Self
 
-from tieredstore.access.admission import TopicFilter
 from tieredstore.access.health import TierHealth
 from tieredstore.access.store import FLUSH_SECONDS, TieredMessageStore
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, ReadRequest
 from tieredstore.model.messages import GetResult, Message, PutResult, QueryResult, SelectedMessage
+from tieredstore.model.topics import TopicFilter
 from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, StorageLevel
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tieredstore.access.admission import TopicFilter
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.topics import is_system_topic
+from tieredstore.model.topics import TopicFilter, is_system_topic
 
 CONFIG = StoreConfig(broker_name="broker-a", cluster_name="cluster-b")
 

@@ -7,9 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
-from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import DispatchRequest
-from tieredstore.model.topics import LIGHT_QUEUE_PREFIX, is_system_topic
 from tieredstore.model.values import QueueKey
 
 
@@ -241,28 +239,3 @@ class UploadBudget:
     def end_upload(self) -> None:
         with self._guard:
             self._uploads -= 1
-
-
-class TopicFilter:
-    """Says of a topic whether it stays out: system topics, the cluster's and the broker's own,
-    light queues, blank names, and what was rejected since the start.
-
-    Retry and dead letter topics are tiered. Any thread may ask and reject.
-    """
-
-    def __init__(self, config: StoreConfig) -> None:
-        self._own = frozenset({config.cluster_name, config.broker_name})
-        self._rejected: frozenset[str] = frozenset()
-
-    def reject(self, topic: str) -> None:
-        """Keep this topic out from now on; what the tier has of it goes at the next look."""
-        self._rejected = self._rejected | {topic}
-
-    def rejects(self, topic: str) -> bool:
-        return (
-            not topic.strip()
-            or is_system_topic(topic)
-            or topic in self._own
-            or topic.startswith(LIGHT_QUEUE_PREFIX)
-            or topic in self._rejected
-        )

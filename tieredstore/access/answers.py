@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from tieredstore.access.admission import TopicFilter
 from tieredstore.access.fetcher import Fetcher
 from tieredstore.codec.record import LOG_OFFSET_POSITION, SYS_FLAG_POSITION, peek_store_timestamp
 from tieredstore.driver.message_store import (
@@ -16,10 +15,11 @@ from tieredstore.driver.message_store import (
     read_from,
 )
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, MESSAGES_OUT, Metrics
-from tieredstore.driver.runtime import Clock, Runtime
+from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.messages import GetResult, QueryResult, SelectedMessage
 from tieredstore.model.printable import log_of
+from tieredstore.model.topics import TopicFilter
 from tieredstore.model.values import (
     Boundary,
     GetStatus,
@@ -81,16 +81,36 @@ class ReadDecision:
 
 T = TypeVar("T")
 
-_TRIES: Final = 8  # of one search by time, while the next store's oldest messages expire
+_TRIES: Final = 8  # of one read or search by time, while the stores change
+
+_NO_QUEUE: Final = frozenset({GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE})
+# A store that answers so has not got the message: another one may have it.
+_LACKING: Final = _NO_QUEUE | {
+    GetStatus.OFFSET_FOUND_NULL,
+    GetStatus.OFFSET_TOO_SMALL,
+    GetStatus.MESSAGE_WAS_REMOVING,
+}
+# And so where it ends before the offset: another one may go on.
+_ENDS: Final = _LACKING | {GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFLOW_BADLY}
+_EXPECTED: Final = _ENDS | {GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE}
 
 
-class MergedReads:
-    """Merges what the next store and the tier say.
+class Answers:
+    """Answers reads from the next store and the tier below it.
 
     * A store that does not know an answer never overrules the one that does.
     * An answer that leaves out what the tier has is never given as the whole one: where the tier
       cannot be reached and the next store alone does not know, the error comes through, and a
       query by key says that it is not complete.
+    * A page's messages and its next offset never pass a message that one of the two stores has
+      and that the filter did not leave out. Where the store that was asked first has not got the
+      messages, the other one answers; where neither has them, the reader goes on at the first
+      message that either of them has.
+    * What waits for its upload is the next store's to give, at every level.
+    * A tier that cannot be reached is no error while the next store still has the offset. Damage
+      in the tier always is one.
+    * The maximum of a page from the tier is the tier's: what it has not got yet is the next
+      store's.
     """
 
     def __init__(
@@ -99,14 +119,163 @@ class MergedReads:
         fetcher: Fetcher,
         decision: ReadDecision,
         *,
-        clock: Clock,
+        runtime: Runtime,
         metrics: Metrics,
+        logs_outcomes: bool = False,
     ) -> None:
         self._next = next_store
         self._fetcher = fetcher
         self._decision = decision
-        self._clock = clock
+        self._runtime = runtime
         self._metrics = metrics
+        self._logs_outcomes = logs_outcomes
+
+    # -- pages of messages --------------------------------------------------------------------
+
+    def get(self, request: ReadRequest) -> GetResult:
+        for _ in range(_TRIES):
+            if not self._reads_tier(request):
+                result = read_from(self._next, request)
+                if not self._tier_may_have(request, result):
+                    return result
+            started = self._runtime.clock.monotonic()
+            answer = self._answer(request, lambda: self._fetcher.get_message(request), started)
+            if answer is not None:
+                return answer
+        return self._stay(request)
+
+    def get_future(self, request: ReadRequest) -> Future[GetResult]:
+        """The same; done at once where no backend and no disk has to be waited for."""
+        try:
+            if not self._reads_tier(request):
+                if self._is_on_disk_only(request):
+                    return self._runtime.fetch.submit(self.get, request)
+                return _done(lambda: self.get(request))
+        except Exception as error:  # noqa: BLE001 - whoever asks the future gets it
+            return _failed(error)
+        started = self._runtime.clock.monotonic()
+        try:
+            inner = self._fetcher.get_message_future(request)
+        except Exception as error:  # noqa: BLE001 - it may be one that is fallen back from
+            inner = _failed(error)
+
+        def answer() -> GetResult:
+            return self._answer(request, inner.result, started) or self.get(request)
+
+        if inner.done():
+            return _done(answer)
+        outer: Future[GetResult] = Future()
+        outer.add_done_callback(lambda it: it.cancelled() and inner.cancel())
+        inner.add_done_callback(lambda _: _settle(outer, answer))
+        return outer
+
+    def get_hot(self, request: ReadRequest) -> GetResult | None:
+        """The same where no backend and no disk has to be waited for; None where one has."""
+        if not self._reads_tier(request):
+            if self._is_on_disk_only(request):
+                return None
+            result = read_from(self._next, request)
+            return None if self._tier_may_have(request, result) else result
+        started = self._runtime.clock.monotonic()
+        hot = self._fetcher.get_message_hot(request)
+        if hot is None or (hot.status in _ENDS and self._is_on_disk_only(request)):
+            return None
+        return self._answer(request, lambda: hot, started)
+
+    def _reads_tier(self, request: ReadRequest) -> bool:
+        return self._decision.reads_tier(
+            self._fetcher,
+            request.topic,
+            request.queue_id,
+            request.offset,
+            count=request.count_max,
+        )
+
+    def _tier_may_have(self, request: ReadRequest, result: GetResult) -> bool:
+        """Whether the next store had nothing and the tier is worth asking.
+
+        Its own retention may have run since the decision, or it lost the queue.
+        """
+        if result.status not in _LACKING or not self._decision.may_read_tier(request.topic):
+            return False
+        commit_offset = self._fetcher.commit_offset(request.topic, request.queue_id)
+        if commit_offset is None or not self._fetcher.has_messages(request.topic, request.queue_id):
+            return False
+        return request.offset < commit_offset or result.status in _NO_QUEUE
+
+    def _is_on_disk_only(self, request: ReadRequest) -> bool:
+        place = request.topic, request.queue_id, request.offset
+        return self._next.contains(*place) and not self._next.in_memory(
+            *place, max(1, request.count_max)
+        )
+
+    def _answer(
+        self, request: ReadRequest, tier: Callable[[], GetResult], started: float
+    ) -> GetResult | None:
+        """What the tier says, or the next store where the tier cannot serve it; None where both
+        changed meanwhile, so that they have to be asked again."""
+        try:
+            result = tier()
+        except BackendUnavailableError as error:
+            near = self._near_instead(request)
+            if near is None:
+                raise
+            log.warning("read from the next store, the tier cannot be reached: %s", error)
+            return near
+        finally:
+            self._measure("get_message", request.topic, started, request.group)
+        if self._logs_outcomes:
+            log.info("%s: %s", request, result.status.name)
+        if result.status in _ENDS and self._next_goes_on(request, result):
+            near = read_from(self._next, request)
+            if near.status not in _LACKING:
+                self._count_fallback("get_message", request.topic, request.group)
+                return near
+            if self._fetcher.contains(request.topic, request.queue_id, request.offset):
+                return None  # uploaded after the tier was asked, and expired before the other was
+            result = _nearer(request.offset, near, result)
+        self._take_note(request, result)
+        return self._with_next_minimum(request, result)
+
+    def _next_goes_on(self, request: ReadRequest, result: GetResult) -> bool:
+        """Whether the next store has messages behind this offset, or behind the tier's last."""
+        maximum = self._next.max_offset(request.topic, request.queue_id)
+        return maximum is not None and maximum > min(request.offset, result.max_offset)
+
+    def _near_instead(self, request: ReadRequest) -> GetResult | None:
+        """What the next store answers alone, if it has the very first message asked for."""
+        if not self._next.contains(request.topic, request.queue_id, request.offset):
+            return None
+        near = read_from(self._next, request)
+        if near.status in _ENDS:  # it expired meanwhile: the tier may have it
+            return None
+        self._count_fallback("get_message", request.topic, request.group)
+        return near
+
+    def _take_note(self, request: ReadRequest, result: GetResult) -> None:
+        if result.messages:
+            labels = {"topic": request.topic, "group": request.group}
+            self._metrics.add(MESSAGES_OUT, len(result.messages), labels)
+        if result.status not in _EXPECTED:
+            log.warning("%s: the tier answers %s", request, result.status.name)
+
+    def _with_next_minimum(self, request: ReadRequest, result: GetResult) -> GetResult:
+        """The tier may begin later than the store before it."""
+        minimum = self._next.min_offset(request.topic, request.queue_id)
+        if minimum is None or not 0 <= minimum < result.min_offset:
+            return result
+        return replace(result, min_offset=minimum)
+
+    def _stay(self, request: ReadRequest) -> GetResult:
+        """Neither store kept still for long enough: ask again from the same offset."""
+        return GetResult(
+            status=GetStatus.MESSAGE_WAS_REMOVING,
+            next_offset=request.offset,
+            min_offset=self._next.min_offset(request.topic, request.queue_id) or 0,
+            max_offset=self._next.max_offset(request.topic, request.queue_id) or 0,
+        )
+
+    # -- where queues begin and end, and what lies at a time or under a key ----------------------
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
         """The smaller one; a tier without a message of the queue has no say beside the other."""
@@ -146,8 +315,7 @@ class MergedReads:
         except BackendUnavailableError:
             if not self._next.contains(topic, queue_id, offset):
                 raise
-            labels = {"operation": "get_time_by_offset", "topic": topic, "group": ""}
-            self._metrics.add(GET_MESSAGE_FALLBACK, 1, labels)
+            self._count_fallback("get_time_by_offset", topic)
             time = None
         return self._next.store_time(topic, queue_id, offset) if time is None else time
 
@@ -282,236 +450,23 @@ class MergedReads:
             # Not below that millisecond: the cut may go through messages of the same time.
             end = peek_store_timestamp(answer.messages[-1].record)
 
+    # -- what is measured ---------------------------------------------------------------------
+
     def _timed(self, operation: str, topic: str, call: Callable[[], T]) -> T:
-        started = self._clock.monotonic()
+        started = self._runtime.clock.monotonic()
         try:
             return call()
         finally:
-            spent_ms = (self._clock.monotonic() - started) * 1000
-            labels = {"operation": operation, "topic": topic, "group": ""}
-            self._metrics.record(API_LATENCY, spent_ms, labels)
+            self._measure(operation, topic, started)
 
+    def _measure(self, operation: str, topic: str, started: float, group: str = "") -> None:
+        spent_ms = (self._runtime.clock.monotonic() - started) * 1000
+        labels = {"operation": operation, "topic": topic, "group": group}
+        self._metrics.record(API_LATENCY, spent_ms, labels)
 
-def _smaller(near: int | None, far: int | None) -> int | None:
-    known = [value for value in (near, far) if value is not None]
-    return min(known, default=None)
-
-
-def _newest_first(
-    near: Sequence[SelectedMessage], far: Sequence[SelectedMessage]
-) -> list[SelectedMessage]:
-    """Of a message that both have that of the next store; of equal times those come first.
-
-    Offsets do not tell messages apart: half messages of a transaction all have offset 0.
-    """
-    known = {_without_place(one.record) for one in near}
-    only_far = [one for one in far if _without_place(one.record) not in known]
-    return sorted([*near, *only_far], key=lambda one: -peek_store_timestamp(one.record))
-
-
-def _without_place(record: bytes) -> bytes:
-    """All of a record but its log offset, which is another one in the tier."""
-    return record[:LOG_OFFSET_POSITION] + record[SYS_FLAG_POSITION:]
-
-
-_NO_QUEUE: Final = frozenset({GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE})
-# A store that answers so has not got the message: another one may have it.
-_LACKING: Final = _NO_QUEUE | {
-    GetStatus.OFFSET_FOUND_NULL,
-    GetStatus.OFFSET_TOO_SMALL,
-    GetStatus.MESSAGE_WAS_REMOVING,
-}
-# And so where it ends before the offset: another one may go on.
-_ENDS: Final = _LACKING | {GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFLOW_BADLY}
-_EXPECTED: Final = _ENDS | {GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE}
-
-
-class MessageReads:
-    """Reads messages from the next store or from the tier.
-
-    * A page's messages and its next offset never pass a message that one of the two stores has
-      and that the filter did not leave out. Where the store that was asked first has not got the
-      messages, the other one answers; where neither has them, the reader goes on at the first
-      message that either of them has.
-    * What waits for its upload is the next store's to give, at every level.
-    * A tier that cannot be reached is no error while the next store still has the offset. Damage
-      in the tier always is one.
-    * The maximum of a page from the tier is the tier's: what it has not got yet is the next
-      store's.
-    """
-
-    def __init__(
-        self,
-        next_store: MessageStore,
-        fetcher: Fetcher,
-        decision: ReadDecision,
-        *,
-        runtime: Runtime,
-        metrics: Metrics,
-        logs_outcomes: bool = False,
-    ) -> None:
-        self._next = next_store
-        self._fetcher = fetcher
-        self._decision = decision
-        self._runtime = runtime
-        self._metrics = metrics
-        self._logs_outcomes = logs_outcomes
-
-    def get(self, request: ReadRequest) -> GetResult:
-        for _ in range(_TRIES):
-            if not self._reads_tier(request):
-                result = read_from(self._next, request)
-                if not self._tier_may_have(request, result):
-                    return result
-            started = self._runtime.clock.monotonic()
-            answer = self._answer(request, lambda: self._fetcher.get_message(request), started)
-            if answer is not None:
-                return answer
-        return self._stay(request)
-
-    def get_future(self, request: ReadRequest) -> Future[GetResult]:
-        """The same; done at once where no backend and no disk has to be waited for."""
-        try:
-            if not self._reads_tier(request):
-                if self._is_on_disk_only(request):
-                    return self._runtime.fetch.submit(self.get, request)
-                return _done(lambda: self.get(request))
-        except Exception as error:  # noqa: BLE001 - whoever asks the future gets it
-            return _failed(error)
-        started = self._runtime.clock.monotonic()
-        try:
-            inner = self._fetcher.get_message_future(request)
-        except Exception as error:  # noqa: BLE001 - it may be one that is fallen back from
-            inner = _failed(error)
-
-        def answer() -> GetResult:
-            return self._answer(request, inner.result, started) or self.get(request)
-
-        if inner.done():
-            return _done(answer)
-        outer: Future[GetResult] = Future()
-        outer.add_done_callback(lambda it: it.cancelled() and inner.cancel())
-        inner.add_done_callback(lambda _: _settle(outer, answer))
-        return outer
-
-    def get_hot(self, request: ReadRequest) -> GetResult | None:
-        """The same where no backend and no disk has to be waited for; None where one has."""
-        if not self._reads_tier(request):
-            return None if self._is_on_disk_only(request) else self._near_hot(request)
-        started = self._runtime.clock.monotonic()
-        result = self._fetcher.get_message_hot(request)
-        if result is None or (result.status in _ENDS and self._is_on_disk_only(request)):
-            return None
-        return self._answer(request, lambda: result, started)
-
-    def _near_hot(self, request: ReadRequest) -> GetResult | None:
-        result = read_from(self._next, request)
-        if self._tier_may_have(request, result):
-            return None  # the other one has to be asked too
-        return result
-
-    def _reads_tier(self, request: ReadRequest) -> bool:
-        return self._decision.reads_tier(
-            self._fetcher,
-            request.topic,
-            request.queue_id,
-            request.offset,
-            count=request.count_max,
-        )
-
-    def _tier_may_have(self, request: ReadRequest, result: GetResult) -> bool:
-        """Whether the next store had nothing and the tier is worth asking.
-
-        Its own retention may have run since the decision, or it lost the queue.
-        """
-        if result.status not in _LACKING or not self._decision.may_read_tier(request.topic):
-            return False
-        commit_offset = self._fetcher.commit_offset(request.topic, request.queue_id)
-        if commit_offset is None or not self._fetcher.has_messages(request.topic, request.queue_id):
-            return False
-        return request.offset < commit_offset or result.status in _NO_QUEUE
-
-    def _is_on_disk_only(self, request: ReadRequest) -> bool:
-        place = request.topic, request.queue_id, request.offset
-        return self._next.contains(*place) and not self._next.in_memory(
-            *place, max(1, request.count_max)
-        )
-
-    def _answer(
-        self, request: ReadRequest, tier: Callable[[], GetResult], started: float
-    ) -> GetResult | None:
-        """What the tier says, or the next store where the tier cannot serve it; None where both
-        changed meanwhile, so that they have to be asked again."""
-        try:
-            result = tier()
-        except BackendUnavailableError as error:
-            near = self._near_instead(request)
-            if near is None:
-                raise
-            log.warning("read from the next store, the tier cannot be reached: %s", error)
-            return near
-        finally:
-            spent_ms = (self._runtime.clock.monotonic() - started) * 1000
-            labels = {
-                "operation": "get_message",
-                "topic": request.topic,
-                "group": request.group,
-            }
-            self._metrics.record(API_LATENCY, spent_ms, labels)
-        if self._logs_outcomes:
-            log.info("%s: %s", request, result.status.name)
-        if result.status in _ENDS and self._next_goes_on(request, result):
-            near = read_from(self._next, request)
-            if near.status not in _LACKING:
-                self._count_fallback(request)
-                return near
-            if self._fetcher.contains(request.topic, request.queue_id, request.offset):
-                return None  # uploaded after the tier was asked, and expired before the other was
-            result = _nearer(request.offset, near, result)
-        self._take_note(request, result)
-        return self._with_next_minimum(request, result)
-
-    def _next_goes_on(self, request: ReadRequest, result: GetResult) -> bool:
-        """Whether the next store has messages behind this offset, or behind the tier's last."""
-        maximum = self._next.max_offset(request.topic, request.queue_id)
-        return maximum is not None and maximum > min(request.offset, result.max_offset)
-
-    def _near_instead(self, request: ReadRequest) -> GetResult | None:
-        """What the next store answers alone, if it has the very first message asked for."""
-        if not self._next.contains(request.topic, request.queue_id, request.offset):
-            return None
-        near = read_from(self._next, request)
-        if near.status in _ENDS:  # it expired meanwhile: the tier may have it
-            return None
-        self._count_fallback(request)
-        return near
-
-    def _count_fallback(self, request: ReadRequest) -> None:
-        labels = {"operation": "get_message", "topic": request.topic, "group": request.group}
+    def _count_fallback(self, operation: str, topic: str, group: str = "") -> None:
+        labels = {"operation": operation, "topic": topic, "group": group}
         self._metrics.add(GET_MESSAGE_FALLBACK, 1, labels)
-
-    def _take_note(self, request: ReadRequest, result: GetResult) -> None:
-        if result.messages:
-            labels = {"topic": request.topic, "group": request.group}
-            self._metrics.add(MESSAGES_OUT, len(result.messages), labels)
-        if result.status not in _EXPECTED:
-            log.warning("%s: the tier answers %s", request, result.status.name)
-
-    def _with_next_minimum(self, request: ReadRequest, result: GetResult) -> GetResult:
-        """The tier may begin later than the store before it."""
-        minimum = self._next.min_offset(request.topic, request.queue_id)
-        if minimum is None or not 0 <= minimum < result.min_offset:
-            return result
-        return replace(result, min_offset=minimum)
-
-    def _stay(self, request: ReadRequest) -> GetResult:
-        """Neither store kept still for long enough: ask again from the same offset."""
-        return GetResult(
-            status=GetStatus.MESSAGE_WAS_REMOVING,
-            next_offset=request.offset,
-            min_offset=self._next.min_offset(request.topic, request.queue_id) or 0,
-            max_offset=self._next.max_offset(request.topic, request.queue_id) or 0,
-        )
 
 
 def _nearer(offset: int, near: GetResult, far: GetResult) -> GetResult:
@@ -545,3 +500,25 @@ def _settle(future: Future[T], call: Callable[[], T]) -> None:
         future.set_exception(error)  # no waiter may wait in vain
         if not isinstance(error, Exception):
             raise
+
+
+def _smaller(near: int | None, far: int | None) -> int | None:
+    known = [value for value in (near, far) if value is not None]
+    return min(known, default=None)
+
+
+def _newest_first(
+    near: Sequence[SelectedMessage], far: Sequence[SelectedMessage]
+) -> list[SelectedMessage]:
+    """Of a message that both have that of the next store; of equal times those come first.
+
+    Offsets do not tell messages apart: half messages of a transaction all have offset 0.
+    """
+    known = {_without_place(one.record) for one in near}
+    only_far = [one for one in far if _without_place(one.record) not in known]
+    return sorted([*near, *only_far], key=lambda one: -peek_store_timestamp(one.record))
+
+
+def _without_place(record: bytes) -> bytes:
+    """All of a record but its log offset, which is another one in the tier."""
+    return record[:LOG_OFFSET_POSITION] + record[SYS_FLAG_POSITION:]

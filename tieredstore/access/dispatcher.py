@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from tieredstore.access.admission import PendingCounts, QueueClaims, TopicFilter, UploadBudget
+from tieredstore.access.admission import PendingCounts, QueueClaims, UploadBudget
 from tieredstore.access.queue_upload import (
     Action,
     Decision,
@@ -34,6 +34,7 @@ from tieredstore.model.config import MIB, StoreConfig
 from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
 from tieredstore.model.messages import DispatchRequest
 from tieredstore.model.printable import log_of
+from tieredstore.model.topics import TopicFilter
 from tieredstore.model.values import QueueKey
 
 log = log_of(__name__)

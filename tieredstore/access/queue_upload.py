@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
-from tieredstore.access.admission import PendingCounts, TopicFilter, UploadBudget
+from tieredstore.access.admission import PendingCounts, UploadBudget
 from tieredstore.codec.record import LOG_OFFSET_POSITION
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import DeleteNote, MetadataStore, Put, PutNote
@@ -23,6 +23,7 @@ from tieredstore.model.config import MIB, StoreConfig
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError, SegmentError
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.printable import log_of
+from tieredstore.model.topics import TopicFilter
 from tieredstore.model.values import Boundary, QueueKey, SegmentRecord
 
 log = log_of(__name__)

@@ -9,8 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Final, Self
 
-from tieredstore.access.admission import TopicFilter
-from tieredstore.access.answers import MergedReads, MessageReads, ReadDecision
+from tieredstore.access.answers import Answers, ReadDecision
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.health import TierGauges, TierHealth, health_of
 from tieredstore.access.queue_upload import forget_stops
@@ -42,7 +41,7 @@ from tieredstore.model.messages import (
     SelectedMessage,
 )
 from tieredstore.model.printable import log_of
-from tieredstore.model.topics import LIGHT_QUEUE_PREFIX, is_system_topic
+from tieredstore.model.topics import LIGHT_QUEUE_PREFIX, TopicFilter, is_system_topic
 from tieredstore.model.values import (
     INT64_MAX,
     Boundary,
@@ -220,7 +219,7 @@ class TieredMessageStore:
         group: str = "",
     ) -> GetResult:
         request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
-        return self._loaded().messages.get(request)
+        return self._loaded().answers.get(request)
 
     def get_message_future(
         self,
@@ -262,21 +261,21 @@ class TieredMessageStore:
 
     def read_future(self, request: ReadRequest) -> Future[GetResult]:
         """`get_message_future` of a request that is made already."""
-        return self._loaded().messages.get_future(request)
+        return self._loaded().answers.get_future(request)
 
     def read_hot(self, request: ReadRequest) -> GetResult | None:
         """`get_message_hot` of a request that is made already."""
-        return self._loaded().messages.get_hot(request)
+        return self._loaded().answers.get_hot(request)
 
     # -- where queues begin and end, and what lies at a time or under a key ----------------------
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
         require_place(topic, queue_id)
-        return self._loaded().merged.min_offset(topic, queue_id)
+        return self._loaded().answers.min_offset(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int | None:
         require_place(topic, queue_id)
-        return self._loaded().merged.max_offset(topic, queue_id)
+        return self._loaded().answers.max_offset(topic, queue_id)
 
     def committed_offset(self, topic: str, queue_id: int) -> int | None:
         """One more than the newest queue offset that is in the tier; None for a queue that is not.
@@ -290,15 +289,15 @@ class TieredMessageStore:
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
     ) -> int | None:
         require_place(topic, queue_id, timestamp)
-        return self._loaded().merged.offset_by_time(topic, queue_id, timestamp, boundary)
+        return self._loaded().answers.offset_by_time(topic, queue_id, timestamp, boundary)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
         require_place(topic, queue_id, offset)
-        return self._loaded().merged.store_time(topic, queue_id, offset)
+        return self._loaded().answers.store_time(topic, queue_id, offset)
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
         require_place("" if topic is None else topic, queue_id)
-        return self._loaded().merged.earliest_time(topic, queue_id)
+        return self._loaded().answers.earliest_time(topic, queue_id)
 
     def query_message(
         self,
@@ -311,13 +310,13 @@ class TieredMessageStore:
     ) -> QueryResult:
         require_place(topic, count_max, begin, end)
         require_text("key", key)
-        return self._loaded().merged.query_message(
+        return self._loaded().answers.query_message(
             topic, key, count_max=count_max, begin=begin, end=end
         )
 
     def contains(self, topic: str, queue_id: int, offset: int) -> bool:
         require_place(topic, queue_id, offset)
-        return self._loaded().merged.contains(topic, queue_id, offset)
+        return self._loaded().answers.contains(topic, queue_id, offset)
 
     def queues(self) -> Iterable[QueueKey]:
         """Those of the next store and those that only the tier still has."""
@@ -512,16 +511,13 @@ class _Open:
         self.flushing = TierFlush(
             next_store, self.dispatcher, tier.index, self.sealing, tier.publishing, runtime
         )
-        self.messages = MessageReads(
+        self.answers = Answers(
             next_store,
             fetcher,
             decision,
             runtime=runtime,
             metrics=tier.metrics,
             logs_outcomes=config.record_get_message_result,
-        )
-        self.merged = MergedReads(
-            next_store, fetcher, decision, clock=runtime.clock, metrics=tier.metrics
         )
 
     def start_chores(self, config: StoreConfig) -> list[Service]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Final, NamedTuple
 
-from tieredstore.access.admission import TopicFilter
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.message import StoredMessage, decode_message
 from tieredstore.codec.names import index_queue_path, queue_path
@@ -21,6 +20,7 @@ from tieredstore.index.watermarks import QueueId, indexed_offset
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError, OffsetOutOfRangeError, SegmentError
 from tieredstore.model.messages import SelectedMessage
+from tieredstore.model.topics import TopicFilter
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 
 MONTH_SECONDS: Final = 30 * 24 * 3600

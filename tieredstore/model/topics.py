@@ -1,9 +1,11 @@
-"""Topics: what one may be called, and which are RocketMQ's own, for all stores and providers."""
+"""Topics: what one may be called, which are RocketMQ's own, and which stay out of the tier."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
+
+from tieredstore.model.config import StoreConfig
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"  # delayed messages: their tags codes are times
 SYSTEM_TOPICS: Final = frozenset(
@@ -34,6 +36,31 @@ _UNLISTED: Final = re.compile("[\x01-\x1f\x7f-\x9f\ufffe\uffff]")
 def is_system_topic(topic: str) -> bool:
     """Whether RocketMQ made the topic for itself: `rmq_sys_REVIVE_LOG_` is one of those too."""
     return topic in SYSTEM_TOPICS or topic.startswith("rmq_sys_")
+
+
+class TopicFilter:
+    """Says of a topic whether it stays out: system topics, the cluster's and the broker's own,
+    light queues, blank names, and what was rejected since the start.
+
+    Retry and dead letter topics are tiered. Any thread may ask and reject.
+    """
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._own = frozenset({config.cluster_name, config.broker_name})
+        self._rejected: frozenset[str] = frozenset()
+
+    def reject(self, topic: str) -> None:
+        """Keep this topic out from now on; what the tier has of it goes at the next look."""
+        self._rejected = self._rejected | {topic}
+
+    def rejects(self, topic: str) -> bool:
+        return (
+            not topic.strip()
+            or is_system_topic(topic)
+            or topic in self._own
+            or topic.startswith(LIGHT_QUEUE_PREFIX)
+            or topic in self._rejected
+        )
 
 
 def why_no_topic(name: object) -> str | None:
