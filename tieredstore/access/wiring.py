@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +44,10 @@ from tieredstore.model.settings import JAVA_CLASSES
 
 log = log_of(__name__)
 
+INDEX_SECONDS_MIN = 5.0  # for it to make durable what it took, however late it has become
 _FILES: Final = ("", ".bak", ".journal")
 _NAMED_MAX: Final = 8
+_JAVA_PACKAGE: Final = "org.apache.rocketmq."
 
 
 class NoCatalogueError(MetadataError):
@@ -64,10 +66,10 @@ class NoCatalogueError(MetadataError):
         is_published_missing: bool = False,
         there: str = "",
     ) -> None:
-        told = f"{reason}; {there}" if there else reason
+        detail = f"{reason}; {there}" if there else reason
         if is_published_missing:
-            told += "; none is published beside the tier: have one made by `rebuild`"
-        super().__init__(path, told)
+            detail += "; none is published beside the tier: have one made by `rebuild`"
+        super().__init__(path, detail)
         self.reason = reason
         self.there = there
         self.names_file = names_file
@@ -80,121 +82,6 @@ class NoCatalogueError(MetadataError):
 
 class AnotherTierError(UnknownNameError):
     """The settings name another cluster, broker or root than the catalogue: all would seem lost."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueOpeners:
-    """Each opens one for reading; `published` gives None where there is none. `there` says which
-    tiers lie there instead of the one that is named."""
-
-    file: Callable[[], MetadataStore]
-    published: Callable[[], MetadataStore | None]
-    rebuilt: Callable[[], MetadataStore]
-    there: Callable[[], str]
-
-
-def chosen_catalogue(config: StoreConfig, openers: CatalogueOpeners) -> MetadataStore:
-    """As the setting `catalogue` says. Raises NoCatalogueError, and what the openers raise."""
-    choice = config.catalogue
-    if choice == "rebuild":
-        return openers.rebuilt()
-    names_file = choice != "published"
-    if names_file:
-        if has_file(config):
-            return openers.file()
-        if choice == "file":
-            raise NoCatalogueError(config.catalogue_path, "there is no such file", names_file=True)
-    found = openers.published()
-    if found is None and names_file:
-        raise NoCatalogueError(
-            config.catalogue_path,
-            "there is no such file",
-            names_file=True,
-            is_published_missing=True,
-            there=openers.there(),
-        )
-    if found is None:
-        raise NoCatalogueError(
-            config.broker_name, "no catalogue", is_published_missing=True, there=openers.there()
-        )
-    log.info("reading from the catalogue %s", found.facts.describe())
-    return found
-
-
-def check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
-    """AnotherTierError where the catalogue has brokers, and not the one that is named."""
-    if any(row.broker_name == config.broker_name for row in metadata.queues()):
-        return
-    brokers = brokers_of(metadata)
-    if brokers and config.broker_name not in brokers:
-        raise AnotherTierError(
-            f"broker_name: the catalogue {metadata.facts.place} has no broker"
-            f" {config.broker_name!r}; it has {_named(brokers)}"
-        )
-
-
-def brokers_of(metadata: MetadataStore) -> list[str]:
-    """The brokers that have segments or queues in this catalogue."""
-    brokers = {row.path.partition("/")[0] for row in metadata.segments()}
-    return sorted(brokers | {row.broker_name for row in metadata.queues()})
-
-
-def check_place(config: StoreConfig, metadata: MetadataStore, provider: SegmentProvider) -> None:
-    """AnotherTierError where nothing lies where the settings say; for a reader that found nothing.
-
-    A broker that has its place there and no bytes in it has lost them: that is no mistake of the
-    settings. Raises what the backend raises.
-    """
-    if metadata.facts.copy:
-        return  # it was found there, so there the tier is
-    if next(iter(provider.list(config.broker_name)), None) is not None:
-        return
-    there = lies_there(config, provider)
-    if there:
-        raise AnotherTierError(
-            f"{metadata.facts.place} names segments of broker {config.broker_name}, and none of"
-            f" them is there: {there}"
-        )
-
-
-def lies_there(config: StoreConfig, provider: SegmentProvider) -> str:
-    """Which tiers lie there instead of the one that is named; empty where that is not known."""
-    root = config.path if config.provider == "posix" else ""
-    if root and not Path(root).is_dir():
-        return f"path: there is no directory {root}"
-    places = provider.places()
-    if places is None:
-        return ""
-    clusters = sorted({cluster for cluster, _ in places})
-    if config.cluster_name not in clusters:
-        directory = cluster_directory(config.cluster_name)
-        return (
-            f"cluster_name: no cluster {config.cluster_name!r} ({directory}) lies"
-            f" {f'in {root}' if root else 'there'}; there is {_named(clusters)}"
-        )
-    brokers = sorted(broker for cluster, broker in places if cluster == config.cluster_name)
-    if config.broker_name not in brokers:
-        return (
-            f"broker_name: cluster {config.cluster_name!r} has no broker"
-            f" {config.broker_name!r} there; it has {_named(brokers)}"
-        )
-    return ""
-
-
-def _named(names: Sequence[str]) -> str:
-    """The first of them, on one line."""
-    shown = [name if name.isprintable() else repr(name) for name in names[:_NAMED_MAX]]
-    return (", ".join(shown) or "none") + (", …" if len(names) > _NAMED_MAX else "")
-
-
-def has_file(config: StoreConfig) -> bool:
-    """Whether there is a catalogue's file. Of one that is no file only its own class can say."""
-    path = config.catalogue_path
-    return config.metadata != "json" or any(Path(path + end).exists() for end in _FILES)
-
-
-INDEX_SECONDS_MIN = 5.0  # for it to make durable what it took, however late it has become
-_JAVA_PACKAGE = "org.apache.rocketmq."
 
 
 @dataclass(slots=True)
@@ -378,14 +265,28 @@ def catalogue_of(config: StoreConfig, runtime: Runtime, *, read_only: bool) -> M
 def catalogue_to_read(
     config: StoreConfig, runtime: Runtime, provider: SegmentProvider
 ) -> MetadataStore:
-    """The catalogue that a reader starts from: the file, what is published, or the bytes alone."""
-    openers = CatalogueOpeners(
-        file=lambda: catalogue_of(config, runtime, read_only=True),
-        published=lambda: published_catalogue(config, provider),
-        rebuilt=lambda: _rebuilt_catalogue(config, runtime, provider),
-        there=lambda: lies_there(config, provider),
-    )
-    return chosen_catalogue(config, openers)
+    """The catalogue that a reader starts from, as the setting `catalogue` says: the file, what is
+    published, or the bytes alone. NoCatalogueError where there is none."""
+    choice = config.catalogue
+    if choice == "rebuild":
+        return _rebuilt_catalogue(config, runtime, provider)
+    names_file = choice != "published"
+    if names_file:
+        if has_file(config):
+            return catalogue_of(config, runtime, read_only=True)
+        if choice == "file":
+            raise NoCatalogueError(config.catalogue_path, "there is no such file", names_file=True)
+    found = published_catalogue(config, provider)
+    if found is None:
+        raise NoCatalogueError(
+            config.catalogue_path if names_file else config.broker_name,
+            "there is no such file" if names_file else "no catalogue",
+            names_file=names_file,
+            is_published_missing=True,
+            there=lies_there(config, provider),
+        )
+    log.info("reading from the catalogue %s", found.facts.describe())
+    return found
 
 
 def published_catalogue(config: StoreConfig, provider: SegmentProvider) -> MetadataStore | None:
@@ -446,6 +347,78 @@ def local_index_of(config: StoreConfig) -> Path:
         if beside.is_dir():
             return beside
     return Path(config.store_path) / FOLDER
+
+
+def check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
+    """AnotherTierError where the catalogue has brokers, and not the one that is named."""
+    if any(row.broker_name == config.broker_name for row in metadata.queues()):
+        return
+    brokers = brokers_of(metadata)
+    if brokers and config.broker_name not in brokers:
+        raise AnotherTierError(
+            f"broker_name: the catalogue {metadata.facts.place} has no broker"
+            f" {config.broker_name!r}; it has {_named(brokers)}"
+        )
+
+
+def brokers_of(metadata: MetadataStore) -> list[str]:
+    """The brokers that have segments or queues in this catalogue."""
+    brokers = {row.path.partition("/")[0] for row in metadata.segments()}
+    return sorted(brokers | {row.broker_name for row in metadata.queues()})
+
+
+def check_place(config: StoreConfig, metadata: MetadataStore, provider: SegmentProvider) -> None:
+    """AnotherTierError where nothing lies where the settings say; for a reader that found nothing.
+
+    A broker that has its place there and no bytes in it has lost them: that is no mistake of the
+    settings. Raises what the backend raises.
+    """
+    if metadata.facts.copy:
+        return  # it was found there, so there the tier is
+    if next(iter(provider.list(config.broker_name)), None) is not None:
+        return
+    there = lies_there(config, provider)
+    if there:
+        raise AnotherTierError(
+            f"{metadata.facts.place} names segments of broker {config.broker_name}, and none of"
+            f" them is there: {there}"
+        )
+
+
+def lies_there(config: StoreConfig, provider: SegmentProvider) -> str:
+    """Which tiers lie there instead of the one that is named; empty where that is not known."""
+    root = config.path if config.provider == "posix" else ""
+    if root and not Path(root).is_dir():
+        return f"path: there is no directory {root}"
+    places = provider.places()
+    if places is None:
+        return ""
+    clusters = sorted({cluster for cluster, _ in places})
+    if config.cluster_name not in clusters:
+        directory = cluster_directory(config.cluster_name)
+        return (
+            f"cluster_name: no cluster {config.cluster_name!r} ({directory}) lies"
+            f" {f'in {root}' if root else 'there'}; there is {_named(clusters)}"
+        )
+    brokers = sorted(broker for cluster, broker in places if cluster == config.cluster_name)
+    if config.broker_name not in brokers:
+        return (
+            f"broker_name: cluster {config.cluster_name!r} has no broker"
+            f" {config.broker_name!r} there; it has {_named(brokers)}"
+        )
+    return ""
+
+
+def _named(names: Sequence[str]) -> str:
+    """The first of them, on one line."""
+    shown = [name if name.isprintable() else repr(name) for name in names[:_NAMED_MAX]]
+    return (", ".join(shown) or "none") + (", …" if len(names) > _NAMED_MAX else "")
+
+
+def has_file(config: StoreConfig) -> bool:
+    """Whether there is a catalogue's file. Of one that is no file only its own class can say."""
+    path = config.catalogue_path
+    return config.metadata != "json" or any(Path(path + end).exists() for end in _FILES)
 
 
 def load_plugins(base_store: MessageStore, config: StoreConfig) -> MessageStore:
