@@ -1,11 +1,19 @@
-"""A lost catalogue, rebuilt from the bytes of the tier."""
+"""A lost catalogue, rebuilt from the bytes of the tier.
+
+1. The backend is listed. A catalogue that is there and not older than the bytes is left alone.
+2. Each queue is recovered as at a start of the broker, from rows without sizes; the times of its
+   segments come from the messages at their ends.
+3. Each index file is read once. Its items say which ids were given, and whose they were: an item
+   is a topic's if the record at its place has the topic and the key.
+4. All rows are one change of the catalogue.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +23,7 @@ from tieredstore.codec.message import CODA_BYTES, is_coda
 from tieredstore.codec.names import INDEX_TOPIC
 from tieredstore.codec.record import (
     KEYS,
-    MESSAGE_MAGIC_V1,
-    MESSAGE_MAGIC_V2,
+    MESSAGE_MAGICS,
     UNIQUE_KEY,
     decode_properties,
     peek_magic,
@@ -65,9 +72,438 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.values import INT32_MAX, QueueRecord, SegmentRecord, SegmentType, TopicRecord
 
+_Ends: TypeAlias = dict[tuple[str, SegmentType], int]
 SAMPLES_MAX: Final = 8
 _ITEMS_AT_ONCE: Final = 1 << 17
 _MANY_KEYS: Final = (-INT32_MAX - 1, 0)  # hashes that stand for more than one
+_HEAD_BYTES: Final = 28  # up to and with the queue offset
+_NOBODY: Final = "\0rebuilt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildReport:
+    """What the catalogue has now.
+
+    `new_ids` are topics whose id nobody knew: what the index has of them is put again, as is all
+    that `is_index_whole` being False calls into question. `notes` are worth knowing; a sound tier
+    may have them.
+    """
+
+    topics: Mapping[str, int]
+    new_ids: tuple[str, ...]
+    queue_count: int
+    segment_count: int
+    size: int
+    is_index_whole: bool
+    problems: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+class NewerCatalogueError(MetadataError):
+    """There is a catalogue that a rebuild would not make any better."""
+
+    @property
+    def is_damage(self) -> bool:
+        return False
+
+
+def rebuild(
+    metadata: MetadataStore,
+    provider: SegmentProvider,
+    config: StoreConfig,
+    runtime: Runtime,
+    *,
+    known: MetadataStore | None = None,
+) -> RebuildReport:
+    """Restore topics, queues and segments of the configured broker, in one change.
+
+    An empty catalogue is filled. One that has rows of this broker is written over only if it is
+    older: if no file of the backend ends before the catalogue says, and some file goes further or
+    is not in it. What such a one knows besides is kept: ids, reserve hours, notes. In any other
+    case NewerCatalogueError, and nothing has changed.
+
+    `known` is for an empty catalogue, which takes over all that this copy of a lost one says,
+    before the bytes have their say. Files of which nothing is left have expired since.
+
+    The catalogue must be open for writing. Raises BackendError where the backend cannot be asked,
+    and InvalidConfigError where index files have another number of slots.
+    """
+    metadata.apply([])
+    restored, known = ([], metadata) if known is None else (list(known.contents()), known)
+    below = f"{config.broker_name}/"
+    listed = [
+        segment
+        for segment in provider.list(config.broker_name)
+        if f"{segment.path}/{segment.type.name}/{segment.base}"
+        not in known.notes(append_file.DELETION_NOTE)
+    ]
+    present = [row for row in known.segments() if row.path.startswith(below)]
+    ends = _ends((found.path, found.type, found.base + found.size) for found in listed)
+    known_ends = _ends((row.path, row.type, row.end_offset) for row in present)
+    if known is metadata:
+        _refuse_newer(present, ends, known_ends)
+    in_index = [segment for segment in listed if segment.type is SegmentType.INDEX]
+    queues = _queues(listed, provider, config, runtime)
+    slots = config.index_slot_count
+    index = found_index(in_index, provider, slot_count=slots)
+    known_ids = {record.topic: record.topic_id for record in known.topics()}
+    ids = topic_ids_of(queues, index, slot_count=slots) | known_ids
+    topics, new = _numbered(queues, ids, index)
+    rows = [*(row for queue in queues for row in queue.rows), *index.rows]
+    changes: list[Change] = [*restored, *_topic_changes(topics, index, known, runtime)]
+    changes += [Put(queue.record) for queue in queues if known.queue(*queue.record.key) is None]
+    changes += [Put(row) for row in _merged(rows, present)]
+    changes += _expired(present, listed, wholly=known is not metadata)
+    is_whole = not index.problems and not new
+    if not known.notes("index"):
+        changes += _index_changes(queues, index, ids, config)
+    metadata.apply(changes)
+    problems = [f"{queue.file.path}: {queue.problem}" for queue in queues if queue.problem]
+    if known is not metadata:
+        problems += _shorter(ends, known_ends)
+    return RebuildReport(
+        topics=topics,
+        new_ids=tuple(new),
+        queue_count=len(queues),
+        segment_count=len(rows),
+        size=sum(row.size for row in rows),
+        is_index_whole=is_whole,
+        problems=(*problems, *index.problems),
+        notes=tuple(f"{queue.file.path}: {queue.note}" for queue in queues if queue.note),
+    )
+
+
+def rebuild_beside_published(
+    metadata: MetadataStore,
+    provider: SegmentProvider,
+    config: StoreConfig,
+    runtime: Runtime,
+    *,
+    publisher: Publisher,
+    published: Callable[[], MetadataStore | None],
+) -> RebuildReport:
+    """As `rebuild`; `published` opens what was published, None where nothing was.
+
+    An empty catalogue starts from what is published, with its ids, reserve hours and notes, and
+    the bytes add what has come since. One that has rows is brought up to date only if nothing
+    newer than it was published: else NewerCatalogueError. A published one that is damaged is a
+    problem, and the bytes alone are asked. Afterwards this catalogue may replace what is published.
+    """
+    known: MetadataStore | None = None
+    problems: tuple[str, ...] = ()
+    try:
+        if metadata.topics() or metadata.queues() or metadata.segments():
+            publisher.check()
+        else:
+            known = published()
+    except StaleCatalogueError as error:
+        raise NewerCatalogueError(
+            error.path,
+            "what is published there is newer than this file: move the file away, and a rebuild "
+            "starts from what is published",
+        ) from error
+    except MetadataError as error:
+        problems = (f"what is published cannot be used: {error}",)
+    try:
+        report = rebuild(metadata, provider, config, runtime, known=known)
+    finally:
+        if known is not None:
+            known.close()
+    publisher.adopt()
+    return replace(report, problems=(*problems, *report.problems))
+
+
+def _refuse_newer(present: Sequence[SegmentRecord], ends: _Ends, known: _Ends) -> None:
+    if not present:
+        return
+    for path, kind in sorted({(row.path, row.type) for row in present if row.size}):
+        end = ends.get((path, kind), 0)
+        if end < known[path, kind]:
+            raise NewerCatalogueError(
+                f"{path}/{kind.name}",
+                f"the catalogue goes to byte {known[path, kind]}, the backend only to {end}: "
+                "an audit says what is missing",
+            )
+    if all(end <= known.get(file, -1) for file, end in ends.items()):
+        raise NewerCatalogueError("", "the catalogue knows all that the backend has")
+
+
+def _ends(files: Iterable[tuple[str, SegmentType, int]]) -> _Ends:
+    """How far each file goes, of places and ends of its segments."""
+    ends: _Ends = {}
+    for path, kind, end in files:
+        ends[path, kind] = max(ends.get((path, kind), 0), end)
+    return ends
+
+
+def _shorter(ends: _Ends, known: _Ends) -> list[str]:
+    """Files that a copy knew to be longer than what is left of them."""
+    return [
+        f"{path}/{kind.name}: the published catalogue goes to byte {known[path, kind]}, the "
+        f"backend only to {end}"
+        for (path, kind), end in sorted(ends.items())
+        if end < known.get((path, kind), 0)
+    ]
+
+
+def _expired(
+    present: Sequence[SegmentRecord], listed: Sequence[ListedSegment], *, wholly: bool
+) -> list[Change]:
+    """Rows of segments older than all that is there: they went since the catalogue was written.
+
+    Those of a file of which nothing is there too, where it may have expired `wholly`.
+    """
+    first: dict[tuple[str, SegmentType], int] = {}
+    for segment in listed:
+        file = segment.path, segment.type
+        first[file] = min(first.get(file, segment.base), segment.base)
+    return [
+        DeleteSegment(row.path, row.type, row.base_offset)
+        for row in present
+        if row.size
+        and row.end_offset <= first.get((row.path, row.type), row.end_offset if wholly else 0)
+    ]
+
+
+def _merged(rows: Sequence[SegmentRecord], present: Sequence[SegmentRecord]) -> list[SegmentRecord]:
+    """What was found, but for rows that the catalogue has with as many bytes already."""
+    known = {(row.path, row.type, row.base_offset): row for row in present}
+    changed = []
+    for row in rows:
+        held = known.get((row.path, row.type, row.base_offset))
+        if held is None or held.size < row.size:
+            changed.append(row)
+    return changed
+
+
+def _numbered(
+    queues: Sequence[FoundQueue],
+    ids: Mapping[str, int],
+    index: FoundIndex,
+) -> tuple[dict[str, int], list[str]]:
+    """An id for each topic; one that had none gets an id that was never given."""
+    topics = dict.fromkeys(queue.topic for queue in queues)
+    new = [topic for topic in topics if topic not in ids]
+    following = 1 + max([*ids.values(), *index.topic_ids], default=-1)
+    given = {**ids, **{topic: following + at for at, topic in enumerate(new)}}
+    return {topic: given[topic] for topic in topics}, new
+
+
+def _topic_changes(
+    topics: Mapping[str, int],
+    index: FoundIndex,
+    metadata: MetadataStore,
+    runtime: Runtime,
+) -> list[Change]:
+    now_ms = runtime.clock.now_ms()
+    changes: list[Change] = [
+        Put(TopicRecord(topic=topic, topic_id=number, update_timestamp=now_ms))
+        for topic, number in topics.items()
+        if metadata.topic(topic) is None
+    ]
+    highest = max(index.topic_ids, default=-1)
+    if highest > max(topics.values(), default=-1):
+        # A topic that is no more had it: the next new topic must not get it again.
+        changes += [Put(TopicRecord(topic=_NOBODY, topic_id=highest)), DeleteTopic(_NOBODY)]
+    return changes
+
+
+def _index_changes(
+    queues: Sequence[FoundQueue], index: FoundIndex, ids: Mapping[str, int], config: StoreConfig
+) -> list[Change]:
+    """From where on keys are put again: without these notes the index would be taken for whole."""
+    changes: list[Change] = [
+        Watermarks.sizes(slot_count=config.index_slot_count, item_capacity=config.index_item_count),
+        Watermarks.end_at(max((row.end_offset for row in index.rows), default=0)),
+    ]
+    if not index.problems:
+        changes += Watermarks.moved(indexed_offsets(queues, index, ids))
+    return changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundQueue:
+    """A queue that lies in the backend. `problem` says what its bytes do not bear out, and `note`
+    what a sound queue may have."""
+
+    record: QueueRecord
+    rows: tuple[SegmentRecord, ...]
+    file: FlatMessageFile
+    problem: str | None
+    note: str | None = None
+
+    @property
+    def topic(self) -> str:
+        return self.record.topic
+
+
+def _queues(
+    listed: Sequence[ListedSegment],
+    provider: SegmentProvider,
+    config: StoreConfig,
+    runtime: Runtime,
+) -> list[FoundQueue]:
+    """Many at a time; what is no queue of messages is passed over."""
+    wanted = sorted(
+        (
+            segment
+            for segment in listed
+            if segment.type is not SegmentType.INDEX and _is_queue(segment.path)
+        ),
+        key=lambda segment: (segment.path, segment.type, segment.base),
+    )
+    futures = [
+        runtime.fetch.submit(found_queue, list(together), provider, config, runtime)
+        for _, together in groupby(wanted, key=lambda segment: segment.path)
+    ]
+    return [future.result() for future in futures]
+
+
+def _is_queue(path: str) -> bool:
+    _, topic, number = path.split("/", 2)
+    return topic != INDEX_TOPIC and number.isascii() and number.isdigit()
+
+
+def found_queue(
+    listed: Sequence[ListedSegment],
+    provider: SegmentProvider,
+    config: StoreConfig,
+    runtime: Runtime,
+) -> FoundQueue:
+    """All segments of one queue path, with their sizes and the true times of their messages.
+
+    BackendError where the backend cannot be asked.
+    """
+    path = listed[0].path
+    broker, topic, number = path.split("/", 2)
+    record = QueueRecord(
+        broker_name=broker,
+        topic=topic,
+        queue_id=int(number),
+        update_timestamp=runtime.clock.now_ms(),
+    )
+    # Without sizes: recovery then asks for all of them, and looks how far the units bear them out.
+    rows = ReadOnlyRows(
+        SegmentRecord(path=path, type=found.type, base_offset=found.base) for found in listed
+    )
+    file = FlatMessageFile(
+        record,
+        TopicRecord(topic=topic, topic_id=-1),
+        config,
+        path=path,
+        provider=provider,
+        metadata=rows,
+        clock=runtime.clock,
+    )
+    problems: list[str] = []
+    try:
+        recover(file, rows, runtime.clock, read_only=True)
+    except (SegmentError, OffsetOutOfRangeError) as error:
+        problems.append(f"not recovered: {error}")
+    if file.problem is not None:
+        problems.append(file.problem)
+    _count_coda(file)
+    segments = (*file.log.segments, *file.queue.segments)
+    timed = tuple(_with_times(file, segment, problems) for segment in segments)
+    if not file.queue.segments and file.log.segments:
+        problems.append("it has a log and no queue units")
+    problem = "; ".join(dict.fromkeys(problems)) or None
+    note = _expired_units(file)
+    return FoundQueue(record=record, rows=timed, file=file, problem=problem, note=note)
+
+
+def _count_coda(file: FlatMessageFile) -> None:
+    """The mark behind the last record of an old sealed segment is named by no unit."""
+    last = file.log.segments[-1] if file.log.segments else None
+    if last is None or last.backend_bytes() - last.record.size != CODA_BYTES:
+        return
+    if is_coda(last.segment.read(last.record.size, CODA_BYTES)):
+        last.record = replace(last.record, size=last.record.size + CODA_BYTES)
+
+
+def _with_times(file: FlatMessageFile, segment: FlatSegment, problems: list[str]) -> SegmentRecord:
+    """The row, with the times of the oldest and the newest message of it that there are.
+
+    The oldest queue segment may begin with units of messages that have expired with the log.
+    """
+    found, record = segment.record, segment.record
+    begin, end = found.begin_timestamp, found.end_timestamp  # as the recovery read them
+    try:
+        held = units_of(file, record)
+        first = max(held.start, file.min_offset)
+        if first < held.stop:
+            begin = store_time(file, first)
+            end = store_time(file, held.stop - 1)
+    except BackendError:
+        raise
+    except (SegmentError, OffsetOutOfRangeError) as error:
+        if begin is None or end is None:
+            problems.append(f"{segment.segment.path}: its times cannot be read: {error}")
+    if begin is None or end is None:
+        return replace(record, begin_timestamp=None, end_timestamp=None)
+    # When the segment was made is written nowhere: not before its first message.
+    return replace(
+        record, create_timestamp=begin, begin_timestamp=begin, end_timestamp=max(begin, end)
+    )
+
+
+def _expired_units(file: FlatMessageFile) -> str | None:
+    """A log's segments and the queue's end at other messages: both go only as a whole."""
+    try:
+        count = file.min_offset - file.queue.min_unit
+    except BackendError:
+        raise
+    except (SegmentError, OffsetOutOfRangeError):
+        return None  # a problem says why
+    if count <= 0:
+        return None
+    return f"begins with {count} units of messages that have expired"
+
+
+class ReadOnlyRows(MetadataStore):
+    """Segments only; nothing can be changed."""
+
+    def __init__(self, rows: Iterable[SegmentRecord]) -> None:
+        self._rows = sorted(rows, key=lambda row: (row.path, row.type, row.base_offset))
+
+    def segment(self, path: str, type: SegmentType, base_offset: int) -> SegmentRecord | None:
+        found = (row for row in self.segments(path, type) if row.base_offset == base_offset)
+        return next(found, None)
+
+    def segments(
+        self, path: str | None = None, type: SegmentType | None = None
+    ) -> Sequence[SegmentRecord]:
+        return [row for row in self._rows if path in (None, row.path) and type in (None, row.type)]
+
+    def topic(self, topic: str) -> TopicRecord | None:
+        return None
+
+    def topics(self) -> Sequence[TopicRecord]:
+        return ()
+
+    def queue(self, topic: str, queue_id: int) -> QueueRecord | None:
+        return None
+
+    def queues(self, topic: str | None = None) -> Sequence[QueueRecord]:
+        return ()
+
+    def note(self, kind: str, key: str) -> Json:
+        return None
+
+    def notes(self, kind: str) -> Mapping[str, Json]:
+        return {}
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        raise MetadataError("", "these rows are in no catalogue yet")
+
+    def add_topic(self, topic: str, *, reserve_hours: int | None = None) -> TopicRecord:
+        raise MetadataError("", "these rows are in no catalogue yet")
+
+    def refresh(self) -> None:
+        """Nobody else changes them."""
+
+    def close(self) -> None:
+        """There is nothing to release."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -169,168 +605,6 @@ def _items(segment: FileSegment, start: int, end: int) -> Iterator[NDArray[Any]]
             yield view_compacted_items(data, path=segment.path)
 
 
-class ReadOnlyRows(MetadataStore):
-    """Segments only; nothing can be changed."""
-
-    def __init__(self, rows: Iterable[SegmentRecord]) -> None:
-        self._rows = sorted(rows, key=lambda row: (row.path, row.type, row.base_offset))
-
-    def segment(self, path: str, type: SegmentType, base_offset: int) -> SegmentRecord | None:
-        found = (row for row in self.segments(path, type) if row.base_offset == base_offset)
-        return next(found, None)
-
-    def segments(
-        self, path: str | None = None, type: SegmentType | None = None
-    ) -> Sequence[SegmentRecord]:
-        return [row for row in self._rows if path in (None, row.path) and type in (None, row.type)]
-
-    def topic(self, topic: str) -> TopicRecord | None:
-        return None
-
-    def topics(self) -> Sequence[TopicRecord]:
-        return ()
-
-    def queue(self, topic: str, queue_id: int) -> QueueRecord | None:
-        return None
-
-    def queues(self, topic: str | None = None) -> Sequence[QueueRecord]:
-        return ()
-
-    def note(self, kind: str, key: str) -> Json:
-        return None
-
-    def notes(self, kind: str) -> Mapping[str, Json]:
-        return {}
-
-    def apply(self, changes: Iterable[Change]) -> None:
-        raise MetadataError("", "these rows are in no catalogue yet")
-
-    def add_topic(self, topic: str, *, reserve_hours: int | None = None) -> TopicRecord:
-        raise MetadataError("", "these rows are in no catalogue yet")
-
-    def refresh(self) -> None:
-        """Nobody else changes them."""
-
-    def close(self) -> None:
-        """There is nothing to release."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundQueue:
-    """A queue that lies in the backend. `problem` says what its bytes do not bear out, and `note`
-    what a sound queue may have."""
-
-    record: QueueRecord
-    rows: tuple[SegmentRecord, ...]
-    file: FlatMessageFile
-    problem: str | None
-    note: str | None = None
-
-    @property
-    def topic(self) -> str:
-        return self.record.topic
-
-
-def found_queue(
-    listed: Sequence[ListedSegment],
-    provider: SegmentProvider,
-    config: StoreConfig,
-    runtime: Runtime,
-) -> FoundQueue:
-    """All segments of one queue path, with their sizes and the true times of their messages.
-
-    BackendError where the backend cannot be asked.
-    """
-    path = listed[0].path
-    broker, topic, number = path.split("/", 2)
-    record = QueueRecord(
-        broker_name=broker,
-        topic=topic,
-        queue_id=int(number),
-        update_timestamp=runtime.clock.now_ms(),
-    )
-    # Without sizes: recovery then asks for all of them, and looks how far the units bear them out.
-    rows = [SegmentRecord(path=path, type=found.type, base_offset=found.base) for found in listed]
-    file = FlatMessageFile(
-        record,
-        TopicRecord(topic=topic, topic_id=-1),
-        config,
-        path=path,
-        provider=provider,
-        metadata=ReadOnlyRows(rows),
-        clock=runtime.clock,
-    )
-    problems: list[str] = []
-    try:
-        recover(file, ReadOnlyRows(rows), runtime.clock, read_only=True)
-    except (SegmentError, OffsetOutOfRangeError) as error:
-        problems.append(f"not recovered: {error}")
-    if file.problem is not None:
-        problems.append(file.problem)
-    _count_coda(file)
-    timed = tuple(_with_times(file, segment, problems) for segment in _segments(file))
-    if not file.queue.segments and file.log.segments:
-        problems.append("it has a log and no queue units")
-    problem = "; ".join(dict.fromkeys(problems)) or None
-    note = _expired_units(file)
-    return FoundQueue(record=record, rows=timed, file=file, problem=problem, note=note)
-
-
-def _segments(file: FlatMessageFile) -> tuple[FlatSegment, ...]:
-    return (*file.log.segments, *file.queue.segments)
-
-
-def _count_coda(file: FlatMessageFile) -> None:
-    """The mark behind the last record of an old sealed segment is named by no unit."""
-    last = file.log.segments[-1] if file.log.segments else None
-    if last is None or last.backend_bytes() - last.record.size != CODA_BYTES:
-        return
-    if is_coda(last.segment.read(last.record.size, CODA_BYTES)):
-        last.record = replace(last.record, size=last.record.size + CODA_BYTES)
-
-
-def _with_times(file: FlatMessageFile, segment: FlatSegment, problems: list[str]) -> SegmentRecord:
-    """The row, with the times of the oldest and the newest message of it that there are.
-
-    The oldest queue segment may begin with units of messages that have expired with the log.
-    """
-    found, record = segment.record, segment.record
-    begin, end = found.begin_timestamp, found.end_timestamp  # as the recovery read them
-    try:
-        held = units_of(file, record)
-        first = max(held.start, file.min_offset)
-        if first < held.stop:
-            begin = store_time(file, first)
-            end = store_time(file, held.stop - 1)
-    except BackendError:
-        raise
-    except (SegmentError, OffsetOutOfRangeError) as error:
-        if begin is None or end is None:
-            problems.append(f"{segment.segment.path}: its times cannot be read: {error}")
-    if begin is None or end is None:
-        return replace(record, begin_timestamp=None, end_timestamp=None)
-    # When the segment was made is written nowhere: not before its first message.
-    return replace(
-        record, create_timestamp=begin, begin_timestamp=begin, end_timestamp=max(begin, end)
-    )
-
-
-def _expired_units(file: FlatMessageFile) -> str | None:
-    """A log's segments and the queue's end at other messages: both go only as a whole."""
-    try:
-        count = file.min_offset - file.queue.min_unit
-    except BackendError:
-        raise
-    except (SegmentError, OffsetOutOfRangeError):
-        return None  # a problem says why
-    if count <= 0:
-        return None
-    return f"begins with {count} units of messages that have expired"
-
-
-_HEAD_BYTES = 28  # up to and with the queue offset
-
-
 def topic_ids_of(
     queues: Sequence[FoundQueue], index: FoundIndex, *, slot_count: int
 ) -> dict[str, int]:
@@ -393,296 +667,7 @@ def _read(file: FlatMessageFile, log_offset: int, length: int) -> bytes | None:
     """A record's bytes; None where none begins there."""
     try:
         data = file.log.read(log_offset, length)
-        is_message = peek_magic(data) in (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)
+        is_message = peek_magic(data) in MESSAGE_MAGICS
     except (SegmentError, OffsetOutOfRangeError):
         return None
     return data if is_message else None
-
-
-_NOBODY = "\0rebuilt"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildReport:
-    """What the catalogue has now.
-
-    `new_ids` are topics whose id nobody knew: what the index has of them is put again, as is all
-    that `is_index_whole` being False calls into question. `notes` are worth knowing; a sound tier
-    may have them.
-    """
-
-    topics: Mapping[str, int]
-    new_ids: tuple[str, ...]
-    queue_count: int
-    segment_count: int
-    size: int
-    is_index_whole: bool
-    problems: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-
-
-class NewerCatalogueError(MetadataError):
-    """There is a catalogue that a rebuild would not make any better."""
-
-    @property
-    def is_damage(self) -> bool:
-        return False
-
-
-def rebuild(
-    metadata: MetadataStore,
-    provider: SegmentProvider,
-    config: StoreConfig,
-    runtime: Runtime,
-    *,
-    known: MetadataStore | None = None,
-) -> RebuildReport:
-    """Restore topics, queues and segments of the configured broker, in one change.
-
-    An empty catalogue is filled. One that has rows of this broker is written over only if it is
-    older: if no file of the backend ends before the catalogue says, and some file goes further or
-    is not in it. What such a one knows besides is kept: ids, reserve hours, notes. In any other
-    case NewerCatalogueError, and nothing has changed.
-
-    `known` is for an empty catalogue, which takes over all that this copy of a lost one says,
-    before the bytes have their say. Files of which nothing is left have expired since.
-
-    The catalogue must be open for writing. Raises BackendError where the backend cannot be asked,
-    and InvalidConfigError where index files have another number of slots.
-    """
-    metadata.apply([])
-    restored, known = ([], metadata) if known is None else (list(known.contents()), known)
-    below = f"{config.broker_name}/"
-    listed = [
-        segment
-        for segment in provider.list(config.broker_name)
-        if f"{segment.path}/{segment.type.name}/{segment.base}"
-        not in known.notes(append_file.DELETION_NOTE)
-    ]
-    present = [row for row in known.segments() if row.path.startswith(below)]
-    if known is metadata:
-        _refuse_newer(present, listed)
-    in_index = [segment for segment in listed if segment.type is SegmentType.INDEX]
-    queues = _queues(listed, provider, config, runtime)
-    slots = config.index_slot_count
-    index = found_index(in_index, provider, slot_count=slots)
-    known_ids = {record.topic: record.topic_id for record in known.topics()}
-    ids = topic_ids_of(queues, index, slot_count=slots) | known_ids
-    topics, new = _numbered(queues, ids, index)
-    rows = [*(row for queue in queues for row in queue.rows), *index.rows]
-    changes: list[Change] = [*restored, *_topic_changes(topics, index, known, runtime)]
-    changes += [Put(queue.record) for queue in queues if known.queue(*queue.record.key) is None]
-    changes += [Put(row) for row in _merged(rows, present)]
-    changes += _expired(present, listed)
-    if known is not metadata:
-        changes += _wholly_expired(present, listed)
-    is_whole = not index.problems and not new
-    if not known.notes("index"):
-        changes += _index_changes(queues, index, ids, config)
-    metadata.apply(changes)
-    problems = [f"{queue.file.path}: {queue.problem}" for queue in queues if queue.problem]
-    if known is not metadata:
-        problems += _shorter(present, listed)
-    return RebuildReport(
-        topics=topics,
-        new_ids=tuple(new),
-        queue_count=len(queues),
-        segment_count=len(rows),
-        size=sum(row.size for row in rows),
-        is_index_whole=is_whole,
-        problems=(*problems, *index.problems),
-        notes=tuple(f"{queue.file.path}: {queue.note}" for queue in queues if queue.note),
-    )
-
-
-def _refuse_newer(present: Sequence[SegmentRecord], listed: Sequence[ListedSegment]) -> None:
-    if not present:
-        return
-    ends, known = _ends(listed), _known_ends(present)
-    rows = {(row.path, row.type) for row in present if row.size}
-    for path, kind in sorted(rows):
-        if ends.get((path, kind), 0) < known[path, kind]:
-            raise NewerCatalogueError(
-                f"{path}/{kind.name}",
-                f"the catalogue goes to byte {known[path, kind]}, the backend only to "
-                f"{ends.get((path, kind), 0)}: an audit says what is missing",
-            )
-    if all(end <= known.get(file, -1) for file, end in ends.items()):
-        raise NewerCatalogueError("", "the catalogue knows all that the backend has")
-
-
-def _ends(listed: Sequence[ListedSegment]) -> dict[tuple[str, SegmentType], int]:
-    ends: dict[tuple[str, SegmentType], int] = {}
-    for segment in listed:
-        file = segment.path, segment.type
-        ends[file] = max(ends.get(file, 0), segment.base + segment.size)
-    return ends
-
-
-def _known_ends(present: Sequence[SegmentRecord]) -> dict[tuple[str, SegmentType], int]:
-    known: dict[tuple[str, SegmentType], int] = {}
-    for row in present:
-        known[row.path, row.type] = max(known.get((row.path, row.type), 0), row.end_offset)
-    return known
-
-
-def _shorter(present: Sequence[SegmentRecord], listed: Sequence[ListedSegment]) -> list[str]:
-    """Files that a copy knew to be longer than what is left of them."""
-    known = _known_ends(present)
-    return [
-        f"{path}/{kind.name}: the published catalogue goes to byte {known[path, kind]}, the "
-        f"backend only to {end}"
-        for (path, kind), end in sorted(_ends(listed).items())
-        if end < known.get((path, kind), 0)
-    ]
-
-
-def _wholly_expired(
-    present: Sequence[SegmentRecord], listed: Sequence[ListedSegment]
-) -> list[Change]:
-    files = {(segment.path, segment.type) for segment in listed}
-    return [
-        DeleteSegment(row.path, row.type, row.base_offset)
-        for row in present
-        if row.size and (row.path, row.type) not in files
-    ]
-
-
-def _queues(
-    listed: Sequence[ListedSegment],
-    provider: SegmentProvider,
-    config: StoreConfig,
-    runtime: Runtime,
-) -> list[FoundQueue]:
-    """Many at a time; what is no queue of messages is passed over."""
-    wanted = sorted(
-        (
-            segment
-            for segment in listed
-            if segment.type is not SegmentType.INDEX and _is_queue(segment.path)
-        ),
-        key=lambda segment: (segment.path, segment.type, segment.base),
-    )
-    futures = [
-        runtime.fetch.submit(found_queue, list(together), provider, config, runtime)
-        for _, together in groupby(wanted, key=lambda segment: segment.path)
-    ]
-    return [future.result() for future in futures]
-
-
-def _is_queue(path: str) -> bool:
-    _, topic, number = path.split("/", 2)
-    return topic != INDEX_TOPIC and number.isascii() and number.isdigit()
-
-
-def _numbered(
-    queues: Sequence[FoundQueue],
-    ids: Mapping[str, int],
-    index: FoundIndex,
-) -> tuple[dict[str, int], list[str]]:
-    """An id for each topic; who had none gets one that was never given."""
-    topics = dict.fromkeys(queue.topic for queue in queues)
-    following = 1 + max([*ids.values(), *index.topic_ids], default=-1)
-    numbered: dict[str, int] = {}
-    new: list[str] = []
-    for topic in topics:
-        if topic not in ids:
-            new.append(topic)
-        numbered[topic] = ids.get(topic, following + len(new) - 1)
-    return numbered, new
-
-
-def _topic_changes(
-    topics: Mapping[str, int],
-    index: FoundIndex,
-    metadata: MetadataStore,
-    runtime: Runtime,
-) -> list[Change]:
-    now_ms = runtime.clock.now_ms()
-    changes: list[Change] = [
-        Put(TopicRecord(topic=topic, topic_id=number, update_timestamp=now_ms))
-        for topic, number in topics.items()
-        if metadata.topic(topic) is None
-    ]
-    highest = max(index.topic_ids, default=-1)
-    if highest > max(topics.values(), default=-1):
-        # A topic that is no more had it: the next new topic must not get it again.
-        changes += [Put(TopicRecord(topic=_NOBODY, topic_id=highest)), DeleteTopic(_NOBODY)]
-    return changes
-
-
-def _merged(rows: Sequence[SegmentRecord], present: Sequence[SegmentRecord]) -> list[SegmentRecord]:
-    """What was found, but for rows that the catalogue has with as many bytes already."""
-    known = {(row.path, row.type, row.base_offset): row for row in present}
-    changed = []
-    for row in rows:
-        held = known.get((row.path, row.type, row.base_offset))
-        if held is None or held.size < row.size:
-            changed.append(row)
-    return changed
-
-
-def _expired(present: Sequence[SegmentRecord], listed: Sequence[ListedSegment]) -> list[Change]:
-    """Rows of segments older than all that is there: they went since the catalogue was written."""
-    first: dict[tuple[str, SegmentType], int] = {}
-    for segment in listed:
-        file = segment.path, segment.type
-        first[file] = min(first.get(file, segment.base), segment.base)
-    return [
-        DeleteSegment(row.path, row.type, row.base_offset)
-        for row in present
-        if row.end_offset <= first.get((row.path, row.type), 0) and row.size
-    ]
-
-
-def _index_changes(
-    queues: Sequence[FoundQueue], index: FoundIndex, ids: Mapping[str, int], config: StoreConfig
-) -> list[Change]:
-    """From where on keys are put again: without these notes the index would be taken for whole."""
-    changes: list[Change] = [
-        Watermarks.sizes(slot_count=config.index_slot_count, item_capacity=config.index_item_count),
-        Watermarks.end_at(max((row.end_offset for row in index.rows), default=0)),
-    ]
-    if not index.problems:
-        changes += Watermarks.moved(indexed_offsets(queues, index, ids))
-    return changes
-
-
-def rebuild_beside_published(
-    metadata: MetadataStore,
-    provider: SegmentProvider,
-    config: StoreConfig,
-    runtime: Runtime,
-    *,
-    publisher: Publisher,
-    published: Callable[[], MetadataStore | None],
-) -> RebuildReport:
-    """As `rebuild`; `published` opens what was published, None where nothing was.
-
-    An empty catalogue starts from what is published, with its ids, reserve hours and notes, and
-    the bytes add what has come since. One that has rows is brought up to date only if nothing
-    newer than it was published: else NewerCatalogueError. A published one that is damaged is a
-    problem, and the bytes alone are asked. Afterwards this catalogue may replace what is published.
-    """
-    known: MetadataStore | None = None
-    problems: tuple[str, ...] = ()
-    try:
-        if metadata.topics() or metadata.queues() or metadata.segments():
-            publisher.check()
-        else:
-            known = published()
-    except StaleCatalogueError as error:
-        raise NewerCatalogueError(
-            error.path,
-            "what is published there is newer than this file: move the file away, and a rebuild "
-            "starts from what is published",
-        ) from error
-    except MetadataError as error:
-        problems = (f"what is published cannot be used: {error}",)
-    try:
-        report = rebuild(metadata, provider, config, runtime, known=known)
-    finally:
-        if known is not None:
-            known.close()
-    publisher.adopt()
-    return replace(report, problems=(*problems, *report.problems))
