@@ -1,20 +1,29 @@
 """Audit: the catalogue held against the bytes of the tier, and the repair of what can be
 repaired.
+
+| held against each other | findings |
+| --- | --- |
+| a segment's row, its size in the backend, the next row | `segment_findings` |
+| the catalogue's topics, queues and segments | `catalogue_findings` |
+| the last units of a queue and its log, where no segment misses bytes | `unit_findings` |
+| what lies there and what rows name | `orphan_findings` |
+| notes: stopped queues, deletes that have not ended | `noted_findings` |
+| the published copy and the catalogue | `published_findings` |
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from tieredstore.access.queue_upload import STOPPED_QUEUE, is_asked_to_resume, is_history
 from tieredstore.codec.message import is_blank
 from tieredstore.codec.names import INDEX_TOPIC
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, decode_unit
-from tieredstore.codec.record import MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2, peek_magic
+from tieredstore.codec.record import MESSAGE_MAGICS, peek_magic
 from tieredstore.driver.metadata import LINEAGE, MetadataStore
 from tieredstore.driver.provider import Leftover, SegmentProvider
 from tieredstore.driver.runtime import Runtime
@@ -34,77 +43,9 @@ from tieredstore.model.findings import Finding, FindingKind, Place, Severity
 from tieredstore.model.values import SegmentRecord, SegmentType
 
 SegmentKey: TypeAlias = tuple[str, SegmentType, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierFacts:
-    """The segments of one broker.
-
-    The catalogue is read before the backend and after it: what was committed before must be there,
-    and what came in between is nobody's orphan.
-    """
-
-    files: Mapping[tuple[str, SegmentType], list[SegmentRecord]]  # by base
-    sizes: Mapping[SegmentKey, int]
-    unnamed: tuple[SegmentKey, ...]  # there, in no row and not doomed
-    doomed: tuple[str, ...]
-
-    @classmethod
-    def gather(cls, metadata: MetadataStore, provider: SegmentProvider, broker: str) -> TierFacts:
-        below = f"{broker}/"
-        metadata.refresh()
-        before = _rows(metadata, below)
-        provider.refresh()
-        sizes = {(each.path, each.type, each.base): each.size for each in provider.list(broker)}
-        metadata.refresh()
-        after = _rows(metadata, below)
-        notes = tuple(
-            key for key in metadata.notes(append_file.DELETION_NOTE) if key.startswith(below)
-        )
-        rows = [row for key, row in before.items() if key in after]
-        for row in rows:
-            key = _key(row)
-            if sizes.get(key, 0) < row.size:  # a listing may be older than its writer
-                sizes[key] = _size(provider, row)
-        # What somebody has committed meanwhile is not behind.
-        rows = [_grown(row, after[_key(row)], sizes.get(_key(row), 0)) for row in rows]
-        rows.sort(key=lambda row: (row.path, row.type, row.base_offset))
-        grouped = groupby(rows, key=lambda row: (row.path, row.type))
-        named = {*before, *after}
-        return cls(
-            files={file: list(of_file) for file, of_file in grouped},
-            sizes=sizes,
-            unnamed=tuple(
-                key
-                for key in sorted(sizes.keys() - named)
-                if f"{key[0]}/{key[1].name}/{key[2]}" not in notes
-            ),
-            doomed=tuple(sorted(notes)),
-        )
-
-    def size(self, row: SegmentRecord) -> int:
-        """In the backend."""
-        return self.sizes.get(_key(row), 0)
-
-
-def _rows(metadata: MetadataStore, below: str) -> dict[SegmentKey, SegmentRecord]:
-    return {_key(row): row for row in metadata.segments() if row.path.startswith(below)}
-
-
-def _key(row: SegmentRecord) -> SegmentKey:
-    return row.path, row.type, row.base_offset
-
-
-def _size(provider: SegmentProvider, row: SegmentRecord) -> int:
-    with provider.open(row.path, row.type, row.base_offset) as segment:
-        try:
-            return segment.size()
-        except SegmentNotFoundError:
-            return 0
-
-
-def _grown(row: SegmentRecord, later: SegmentRecord, size: int) -> SegmentRecord:
-    return replace(row, size=max(row.size, min(later.size, size)))
+_Files: TypeAlias = Mapping[tuple[str, SegmentType], list[SegmentRecord]]  # by base
+LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
+_MAGIC_BYTES: Final = 8
 
 
 class AuditKind(FindingKind):
@@ -151,7 +92,7 @@ class AuditReport:
     @property
     def left(self) -> tuple[Finding, ...]:
         """What is so after the repair, if there was one."""
-        return tuple(each for each in self.findings if not each.repaired)
+        return tuple(found for found in self.findings if not found.repaired)
 
     @property
     def damage(self) -> tuple[Finding, ...]:
@@ -160,22 +101,363 @@ class AuditReport:
     @property
     def is_clean(self) -> bool:
         """Nothing is wrong and nothing is left over."""
-        return all(each.severity is Severity.NOTE for each in self.left)
+        return all(found.severity is Severity.NOTE for found in self.left)
 
 
-_Files: TypeAlias = Mapping[tuple[str, SegmentType], Sequence[SegmentRecord]]
+def audit(
+    metadata: MetadataStore,
+    provider: SegmentProvider,
+    config: StoreConfig,
+    runtime: Runtime,
+    *,
+    repair: bool = False,
+    published: Callable[[], MetadataStore | None] | None = None,
+) -> AuditReport:
+    """Look at all segments of the configured broker: one listing, and a few small reads a queue.
+
+    Beside a live writer it may be run without `repair`. A repair needs the catalogue open for
+    writing, whose lock keeps every writer out, and does only what loses nothing: it finishes
+    deletes, deletes segments that nobody can miss and what was left of uploads, and lets the
+    catalogue know of bytes that are sound. `published` opens the copy for readers elsewhere, to be
+    held against the catalogue. Raises MetadataError, and BackendError where the backend cannot be
+    listed.
+    """
+    if repair:
+        metadata.apply([])  # refused here, before anything is done, where it is read only
+    broker = config.broker_name
+    findings_of_copy = _read_copy(metadata, published, broker)
+    facts = TierFacts.gather(metadata, provider, broker)
+    findings = [*segment_findings(facts), *catalogue_findings(facts, metadata, broker)]
+    broken = {found.place.path for found in findings if found.is_damage}
+    paths = [path for path in dict.fromkeys(path for path, _ in facts.files) if not _index(path)]
+    whole = [path for path in paths if path not in broken]
+    reads = [runtime.fetch.submit(unit_findings, facts, provider, path) for path in whole]
+    for read in reads:
+        findings += read.result()
+    findings += orphan_findings(facts)
+    findings += noted_findings(facts, metadata, broker)
+    findings += findings_of_copy()
+    leftovers = provider.leftovers(broker)
+    findings += map(_left_over, leftovers)
+    if repair:
+        findings = repaired(findings, leftovers, metadata, provider, config, runtime)
+    return AuditReport(
+        broker=broker,
+        findings=tuple(sorted(findings, key=_order)),
+        queue_count=len(paths),
+        segment_count=sum(map(len, facts.files.values())),
+        size=sum(row.size for rows in facts.files.values() for row in rows),
+    )
 
 
-def unusable_finding(error: MetadataError, broker: str) -> Finding:
-    detail = f"readers elsewhere cannot start from it: {error}"
-    return _found(AuditKind.PUBLISHED_DAMAGED, broker, detail)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierFacts:
+    """The segments of one broker.
+
+    The catalogue is read before the backend and after it: what was committed before must be there,
+    and what came in between is nobody's orphan.
+    """
+
+    files: _Files
+    sizes: Mapping[SegmentKey, int]
+    unnamed: tuple[SegmentKey, ...]  # there, in no row and not doomed
+    doomed: tuple[str, ...]
+
+    @classmethod
+    def gather(cls, metadata: MetadataStore, provider: SegmentProvider, broker: str) -> TierFacts:
+        metadata.refresh()
+        before = {_key(row): row for row in _rows(metadata, broker)}
+        provider.refresh()
+        sizes = {
+            (found.path, found.type, found.base): found.size for found in provider.list(broker)
+        }
+        metadata.refresh()
+        after = {_key(row): row for row in _rows(metadata, broker)}
+        notes = tuple(
+            key for key in metadata.notes(append_file.DELETION_NOTE) if key.startswith(f"{broker}/")
+        )
+        rows = [row for key, row in before.items() if key in after]
+        for row in rows:
+            key = _key(row)
+            if sizes.get(key, 0) < row.size:  # a listing may be older than its writer
+                sizes[key] = _size(provider, row)
+        # What somebody has committed meanwhile is not behind.
+        rows = [_grown(row, after[_key(row)], sizes.get(_key(row), 0)) for row in rows]
+        named = {*before, *after}
+        return cls(
+            files=_by_file(rows),
+            sizes=sizes,
+            unnamed=tuple(
+                key
+                for key in sorted(sizes.keys() - named)
+                if f"{key[0]}/{key[1].name}/{key[2]}" not in notes
+            ),
+            doomed=tuple(sorted(notes)),
+        )
+
+    def size(self, row: SegmentRecord) -> int:
+        """In the backend."""
+        return self.sizes.get(_key(row), 0)
 
 
-def missing_findings(metadata: MetadataStore, broker: str) -> Iterator[Finding]:
-    """Where nothing is published: of a catalogue that was, this is a loss."""
-    if metadata.note(LINEAGE, broker) is not None:
-        detail = "it was published, and is gone: readers elsewhere have no catalogue"
-        yield _found(AuditKind.PUBLISHED_MISSING, broker, detail)
+def _by_file(rows: Iterable[SegmentRecord]) -> _Files:
+    ordered = sorted(rows, key=lambda row: (row.path, row.type, row.base_offset))
+    grouped = groupby(ordered, key=lambda row: (row.path, row.type))
+    return {file: list(of_file) for file, of_file in grouped}
+
+
+def _rows(metadata: MetadataStore, broker: str) -> list[SegmentRecord]:
+    return [row for row in metadata.segments() if row.path.startswith(f"{broker}/")]
+
+
+def _key(row: SegmentRecord) -> SegmentKey:
+    return row.path, row.type, row.base_offset
+
+
+def _size(provider: SegmentProvider, row: SegmentRecord) -> int:
+    with provider.open(row.path, row.type, row.base_offset) as segment:
+        try:
+            return segment.size()
+        except SegmentNotFoundError:
+            return 0
+
+
+def _grown(row: SegmentRecord, later: SegmentRecord, size: int) -> SegmentRecord:
+    return replace(row, size=max(row.size, min(later.size, size)))
+
+
+def segment_findings(facts: TierFacts) -> Iterator[Finding]:
+    """Each segment's own, and what is wrong between it and the next one."""
+    begins = set(facts.unnamed)
+    for rows in facts.files.values():
+        for row, following in zip(rows, [*rows[1:], None], strict=True):
+            yield from _of_row(row, following, facts.size(row))
+        for row, following in pairwise(rows):
+            lost = facts.size(row) < min(row.size, following.base_offset - row.base_offset)
+            end = row.base_offset + max(row.size, facts.size(row))
+            filled = any((row.path, row.type, at) in begins for at in (row.end_offset, end))
+            if end < following.base_offset and not lost and not filled:
+                yield from _apart(row, end, following.base_offset)
+
+
+def _of_row(row: SegmentRecord, following: SegmentRecord | None, there: int) -> Iterator[Finding]:
+    room = there if following is None else following.base_offset - row.base_offset
+    if row.type is QUEUE and row.base_offset % UNIT_BYTES:
+        yield _about_segment(row, AuditKind.MISALIGNED, "it begins within a unit")
+    if following is not None and row.size > room:
+        yield _about_segment(
+            row,
+            AuditKind.OVERLAPPING,
+            f"{row.size - room} bytes are the next segment's too, which begins at "
+            f"{following.base_offset}",
+        )
+    if row.size and not there:
+        yield _about_segment(
+            row, AuditKind.MISSING, f"{row.size} bytes that were committed are gone"
+        )
+    elif there < row.size:
+        gone = row.size - there
+        yield _about_segment(row, AuditKind.SHORT, f"{gone} of {row.size} bytes are gone")
+    elif min(there, room) > row.size:
+        more = min(there, room) - row.size
+        yield _about_segment(
+            row,
+            AuditKind.BEHIND,
+            f"the backend has {more} bytes more than the catalogue's {row.size}",
+            repairable=row.type is not INDEX,  # those settle themselves when they are opened
+        )
+    if there > max(room, row.size):
+        detail = f"{there - max(room, row.size)} bytes lie behind its end, and are nobody's"
+        yield _about_segment(row, AuditKind.TAIL, detail)
+
+
+def _apart(row: SegmentRecord, end: int, begin: int) -> Iterator[Finding]:
+    if row.type is LOG:
+        detail = f"no segment has bytes {end} to {begin} of the log"
+        yield _about_segment(row, AuditKind.HOLE, detail)
+    elif row.type is QUEUE:
+        first, behind = end // UNIT_BYTES, begin // UNIT_BYTES
+        if first == behind:
+            return  # a part of a unit
+        detail = f"the tier never had messages {first} to {behind - 1}"
+        yield _about_segment(row, AuditKind.GAP, detail)
+
+
+def orphan_findings(facts: TierFacts) -> Iterator[Finding]:
+    """What no row names. What may be data that an older catalogue has forgotten is not deleted."""
+    for key in facts.unnamed:
+        path, kind, base = key
+        size = facts.sizes[key]
+        reason, is_spare = _spare(key, size, facts)
+        detail = f"{size} bytes that no row names: {reason}"
+        yield _about(AuditKind.ORPHANED, path, detail, type=kind, base=base, repairable=is_spare)
+
+
+def _spare(key: SegmentKey, size: int, facts: TierFacts) -> tuple[str, bool]:
+    """Where it lies, and whether nobody can miss it."""
+    path, kind, base = key
+    rows = facts.files.get((path, kind))
+    if not rows:
+        return "the catalogue knows nothing here; a rebuild would take it in", False
+    if base + size <= rows[0].base_offset:
+        return "older than what the queue keeps", True
+    covered = base
+    for row in rows:
+        if row.base_offset <= covered < row.base_offset + min(row.size, facts.size(row)):
+            covered = row.end_offset
+    if covered >= base + size and facts.size(rows[-1]) >= rows[-1].size:
+        return "other segments have all of these bytes", True
+    if base >= rows[-1].end_offset:
+        return "newer than what the catalogue knows; a rebuild would take it in", False
+    return "between what other segments have; a rebuild would take it in", False
+
+
+def catalogue_findings(facts: TierFacts, metadata: MetadataStore, broker: str) -> Iterator[Finding]:
+    """Segments of no queue, and queues of no topic."""
+    topics = {record.topic for record in metadata.topics()}
+    queues = {(record.topic, record.queue_id) for record in metadata.queues()}
+    for path in dict.fromkeys(path for path, _ in facts.files):
+        _, topic, number = path.split("/", 2)
+        if topic == INDEX_TOPIC:
+            continue
+        if not number.isdigit() or (topic, int(number)) not in queues:
+            detail = "its segments are in the catalogue, and the queue is not"
+            yield _about(AuditKind.UNKNOWN_QUEUE, path, detail)
+    for topic in sorted({topic for topic, _ in queues} - topics):
+        detail = "its queues are in the catalogue, and the topic is not"
+        yield _about(AuditKind.UNKNOWN_TOPIC, f"{broker}/{topic}", detail)
+
+
+def noted_findings(facts: TierFacts, metadata: MetadataStore, broker: str) -> Iterator[Finding]:
+    for path, note in metadata.notes(STOPPED_QUEUE).items():
+        if path.startswith(f"{broker}/"):
+            reason = str(note.get("reason", "")) if isinstance(note, dict) else ""
+            asked = "; is compared at the next start" if is_asked_to_resume(path, metadata) else ""
+            is_adopted = is_history(path, metadata)
+            detail = reason if is_adopted else f"takes no more: {reason}{asked}"
+            kind = AuditKind.ADOPTED if is_adopted else AuditKind.STOPPED
+            yield _about(kind, path, detail)
+    for key in facts.doomed:
+        detail = "no longer used and still to be deleted"
+        yield _about(AuditKind.DOOMED, key, detail, repairable=True)
+
+
+def _left_over(found: Leftover) -> Finding:
+    kind = AuditKind(found.kind)
+    detail = f"{found.size} bytes that never count" if found.size else "an upload without an end"
+    if kind is AuditKind.STAGED:
+        detail = f"{found.size} bytes that a job staged: it has not ended, or was cut short"
+    return _about(kind, found.name, detail, repairable=True)
+
+
+def unit_findings(facts: TierFacts, provider: SegmentProvider, path: str) -> list[Finding]:
+    """Of one queue whose segments are all there."""
+    return list(_Queue(facts, provider, path).findings())
+
+
+class _Queue:
+    def __init__(self, facts: TierFacts, provider: SegmentProvider, path: str) -> None:
+        self._facts = facts
+        self._provider = provider
+        self._logs: Sequence[SegmentRecord] = facts.files.get((path, LOG), [])
+        self._queues: Sequence[SegmentRecord] = facts.files.get((path, QUEUE), [])
+
+    def findings(self) -> Iterator[Finding]:
+        last: tuple[SegmentRecord, int, QueueUnit] | None = None
+        before = 0
+        for row in self._queues:
+            count = max(row.size, self._held(row)) // UNIT_BYTES
+            if not count:
+                continue
+            with self._provider.open(row.path, row.type, row.base_offset) as segment:
+                try:
+                    first, final = _unit(segment, 0), _unit(segment, count - 1)
+                    named = self._named(segment, count, final)
+                    if 0 < named < count:
+                        final = _unit(segment, named - 1)
+                except (SegmentError, OffsetOutOfRangeError) as error:
+                    yield _about_segment(row, AuditKind.UNREADABLE, str(error))
+                    return
+            if first.log_offset < before and not first.is_prefill:
+                detail = "its first unit names bytes before those of the segment before it"
+                yield _about_segment(row, AuditKind.DISORDER, detail)
+            if named < count:
+                detail = f"{count - named} of {count} units name bytes that the log has not"
+                yield _about_segment(row, AuditKind.UNITS_BEYOND, detail)
+            if named and not final.is_prefill:
+                before = final.log_offset + final.message_bytes
+                last = row, named - 1, final
+        if last is not None:
+            yield from self._no_message(*last)
+
+    def _held(self, row: SegmentRecord) -> int:
+        """Units that may be taken in at the next start count here too."""
+        following = [later for later in self._queues if later.base_offset > row.base_offset]
+        there = self._facts.size(row)
+        return min(there, following[0].base_offset - row.base_offset) if following else there
+
+    @property
+    def _log_end(self) -> int:
+        if not self._logs:
+            return 0
+        last = self._logs[-1]
+        return last.base_offset + max(last.size, self._facts.size(last))
+
+    def _named(self, segment: FileSegment, count: int, final: QueueUnit) -> int:
+        """How many units of a segment the log bears out; `final` is the last of them."""
+
+        def end(number: int) -> int:
+            unit = final if number == count - 1 else _unit(segment, number)
+            return 0 if unit.is_prefill else unit.log_offset + unit.message_bytes
+
+        return borne_out(count, end, self._log_end)
+
+    def _no_message(self, row: SegmentRecord, number: int, unit: QueueUnit) -> Iterator[Finding]:
+        """The last unit's record, as far as it can be told from its first bytes."""
+        bases = [row.base_offset for row in self._logs]
+        at = bisect_left(bases, unit.log_offset + 1) - 1
+        if at < 0:
+            return  # it has expired
+        held = self._logs[at]
+        with self._provider.open(held.path, held.type, held.base_offset) as segment:
+            try:
+                data = segment.read(unit.log_offset - held.base_offset, _MAGIC_BYTES)
+                is_message = peek_magic(data) in MESSAGE_MAGICS
+            except (SegmentError, OffsetOutOfRangeError):
+                is_message, data = False, b""
+        if not is_message and not is_blank(data):
+            offset = row.base_offset // UNIT_BYTES + number
+            detail = f"message {offset} is not where its unit says, at byte {unit.log_offset}"
+            yield _about_segment(row, AuditKind.NO_MESSAGE, detail)
+
+
+def _unit(segment: FileSegment, number: int) -> QueueUnit:
+    return decode_unit(segment.read(number * UNIT_BYTES, UNIT_BYTES), path=segment.path)
+
+
+def _read_copy(
+    metadata: MetadataStore,
+    published: Callable[[], MetadataStore | None] | None,
+    broker: str,
+) -> Callable[[], Iterable[Finding]]:
+    """Reads the copy now; what is called later holds it against the catalogue as it is then."""
+    if published is None or metadata.facts.copy:
+        return list
+    try:
+        copy = published()
+    except MetadataError as error:
+        detail = f"readers elsewhere cannot start from it: {error}"
+        return lambda: [_about(AuditKind.PUBLISHED_DAMAGED, broker, detail)]
+
+    def findings() -> Iterator[Finding]:
+        if copy is not None:
+            with copy:
+                yield from published_findings(metadata, copy, broker)
+        elif metadata.note(LINEAGE, broker) is not None:  # it was published once
+            detail = "it was published, and is gone: readers elsewhere have no catalogue"
+            yield _about(AuditKind.PUBLISHED_MISSING, broker, detail)
+
+    return findings
 
 
 def published_findings(
@@ -188,28 +470,21 @@ def published_findings(
     """
     place = published.facts.describe()
     behind = 0
-    ours, theirs = _files(metadata, broker), _files(published, broker)
-    for file in sorted(ours.keys() | theirs.keys(), key=lambda file: (file[0], file[1].value)):
+    ours, theirs = _by_file(_rows(metadata, broker)), _by_file(_rows(published, broker))
+    for file in sorted(ours.keys() | theirs.keys()):
         path, kind = file
         wrong, lag = _compared(ours.get(file, ()), theirs.get(file, ()), kind)
         behind += lag
         if wrong:
             detail = f"{kind.name}: {place} {wrong}"
-            yield _found(AuditKind.PUBLISHED_DIFFERS, path, detail)
+            yield _about(AuditKind.PUBLISHED_DIFFERS, path, detail)
     for wrong, lag, path in _names(metadata, published, broker):
         behind += lag
         if wrong:
-            yield _found(AuditKind.PUBLISHED_DIFFERS, path, f"{place} {wrong}")
+            yield _about(AuditKind.PUBLISHED_DIFFERS, path, f"{place} {wrong}")
     if behind:
         detail = f"{place} is older than the catalogue: {behind} rows differ"
-        yield _found(AuditKind.PUBLISHED_BEHIND, broker, detail)
-
-
-def _files(metadata: MetadataStore, broker: str) -> _Files:
-    below = f"{broker}/"
-    rows = [row for row in metadata.segments() if row.path.startswith(below)]
-    rows.sort(key=lambda row: (row.path, row.type.value, row.base_offset))
-    return {file: list(of) for file, of in groupby(rows, key=lambda row: (row.path, row.type))}
+        yield _about(AuditKind.PUBLISHED_BEHIND, broker, detail)
 
 
 def _compared(
@@ -227,7 +502,7 @@ def _compared(
             return f"names a segment at {base}, and the catalogue none", behind
         if held is not None and held.size < row.size and not is_index:
             return f"goes to byte {row.end_offset}, the catalogue's segment to {held.end_offset}", 0
-        behind += held is None or _told(held) != _told(row)
+        behind += held is None or _facts_of(held) != _facts_of(row)
     for base in known.keys() - copied.keys():
         if theirs and base < theirs[-1].base_offset and not is_index:
             return f"lacks the segment at {base}", behind
@@ -235,7 +510,7 @@ def _compared(
     return "", behind
 
 
-def _told(row: SegmentRecord) -> tuple[int, int | None, int | None]:
+def _facts_of(row: SegmentRecord) -> tuple[int, int | None, int | None]:
     return row.size, row.begin_timestamp, row.end_timestamp
 
 
@@ -257,7 +532,7 @@ def _names(
             and (old.topic_id, old.reserve_hours) == (new.topic_id, new.reserve_hours)
         )
         yield wrong, 0 if wrong or is_same else 1, f"{broker}/{topic}"
-    queues = {each.key for each in published.queues()} ^ {each.key for each in metadata.queues()}
+    queues = {row.key for row in published.queues()} ^ {row.key for row in metadata.queues()}
     for key in sorted(queues):
         yield "", 1, f"{broker}/{key.topic}/{key.queue_id}"
 
@@ -276,9 +551,9 @@ def repaired(
     written ends it.
     """
     repair = _Repair(leftovers, metadata, provider, config, runtime)
-    if any(each.kind is AuditKind.DOOMED for each in findings):
+    if any(found.kind is AuditKind.DOOMED for found in findings):
         append_file.delete_pending(provider, metadata)
-    return [repair.done(each) if each.repairable else each for each in findings]
+    return [repair.done(found) if found.repairable else found for found in findings]
 
 
 class _Repair:
@@ -328,7 +603,11 @@ class _Repair:
         return ""
 
     def _remove(self, finding: Finding) -> str:
-        mine = [each for each in self._leftovers if _is_about(finding, each)]
+        mine = [
+            leftover
+            for leftover in self._leftovers
+            if (leftover.kind, leftover.name) == (finding.kind, finding.where)
+        ]
         self._provider.remove_leftovers(mine)
         return ""
 
@@ -367,124 +646,15 @@ def _segment(finding: Finding) -> SegmentKey:
     return place.path, place.type, place.base
 
 
-def _is_about(finding: Finding, leftover: Leftover) -> bool:
-    return (leftover.kind, leftover.name) == (finding.kind, finding.where)
-
-
-LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
-
-
-def segment_findings(facts: TierFacts) -> Iterator[Finding]:
-    """Each segment's own, and what is wrong between it and the next one."""
-    begins = set(facts.unnamed)
-    for rows in facts.files.values():
-        for row, following in zip(rows, [*rows[1:], None], strict=True):
-            yield from _of_row(row, following, facts.size(row))
-        for row, following in pairwise(rows):
-            lost = facts.size(row) < min(row.size, following.base_offset - row.base_offset)
-            end = row.base_offset + max(row.size, facts.size(row))
-            filled = any((row.path, row.type, at) in begins for at in (row.end_offset, end))
-            if end < following.base_offset and not lost and not filled:
-                yield from _apart(row, end, following.base_offset)
-
-
-def _of_row(row: SegmentRecord, following: SegmentRecord | None, there: int) -> Iterator[Finding]:
-    room = there if following is None else following.base_offset - row.base_offset
-    if row.type is QUEUE and row.base_offset % UNIT_BYTES:
-        yield _of(row, AuditKind.MISALIGNED, "it begins within a unit")
-    if following is not None and row.size > room:
-        yield _of(
-            row,
-            AuditKind.OVERLAPPING,
-            f"{row.size - room} bytes are the next segment's too, which begins at "
-            f"{following.base_offset}",
-        )
-    if row.size and not there:
-        yield _of(row, AuditKind.MISSING, f"{row.size} bytes that were committed are gone")
-    elif there < row.size:
-        gone = row.size - there
-        yield _of(row, AuditKind.SHORT, f"{gone} of {row.size} bytes are gone")
-    elif min(there, room) > row.size:
-        more = min(there, room) - row.size
-        yield _of(
-            row,
-            AuditKind.BEHIND,
-            f"the backend has {more} bytes more than the catalogue's {row.size}",
-            repairable=row.type is not INDEX,  # those settle themselves when they are opened
-        )
-    if there > max(room, row.size):
-        detail = f"{there - max(room, row.size)} bytes lie behind its end, and are nobody's"
-        yield _of(row, AuditKind.TAIL, detail)
-
-
-def _apart(row: SegmentRecord, end: int, begin: int) -> Iterator[Finding]:
-    if row.type is LOG:
-        detail = f"no segment has bytes {end} to {begin} of the log"
-        yield _of(row, AuditKind.HOLE, detail)
-    elif row.type is QUEUE:
-        first, behind = end // UNIT_BYTES, begin // UNIT_BYTES
-        if first == behind:
-            return  # a part of a unit
-        detail = f"the tier never had messages {first} to {behind - 1}"
-        yield _of(row, AuditKind.GAP, detail)
-
-
-def orphan_findings(facts: TierFacts) -> Iterator[Finding]:
-    """What no row names. What may be data that an older catalogue has forgotten is not deleted."""
-    for key in facts.unnamed:
-        path, kind, base = key
-        size = facts.sizes[key]
-        reason, is_spare = _spare(key, size, facts)
-        detail = f"{size} bytes that no row names: {reason}"
-        yield _found(AuditKind.ORPHANED, path, detail, type=kind, base=base, repairable=is_spare)
-
-
-def _spare(key: SegmentKey, size: int, facts: TierFacts) -> tuple[str, bool]:
-    """Where it lies, and whether nobody can miss it."""
-    path, kind, base = key
-    rows = facts.files.get((path, kind))
-    if not rows:
-        return "the catalogue knows nothing here; a rebuild would take it in", False
-    if base + size <= rows[0].base_offset:
-        return "older than what the queue keeps", True
-    covered = base
-    for row in rows:
-        if row.base_offset <= covered < row.base_offset + min(row.size, facts.size(row)):
-            covered = row.end_offset
-    if covered >= base + size and facts.size(rows[-1]) >= rows[-1].size:
-        return "other segments have all of these bytes", True
-    if base >= rows[-1].end_offset:
-        return "newer than what the catalogue knows; a rebuild would take it in", False
-    return "between what other segments have; a rebuild would take it in", False
-
-
-def catalogue_findings(facts: TierFacts, metadata: MetadataStore, broker: str) -> Iterator[Finding]:
-    """Segments of no queue, and queues of no topic."""
-    topics = {record.topic for record in metadata.topics()}
-    queues = {(record.topic, record.queue_id) for record in metadata.queues()}
-    lost = set()
-    for path in dict.fromkeys(path for path, _ in facts.files):
-        _, topic, number = path.split("/", 2)
-        if topic == INDEX_TOPIC:
-            continue
-        if not number.isdigit() or (topic, int(number)) not in queues:
-            detail = "its segments are in the catalogue, and the queue is not"
-            yield _found(AuditKind.UNKNOWN_QUEUE, path, detail)
-    for topic, _ in sorted(queues):
-        if topic not in topics and topic not in lost:
-            lost.add(topic)
-            detail = "its queues are in the catalogue, and the topic is not"
-            path = f"{broker}/{topic}"
-            yield _found(AuditKind.UNKNOWN_TOPIC, path, detail)
-
-
-def _of(row: SegmentRecord, kind: AuditKind, detail: str, *, repairable: bool = False) -> Finding:
-    return _found(
+def _about_segment(
+    row: SegmentRecord, kind: AuditKind, detail: str, *, repairable: bool = False
+) -> Finding:
+    return _about(
         kind, row.path, detail, type=row.type, base=row.base_offset, repairable=repairable
     )
 
 
-def _found(
+def _about(
     kind: AuditKind,
     path: str,
     detail: str,
@@ -510,185 +680,6 @@ def _found(
         ),
         repairable=repairable,
     )
-
-
-_MAGIC_BYTES = 8
-
-
-def unit_findings(facts: TierFacts, provider: SegmentProvider, path: str) -> list[Finding]:
-    """Of one queue whose segments are all there."""
-    return list(_Queue(facts, provider, path).findings())
-
-
-class _Queue:
-    def __init__(self, facts: TierFacts, provider: SegmentProvider, path: str) -> None:
-        self._facts = facts
-        self._provider = provider
-        self._logs: Sequence[SegmentRecord] = facts.files.get((path, LOG), [])
-        self._queues: Sequence[SegmentRecord] = facts.files.get((path, QUEUE), [])
-
-    def findings(self) -> Iterator[Finding]:
-        last: tuple[SegmentRecord, int, QueueUnit] | None = None
-        before = 0
-        for row in self._queues:
-            count = max(row.size, self._held(row)) // UNIT_BYTES
-            if not count:
-                continue
-            with self._provider.open(row.path, row.type, row.base_offset) as segment:
-                try:
-                    first, final = _unit(segment, 0), _unit(segment, count - 1)
-                    named = self._named(segment, count, final)
-                    if 0 < named < count:
-                        final = _unit(segment, named - 1)
-                except (SegmentError, OffsetOutOfRangeError) as error:
-                    yield _of(row, AuditKind.UNREADABLE, str(error))
-                    return
-            if first.log_offset < before and not first.is_prefill:
-                detail = "its first unit names bytes before those of the segment before it"
-                yield _of(row, AuditKind.DISORDER, detail)
-            if named < count:
-                detail = f"{count - named} of {count} units name bytes that the log has not"
-                yield _of(row, AuditKind.UNITS_BEYOND, detail)
-            if named and not final.is_prefill:
-                before = final.log_offset + final.message_bytes
-                last = row, named - 1, final
-        if last is not None:
-            yield from self._no_message(*last)
-
-    def _held(self, row: SegmentRecord) -> int:
-        """Units that may be taken in at the next start count here too."""
-        following = [each for each in self._queues if each.base_offset > row.base_offset]
-        there = self._facts.size(row)
-        return min(there, following[0].base_offset - row.base_offset) if following else there
-
-    @property
-    def _log_end(self) -> int:
-        if not self._logs:
-            return 0
-        last = self._logs[-1]
-        return last.base_offset + max(last.size, self._facts.size(last))
-
-    def _named(self, segment: FileSegment, count: int, final: QueueUnit) -> int:
-        """How many units of a segment the log bears out; `final` is the last of them."""
-
-        def end(number: int) -> int:
-            unit = final if number == count - 1 else _unit(segment, number)
-            return 0 if unit.is_prefill else unit.log_offset + unit.message_bytes
-
-        return borne_out(count, end, self._log_end)
-
-    def _no_message(self, row: SegmentRecord, number: int, unit: QueueUnit) -> Iterator[Finding]:
-        """The last unit's record, as far as it can be told from its first bytes."""
-        bases = [each.base_offset for each in self._logs]
-        at = bisect_left(bases, unit.log_offset + 1) - 1
-        if at < 0:
-            return  # it has expired
-        held = self._logs[at]
-        with self._provider.open(held.path, held.type, held.base_offset) as segment:
-            try:
-                data = segment.read(unit.log_offset - held.base_offset, _MAGIC_BYTES)
-                is_message = peek_magic(data) in (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)
-            except (SegmentError, OffsetOutOfRangeError):
-                is_message, data = False, b""
-        if not is_message and not is_blank(data):
-            offset = row.base_offset // UNIT_BYTES + number
-            detail = f"message {offset} is not where its unit says, at byte {unit.log_offset}"
-            yield _of(row, AuditKind.NO_MESSAGE, detail)
-
-
-def _unit(segment: FileSegment, number: int) -> QueueUnit:
-    return decode_unit(segment.read(number * UNIT_BYTES, UNIT_BYTES), path=segment.path)
-
-
-def audit(
-    metadata: MetadataStore,
-    provider: SegmentProvider,
-    config: StoreConfig,
-    runtime: Runtime,
-    *,
-    repair: bool = False,
-    published: Callable[[], MetadataStore | None] | None = None,
-) -> AuditReport:
-    """Look at all segments of the configured broker: one listing, and a few small reads a queue.
-
-    Beside a live writer it may be run without `repair`. A repair needs the catalogue open for
-    writing, whose lock keeps every writer out, and does only what loses nothing: it finishes
-    deletes, deletes segments that nobody can miss and what was left of uploads, and lets the
-    catalogue know of bytes that are sound. `published` opens the copy for readers elsewhere, to be
-    held against the catalogue. Raises MetadataError, and BackendError where the backend cannot be
-    listed.
-    """
-    if repair:
-        metadata.apply([])  # refused here, before anything is done, where it is read only
-    broker = config.broker_name
-    copied = _published(metadata, published, broker)
-    facts = TierFacts.gather(metadata, provider, broker)
-    findings = [*segment_findings(facts), *catalogue_findings(facts, metadata, broker)]
-    broken = {found.place.path for found in findings if found.is_damage}
-    paths = [path for path in dict.fromkeys(path for path, _ in facts.files) if not _index(path)]
-    whole = [path for path in paths if path not in broken]
-    reads = [runtime.fetch.submit(unit_findings, facts, provider, path) for path in whole]
-    for read in reads:
-        findings += read.result()
-    findings += orphan_findings(facts)
-    findings += _noted(facts, metadata, broker)
-    findings += copied()
-    leftovers = provider.leftovers(broker)
-    findings += map(_left_over, leftovers)
-    if repair:
-        findings = repaired(findings, leftovers, metadata, provider, config, runtime)
-    return AuditReport(
-        broker=broker,
-        findings=tuple(sorted(findings, key=_order)),
-        queue_count=len(paths),
-        segment_count=sum(map(len, facts.files.values())),
-        size=sum(row.size for rows in facts.files.values() for row in rows),
-    )
-
-
-def _published(
-    metadata: MetadataStore,
-    published: Callable[[], MetadataStore | None] | None,
-    broker: str,
-) -> Callable[[], list[Finding]]:
-    """Reads the copy now; what is called later holds it against the catalogue as it is then."""
-    if published is None or metadata.facts.copy:
-        return list
-    try:
-        copy = published()
-    except MetadataError as error:
-        unusable = unusable_finding(error, broker)
-        return lambda: [unusable]
-
-    def findings() -> list[Finding]:
-        if copy is None:
-            return list(missing_findings(metadata, broker))
-        with copy:
-            return list(published_findings(metadata, copy, broker))
-
-    return findings
-
-
-def _noted(facts: TierFacts, metadata: MetadataStore, broker: str) -> Iterator[Finding]:
-    for path, note in metadata.notes(STOPPED_QUEUE).items():
-        if path.startswith(f"{broker}/"):
-            reason = str(note.get("reason", "")) if isinstance(note, dict) else ""
-            asked = "; is compared at the next start" if is_asked_to_resume(path, metadata) else ""
-            is_adopted = is_history(path, metadata)
-            detail = reason if is_adopted else f"takes no more: {reason}{asked}"
-            kind = AuditKind.ADOPTED if is_adopted else AuditKind.STOPPED
-            yield _found(kind, path, detail)
-    for key in facts.doomed:
-        detail = "no longer used and still to be deleted"
-        yield _found(AuditKind.DOOMED, key, detail, repairable=True)
-
-
-def _left_over(found: Leftover) -> Finding:
-    kind = AuditKind(found.kind)
-    detail = f"{found.size} bytes that never count" if found.size else "an upload without an end"
-    if kind is AuditKind.STAGED:
-        detail = f"{found.size} bytes that a job staged: it has not ended, or was cut short"
-    return _found(kind, found.name, detail, repairable=True)
 
 
 def _index(path: str) -> bool:
