@@ -44,7 +44,7 @@ from tieredstore.model.values import (
 )
 
 T = TypeVar("T")
-
+_File: TypeAlias = tuple[str, SegmentType]
 # The second says that a segment is shorter than it was: the queue may have begun anew.
 _MISSING: Final = (
     SegmentNotFoundError,
@@ -52,112 +52,8 @@ _MISSING: Final = (
     SegmentCorruptError,
     StoreClosedError,
 )
-
-
-def retry_after_refresh(
-    call: Callable[[], T], *, state: Callable[[], object], refresh: Callable[[], None]
-) -> T:
-    """What `call` gives; asked again after a refresh while that shows another `state`.
-
-    A catalogue of a moment ago names segments that have expired since: no damage. What is damaged
-    stays so, and its error comes through.
-    """
-    while True:
-        before = state()
-        try:
-            return call()
-        except _MISSING:
-            with suppress(TieredStoreError):  # the error above says more
-                refresh()
-            if state() == before:
-                raise
-
-
 LISTINGS_MAX: Final = 8  # more queues than that are listed with all others of their broker
-
-_File: TypeAlias = tuple[str, SegmentType]
-
-
-def refresh_copy(
-    files: FlatFileStore, metadata: MetadataStore, provider: SegmentProvider, *paths: str
-) -> None:
-    """Refresh; of a copy, what it says of these queue paths is then compared with the backend."""
-    files.refresh()
-    amend_problems(files, metadata, provider, *paths)
-
-
-def amend_problems(
-    files: FlatFileStore, metadata: MetadataStore, provider: SegmentProvider, *paths: str
-) -> None:
-    """The same for a copy that was just opened, and for queues that have a problem.
-
-    Only a backend that holds other segments explains such a problem away.
-    """
-    if not metadata.facts.copy:
-        return
-    doubtful = {*paths, *(file.path for file in files.files() if file.problem is not None)}
-    if len(doubtful) > LISTINGS_MAX:
-        doubtful = {path.split("/", 1)[0] for path in doubtful}
-    if doubtful and reconcile(metadata, provider, sorted(doubtful)):
-        files.refresh()
-
-
-def reconcile(metadata: MetadataStore, provider: SegmentProvider, paths: Sequence[str]) -> int:
-    """Bring a copy up to date at or below these paths; how many rows that concerned.
-
-    One listing each. What is missing before all that is there has expired, and what lies behind
-    the last one has come since; a hole is damage, here too. None where the catalogue is no copy.
-    """
-    if not metadata.facts.copy:
-        return 0
-    listed = _by_file(segment for path in paths for segment in provider.list(path))
-    below = tuple(f"{path}/" for path in paths)
-    rows: dict[_File, list[SegmentRecord]] = {}
-    for row in metadata.segments():
-        if f"{row.path}/".startswith(below):
-            rows.setdefault((row.path, row.type), []).append(row)
-    gone: list[SegmentRecord] = []
-    come: list[SegmentRecord] = []
-    for file, known in rows.items():
-        bases = listed.get(file, [])
-        expired = list(_expired(known, bases))
-        gone += expired
-        if file[1] is not SegmentType.INDEX:
-            come += _younger(file, known[len(expired) :], bases)
-    metadata.amend(gone=gone, come=come)
-    return len(gone) + len(come)
-
-
-def _by_file(listed: Iterable[ListedSegment]) -> dict[_File, list[int]]:
-    found: dict[_File, list[int]] = {}
-    for segment in listed:
-        found.setdefault((segment.path, segment.type), []).append(segment.base)
-    return found
-
-
-def _expired(rows: Sequence[SegmentRecord], bases: Sequence[int]) -> Iterator[SegmentRecord]:
-    there, last = set(bases), max(bases, default=-1)
-
-    def has_gone(row: SegmentRecord) -> bool:
-        # The last one may be of a segment that is still to be made, if it is empty. Others that
-        # are came by an amendment, which does not know sizes.
-        was_there = row.size > 0 or row.base_offset < last or row is not rows[-1]
-        return was_there and row.base_offset not in there
-
-    return takewhile(has_gone, rows)
-
-
-def _younger(
-    file: _File, rows: Sequence[SegmentRecord], bases: Sequence[int]
-) -> Iterator[SegmentRecord]:
-    """Without sizes: opening the queue asks for them, and checks what the units bear out."""
-    path, kind = file
-    last = max((row.base_offset for row in rows), default=-1)
-    return (
-        SegmentRecord(path=path, type=kind, base_offset=base)
-        for base in sorted(bases)
-        if base > last
-    )
+CLOSE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,59 +68,6 @@ class QueueSummary:
     begin_timestamp: int | None
     end_timestamp: int | None
     problem: str | None
-
-
-def summary_of(file: FlatMessageFile) -> QueueSummary:
-    """As of now. May take one small read."""
-    records = [segment.record for segment in file.log.segments if segment.record.size]
-    begins = [row.begin_timestamp for row in records if row.begin_timestamp is not None]
-    ends = [row.end_timestamp for row in records if row.end_timestamp is not None]
-    return QueueSummary(
-        key=file.key,
-        path=file.path,
-        min_offset=file.min_offset,
-        max_offset=file.commit_offset,
-        log_bytes=sum(row.size for row in records),
-        begin_timestamp=min(begins, default=None),
-        end_timestamp=max(ends, default=None),
-        problem=file.problem,
-    )
-
-
-def next_run(file: FlatMessageFile, config: StoreConfig, start: int, end: int) -> MessageRun | None:
-    """The next messages from `start` on, gaps stepped over; None where there are none before `end`.
-
-    Of `read_ahead_bytes` at most, or a single message. Raises SegmentCorruptError for damage.
-    """
-    end = min(end, file.commit_offset)
-    if start >= end:
-        return None
-    offset = file.queue.first_unit_from(max(start, file.min_offset))
-    if offset >= end:
-        return None
-    run = read_run(
-        file,
-        offset,
-        count_max=min(config.read_ahead_count, end - offset),
-        bytes_max=config.read_ahead_bytes,
-        checks_bodies=config.checks_bulk_reads,
-    )
-    if not len(run):
-        raise SegmentCorruptError(file.path, f"message {offset} cannot be read", position=0)
-    return run
-
-
-def messages_of(run: MessageRun) -> Iterator[SelectedMessage]:
-    for row in range(len(run)):
-        yield SelectedMessage(
-            queue_offset=run.first_offset + row,
-            log_offset=int(run.log_offsets[row]),
-            tags_code=int(run.tags_codes[row]),
-            record=bytes(run.record(row)),
-        )
-
-
-CLOSE_SECONDS: Final = 60.0
 
 
 class TieredReader:
@@ -342,8 +185,8 @@ class TieredReader:
         """What the tier has of one queue. May take one small read."""
         key = QueueKey(topic, queue_id)
 
-        def ask() -> QueueSummary | None:
-            file = self._loaded().files.get(key)
+        def ask(tier: Tier) -> QueueSummary | None:
+            file = tier.files.get(key)
             return None if file is None else summary_of(file)
 
         return self._asked(key, ask)
@@ -371,7 +214,7 @@ class TieredReader:
         group: str = "",
     ) -> GetResult:
         request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
-        return self._asked(request.key, lambda: self._loaded().fetcher.get_message(request))
+        return self._asked(request.key, lambda tier: tier.fetcher.get_message(request))
 
     def query_message(
         self,
@@ -420,26 +263,26 @@ class TieredReader:
         require_place(topic, queue_id, timestamp)
         return self._asked(
             QueueKey(topic, queue_id),
-            lambda: self._loaded().fetcher.offset_by_time(topic, queue_id, timestamp, boundary),
+            lambda tier: tier.fetcher.offset_by_time(topic, queue_id, timestamp, boundary),
         )
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
         require_place(topic, queue_id, offset)
         return self._asked(
             QueueKey(topic, queue_id),
-            lambda: self._loaded().fetcher.store_time(topic, queue_id, offset),
+            lambda tier: tier.fetcher.store_time(topic, queue_id, offset),
         )
 
     def earliest_time(self, topic: str, queue_id: int) -> int | None:
         require_place(topic, queue_id)
         return self._asked(
-            QueueKey(topic, queue_id), lambda: self._loaded().fetcher.earliest_time(topic, queue_id)
+            QueueKey(topic, queue_id), lambda tier: tier.fetcher.earliest_time(topic, queue_id)
         )
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
         require_place(topic, queue_id)
         return self._asked(
-            QueueKey(topic, queue_id), lambda: self._loaded().fetcher.min_offset(topic, queue_id)
+            QueueKey(topic, queue_id), lambda tier: tier.fetcher.min_offset(topic, queue_id)
         )
 
     def max_offset(self, topic: str, queue_id: int) -> int | None:
@@ -478,13 +321,27 @@ class TieredReader:
             yield run
             offset = run.end_offset
 
-    def _run_at(self, file: FlatMessageFile, start: int, end: int) -> MessageRun | None:
-        """The next run; None where there is none before `end`, or the queue is gone."""
-        if self._loaded().files.get(file.key) is not file:
+    def _run_at(self, file: FlatMessageFile, start: int, end: int, tier: Tier) -> MessageRun | None:
+        """The next messages from `start` on, gaps stepped over; None where there are none before
+        `end`, or the queue is gone."""
+        end = min(end, file.commit_offset)
+        if tier.files.get(file.key) is not file or start >= end:
             return None
-        return next_run(file, self.config, start, end)
+        offset = file.queue.first_unit_from(max(start, file.min_offset))
+        if offset >= end:
+            return None
+        run = read_run(
+            file,
+            offset,
+            count_max=min(self.config.read_ahead_count, end - offset),
+            bytes_max=self.config.read_ahead_bytes,
+            checks_bodies=self.config.checks_bulk_reads,
+        )
+        if not len(run):
+            raise SegmentCorruptError(file.path, f"message {offset} cannot be read", position=0)
+        return run
 
-    def _asked(self, key: QueueKey, call: Callable[[], T]) -> T:
+    def _asked(self, key: QueueKey, call: Callable[[Tier], T]) -> T:
         def state() -> object:
             file = self._loaded().files.get(key)
             if file is None:
@@ -493,13 +350,16 @@ class TieredReader:
             return file, *((one.is_started, one.min_offset, one.cache_key) for one in both)
 
         queue = f"{key.topic}/{key.queue_id}"
-        return retry_after_refresh(call, state=state, refresh=lambda: self._freshen(queue))
+        return retry_after_refresh(
+            lambda: call(self._loaded()), state=state, refresh=lambda: self._freshen(queue)
+        )
 
     def _freshen(self, *places: str) -> None:
         with self._life_guard:
             tier, broker = self._loaded(), self.config.broker_name
             paths = [f"{broker}/{place}" for place in places]
-            refresh_copy(tier.files, tier.metadata, tier.provider, *paths)
+            tier.files.refresh()
+            amend_problems(tier.files, tier.metadata, tier.provider, *paths)
 
     def _files(
         self, topic: str | None = None, queue_id: int | None = None
@@ -522,6 +382,124 @@ class TieredReader:
         """Before a lock is asked for, which a thread of the parent may have held at the fork."""
         if self._tier is not None:
             self._tier.process.require()
+
+
+def summary_of(file: FlatMessageFile) -> QueueSummary:
+    """As of now. May take one small read."""
+    records = [segment.record for segment in file.log.segments if segment.record.size]
+    begins = [row.begin_timestamp for row in records if row.begin_timestamp is not None]
+    ends = [row.end_timestamp for row in records if row.end_timestamp is not None]
+    return QueueSummary(
+        key=file.key,
+        path=file.path,
+        min_offset=file.min_offset,
+        max_offset=file.commit_offset,
+        log_bytes=sum(row.size for row in records),
+        begin_timestamp=min(begins, default=None),
+        end_timestamp=max(ends, default=None),
+        problem=file.problem,
+    )
+
+
+def messages_of(run: MessageRun) -> Iterator[SelectedMessage]:
+    for row in range(len(run)):
+        yield SelectedMessage(
+            queue_offset=run.first_offset + row,
+            log_offset=int(run.log_offsets[row]),
+            tags_code=int(run.tags_codes[row]),
+            record=bytes(run.record(row)),
+        )
+
+
+def retry_after_refresh(
+    call: Callable[[], T], *, state: Callable[[], object], refresh: Callable[[], None]
+) -> T:
+    """What `call` gives; asked again after a refresh while that shows another `state`.
+
+    A catalogue of a moment ago names segments that have expired since: no damage. What is damaged
+    stays so, and its error comes through.
+    """
+    while True:
+        before = state()
+        try:
+            return call()
+        except _MISSING:
+            with suppress(TieredStoreError):  # the error above says more
+                refresh()
+            if state() == before:
+                raise
+
+
+def amend_problems(
+    files: FlatFileStore, metadata: MetadataStore, provider: SegmentProvider, *paths: str
+) -> None:
+    """Compare with the backend what a copy says of these queue paths, and of queues that have a
+    problem: only a backend that holds other segments explains such a problem away."""
+    if not metadata.facts.copy:
+        return
+    doubtful = {*paths, *(file.path for file in files.files() if file.problem is not None)}
+    if len(doubtful) > LISTINGS_MAX:
+        doubtful = {path.split("/", 1)[0] for path in doubtful}
+    if doubtful and reconcile(metadata, provider, sorted(doubtful)):
+        files.refresh()
+
+
+def reconcile(metadata: MetadataStore, provider: SegmentProvider, paths: Sequence[str]) -> int:
+    """Bring a copy up to date at or below these paths; how many rows that concerned.
+
+    One listing each. What is missing before all that is there has expired, and what lies behind
+    the last one has come since; a hole is damage, here too. None where the catalogue is no copy.
+    """
+    if not metadata.facts.copy:
+        return 0
+    listed = _by_file(segment for path in paths for segment in provider.list(path))
+    below = tuple(f"{path}/" for path in paths)
+    rows: dict[_File, list[SegmentRecord]] = {}
+    for row in metadata.segments():
+        if f"{row.path}/".startswith(below):
+            rows.setdefault((row.path, row.type), []).append(row)
+    gone: list[SegmentRecord] = []
+    come: list[SegmentRecord] = []
+    for file, known in rows.items():
+        bases = listed.get(file, [])
+        expired = list(_expired(known, bases))
+        gone += expired
+        if file[1] is not SegmentType.INDEX:
+            come += _younger(file, known[len(expired) :], bases)
+    metadata.amend(gone=gone, come=come)
+    return len(gone) + len(come)
+
+
+def _by_file(listed: Iterable[ListedSegment]) -> dict[_File, list[int]]:
+    found: dict[_File, list[int]] = {}
+    for segment in listed:
+        found.setdefault((segment.path, segment.type), []).append(segment.base)
+    return found
+
+
+def _expired(rows: Sequence[SegmentRecord], bases: Sequence[int]) -> Iterator[SegmentRecord]:
+    there, last = set(bases), max(bases, default=-1)
+
+    def has_gone(row: SegmentRecord) -> bool:
+        # The last one may be of a segment that is still to be made, if it is empty. Others that
+        # are came by an amendment, which does not know sizes.
+        was_there = row.size > 0 or row.base_offset < last or row is not rows[-1]
+        return was_there and row.base_offset not in there
+
+    return takewhile(has_gone, rows)
+
+
+def _younger(
+    file: _File, rows: Sequence[SegmentRecord], bases: Sequence[int]
+) -> Iterator[SegmentRecord]:
+    """Without sizes: opening the queue asks for them, and checks what the units bear out."""
+    path, kind = file
+    last = max((row.base_offset for row in rows), default=-1)
+    return (
+        SegmentRecord(path=path, type=kind, base_offset=base)
+        for base in sorted(bases)
+        if base > last
+    )
 
 
 def _seems_lost(tier: Tier) -> bool:
