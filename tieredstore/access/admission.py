@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Final
 
 from tieredstore.model.messages import DispatchRequest
@@ -175,10 +175,6 @@ class QueueClaims:
                 return True
             left = None if timeout is None else timeout - short
             return self._changed.wait_for(lambda: self._changes != since, left)
-
-    def held_if_free(self, key: QueueKey) -> AbstractContextManager[bool]:
-        """Work on this queue alone; False, and no claim, where it is being worked on."""
-        return self.held(key, timeout=0)
 
     @contextmanager
     def held(self, key: QueueKey, *, timeout: float | None = None) -> Iterator[bool]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -170,16 +171,16 @@ class QueueWalk:
             if this_pass.targets is not None:
                 target = this_pass.targets.setdefault(key, self._store.max_offset(*key) or 0)
             decision = self._rules.decide(work, force=this_pass.force, target=target)
-            if decision.action in (Action.COMMIT, Action.UPLOAD):
+            if decision in (Action.COMMIT, Action.UPLOAD):
                 taken = self._take(work, decision, this_pass)
                 under_way = taken is BatchOutcome.APPENDED
                 if taken is BatchOutcome.UNCONFIRMED:
                     this_pass.unconfirmed.append(key)
-            elif decision.chore is not None:
-                under_way = True
-                self._start_chore(work, decision.chore)
-            elif decision.action is Action.NOTHING:
+            elif decision is Action.NOTHING:
                 work.failure = None
+            elif not isinstance(decision, Action):
+                under_way = True
+                self._start_chore(work, decision)
         except StoreClosedError:
             under_way = False
             raise
@@ -201,7 +202,7 @@ class QueueWalk:
             return BatchOutcome.NO_ROOM
         taken = BatchOutcome.NO_ROOM
         try:
-            if decision.action is Action.COMMIT:
+            if decision is Action.COMMIT:
                 taken = BatchOutcome.APPENDED
             else:
                 taken = self._batches.take(work, file)
@@ -564,7 +565,7 @@ class Dispatcher:
 
         def recover() -> None:
             try:
-                self._files.retry_recovery(self._claims.held_if_free)
+                self._files.retry_recovery(partial(self._claims.held, timeout=0))
             except Exception as error:  # noqa: BLE001 - it comes again
                 log.warning("queues could not be recovered: %s", error)
             finally:

@@ -31,22 +31,6 @@ from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult
 from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
 
-
-def observe_cache(metrics: Metrics, cache: ReadCache) -> None:
-    """Show the figures of the cache at each export."""
-
-    def gauge(metric: Metric, read: Callable[[], int]) -> None:
-        def measured() -> Iterable[tuple[float, Labels]]:
-            yield float(read()), {}
-
-        metrics.observe(metric, measured)
-
-    gauge(READ_CACHE_COUNT, lambda: cache.extent_count)
-    gauge(READ_CACHE_BYTES, lambda: cache.held_bytes)
-    gauge(READ_CACHE_ACCESS, lambda: cache.access_count)
-    gauge(READ_CACHE_HIT, lambda: cache.hit_count)
-
-
 SWEEP_MS_MIN: Final = 1_000
 
 
@@ -233,7 +217,7 @@ class Fetcher:
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
         """The oldest queue offset there is, or that will be; None for a queue that is not there."""
-        return self._ask(topic, queue_id, _min_offset)
+        return self._ask(topic, queue_id, lambda file: file.min_offset)
 
     def commit_offset(self, topic: str, queue_id: int) -> int | None:
         """One more than the newest queue offset; None for a queue that is not there."""
@@ -269,8 +253,7 @@ class Fetcher:
                     raise
 
     def _file(self, topic: str, queue_id: int) -> FlatMessageFile | None:
-        if self._closed:
-            raise StoreClosedError("the fetcher is closed")
+        self._check_open()
         return self._files.get(QueueKey(topic, queue_id))
 
     def _check_open(self) -> None:
@@ -284,5 +267,16 @@ def _contains(file: FlatMessageFile, offset: int) -> bool:
     return file.queue.first_unit_from(offset) == offset and offset >= file.min_offset
 
 
-def _min_offset(file: FlatMessageFile) -> int | None:
-    return file.min_offset
+def observe_cache(metrics: Metrics, cache: ReadCache) -> None:
+    """Show the figures of the cache at each export."""
+
+    def gauge(metric: Metric, read: Callable[[], int]) -> None:
+        def measured() -> Iterable[tuple[float, Labels]]:
+            yield float(read()), {}
+
+        metrics.observe(metric, measured)
+
+    gauge(READ_CACHE_COUNT, lambda: cache.extent_count)
+    gauge(READ_CACHE_BYTES, lambda: cache.held_bytes)
+    gauge(READ_CACHE_ACCESS, lambda: cache.access_count)
+    gauge(READ_CACHE_HIT, lambda: cache.hit_count)

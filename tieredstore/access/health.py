@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeAlias
 
-from tieredstore.access.dispatcher import Dispatcher, DispatchHealth
+from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.read_cache import ReadCache
 from tieredstore.access.upkeep import CatalogueHealth, Retention
 from tieredstore.access.wiring import Tier
@@ -174,21 +174,16 @@ def health_of(
         uploads=upload.uploads,
         index_error=tier.index.problem,
         catalogue=tier.publishing.health(),
-        local_damages=_local_damages(next_store),
-    )
-
-
-def _local_damages(store: MessageStore) -> tuple[LocalDamage, ...]:
-    """A broker's store may have `damages`, as ours has; the first ones of many."""
-    found = getattr(store, "damages", ())
-    return tuple(
-        LocalDamage(
-            path=damage.path,
-            position=damage.position,
-            reason=damage.reason,
-            mended=damage.mended,
-        )
-        for damage in found[:DAMAGES_SHOWN_MAX]
+        local_damages=tuple(
+            LocalDamage(
+                path=damage.path,
+                position=damage.position,
+                reason=damage.reason,
+                mended=damage.mended,
+            )
+            # A broker's store may have `damages`, as ours has; the first ones of many.
+            for damage in getattr(next_store, "damages", ())[:DAMAGES_SHOWN_MAX]
+        ),
     )
 
 
@@ -242,7 +237,7 @@ class TierGauges:
             BUFFERED_BYTES: _single(lambda: self._dispatcher.budget.used_bytes),
             UPLOADS: _single(lambda: self._dispatcher.budget.uploads),
             HELD_LOG_BYTES: _single(self._held_log_bytes),
-            INDEX_BEHIND: _single(lambda: sum(self._health().not_indexed.values())),
+            INDEX_BEHIND: _single(lambda: sum(self._dispatcher.health().not_indexed.values())),
             INDEX_PROBLEM: _single(lambda: self._tier.index.problem is not None),
             FOOTER_CACHE_BYTES: _single(lambda: self._tier.index.figures.footer_cache_bytes),
             JOURNAL_BYTES: _single(lambda: self._tier.metadata.upkeep.journal_bytes),
@@ -287,7 +282,7 @@ class TierGauges:
             yield 1, {**_labels(key), "state": state}
 
     def lost_messages(self) -> Shown:
-        for key, count in self._health().lost.items():
+        for key, count in self._dispatcher.health().lost.items():
             yield count, _labels(key)
 
     def queue_held_log_bytes(self) -> Shown:
@@ -327,12 +322,9 @@ class TierGauges:
                 yield file, maximum
 
     def _states(self) -> dict[QueueKey, str]:
-        health = self._health()
+        health = self._dispatcher.health()
         failing = dict.fromkeys([*health.failing, *self._retention.errors], "failing")
         return {**failing, **dict.fromkeys(health.stopped, "stopped")}
-
-    def _health(self) -> DispatchHealth:
-        return self._dispatcher.health()
 
     def _held_log_bytes(self) -> int:
         needed = self._dispatcher.needed_from()

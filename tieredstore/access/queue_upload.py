@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
+from typing import Final, TypeAlias
 
 from tieredstore.access.admission import PendingCounts, UploadBudget
 from tieredstore.codec.record import LOG_OFFSET_POSITION
@@ -123,7 +123,7 @@ def contradiction(store: MessageStore, file: FlatMessageFile) -> str | None:
         at += max(1, min(len(local), len(tiered)))
 
 
-def is_ahead(file: FlatMessageFile, local_max: int) -> str:
+def _why_ahead(file: FlatMessageFile, local_max: int) -> str:
     return f"the tier has messages up to {file.append_offset}, the local store up to {local_max}"
 
 
@@ -154,7 +154,7 @@ def difference(store: MessageStore, file: FlatMessageFile) -> str | None:
     if maximum is None:
         return "the local store has no such queue"
     if file.append_offset > maximum:
-        return is_ahead(file, maximum)
+        return _why_ahead(file, maximum)
     return disagreement(store, file)
 
 
@@ -176,10 +176,6 @@ def is_history(path: str, metadata: MetadataStore) -> bool:
     """Whether it was adopted, and no broker has found anything wrong with it since."""
     note = metadata.note(STOPPED_QUEUE, path)
     return isinstance(note, dict) and str(note.get("reason", "")).startswith(_HISTORY)
-
-
-def forget_stop(file: FlatMessageFile, metadata: MetadataStore) -> None:
-    forget_stops([file.path], metadata)
 
 
 def forget_stops(paths: Iterable[str], metadata: MetadataStore) -> None:
@@ -308,7 +304,7 @@ class QueueChores:
             return
         if file is None:
             file = self._files.create(*work.key)
-            forget_stop(file, self._metadata)  # what stopped an earlier queue of this name
+            forget_stops([file.path], self._metadata)  # what stopped an earlier queue of this name
             self.renew(work)
             if file.problem is not None:
                 return
@@ -325,7 +321,7 @@ class QueueChores:
         file = work.file
         self._files.destroy(work.key)
         if file is not None:
-            forget_stop(file, self._metadata)
+            forget_stops([file.path], self._metadata)
         self.renew(work)
 
     def save_rows(self, work: QueueWork) -> None:
@@ -346,7 +342,7 @@ class QueueChores:
         work.is_checked = True  # the last tiered message is older than all local ones
 
     def stop_ahead(self, work: QueueWork, file: FlatMessageFile, maximum: int) -> None:
-        self._stop(work, file, is_ahead(file, maximum))
+        self._stop(work, file, _why_ahead(file, maximum))
 
     def check(self, work: QueueWork, file: FlatMessageFile) -> None:
         reason = disagreement(self._store, file)
@@ -383,7 +379,7 @@ class QueueChores:
         if reason := difference(self._store, file):
             self._stop(work, file, reason)
             return reason
-        forget_stop(file, self._metadata)
+        forget_stops([file.path], self._metadata)
         work.stopped = work.failure = work.needed_from = None
         work.is_gone_locally = work.is_index_known = False
         work.is_checked = True
@@ -400,9 +396,6 @@ class QueueChores:
         work.is_index_known = False
         self._files.look_again(file)
 
-    def roll(self, file: FlatMessageFile) -> None:
-        file.roll_if_due()
-
     def _stop(self, work: QueueWork, file: FlatMessageFile, reason: str) -> None:
         log.error("%s: nothing more is uploaded: %s", file.path, reason)
         work.stopped = reason
@@ -410,25 +403,15 @@ class QueueChores:
 
 
 class Action(Enum):
-    """What a queue needs."""
+    """What is to be done with a queue, where that is no chore."""
 
     NOTHING = auto()
     HOLD = auto()  # something waits, but no batch is due
-    CHORE = auto()
     COMMIT = auto()  # what was appended before
     UPLOAD = auto()  # the next batch
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    action: Action
-    chore: Callable[[], None] | None = None
-
-
-_NOTHING: Final = Decision(Action.NOTHING)
-_HOLD: Final = Decision(Action.HOLD)
-_COMMIT: Final = Decision(Action.COMMIT)
-_UPLOAD: Final = Decision(Action.UPLOAD)
+Decision: TypeAlias = Action | Callable[[], None]  # a call is a chore
 
 
 class QueueRules:
@@ -457,25 +440,25 @@ class QueueRules:
         """What to do now; messages from queue offset `target` on are for later."""
         file = work.file
         if self._filter.rejects(work.key.topic):
-            return _NOTHING if file is None else _chore(lambda: self._chores.destroy(work))
+            return Action.NOTHING if file is None else lambda: self._chores.destroy(work)
         if file is not None and work.is_to_resume:
-            return _chore(lambda: self._chores.try_to_resume(work, file))
+            return lambda: self._chores.try_to_resume(work, file)
         if file is not None and (work.stopped or file.problem) is not None:
-            return _NOTHING
+            return Action.NOTHING
         if file is None or not file.is_started:
             return self._beginning(work)
         if self._can_be_compared(file):
-            return _chore(lambda: self._chores.confirm(file))
+            return lambda: self._chores.confirm(file)
         if not work.is_index_known:
-            return _chore(lambda: self._chores.open_index(work, file))
+            return lambda: self._chores.open_index(work, file)
         if work.rows:
-            return _chore(lambda: self._chores.save_rows(work))
+            return lambda: self._chores.save_rows(work)
         if file.waiting_bytes:
-            return _COMMIT
+            return Action.COMMIT
         if file.is_in_doubt:  # its memory was given back
-            return _chore(lambda: self._chores.settle(work, file))
+            return lambda: self._chores.settle(work, file)
         if work.batches or work.index_from is not None:
-            return _chore(lambda: self._chores.index(work, file))
+            return lambda: self._chores.index(work, file)
         return self._next_batch(work, file, force=force, target=target)
 
     def _can_be_compared(self, file: FlatMessageFile) -> bool:
@@ -489,13 +472,13 @@ class QueueRules:
     def _beginning(self, work: QueueWork) -> Decision:
         """A queue begins when there is something to upload, and the tier can hold its name."""
         if work.stopped is not None:
-            return _NOTHING
+            return Action.NOTHING
         minimum = self._store.min_offset(*work.key)
         maximum = self._store.max_offset(*work.key)
         if minimum is None or maximum is None or minimum >= maximum:
-            return _NOTHING
+            return Action.NOTHING
         low, high = minimum, maximum
-        return _chore(lambda: self._chores.begin(work, low, high))
+        return lambda: self._chores.begin(work, low, high)
 
     def _next_batch(
         self, work: QueueWork, file: FlatMessageFile, *, force: bool, target: int | None
@@ -503,26 +486,26 @@ class QueueRules:
         maximum = self._store.max_offset(*work.key)
         was_gone, work.is_gone_locally = work.is_gone_locally, maximum is None
         if maximum is None:
-            return _NOTHING
+            return Action.NOTHING
         current = file.append_offset
         minimum = self._store.min_offset(*work.key) or 0
         if current < minimum:
-            return _chore(lambda: self._chores.skip(work, file, minimum))
+            return lambda: self._chores.skip(work, file, minimum)
         # What came back with numbers that the tier has given already is another queue.
         if current > maximum or (was_gone and minimum < current):
-            return _chore(lambda: self._chores.stop_ahead(work, file, maximum))
+            return lambda: self._chores.stop_ahead(work, file, maximum)
         if not work.is_checked:  # also where nothing waits: retention deletes what the tier has
-            return _chore(lambda: self._chores.check(work, file))
+            return lambda: self._chores.check(work, file)
         if file.log.is_due_to_roll():
-            return _chore(lambda: self._chores.roll(file))
+            return file.roll_if_due
         if current == maximum:
             self._pending.none_wait(work.key)
-            return _NOTHING
+            return Action.NOTHING
         if target is not None and current >= target:
-            return _NOTHING
+            return Action.NOTHING
         if force or self._always_due or self._is_due(work, current, maximum):
-            return _UPLOAD
-        return _HOLD
+            return Action.UPLOAD
+        return Action.HOLD
 
     def _is_due(self, work: QueueWork, current: int, maximum: int) -> bool:
         if maximum - current >= self._count or self._pending.is_full(work.key):
@@ -534,7 +517,3 @@ class QueueRules:
                 return True  # reading it will say what is wrong
             known = work.first_waiting = current, time
         return known[1] + self._timeout_ms < self._clock.now_ms()
-
-
-def _chore(call: Callable[[], None]) -> Decision:
-    return Decision(Action.CHORE, call)

@@ -141,17 +141,13 @@ def commits_per_second(load: Load, config: StoreConfig) -> float:
     if not config.group_commit_enabled:
         due = 1000 / config.dispatch_interval_ms
     else:
+        looks = config.group_commit_timeout_ms // config.dispatch_interval_ms + 1
         due = max(
-            1000 / _age_when_due_ms(config),
+            1000 / (looks * config.dispatch_interval_ms),
             rate / config.group_commit_count,
             rate * load.message_bytes / config.group_commit_bytes,
         )
     return load.queue_count * min(rate, due)
-
-
-def _age_when_due_ms(config: StoreConfig) -> int:
-    looks = config.group_commit_timeout_ms // config.dispatch_interval_ms + 1
-    return looks * config.dispatch_interval_ms
 
 
 class _Sealed(NamedTuple):
@@ -254,19 +250,13 @@ class QueuePicture:
 
     @property
     def begin_timestamp(self) -> int | None:
-        times = [
-            segment.begin_timestamp
-            for segment in self.segments
-            if segment.begin_timestamp is not None
-        ]
-        return min(times, default=None)
+        begins = [segment.begin_timestamp for segment in self.segments]
+        return min((time for time in begins if time is not None), default=None)
 
     @property
     def end_timestamp(self) -> int | None:
-        times = [
-            segment.end_timestamp for segment in self.segments if segment.end_timestamp is not None
-        ]
-        return max(times, default=None)
+        ends = [segment.end_timestamp for segment in self.segments]
+        return max((time for time in ends if time is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +322,13 @@ def picture_of(
         place=_place(config),
         taken_at=now_ms,
         queues=tuple(queues),
-        index_files=tuple(_drawn_index(row, now_ms) for row in index_rows if row.size),
+        index_files=tuple(
+            _drawn(
+                row, _believed(row.begin_timestamp, now_ms), _believed(row.end_timestamp, now_ms)
+            )
+            for row in index_rows
+            if row.size
+        ),
         only_local=_only_local(config, {queue.key for queue in queues}, local_offsets or {}),
         reserve_hours={
             topic: row.reserve_hours or config.reserve_hours for topic, row in topics.items()
@@ -382,27 +378,22 @@ def _queue(
         local_offset=local_offset,
         queue_bytes=sum(row.size for row in rows if row.type is SegmentType.CONSUME_QUEUE),
         segments=tuple(
-            _drawn(row, now_ms) for row in rows if row.type is SegmentType.COMMIT_LOG and row.size
+            _drawn(row, *(catalogue_times(row, now_ms) or (None, None)))
+            for row in rows
+            if row.type is SegmentType.COMMIT_LOG and row.size
         ),
         problem=problem,
     )
 
 
-def _drawn(row: SegmentRecord, now_ms: int) -> DrawnSegment:
-    begin, end = catalogue_times(row, now_ms) or (None, None)
+def _drawn(row: SegmentRecord, begin: int | None, end: int | None) -> DrawnSegment:
     return DrawnSegment(
         base_offset=row.base_offset, size=row.size, begin_timestamp=begin, end_timestamp=end
     )
 
 
-def _drawn_index(row: SegmentRecord, now_ms: int) -> DrawnSegment:
-    begin, end = row.begin_timestamp, row.end_timestamp
-    return DrawnSegment(
-        base_offset=row.base_offset,
-        size=row.size,
-        begin_timestamp=begin if is_believed(begin, now_ms) else None,
-        end_timestamp=end if is_believed(end, now_ms) else None,
-    )
+def _believed(time: int | None, now_ms: int) -> int | None:
+    return time if is_believed(time, now_ms) else None
 
 
 KEYS_ASKED_MAX: Final = 16  # of one message; each costs a look-up
@@ -469,7 +460,8 @@ def whereabouts(
         )
 
     if queue_offset >= maximum:
-        problem = _problem(reader, key)  # a queue that lost its end ends too early
+        summary = reader.summary(*key)  # a queue that lost its end ends too early
+        problem = None if summary is None else summary.problem
         return at(Place.ABOVE if problem is None else Place.DAMAGED, problem)
     if queue_offset < minimum:
         return at(Place.BELOW)
@@ -481,11 +473,6 @@ def whereabouts(
     except SegmentError as error:
         return at(Place.DAMAGED, str(error))
     return _in_tier(reader, found[0], message, at(Place.IN_TIER), now_ms)
-
-
-def _problem(reader: TieredReader, key: QueueKey) -> str | None:
-    summary = reader.summary(*key)
-    return None if summary is None else summary.problem
 
 
 def _in_tier(
