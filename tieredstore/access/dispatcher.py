@@ -228,12 +228,12 @@ class QueueWalk:
         this_pass.given_back += 1
         self._claims.give(key)
 
-    def _start_chore(self, work: QueueWork, chore: Callable[[], None]) -> None:
+    def _start_chore(self, work: QueueWork, chore: Callable[[], object]) -> None:
         future: Future[None] = self._runtime.dispatch.submit(self._do_chore, work, chore)
         if future.done():
             future.result()  # what no chore may hide: it is not ours
 
-    def _do_chore(self, work: QueueWork, chore: Callable[[], None]) -> None:
+    def _do_chore(self, work: QueueWork, chore: Callable[[], object]) -> None:
         try:
             chore()
         except Exception as error:  # noqa: BLE001

@@ -411,7 +411,7 @@ class Action(Enum):
     UPLOAD = auto()  # the next batch
 
 
-Decision: TypeAlias = Action | Callable[[], None]  # a call is a chore
+Decision: TypeAlias = Action | Callable[[], object]  # a call is a chore
 
 
 class QueueRules:
