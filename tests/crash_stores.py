@@ -47,17 +47,28 @@ class Stores:
         objects = MemoryObjects()
         return lambda: MemoryObjectClient(objects)
 
-    def sample(self, steps: Sequence[int], *, over_http: int, at_length: int) -> Sequence[int]:
+    def sample(
+        self,
+        steps: Sequence[int],
+        *,
+        over_http: int,
+        at_length: int,
+        share: tuple[int, int] = (0, 1),
+    ) -> Sequence[int]:
         """All steps, or this many of them over HTTP: the first, the last, some in between.
 
         In between each client takes others. `at_length` is how many TIEREDSTORE_TIER_ON gets.
+        Tests that do alike share a sample over HTTP: the first of three takes `(0, 3)` of it.
         """
         count = min(at_length if self.name in WHOLE else over_http, len(steps))
-        if self._every_step or count < 3:
-            return steps if self._every_step else steps[:count]
+        if self._every_step:
+            return steps
+        first, stride = share
+        if count < 3:
+            return steps[first:count:stride]
         last, shift = len(steps) - 1, CLIENTS.index(self.name) / len(CLIENTS)
         between = [int((number + shift) * last / (count - 1)) for number in range(1, count - 1)]
-        return [steps[at] for at in (0, *between, last)]
+        return [steps[at] for at in (0, *between, last)][first::stride]
 
     def close(self) -> None:
         while self._places:
