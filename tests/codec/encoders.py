@@ -9,15 +9,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.checks import INT64_MIN, Buffer, pack_fields, require
+from tieredstore.codec.checks import Buffer, pack_fields, require
 from tieredstore.codec.java import INT32_MIN, java_remainder, string_hash, string_hashes
 from tieredstore.codec.message import BLANK_MAGIC, CODA_BYTES, StoredMessage, encode_message
-from tieredstore.codec.record import INT64, LOG_OFFSET_POSITION
+from tieredstore.codec.record import INT64, LOG_OFFSET_POSITION, STORE_TIMESTAMP_POSITION
 from tieredstore.codec.tiered_index import CompactedItem, CompactedSlot
 from tieredstore.model.errors import SegmentCorruptError
-from tieredstore.model.values import INT32_MAX, INT64_MAX
+from tieredstore.model.values import INT32_MAX, INT64_MAX, Host
 
 _CODA: Final = Struct(">iIq")
+_OFFSET_ID_TAIL: Final = Struct(">iq")
 _COMPACTED_SLOT: Final = Struct(">ii")
 _COMPACTED_ITEM: Final = Struct(">iiiqii")
 
@@ -69,12 +70,25 @@ def rewrite_log_offset(record: Buffer, log_offset: int) -> bytes:
 
 def patch_log_offset(buffer: bytearray | memoryview, log_offset: int, *, position: int = 0) -> None:
     """Overwrite the log offset of the record at `position` in place."""
-    if not INT64_MIN <= log_offset <= INT64_MAX:
+    if not -INT64_MAX - 1 <= log_offset <= INT64_MAX:
         raise ValueError(f"log_offset: {log_offset} does not fit 64 signed bits")
     at = position + LOG_OFFSET_POSITION
     if position < 0 or at + 8 > len(buffer):
         raise ValueError(f"position: no record of {len(buffer)} bytes has one at {position}")
     INT64.pack_into(buffer, at, log_offset)
+
+
+def java_store_timestamp(record: bytes) -> int:
+    """What Java's tier takes for the store timestamp: part of the address if born on IPv6."""
+    timestamp: int = INT64.unpack_from(record, STORE_TIMESTAMP_POSITION)[0]
+    return timestamp
+
+
+def decode_offset_id(text: str) -> tuple[Host, int]:
+    """The store host and the log offset of a message id."""
+    raw = bytes.fromhex(text)
+    port, log_offset = _OFFSET_ID_TAIL.unpack(raw[-12:])
+    return Host(raw[:-12], port), log_offset
 
 
 def encode_compacted_slot(*, position: int, items_bytes: int) -> bytes:

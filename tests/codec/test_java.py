@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.codec.encoders import tiered_key_hash, tiered_key_hashes, tiered_masked_hash, tiered_slot
 from tests.codec.golden_files import expected
-from tests.codec.values import ANY_TEXT, INT32, INT64, PLAIN_TEXT
+from tests.codec.values import ANY_TEXT, INT32, PLAIN_TEXT
 from tieredstore.codec import java
 
 VECTORS: list[dict[str, Any]] = expected("hash-vectors.json")["hashes"]
@@ -155,12 +155,6 @@ def test_division_truncates_toward_zero(
 @given(st.integers())
 def test_casts_keep_the_low_bits(value: int) -> None:
     assert java.wrap_int32(value) == int.from_bytes((value % 2**32).to_bytes(4), signed=True)
-    assert java.wrap_int64(value) == int.from_bytes((value % 2**64).to_bytes(8), signed=True)
-
-
-@given(INT64)
-def test_casts_leave_what_fits(value: int) -> None:
-    assert java.wrap_int64(value) == value
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +13,7 @@ from hypothesis import strategies as st
 from tests.codec.golden_files import GOLDEN, expected
 from tests.codec.values import COUNT32, INT32, INT64
 from tieredstore.codec import local_index
-from tieredstore.codec.java import local_key_hash, local_slot
-from tieredstore.codec.local_index import LocalIndexHeader, LocalIndexItem
+from tieredstore.codec.local_index import LocalIndexHeader
 from tieredstore.model.errors import SegmentCorruptError
 
 SLOTS, CAPACITY = 101, 400
@@ -29,7 +29,6 @@ HEADERS = st.builds(
     used_slot_count=COUNT32,
     next_item=st.integers(1, 2**31 - 1),
 )
-ITEMS = st.builds(LocalIndexItem, INT32, INT64, INT32, INT32)
 
 PRINTED = (
     "0000018bcfe568000000018bcff4aa40000000000000006400000000000002bc00000004000000080000000500000007"
@@ -46,68 +45,6 @@ ROLLED = (
 ) + "00" * 100
 
 
-class Filled:
-    """A file filled as the format notes say, with this codec only."""
-
-    def __init__(self, slot_count: int, capacity: int, begin: tuple[int, int] = (0, 0)) -> None:
-        size = local_index.file_bytes(slot_count=slot_count, item_capacity=capacity)
-        self.data = bytearray(size)
-        self.slot_count = slot_count
-        timestamp, log_offset = begin
-        self.header = LocalIndexHeader(
-            begin_timestamp=timestamp,
-            end_timestamp=timestamp,
-            begin_log_offset=log_offset,
-            end_log_offset=log_offset,
-        )
-
-    def put(self, key: str, log_offset: int, timestamp: int) -> None:
-        old, number = self.header, self.header.next_item
-        key_hash = local_key_hash(key)
-        slot_at = local_index.slot_position(local_slot(key_hash, self.slot_count))
-        previous = local_index.decode_slot(self.data, slot_at)
-        item = local_index.encode_item(
-            key_hash=key_hash,
-            log_offset=log_offset,
-            seconds=local_index.seconds_after_begin(timestamp, begin_timestamp=old.begin_timestamp),
-            previous=previous,
-        )
-        item_at = local_index.item_position(number, slot_count=self.slot_count)
-        self.data[item_at : item_at + 20] = item
-        self.data[slot_at : slot_at + 4] = local_index.encode_slot(number)
-        self.header = LocalIndexHeader(
-            begin_timestamp=timestamp if number == 1 else old.begin_timestamp,
-            end_timestamp=timestamp,
-            begin_log_offset=log_offset if number == 1 else old.begin_log_offset,
-            end_log_offset=log_offset,
-            used_slot_count=old.used_slot_count + (previous == 0),
-            next_item=number + 1,
-        )
-        self.data[:40] = local_index.encode_header(self.header)
-
-
-def test_the_printed_file_is_reproduced() -> None:
-    file = Filled(10, 8)
-    for key, log_offset, after in [
-        ("T#a", 100, 0),
-        ("T#b", 200, 1999),
-        ("T#a", 300, 2000),
-        ("T#k", 400, -5000),
-        ("polygenelubricants", 500, 7000),
-        ("T#a", 600, 999999),
-        ("T#z", 700, 1000000),
-    ]:
-        file.put(key, log_offset, 1700000000000 + after)
-    assert file.data.hex() == PRINTED
-
-
-def test_the_printed_file_that_follows_another_is_reproduced() -> None:
-    file = Filled(10, 8, begin=(1700001000000, 700))
-    file.put("T#a", 900, 1700001005000)
-    file.put("T#a", 1000, 1700001006500)
-    assert file.data.hex() == ROLLED
-
-
 def test_the_printed_file_is_read_item_by_item() -> None:
     data = bytes.fromhex(PRINTED)
     header = local_index.decode_header(data, slot_count=10, item_capacity=8)
@@ -119,10 +56,12 @@ def test_the_printed_file_is_read_item_by_item() -> None:
         used_slot_count=4,
         next_item=8,
     )
-    slots = local_index.view_slots(data, slot_count=10)
-    assert slots.tolist() == [5, 7, 0, 0, 0, 0, 6, 2, 0, 0]
-    items = local_index.view_items(data, slot_count=10, item_count=header.item_count)
-    assert items.tolist() == [
+    slots = [local_index.decode_slot(data, 40 + 4 * slot) for slot in range(10)]
+    assert slots == [5, 7, 0, 0, 0, 0, 6, 2, 0, 0]
+    assert [
+        local_index.decode_item(data, local_index.item_position(number, slot_count=10))
+        for number in range(1, header.next_item)
+    ] == [
         (81906, 100, 0, 0),
         (81907, 200, 1, 0),
         (81906, 300, 2, 1),
@@ -155,44 +94,22 @@ def test_every_golden_header_is_read_and_written_again(path: Path, row: dict[str
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
-def test_every_golden_item_is_read_and_written_again(path: Path) -> None:
+def test_every_golden_slot_and_item_is_read(path: Path) -> None:
     data = path.read_bytes()
     header = local_index.decode_header(data)
-    view = local_index.view_items(data, slot_count=SLOTS, item_count=header.item_count)
-    assert view.tolist() == [
+    start = local_index.item_position(1, slot_count=SLOTS)
+    items = np.frombuffer(data, local_index.ITEM_DTYPE, header.item_count, start)
+    assert items.tolist() == [
         local_index.decode_item(data, local_index.item_position(number, slot_count=SLOTS))
         for number in range(1, header.next_item)
     ]
-    start = local_index.item_position(1, slot_count=SLOTS)
-    columns = {"key_hashes": "key_hash", "log_offsets": "log_offset", "seconds": "seconds"}
-    values: dict[str, Any] = {name: view[column] for name, column in columns.items()}
-    again = local_index.encode_items(**values, previous=view["previous"])
-    assert again == data[start : start + len(again)]
-    assert again == b"".join(
-        local_index.encode_item(**LocalIndexItem(*item)._asdict()) for item in view.tolist()
-    )
-    slots = local_index.view_slots(data, slot_count=SLOTS).tolist()
-    assert slots == [
-        local_index.decode_slot(data, local_index.slot_position(slot)) for slot in range(SLOTS)
-    ]
+    slots = [local_index.decode_slot(data, 40 + 4 * slot) for slot in range(SLOTS)]
     assert sum(slot > 0 for slot in slots) == header.used_slot_count
 
 
 @given(HEADERS)
 def test_headers_round_trip(header: LocalIndexHeader) -> None:
     assert local_index.decode_header(local_index.encode_header(header)) == header
-
-
-@given(st.lists(ITEMS))
-def test_many_items_are_the_single_ones(items: list[LocalIndexItem]) -> None:
-    data = local_index.encode_items(
-        key_hashes=[item.key_hash for item in items],
-        log_offsets=[item.log_offset for item in items],
-        seconds=[item.seconds for item in items],
-        previous=[item.previous for item in items],
-    )
-    assert data == b"".join(local_index.encode_item(**item._asdict()) for item in items)
-    assert [local_index.decode_item(data, at) for at in range(0, len(data), 20)] == items
 
 
 @given(INT32)
@@ -225,7 +142,6 @@ def test_an_unused_file_has_no_items() -> None:
     header = local_index.decode_header(bytes(40), slot_count=10, item_capacity=8)
     assert header == LocalIndexHeader()
     assert header.item_count == 0
-    assert local_index.view_slots(bytes(40), slot_count=0).tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -249,26 +165,14 @@ def test_cut_files_are_damage() -> None:
     for size in range(40):
         with pytest.raises(SegmentCorruptError):
             local_index.decode_header(data[:size])
-    for size in range(80):
-        with pytest.raises(SegmentCorruptError):
-            local_index.view_slots(data[:size], slot_count=10)
-    for size in range(len(data)):
-        with pytest.raises(SegmentCorruptError):
-            local_index.view_items(data[:size], slot_count=10, item_count=7)
     for position in (-1, -20, len(data) - 3, 2**70):
         with pytest.raises(SegmentCorruptError):
             local_index.decode_item(data, position)
         with pytest.raises(SegmentCorruptError):
             local_index.decode_slot(data, position)
-    for count in (-1, 8, 2**31, 2**70):
-        with pytest.raises(SegmentCorruptError):
-            local_index.view_items(data, slot_count=10, item_count=count)
 
 
-@pytest.mark.parametrize("name", ["key_hash", "log_offset", "seconds", "previous"])
-def test_an_item_that_does_not_fit_is_refused_by_name(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{name}: "):
-        local_index.encode_item(**{**LocalIndexItem(1, 2, 3, 4)._asdict(), name: 2**63})
+def test_what_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="^next_item: "):
         local_index.encode_header(LocalIndexHeader(next_item=2**31))
     with pytest.raises(ValueError, match="^item: "):

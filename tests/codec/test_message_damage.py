@@ -122,9 +122,7 @@ PEEKS: list[tuple[Callable[..., object], int]] = [
     (fields.peek_queue_offset, 28),
     (fields.peek_log_offset, 36),
     (fields.peek_sys_flag, 40),
-    (fields.peek_born_timestamp, 48),
     (fields.peek_store_timestamp, 64),
-    (fields.java_store_timestamp, 64),
     (fields.peek_topic, PROPERTIES_AT),
     (fields.peek_property_bytes, len(RECORD)),
 ]

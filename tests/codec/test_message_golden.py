@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.codec.encoders import decode_coda, encode_stored, rewrite_log_offset
+from tests.codec.encoders import (
+    decode_coda,
+    decode_offset_id,
+    encode_stored,
+    java_store_timestamp,
+    rewrite_log_offset,
+)
 from tests.codec.golden_files import (
     BROKER,
     GOLDEN,
@@ -24,7 +30,7 @@ from tieredstore.codec.message import (
     is_blank,
     is_coda,
 )
-from tieredstore.codec.names import decode_offset_id, queue_path
+from tieredstore.codec.names import queue_path
 from tieredstore.codec.queue_unit import decode_units
 from tieredstore.codec.record import split_keys
 from tieredstore.model.values import Host
@@ -105,7 +111,6 @@ def test_single_fields_are_those_of_the_whole_record() -> None:
         assert fields.peek_queue_offset(record) == message.queue_offset
         assert fields.peek_log_offset(record) == message.log_offset
         assert fields.peek_sys_flag(record) == message.sys_flag
-        assert fields.peek_born_timestamp(record) == message.born_timestamp
         assert fields.peek_store_timestamp(record) == message.store_timestamp
         assert fields.peek_topic(record) == message.topic
         assert fields.peek_property_bytes(record) == message.property_bytes
@@ -137,7 +142,7 @@ def test_every_tiered_message_is_found_where_java_put_it(topic: str, queue_id: i
         assert message.store_timestamp == row["storeTimestamp"]
         assert message.tags_code == row["tagsCode"]
         as_java = row.get("storeTimestampAsTieredStoreSeesIt", row["storeTimestamp"])
-        assert fields.java_store_timestamp(record) == as_java
+        assert java_store_timestamp(record) == as_java
         local = by_local_offset[row["localPhysicalOffset"]]
         assert rewrite_log_offset(local, offset) == record
         assert encode_stored(message) == record

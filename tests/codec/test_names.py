@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.codec.golden_files import expected, files_under
+from tests.codec.golden_files import expected
 from tieredstore.codec import names
 
 VECTORS: dict[str, Any] = expected("hash-vectors.json")
 OFFSETS = st.integers(0, 2**63 - 1)
-UTC_OFFSETS = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timedelta(minutes=minutes))
 
 
 @pytest.mark.parametrize("row", VECTORS["fileNames"], ids=lambda row: str(row["offset"]))
@@ -52,35 +50,12 @@ def test_the_vectors_of_the_format_notes_are_reproduced() -> None:
     assert names.queue_path("b", "%RETRY%g|x", 7) == "b/%RETRY%g|x/7"
 
 
-def test_golden_local_index_names_are_times() -> None:
-    paths = files_under("local-clean/index")
-    assert paths
-    for path in paths:
-        moment = names.parse_local_index_name(path.name)
-        assert names.local_index_name(moment) == path.name
-    assert names.parse_local_index_name("20261120104532885") == 1795171532885
-
-
-def test_local_index_names_follow_the_clock_on_the_wall() -> None:
-    moment = 1795171532885
-    east = timedelta(hours=8)
-    assert names.local_index_name(moment, utc_offset=east) == "20261120184532885"
-    assert names.parse_local_index_name("20261120184532885", utc_offset=east) == moment
-
-
 @given(OFFSETS)
 def test_offsets_round_trip(offset: int) -> None:
     name = names.segment_name(offset)
     assert len(name) == 28
     assert names.parse_segment_name(name) == offset
     assert names.parse_local_file_name(names.local_file_name(offset)) == offset
-
-
-@given(st.integers(-62_000_000_000_000, 253_000_000_000_000), UTC_OFFSETS)
-def test_times_round_trip(moment: int, utc_offset: timedelta) -> None:
-    name = names.local_index_name(moment, utc_offset=utc_offset)
-    assert len(name) == 17
-    assert names.parse_local_index_name(name, utc_offset=utc_offset) == moment
 
 
 @pytest.mark.parametrize(
@@ -112,23 +87,9 @@ def test_what_is_no_local_file_name_is_refused(name: str) -> None:
         names.parse_local_file_name(name)
 
 
-@pytest.mark.parametrize(
-    "name", ["", "2026112010453288", "20261320104532885", "00000120104532885", "２" * 17, "x" * 17]
-)
-def test_what_is_no_local_index_name_is_refused(name: str) -> None:
-    with pytest.raises(ValueError):
-        names.parse_local_index_name(name)
-
-
 @pytest.mark.parametrize("offset", [-1, 2**63])
 def test_offsets_beyond_a_long_are_refused(offset: int) -> None:
     with pytest.raises(ValueError, match="base_offset"):
         names.segment_name(offset)
     with pytest.raises(ValueError, match="offset"):
         names.local_file_name(offset)
-
-
-@pytest.mark.parametrize("moment", [-(10**14), 10**15, 10**30])
-def test_times_beyond_four_digit_years_are_refused(moment: int) -> None:
-    with pytest.raises(ValueError, match="timestamp"):
-        names.local_index_name(moment)

@@ -112,19 +112,6 @@ def test_codes_below_every_hash_are_addresses(tags_code: int, address: bool) -> 
     assert queue_unit.is_extension_address(tags_code) is address
 
 
-def test_a_batch_unit_is_read() -> None:
-    data = bytes.fromhex(
-        "0000000000000000 00000081 0000000000000074 0000018bcfe56800"
-        "0000000000000000 000a ffffffff 00000000"
-    )
-    assert len(data) == queue_unit.BATCH_UNIT_BYTES
-    unit = queue_unit.decode_batch_unit(b"x" + data, 1)
-    assert unit == (0, 129, ord("t"), 1700000000000, 0, 10, -1, 0)
-    for size in range(len(data)):
-        with pytest.raises(SegmentCorruptError):
-            queue_unit.decode_batch_unit(data[:size])
-
-
 def test_cut_units_are_damage() -> None:
     data = queue_unit.PREFILL_BYTES * 3
     for size in range(20):

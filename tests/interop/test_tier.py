@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.codec.encoders import java_store_timestamp
 from tests.interop.verifier import verify
 from tieredstore.codec.names import queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES, encode_unit
-from tieredstore.codec.record import java_store_timestamp, peek_store_timestamp
+from tieredstore.codec.record import peek_store_timestamp
 from tieredstore.driver.runtime import Runtime
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.model.values import Host, QueueRecord, SegmentRecord, SegmentType

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.codec.encoders import decode_offset_id
 from tests.local.store_audit import crash
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.names import decode_offset_id
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queue import ConsumeQueue

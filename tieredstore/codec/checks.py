@@ -26,12 +26,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tieredstore.model.errors import SegmentCorruptError
-from tieredstore.model.values import INT32_MAX, INT64_MAX
+from tieredstore.model.values import INT32_MAX
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """What decoders accept; a memoryview must be one of single bytes."""
 
-INT64_MIN: Final = -INT64_MAX - 1
 
 _FIELD = re.compile(r"\d*[a-zA-Z]")
 _WIDTHS: Final = {

@@ -230,11 +230,6 @@ def wrap_int32(value: int) -> int:
     return ((value & _MASK) ^ _SIGN) - _SIGN
 
 
-def wrap_int64(value: int) -> int:
-    """What is left of a sum or difference of longs."""
-    return ((value & (1 << 64) - 1) ^ (1 << 63)) - (1 << 63)
-
-
 def encode_utf8(text: str) -> bytes:
     """UTF-8; a surrogate without its partner becomes `?`."""
     try:

@@ -18,12 +18,11 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from tieredstore.codec.checks import Buffer, encode_entries, pack_fields, require, view_entries
+from tieredstore.codec.checks import Buffer, pack_fields, require
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT32_MAX
 
@@ -31,7 +30,6 @@ HEADER_BYTES: Final = 40
 SLOT_BYTES: Final = 4
 ITEM_BYTES: Final = 20
 
-SLOT_DTYPE: Final = np.dtype(">i4")
 ITEM_DTYPE: Final = np.dtype(
     [("key_hash", ">i4"), ("log_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
 )
@@ -70,10 +68,6 @@ _HEADER_FIELDS: Final = tuple(LocalIndexHeader.__dataclass_fields__)
 
 def file_bytes(*, slot_count: int, item_capacity: int) -> int:
     return HEADER_BYTES + SLOT_BYTES * slot_count + ITEM_BYTES * item_capacity
-
-
-def slot_position(slot: int) -> int:
-    return HEADER_BYTES + SLOT_BYTES * slot
 
 
 def item_position(item: int, *, slot_count: int) -> int:
@@ -116,41 +110,9 @@ def decode_slot(data: Buffer, position: int = 0, *, path: str = "") -> int:
     return int(_SLOT.unpack_from(data, position)[0])
 
 
-def view_slots(data: Buffer, *, slot_count: int, path: str = "") -> NDArray[Any]:
-    """All slots of a whole file, without a copy."""
-    return view_entries(
-        data, SLOT_DTYPE, position=HEADER_BYTES, count=slot_count, path=path, what="index slots"
-    )
-
-
-def encode_item(*, key_hash: int, log_offset: int, seconds: int, previous: int) -> bytes:
-    return pack_fields(_ITEM, LocalIndexItem._fields, key_hash, log_offset, seconds, previous)
-
-
 def decode_item(data: Buffer, position: int = 0, *, path: str = "") -> LocalIndexItem:
     require(data, position=position, size=ITEM_BYTES, path=path, what="an index item")
     return LocalIndexItem._make(_ITEM.unpack_from(data, position))
-
-
-def encode_items(
-    *, key_hashes: ArrayLike, log_offsets: ArrayLike, seconds: ArrayLike, previous: ArrayLike
-) -> bytes:
-    """Items from columns of one length."""
-    return encode_entries(
-        ITEM_DTYPE,
-        key_hash=(key_hashes, 32),
-        log_offset=(log_offsets, 64),
-        seconds=(seconds, 32),
-        previous=(previous, 32),
-    )
-
-
-def view_items(data: Buffer, *, slot_count: int, item_count: int, path: str = "") -> NDArray[Any]:
-    """Items 1 to `item_count` of a whole file, without a copy."""
-    position = item_position(1, slot_count=slot_count)
-    return view_entries(
-        data, ITEM_DTYPE, position=position, count=item_count, path=path, what="index items"
-    )
 
 
 def seconds_after_begin(store_timestamp: int, *, begin_timestamp: int) -> int:

@@ -7,19 +7,6 @@ Unit number k of a queue is at byte 20 * k of its consume queue:
     |      0 | i64   | log offset: in the tier, of the queue's own commit log        |
     |      8 | i32   | size of the message's record                                  |
     |     12 | i64   | tags code, a delivery time, or an address in an extended queue |
-
-Batch unit, one for several messages:
-
-    | offset | width | field                           |
-    | ------ | ----- | ------------------------------- |
-    |      0 | i64   | log offset                      |
-    |      8 | i32   | size of the record              |
-    |     12 | i64   | tags code                       |
-    |     20 | i64   | store timestamp                 |
-    |     28 | i64   | first queue offset              |
-    |     36 | i16   | number of messages              |
-    |     38 | i32   | offset after compaction, or -1  |
-    |     42 | i32   | 0                               |
 """
 
 from __future__ import annotations
@@ -42,13 +29,11 @@ from tieredstore.codec.checks import (
 from tieredstore.model.values import INT32_MAX
 
 UNIT_BYTES: Final = 20
-BATCH_UNIT_BYTES: Final = 46
 
 UNIT_DTYPE: Final = np.dtype(
     [("log_offset", ">i8"), ("message_bytes", ">i4"), ("tags_code", ">i8")]
 )
 _UNIT: Final = Struct(">qiq")
-_BATCH_UNIT: Final = Struct(">qiqqqhii")
 # So many units stay in the cache of a core while their three columns are taken out of them.
 _BLOCK_UNITS: Final = 1 << 14
 _EXTENSION_ADDRESS_MAX: Final = -(2**31) - 1
@@ -65,19 +50,6 @@ class QueueUnit(NamedTuple):
     def is_prefill(self) -> bool:
         """Whether it only fills the place of a message the queue never had."""
         return self.log_offset == 0 and self.message_bytes == INT32_MAX
-
-
-class BatchQueueUnit(NamedTuple):
-    """A unit of a batch queue."""
-
-    log_offset: int
-    message_bytes: int
-    tags_code: int
-    store_timestamp: int
-    queue_offset: int
-    message_count: int
-    compacted_offset: int
-    reserved: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,8 +116,3 @@ def decode_units(data: Buffer, *, path: str = "") -> QueueUnits:
 def is_extension_address(tags_code: int) -> bool:
     """Whether a tags code is an address in an extended queue: no 32-bit hash is that small."""
     return tags_code <= _EXTENSION_ADDRESS_MAX
-
-
-def decode_batch_unit(data: Buffer, position: int = 0, *, path: str = "") -> BatchQueueUnit:
-    require(data, position=position, size=BATCH_UNIT_BYTES, path=path, what="a batch unit")
-    return BatchQueueUnit._make(_BATCH_UNIT.unpack_from(data, position))

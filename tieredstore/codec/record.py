@@ -106,20 +106,11 @@ def peek_sys_flag(data: Buffer, position: int = 0, *, path: str = "") -> int:
     return _peek(INT32, data, position, SYS_FLAG_POSITION, path, "system flag")
 
 
-def peek_born_timestamp(data: Buffer, position: int = 0, *, path: str = "") -> int:
-    return _peek(INT64, data, position, BORN_TIMESTAMP_POSITION, path, "born timestamp")
-
-
 def peek_store_timestamp(data: Buffer, position: int = 0, *, path: str = "") -> int:
     """The store timestamp, wherever the born host lets it begin."""
     born_ipv6 = peek_sys_flag(data, position, path=path) & BORN_HOST_IPV6
     offset = STORE_TIMESTAMP_POSITION + (IPV6_BYTES if born_ipv6 else 0)
     return _peek(INT64, data, position, offset, path, "store timestamp")
-
-
-def java_store_timestamp(data: Buffer, position: int = 0, *, path: str = "") -> int:
-    """What Java's tier takes for the store timestamp: part of the address if born on IPv6."""
-    return _peek(INT64, data, position, STORE_TIMESTAMP_POSITION, path, "store timestamp")
 
 
 def peek_topic(data: Buffer, position: int = 0, *, path: str = "") -> str:

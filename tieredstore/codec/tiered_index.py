@@ -33,17 +33,15 @@ from struct import Struct
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from tieredstore.codec.checks import (
     Buffer,
-    encode_entries,
     pack_fields,
     require,
     require_multiple,
     view_entries,
 )
-from tieredstore.codec.java import java_divide, wrap_int32, wrap_int64
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT32_MAX
 
@@ -57,8 +55,6 @@ COMPACTED_ITEM_BYTES: Final = 28
 
 _HEADER: Final = Struct(">iqqii")
 _SLOT: Final = Struct(">ii")
-_ITEM: Final = Struct(">iiiqiii")
-_COMPACTED_ITEM: Final = Struct(">iiiqii")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,22 +77,6 @@ class CompactedItem(NamedTuple):
     log_offset: int
     message_bytes: int
     seconds: int
-
-
-class TieredIndexItem(NamedTuple):
-    """One key of one message; `previous` is the next older item of its slot, 0 = none."""
-
-    key_hash: int
-    topic_id: int
-    queue_id: int
-    log_offset: int
-    message_bytes: int
-    seconds: int
-    previous: int
-
-    @property
-    def compacted(self) -> CompactedItem:
-        return CompactedItem._make(self[:-1])
 
 
 class CompactedSlot(NamedTuple):
@@ -157,16 +137,6 @@ def decode_header(
     return header
 
 
-def encode_slot(item: int) -> bytes:
-    return pack_fields(_SLOT, ("item", "unused"), item, 0)
-
-
-def decode_slot(data: Buffer, position: int = 0, *, path: str = "") -> int:
-    """The number of the newest item, 0 for none: negative ones count as none."""
-    require(data, position=position, size=SLOT_BYTES, path=path, what="an index slot")
-    return max(0, int(_SLOT.unpack_from(data, position)[0]))
-
-
 def decode_compacted_slot(data: Buffer, position: int = 0, *, path: str = "") -> CompactedSlot:
     """The slot; a length that is no whole number of items is damage."""
     require(data, position=position, size=SLOT_BYTES, path=path, what="an index slot")
@@ -177,33 +147,14 @@ def decode_compacted_slot(data: Buffer, position: int = 0, *, path: str = "") ->
     return slot
 
 
-def encode_item(item: TieredIndexItem) -> bytes:
-    return pack_fields(_ITEM, TieredIndexItem._fields, *item)
-
-
-def decode_item(data: Buffer, position: int = 0, *, path: str = "") -> TieredIndexItem:
-    require(data, position=position, size=ITEM_BYTES, path=path, what="an index item")
-    return TieredIndexItem._make(_ITEM.unpack_from(data, position))
-
-
-def decode_compacted_item(data: Buffer, position: int = 0, *, path: str = "") -> CompactedItem:
-    require(data, position=position, size=COMPACTED_ITEM_BYTES, path=path, what="an index item")
-    return CompactedItem._make(_COMPACTED_ITEM.unpack_from(data, position))
-
-
-def seconds_after_begin(store_timestamp: int, *, begin_timestamp: int) -> int:
-    """The time an item stores: truncated toward zero, negative if older than the file.
+def seconds_after_begin_many(
+    store_timestamps: NDArray[np.int64], *, begin_timestamp: int
+) -> NDArray[np.int32]:
+    """The times that items store: truncated toward zero, negative if older than the file.
 
     A difference that does not fit is cut to 32 bits, as Java's cast does. That happens where Java
     takes part of an IPv6 address for the store timestamp.
     """
-    difference = wrap_int64(store_timestamp - begin_timestamp)
-    return wrap_int32(java_divide(difference, 1000))
-
-
-def seconds_after_begin_many(
-    store_timestamps: NDArray[np.int64], *, begin_timestamp: int
-) -> NDArray[np.int32]:
     differences = store_timestamps - np.int64(begin_timestamp)
     seconds = differences // 1000  # rounds down; the remainder is never negative
     seconds += (differences < 0) & (differences % 1000 != 0)
@@ -230,7 +181,6 @@ def is_legacy_written(*, file_bytes: int, slot_count: int, item_capacity: int) -
     return file_bytes == 44 + SLOT_BYTES * slot_count + ITEM_BYTES * item_capacity
 
 
-SLOT_DTYPE: Final = np.dtype([("item", ">i4"), ("unused", ">i4")])
 COMPACTED_SLOT_DTYPE: Final = np.dtype([("position", ">i4"), ("items_bytes", ">i4")])
 _COLUMNS: Final = [
     *(("key_hash", ">i4"), ("topic_id", ">i4"), ("queue_id", ">i4"), ("log_offset", ">i8")),
@@ -238,19 +188,6 @@ _COLUMNS: Final = [
 ]
 ITEM_DTYPE: Final = np.dtype(_COLUMNS)
 COMPACTED_ITEM_DTYPE: Final = np.dtype(_COLUMNS[:-1])
-
-
-def view_slots(data: Buffer, *, slot_count: int, path: str = "") -> NDArray[Any]:
-    """All slots of a file as it is written."""
-    return view_entries(
-        data, SLOT_DTYPE, position=HEADER_BYTES, count=slot_count, path=path, what="index slots"
-    )
-
-
-def view_compacted_slots(data: Buffer, *, slot_count: int, path: str = "") -> NDArray[Any]:
-    """All slots of an uploaded file; what they say is not checked."""
-    layout, what = COMPACTED_SLOT_DTYPE, "index slots"
-    return view_entries(data, layout, position=HEADER_BYTES, count=slot_count, path=path, what=what)
 
 
 def view_items(data: Buffer, *, slot_count: int, item_count: int, path: str = "") -> NDArray[Any]:
@@ -267,27 +204,3 @@ def view_compacted_items(data: Buffer, *, path: str = "") -> NDArray[Any]:
     count = len(data) // COMPACTED_ITEM_BYTES
     layout = COMPACTED_ITEM_DTYPE
     return view_entries(data, layout, position=0, count=count, path=path, what="index items")
-
-
-def encode_items(
-    *,
-    key_hashes: ArrayLike,
-    topic_ids: ArrayLike,
-    queue_ids: ArrayLike,
-    log_offsets: ArrayLike,
-    message_bytes: ArrayLike,
-    seconds: ArrayLike,
-    previous: ArrayLike | None = None,
-) -> bytes:
-    """Items from columns of one length: as written, or compacted if `previous` is left out."""
-    columns: dict[str, tuple[ArrayLike, int]] = {
-        "key_hash": (key_hashes, 32),
-        "topic_id": (topic_ids, 32),
-        "queue_id": (queue_ids, 32),
-        "log_offset": (log_offsets, 64),
-        "message_bytes": (message_bytes, 32),
-        "seconds": (seconds, 32),
-    }
-    if previous is None:
-        return encode_entries(COMPACTED_ITEM_DTYPE, **columns)
-    return encode_entries(ITEM_DTYPE, **columns, previous=(previous, 32))
