@@ -26,7 +26,7 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.local.commit_log import CommitLog, Flusher
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.encoder import BatchEncoder
-from tieredstore.local.index_file import IndexFile, ItemColumns
+from tieredstore.local.index_file import IndexFile, IndexSize, ItemColumns
 from tieredstore.local.mapped_file import MappedFiles
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.messages import Message
@@ -156,7 +156,7 @@ def query_rows() -> Iterator[Row]:
     asked = [index_key("TopicTest", f"order-{number:08d}") for number in range(ASKED_KEYS)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "20240101000000000"
-        file = IndexFile.create(path, slot_count=INDEX_SLOTS, item_capacity=INDEX_ITEMS)
+        file = IndexFile.create(path, IndexSize(INDEX_SLOTS, INDEX_ITEMS))
         for start in range(0, INDEX_ITEMS, INDEX_PART):
             hashes = dice.integers(0, INT32_MAX, INDEX_PART, np.int32)
             if not start:

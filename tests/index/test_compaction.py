@@ -26,12 +26,11 @@ from tests.index.index_kit import (
 from tieredstore.codec.checks import Buffer
 from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.codec.tiered_index import (
+    CompactedItem,
     compacted_file_bytes,
     decode_compacted_slot,
-    decode_item,
-    decode_slot,
-    item_position,
     slot_position,
+    view_items,
 )
 from tieredstore.driver.runtime import Runtime
 from tieredstore.index import compaction
@@ -113,15 +112,17 @@ def test_items_of_every_slot_stand_newest_first(
     written, data = file.path.read_bytes(), compacted(file)
     assert len(data) == compacted_file_bytes(slot_count=slots, item_count=2000)
     position = slot_position(slots)
-    for slot in np.flatnonzero(np.frombuffer(written, ">i4", 2 * slots, 28)[::2]).tolist():
+    items = view_items(written, slot_count=slots, item_count=2000).tolist()
+    newest = np.frombuffer(written, ">i4", 2 * slots, 28)[::2]
+    for slot in np.flatnonzero(newest).tolist():
         place = decode_compacted_slot(data, slot_position(slot))
         assert place.position == position
-        number = decode_slot(written, slot_position(slot))
+        number = int(newest[slot])
         while number:
-            item = decode_item(written, item_position(number, slot_count=slots))
-            assert data[position : position + 28] == encode_compacted_item(item.compacted)
+            *item, number = items[number - 1]
+            item_bytes = encode_compacted_item(CompactedItem._make(item))
+            assert data[position : position + 28] == item_bytes
             position += 28
-            number = item.previous
         assert position == place.position + place.items_bytes
     assert position == len(data)
 

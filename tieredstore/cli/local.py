@@ -242,7 +242,7 @@ def _index_file(file: IndexFile) -> Row:
     return {
         "file": file.name,
         "size": file.path.stat().st_size,
-        **asdict(file.header),
+        **file.header._asdict(),
         "item_count": file.header.item_count,
         "full": file.is_full,
     }

@@ -22,16 +22,19 @@ SORT_BITS: Final = 16
 _SLOT: Final = Struct(">i")  # the codec's own checks would triple the cost of a lookup or a put
 
 
+Numbers = NDArray[np.int64] | list[int]
+
+
 class Links(NamedTuple):
-    """What a batch does to its chains.
+    """What a batch does to its chains: arrays, or of a few items lists.
 
     A writer stores the items first and `newest` into `slots` last: so a reader in another thread
     never meets a slot whose item is not there yet.
     """
 
-    previous: NDArray[np.int64]  # of each item of the batch
-    slots: NDArray[np.int64]  # those that the batch touches, each once
-    newest: NDArray[np.int64]  # and the newest item of each
+    previous: Numbers  # of each item of the batch
+    slots: Numbers  # those that the batch touches, each once
+    newest: Numbers  # and the newest item of each
     fresh: int  # how many of them were empty
 
 
@@ -79,9 +82,7 @@ class ChainLayout:
                     fresh += 1
             previous.append(head)
             heads[slot] = number
-        touched = np.fromiter(heads.keys(), np.int64, len(heads))
-        newest = np.fromiter(heads.values(), np.int64, len(heads))
-        return Links(np.array(previous, np.int64), touched, newest, fresh)
+        return Links(previous, list(heads), list(heads.values()), fresh)
 
     def _link_many(
         self, data: mmap, slots: NDArray[np.int32], first_item: int, slot_count: int
@@ -108,10 +109,10 @@ class ChainLayout:
 
     def store_heads(self, data: mmap, links: Links, *, slot_count: int) -> None:
         """Show the items of a batch to readers."""
-        if len(links.slots) >= VECTOR_ITEMS_MIN:
+        if not isinstance(links.slots, list):
             self.heads(data, slot_count)[links.slots] = links.newest
             return
-        for slot, item in zip(links.slots.tolist(), links.newest.tolist(), strict=True):
+        for slot, item in zip(links.slots, links.newest, strict=True):
             at = self.header_bytes + self.slot_bytes * slot
             # One copy: `pack_into` writes byte by byte, and a kill would leave half a number.
             data[at : at + _SLOT.size] = _SLOT.pack(item)

@@ -16,7 +16,6 @@ Item 0 is never used, so a file of N holds N - 1 items.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -38,8 +37,7 @@ _SLOT: Final = Struct(">i")
 _ITEM: Final = Struct(">iqii")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalIndexHeader:
+class LocalIndexHeader(NamedTuple):
     """The first 40 bytes. `next_item` is 1 in an empty file."""
 
     begin_timestamp: int = 0
@@ -63,9 +61,6 @@ class LocalIndexItem(NamedTuple):
     previous: int
 
 
-_HEADER_FIELDS: Final = tuple(LocalIndexHeader.__dataclass_fields__)
-
-
 def file_bytes(*, slot_count: int, item_capacity: int) -> int:
     return HEADER_BYTES + SLOT_BYTES * slot_count + ITEM_BYTES * item_capacity
 
@@ -75,7 +70,7 @@ def item_position(item: int, *, slot_count: int) -> int:
 
 
 def encode_header(header: LocalIndexHeader) -> bytes:
-    return pack_fields(_HEADER, _HEADER_FIELDS, *astuple(header))
+    return pack_fields(_HEADER, LocalIndexHeader._fields, *header)
 
 
 def decode_header(
@@ -87,17 +82,14 @@ def decode_header(
 ) -> LocalIndexHeader:
     """The header; counts that exceed the capacities are damage. A next item of 0 becomes 1."""
     require(data, position=0, size=HEADER_BYTES, path=path, what="the index header")
-    values = _HEADER.unpack_from(data)
-    header = LocalIndexHeader(**dict(zip(_HEADER_FIELDS, values, strict=True)))
+    header = LocalIndexHeader._make(_HEADER.unpack_from(data))
     if not 0 <= header.used_slot_count <= slot_count:
         reason = f"{header.used_slot_count} slots in use of {slot_count}"
         raise SegmentCorruptError(path, reason, position=32)
     if not 0 <= header.next_item <= item_capacity:
         reason = f"next item {header.next_item} of {item_capacity}"
         raise SegmentCorruptError(path, reason, position=36)
-    if header.next_item == 0:
-        return LocalIndexHeader(**dict(zip(_HEADER_FIELDS, (*values[:5], 1), strict=True)))
-    return header
+    return header if header.next_item else header._replace(next_item=1)
 
 
 def encode_slot(item: int) -> bytes:

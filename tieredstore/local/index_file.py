@@ -1,5 +1,5 @@
-"""A file of the local key index: its name, how it is mapped, filled and searched, and how it is cut
-back to what was durable.
+"""A file of the local key index: its name, how it is filled and searched, and how it is cut back to
+what was durable.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from mmap import ACCESS_READ, ACCESS_WRITE, mmap
+from itertools import starmap
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,7 @@ from tieredstore.codec.local_index import (
     seconds_after_begin,
 )
 from tieredstore.driver.durable import fsync_directory, write_all
-from tieredstore.local.mapped_file import IndexBlocks
+from tieredstore.local.mapped_file import Blocks, Mapping
 from tieredstore.model.errors import SegmentCorruptError, SegmentNotFoundError, StoreClosedError
 from tieredstore.model.values import INT32_MAX
 
@@ -46,7 +47,6 @@ CLOCK_SLACK_MS: Final = 600_000
 """How far a store timestamp may lie below an earlier one: the clock of a broker may be set back."""
 
 # The codec checks what it packs and unpacks, which would triple the cost of a lookup or a put.
-_HEADER: Final = Struct(">qqqqii")
 _ITEM: Final = Struct(">iqii")
 _NEXT_ITEM_POSITION: Final = 36
 _BLOCK_ITEMS: Final = 1 << 18
@@ -54,6 +54,20 @@ _BLOCK_BYTES: Final = 1 << 16
 _DIGITS: Final = frozenset("0123456789")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 NAME_DIGITS: Final = 17
+
+
+class IndexSize(NamedTuple):
+    """What shapes every index file of a store; no file says it."""
+
+    slot_count: int
+    item_capacity: int
+
+    @property
+    def file_bytes(self) -> int:
+        return file_bytes(slot_count=self.slot_count, item_capacity=self.item_capacity)
+
+    def position(self, item: int) -> int:
+        return item_position(item, slot_count=self.slot_count)
 
 
 @dataclass(slots=True, kw_only=True)  # frozen ones take three times as long to make
@@ -90,30 +104,22 @@ class IndexFile:
         path: Path,
         header: LocalIndexHeader,
         *,
-        slot_count: int,
-        item_capacity: int,
+        size: IndexSize,
         read_only: bool = False,
     ) -> None:
         self.path = path
-        self.slot_count = slot_count
-        self.item_capacity = item_capacity
+        self.size = size
         self._header = header
-        self._blocks = IndexBlocks(slot_count=slot_count, item_capacity=item_capacity)
+        self._slot_blocks = Blocks(size.position(0))  # all at once: slots come in any order
+        self._item_blocks = Blocks(size.file_bytes, start=size.position(0))
         self._read_only = read_only
-        self._descriptor = -1
-        self._data: mmap | None = None
+        self._mapping: Mapping | None = None
         self._closed = False
         self._opening = threading.Lock()
 
     @classmethod
     def create(
-        cls,
-        path: Path,
-        *,
-        slot_count: int,
-        item_capacity: int,
-        end_timestamp: int = 0,
-        end_log_offset: int = 0,
+        cls, path: Path, size: IndexSize, *, end_timestamp: int = 0, end_log_offset: int = 0
     ) -> IndexFile:
         """A new sparse file that goes on where the one before ended; durable when this returns."""
         header = LocalIndexHeader(
@@ -125,7 +131,7 @@ class IndexFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(path, flags, 0o666)
         try:
-            os.ftruncate(descriptor, file_bytes(slot_count=slot_count, item_capacity=item_capacity))
+            os.ftruncate(descriptor, size.file_bytes)
             write_all(descriptor, encode_header(header), 0)
             os.fsync(descriptor)
             fsync_directory(path.parent)
@@ -134,12 +140,10 @@ class IndexFile:
             raise
         finally:
             os.close(descriptor)
-        return cls(path, header, slot_count=slot_count, item_capacity=item_capacity)
+        return cls(path, header, size=size)
 
     @classmethod
-    def open(
-        cls, path: Path, *, slot_count: int, item_capacity: int, read_only: bool = False
-    ) -> IndexFile:
+    def open(cls, path: Path, size: IndexSize, *, read_only: bool = False) -> IndexFile:
         """A file that is there; SegmentCorruptError if its size or its header cannot be right.
 
         One that is `read_only` may be filled by another process meanwhile: queries see its puts.
@@ -149,18 +153,16 @@ class IndexFile:
         except FileNotFoundError as error:
             raise SegmentNotFoundError(str(path)) from error
         try:
-            size = os.fstat(descriptor).st_size
+            held = os.fstat(descriptor).st_size
             head = os.pread(descriptor, HEADER_BYTES, 0)
         finally:
             os.close(descriptor)
-        wanted = file_bytes(slot_count=slot_count, item_capacity=item_capacity)
-        if size != wanted:
-            reason = f"{size} bytes, but {slot_count} slots and {item_capacity} items are {wanted}"
-            raise SegmentCorruptError(str(path), reason, position=min(size, wanted))
-        header = _decoded(path, head, slot_count=slot_count, item_capacity=item_capacity)
-        return cls(
-            path, header, slot_count=slot_count, item_capacity=item_capacity, read_only=read_only
-        )
+        wanted = size.file_bytes
+        if held != wanted:
+            slots, items = size
+            reason = f"{held} bytes, but {slots} slots and {items} items are {wanted}"
+            raise SegmentCorruptError(str(path), reason, position=min(held, wanted))
+        return cls(path, _decoded(path, head, size), size=size, read_only=read_only)
 
     @property
     def name(self) -> str:
@@ -172,7 +174,7 @@ class IndexFile:
 
     @property
     def is_full(self) -> bool:
-        return self._header.next_item >= self.item_capacity
+        return self._header.next_item >= self.size.item_capacity
 
     @property
     def is_closed(self) -> bool:
@@ -181,20 +183,23 @@ class IndexFile:
     def put(self, columns: ItemColumns) -> int:
         """Put as many keys as there is room for, from the first on, and return how many."""
         header = self._header
-        count = min(len(columns), self.item_capacity - header.next_item)
+        count = min(len(columns), self.size.item_capacity - header.next_item)
         if count <= 0:
             return 0
         if count < len(columns):
             columns = columns.part(0, count)
-        data = self._mapped()
-        linked = link_items(data, header, columns, slot_count=self.slot_count)
-        start = item_position(header.next_item, slot_count=self.slot_count)
+        mapping = self._mapping or self._open()
+        data = mapping.map
+        linked = link_items(data, header, columns, slot_count=self.size.slot_count)
+        start = self.size.position(header.next_item)
         end = start + len(linked.items)
-        self._blocks.reserve(self._descriptor, start, end, str(self.path))
+        self._slot_blocks.reserve(mapping.descriptor, 0, self.size.position(0), str(self.path))
+        self._item_blocks.reserve(mapping.descriptor, start, end, str(self.path))
         data[start:end] = linked.items
-        store_header(data, linked.header)
+        # In one copy: `pack_into` writes byte by byte, and a kill would leave half a number.
+        data[:HEADER_BYTES] = encode_header(linked.header)
         self._header = linked.header
-        LAYOUT.store_heads(data, linked.links, slot_count=self.slot_count)
+        LAYOUT.store_heads(data, linked.links, slot_count=self.size.slot_count)
         return count
 
     def log_offset_at(self, item: int) -> int:
@@ -215,43 +220,6 @@ class IndexFile:
             count += 1
             item -= 1
         return count
-
-    def is_time_matched(self, begin: int, end: int) -> bool:
-        """Java's rule: do the times of the header touch begin to end?"""
-        first, last = self._header.begin_timestamp, self._header.end_timestamp
-        inside = begin < first and end > last
-        return inside or first <= begin <= last or first <= end <= last
-
-    def query_like_java(self, key_hash: int, *, begin: int, end: int, count_max: int) -> list[int]:
-        """What Java answers: log offsets, newest first.
-
-        It misses messages up to 999 ms after `begin`, the first key of a rolled file, and whatever
-        lies behind a time below `begin`. Nothing is found in a closed file.
-        """
-        try:
-            data = self._mapped()
-        except StoreClosedError:  # expired since the search began
-            return []
-        found: list[int] = []
-        header = self._header
-        item = LAYOUT.head(data, local_slot(key_hash, self.slot_count))
-        if header.next_item <= 1 or not 0 < item < header.next_item:
-            return found
-        base = item_position(0, slot_count=self.slot_count)
-        while len(found) < count_max:
-            stored, log_offset, seconds, previous = _ITEM.unpack_from(
-                data, base + ITEM_BYTES * item
-            )
-            if seconds < 0:
-                break
-            timestamp = header.begin_timestamp + 1000 * seconds
-            if stored == key_hash and begin <= timestamp <= end:
-                found.append(log_offset)
-            # Java only ends at a link to the item itself: a damaged file may keep it in a circle.
-            if not 0 < previous < item or timestamp < begin:
-                break
-            item = previous
-        return found
 
     def may_hold(self, begin: int, end: int) -> bool:
         """False only when no message of this file was stored within begin to end."""
@@ -276,15 +244,10 @@ class IndexFile:
             data = self._mapped()
         except StoreClosedError:  # expired since the search began
             return iter(())
-        slot = local_slot(key_hash, self.slot_count)
+        slot = local_slot(key_hash, self.size.slot_count)
         item = LAYOUT.head(data, slot)
         if self._read_only:  # the header is read after the slot: what the slot names is counted
-            self._header = _decoded(
-                self.path,
-                data[:HEADER_BYTES],
-                slot_count=self.slot_count,
-                item_capacity=self.item_capacity,
-            )
+            self._header = _decoded(self.path, data[:HEADER_BYTES], self.size)
         return self._walk(data, self._header, slot, item, key_hash, begin, end)
 
     def _walk(
@@ -302,12 +265,12 @@ class IndexFile:
         if not 0 <= item < header.next_item:
             at = HEADER_BYTES + SLOT_BYTES * slot
             raise SegmentCorruptError(str(self.path), f"a slot names item {item}", position=at)
-        base = item_position(0, slot_count=self.slot_count)
+        base = self.size.position(0)
         while item:
             stored, log_offset, seconds, previous = _ITEM.unpack_from(
                 data, base + ITEM_BYTES * item
             )
-            if stored < 0 or local_slot(stored, self.slot_count) != slot:
+            if stored < 0 or local_slot(stored, self.size.slot_count) != slot:
                 raise self._damage(item, "is not of the slot that leads to it")
             if seconds < 0 or not first <= log_offset <= last or not 0 <= previous <= item:
                 raise self._damage(item, "says what cannot be true")
@@ -328,34 +291,25 @@ class IndexFile:
             item = previous
 
     def _damage(self, item: int, reason: str) -> SegmentCorruptError:
-        at = item_position(item, slot_count=self.slot_count)
+        at = self.size.position(item)
         return SegmentCorruptError(str(self.path), f"item {item} {reason}", position=at)
 
     def _item(self, data: mmap, item: int) -> tuple[int, int, int, int]:
         """Key hash, log offset, seconds, previous item."""
-        at = item_position(item, slot_count=self.slot_count)
-        fields: tuple[int, int, int, int] = _ITEM.unpack_from(data, at)
+        fields: tuple[int, int, int, int] = _ITEM.unpack_from(data, self.size.position(item))
         return fields
 
     def flush(self) -> None:
         """Make everything put so far durable; other threads go on meanwhile."""
-        with self._opening:
-            if self._data is None or self._closed:
-                return
-            descriptor = os.dup(self._descriptor)
-        try:
-            os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
+        mapping = self._mapping  # it keeps the descriptor open
+        if mapping is not None:
+            os.fdatasync(mapping.descriptor)
 
     def close(self) -> None:
         """Let go of the mapping, which ends with the last query. Idempotent; does not flush."""
         with self._opening:
             self._closed = True
-            self._data = None
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-                self._descriptor = -1
+            self._mapping = None
 
     def delete(self) -> None:
         """Close and remove the file. Idempotent."""
@@ -363,28 +317,17 @@ class IndexFile:
         self.path.unlink(missing_ok=True)
 
     def _mapped(self) -> mmap:
-        data = self._data
-        return data if data is not None else self._map()
+        return (self._mapping or self._open()).map
 
-    def _map(self) -> mmap:
+    def _open(self) -> Mapping:
         with self._opening:
             if self._closed:
                 raise StoreClosedError(f"{self.path}: the index file is closed")
-            if self._data is None:
-                flags = os.O_RDONLY if self._read_only else os.O_RDWR
-                access = ACCESS_READ if self._read_only else ACCESS_WRITE
-                try:
-                    self._descriptor = os.open(self.path, flags | os.O_CLOEXEC)
-                except FileNotFoundError as error:
-                    raise SegmentNotFoundError(str(self.path)) from error
-                size = file_bytes(slot_count=self.slot_count, item_capacity=self.item_capacity)
-                try:
-                    self._data = mmap(self._descriptor, size, access=access)
-                except BaseException:
-                    os.close(self._descriptor)
-                    self._descriptor = -1
-                    raise
-            return self._data
+            if self._mapping is None:
+                self._mapping = Mapping.open(
+                    str(self.path), self.size.file_bytes, read_only=self._read_only
+                )
+            return self._mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,7 +344,7 @@ def items_below(file: IndexFile, log_offset: int) -> int:
     return bisect_left(numbers, log_offset, key=file.log_offset_at)
 
 
-def cut_back(path: Path, cut: IndexCut, *, slot_count: int, item_capacity: int) -> IndexFile:
+def cut_back(path: Path, cut: IndexCut, size: IndexSize) -> IndexFile:
     """Keep the first items, at least one, and forget the rest: the bytes of that moment, durable.
 
     Items are written once, so those that were durable at that moment still are. Slots and header
@@ -409,19 +352,19 @@ def cut_back(path: Path, cut: IndexCut, *, slot_count: int, item_capacity: int) 
     from the items. May be repeated when interrupted. SegmentCorruptError if the items kept cannot
     be right: then the file is not changed.
     """
-    size = file_bytes(slot_count=slot_count, item_capacity=item_capacity)
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         held = os.fstat(descriptor).st_size
-        shortest = item_position(cut.item_count + 1, slot_count=slot_count)  # interrupted here
-        if held not in (size, shortest) or not 0 < cut.item_count < item_capacity:
-            reason = f"{held} bytes of {size}, {cut.item_count} items of {item_capacity - 1}"
+        shortest = size.position(cut.item_count + 1)  # interrupted here
+        most = size.item_capacity - 1
+        if held not in (size.file_bytes, shortest) or not 0 < cut.item_count <= most:
+            reason = f"{held} bytes of {size.file_bytes}, {cut.item_count} items of {most}"
             raise SegmentCorruptError(str(path), reason, position=0)
         begin_timestamp = int.from_bytes(os.pread(descriptor, 8, 0), signed=True)
-        slots, first, last = _read_items(descriptor, path, cut.item_count, slot_count)
+        slots, first, last = _read_items(descriptor, path, cut.item_count, size)
         os.ftruncate(descriptor, shortest)
-        os.ftruncate(descriptor, size)
-        _store_slots(descriptor, size, slots)
+        os.ftruncate(descriptor, size.file_bytes)
+        _store_slots(descriptor, size.file_bytes, slots)
         header = LocalIndexHeader(
             begin_timestamp=begin_timestamp,
             end_timestamp=cut.end_timestamp,
@@ -434,18 +377,18 @@ def cut_back(path: Path, cut: IndexCut, *, slot_count: int, item_capacity: int) 
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return IndexFile(path, header, slot_count=slot_count, item_capacity=item_capacity)
+    return IndexFile(path, header, size=size)
 
 
 def _read_items(
-    descriptor: int, path: Path, item_count: int, slot_count: int
+    descriptor: int, path: Path, item_count: int, size: IndexSize
 ) -> tuple[NDArray[np.int32], int, int]:
     """The slots that the items make, and the first and last log offset."""
-    slots = np.zeros(slot_count, ">i4")
+    slots = np.zeros(size.slot_count, ">i4")
     first = last = -1
     for start in range(1, item_count + 1, _BLOCK_ITEMS):
         count = min(_BLOCK_ITEMS, item_count + 1 - start)
-        position = item_position(start, slot_count=slot_count)
+        position = size.position(start)
         items = np.frombuffer(os.pread(descriptor, count * ITEM_BYTES, position), ITEM_DTYPE)
         log_offsets = items["log_offset"].astype(np.int64)
         numbers = np.arange(start, start + count)
@@ -456,16 +399,16 @@ def _read_items(
             at = position + ITEM_BYTES * int(wrong.argmax())
             raise SegmentCorruptError(str(path), "an index item cannot be right", position=at)
         # where a slot is named twice the last one stays, which is the newest
-        slots[items["key_hash"].astype(np.int64) % slot_count] = numbers
+        slots[items["key_hash"].astype(np.int64) % size.slot_count] = numbers
         first = int(log_offsets[0]) if start == 1 else first
         last = int(log_offsets[-1])
     return slots, first, last
 
 
-def _store_slots(descriptor: int, size: int, slots: NDArray[np.int32]) -> None:
+def _store_slots(descriptor: int, held: int, slots: NDArray[np.int32]) -> None:
     """Write only what differs, so that a sparse file stays sparse."""
     wanted = slots.tobytes()
-    with mmap(descriptor, size, access=ACCESS_READ) as data:
+    with mmap(descriptor, held, access=ACCESS_READ) as data:
         for start in range(0, len(wanted), _BLOCK_BYTES):
             block = wanted[start : start + _BLOCK_BYTES]
             at = HEADER_BYTES + start
@@ -502,11 +445,10 @@ def next_index_name(now_ms: int, *, utc_offset_ms: int, newest: str) -> str:
     return name
 
 
-@dataclass(slots=True, kw_only=True)
-class LinkedItems:
+class LinkedItems(NamedTuple):
     """What a batch changes in a file: written items first, then the header, then the slots."""
 
-    items: memoryview
+    items: memoryview | bytes
     links: Links
     header: LocalIndexHeader
 
@@ -517,52 +459,46 @@ def link_items(
     """Chain the items inside the batch and to the file; the bytes are those of single puts."""
     slots = columns.key_hashes % np.int32(slot_count)
     links = LAYOUT.link(data, slots, first_item=header.next_item, slot_count=slot_count)
+    log_offsets, timestamps = columns.log_offsets, columns.store_timestamps
+    is_first = header.next_item <= 1
+    linked = LocalIndexHeader(
+        begin_timestamp=int(timestamps[0]) if is_first else header.begin_timestamp,
+        end_timestamp=int(timestamps[-1]),
+        begin_log_offset=int(log_offsets[0]) if is_first else header.begin_log_offset,
+        end_log_offset=int(log_offsets[-1]),
+        used_slot_count=header.used_slot_count + links.fresh,
+        next_item=header.next_item + len(columns),
+    )
+    seconds_of = _seconds_of_few if isinstance(links.previous, list) else _seconds_of_many
+    seconds = seconds_of(timestamps, linked.begin_timestamp)
+    if is_first:  # the first item of a rolled file counts from the end of the file before
+        first = linked.begin_timestamp
+        seconds[0] = seconds_after_begin(first, begin_timestamp=header.begin_timestamp)
+    if isinstance(links.previous, list):
+        key_hashes = columns.key_hashes.tolist()
+        rows = zip(key_hashes, log_offsets.tolist(), seconds, links.previous, strict=True)
+        return LinkedItems(b"".join(starmap(_ITEM.pack, rows)), links, linked)
     items = np.empty(len(columns), ITEM_DTYPE)
     items["key_hash"] = columns.key_hashes
-    items["log_offset"] = columns.log_offsets
-    items["seconds"] = _seconds(header, columns.store_timestamps)
+    items["log_offset"] = log_offsets
+    items["seconds"] = seconds
     items["previous"] = links.previous
-    first = header.next_item <= 1
-    return LinkedItems(
-        items=items.view(np.uint8).data,
-        links=links,
-        header=LocalIndexHeader(
-            begin_timestamp=int(columns.store_timestamps[0]) if first else header.begin_timestamp,
-            end_timestamp=int(columns.store_timestamps[-1]),
-            begin_log_offset=int(columns.log_offsets[0]) if first else header.begin_log_offset,
-            end_log_offset=int(columns.log_offsets[-1]),
-            used_slot_count=header.used_slot_count + links.fresh,
-            next_item=header.next_item + len(columns),
-        ),
-    )
+    return LinkedItems(items.view(np.uint8).data, links, linked)
 
 
-def _seconds(header: LocalIndexHeader, timestamps: NDArray[np.int64]) -> NDArray[np.int64]:
-    first = header.next_item <= 1
-    begin = int(timestamps[0]) if first else header.begin_timestamp
-    if begin > 0:
-        after = np.maximum(timestamps, begin) - begin
-        seconds: NDArray[np.int64] = np.minimum(after // 1000, INT32_MAX)
-    else:
-        seconds = np.zeros(len(timestamps), np.int64)
-    if first:  # the first item of a rolled file counts from the end of the file before
-        seconds[0] = seconds_after_begin(int(timestamps[0]), begin_timestamp=header.begin_timestamp)
-    return seconds
+def _seconds_of_few(timestamps: NDArray[np.int64], begin: int) -> list[int]:
+    return [seconds_after_begin(time, begin_timestamp=begin) for time in timestamps.tolist()]
 
 
-def store_header(data: mmap, header: LocalIndexHeader) -> None:
-    # In one copy: `pack_into` writes byte by byte, and a kill would leave half a number.
-    data[:HEADER_BYTES] = _HEADER.pack(
-        header.begin_timestamp,
-        header.end_timestamp,
-        header.begin_log_offset,
-        header.end_log_offset,
-        header.used_slot_count,
-        header.next_item,
-    )
+def _seconds_of_many(timestamps: NDArray[np.int64], begin: int) -> NDArray[np.int64]:
+    if begin <= 0:
+        return np.zeros(len(timestamps), np.int64)
+    after = np.maximum(timestamps, begin) - begin
+    return np.minimum(after // 1000, INT32_MAX)
 
 
-def _decoded(path: Path, head: bytes, *, slot_count: int, item_capacity: int) -> LocalIndexHeader:
+def _decoded(path: Path, head: bytes, size: IndexSize) -> LocalIndexHeader:
     if decode_slot(head, _NEXT_ITEM_POSITION) <= 0:  # Java takes it for an empty file
         head = head[:_NEXT_ITEM_POSITION] + encode_slot(1)
+    slot_count, item_capacity = size
     return decode_header(head, slot_count=slot_count, item_capacity=item_capacity, path=str(path))

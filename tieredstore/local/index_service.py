@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from tieredstore.local.index_file import (
     CLOCK_SLACK_MS,
     IndexCut,
     IndexFile,
+    IndexSize,
     ItemColumns,
     cut_back,
     index_names,
@@ -74,15 +75,6 @@ class IndexBatch:
         return len(self.log_offsets)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JavaAnswer:
-    """What Java answers to a query by key; the last update is the end of the newest file."""
-
-    log_offsets: list[int]
-    last_update_timestamp: int
-    last_update_log_offset: int
-
-
 class IndexService:
     """Finds messages by key; what is lost in a crash comes back from the log, and only once.
 
@@ -116,12 +108,9 @@ class IndexService:
 
     def __init__(self, config: LocalConfig, *, clock: Clock, utc_offset_ms: int = 0) -> None:
         self._directory = IndexDirectory(
-            path=config.root / "index",
-            slot_count=config.index_slot_count,
-            item_capacity=config.index_item_count,
+            config.root / "index", IndexSize(config.index_slot_count, config.index_item_count)
         )
         self._state_path = config.root / "config" / STATE_FILE
-        self._count_max = config.query_count_max
         self._clock = clock
         self._utc_offset_ms = utc_offset_ms
         self._files: tuple[IndexFile, ...] = ()
@@ -175,7 +164,7 @@ class IndexService:
     def sealed_timestamp(self) -> int:
         """What Java's checkpoint may say: the end of the newest full file that is durable, or 0."""
         saved = self._saved
-        full = self._directory.item_capacity - 1
+        full = self._directory.size.item_capacity - 1
         cuts = sorted(saved.files.items()) if saved is not None else []
         return max((cut.end_timestamp for _, cut in cuts if cut.item_count == full), default=0)
 
@@ -246,32 +235,11 @@ class IndexService:
         make_directories(self._directory.path)
         file = IndexFile.create(
             self._directory.path / name,
-            slot_count=self._directory.slot_count,
-            item_capacity=self._directory.item_capacity,
+            self._directory.size,
             end_timestamp=newest.header.end_timestamp if newest is not None else 0,
             end_log_offset=newest.header.end_log_offset if newest is not None else 0,
         )
         self._files = (*self._files, file)
-
-    def query(self, topic: str, key: str, *, count_max: int, begin: int, end: int) -> JavaAnswer:
-        """Java's answer, with its cap and what it misses; `candidates` is what misses nothing."""
-        self._check_open()
-        count_max = min(count_max, self._count_max)
-        key_hash = local_key_hash(index_key(topic, key))
-        found: list[int] = []
-        files = self._files
-        for file in reversed(files):
-            if file.is_time_matched(begin, end):
-                room = count_max - len(found)
-                found += file.query_like_java(key_hash, begin=begin, end=end, count_max=room)
-            if file.header.begin_timestamp < begin or len(found) >= count_max:
-                break
-        newest = files[-1].header if files else None
-        return JavaAnswer(
-            log_offsets=found,
-            last_update_timestamp=newest.end_timestamp if newest else 0,
-            last_update_log_offset=newest.end_log_offset if newest else 0,
-        )
 
     def candidates(self, topic: str, key: str, *, begin: int, end: int) -> Iterator[int]:
         """The log offsets of all messages that may carry the key, newest first, each once.
@@ -538,26 +506,17 @@ def _whole(value: Any) -> int:
     return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexDirectory:
+class IndexDirectory(NamedTuple):
     """Where the files are and how large they are."""
 
     path: Path
-    slot_count: int
-    item_capacity: int
+    size: IndexSize
 
     def open(self, name: str, *, read_only: bool = False) -> IndexFile:
-        return IndexFile.open(
-            self.path / name,
-            slot_count=self.slot_count,
-            item_capacity=self.item_capacity,
-            read_only=read_only,
-        )
+        return IndexFile.open(self.path / name, self.size, read_only=read_only)
 
     def cut_back(self, name: str, cut: IndexCut) -> IndexFile:
-        return cut_back(
-            self.path / name, cut, slot_count=self.slot_count, item_capacity=self.item_capacity
-        )
+        return cut_back(self.path / name, cut, self.size)
 
     def all_files(self, state: IndexState | None) -> list[IndexFile]:
         """Every file as it is, the oldest first: what an orderly shutdown left is durable.
@@ -626,7 +585,7 @@ class IndexDirectory:
         durable_timestamp: int,
     ) -> IndexFile | None:
         if cut is not None:
-            if cut.item_count < self.item_capacity - 1:
+            if cut.item_count < self.size.item_capacity - 1:
                 return self.cut_back(name, cut)
             file = self.open(name)  # full: nothing was written after it was flushed
             return file if file.is_full else self.cut_back(name, cut)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from tieredstore.codec.checks import Buffer
-from tieredstore.codec.local_index import file_bytes, item_position
 from tieredstore.codec.names import local_file_name
 from tieredstore.driver.durable import fsync_directory, write_all
 from tieredstore.model.errors import (
@@ -67,21 +66,6 @@ class Blocks:
     def forget(self) -> None:
         """The region was cut: ask again."""
         self.end = self._start
-
-
-class IndexBlocks:
-    """The same for an index file: its slots all at once, since they come in any order; items."""
-
-    def __init__(self, *, slot_count: int, item_capacity: int) -> None:
-        self._head_bytes = item_position(0, slot_count=slot_count)
-        size = file_bytes(slot_count=slot_count, item_capacity=item_capacity)
-        self._head = Blocks(self._head_bytes)
-        self._items = Blocks(size, start=self._head_bytes)
-
-    def reserve(self, descriptor: int, position: int, end: int, path: str) -> None:
-        """Have blocks for these items, for the header and for all slots."""
-        self._head.reserve(descriptor, 0, self._head_bytes, path)
-        self._items.reserve(descriptor, position, end, path)
 
 
 def _allocate(descriptor: int, start: int, end: int) -> int:

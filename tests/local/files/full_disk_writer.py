@@ -11,13 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tieredstore.codec.local_index import file_bytes
-from tieredstore.local.index_file import IndexFile, ItemColumns
+from tieredstore.local.index_file import IndexFile, IndexSize, ItemColumns
 from tieredstore.local.mapped_file import MappedFiles
 from tieredstore.local.mapped_file_queue import MappedFileQueue
 from tieredstore.model.errors import BackendRefusedError
 
-SLOTS, ITEMS = 1_000, 100_000
+SIZE = IndexSize(1_000, 100_000)
 CALLS_MAX = 1_000_000
 
 
@@ -38,8 +37,8 @@ def fill_queue(folder: Path) -> int:
 def fill_index(folder: Path) -> int:
     """Keys one by one, until there is no room; how many the file has then."""
     path = folder / "20250101000000000"
-    index = IndexFile.create(path, slot_count=SLOTS, item_capacity=ITEMS)
-    assert path.stat().st_size == file_bytes(slot_count=SLOTS, item_capacity=ITEMS)
+    index = IndexFile.create(path, SIZE)
+    assert path.stat().st_size == SIZE.file_bytes
     try:
         for number in range(CALLS_MAX):
             one = np.array([number])

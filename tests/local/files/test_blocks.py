@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.local.keys.index_kit import PUTS, columns_of, new_file
 from tests.local.store_audit import check_agreement, opened
-from tieredstore.local.mapped_file import Blocks, IndexBlocks, MappedFile, MappedFiles
+from tieredstore.local.mapped_file import Blocks, MappedFile, MappedFiles
 from tieredstore.model.errors import BackendRefusedError
 from tieredstore.testing.samples import TOPIC, a_message
 
@@ -67,10 +68,12 @@ def test_what_was_written_before_is_not_asked_for(asked: Ranges) -> None:
     assert asked[1] == (100, 4_096)
 
 
-def test_an_index_has_room_for_all_slots_before_the_first_item(asked: Ranges) -> None:
-    blocks = IndexBlocks(slot_count=1_000, item_capacity=500)
-    blocks.reserve(-1, 4_060, 4_080, "f")
-    blocks.reserve(-1, 4_080, 4_100, "f")
+def test_an_index_has_room_for_all_slots_before_the_first_item(
+    tmp_path: Path, asked: Ranges
+) -> None:
+    file = new_file(tmp_path, slots=1_000, items=500)
+    file.put(columns_of(PUTS[:1]))
+    file.put(columns_of(PUTS[1:2]))
     assert asked == [(0, 4_040), (4_060, 8_192)]
 
 

@@ -15,11 +15,12 @@ import numpy as np
 
 from tests.codec.golden_files import local_records
 from tieredstore.codec.java import local_key_hash, local_key_hashes
+from tieredstore.codec.local_index import decode_item, decode_slot
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.record import split_keys
 from tieredstore.driver.runtime import Clock, ManualClock
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.index_file import IndexFile, ItemColumns
+from tieredstore.local.index_file import IndexFile, IndexSize, ItemColumns
 from tieredstore.local.index_service import IndexBatch, IndexService, key_texts
 
 GOLDEN_SLOTS, GOLDEN_ITEMS = 101, 400
@@ -101,14 +102,13 @@ class NamingClock(ManualClock):
 
 
 def service_at(
-    root: Path, *, slots: int = 7, items: int = 16, clock: Clock | None = None, cap: int = 64
+    root: Path, *, slots: int = 7, items: int = 16, clock: Clock | None = None
 ) -> IndexService:
     """A service that is not loaded yet."""
     config = LocalConfig(
         store_path=str(root),
         index_slot_count=slots,
         index_item_count=items,
-        query_count_max=cap,
     )
     return IndexService(config, clock=clock or ManualClock())
 
@@ -139,7 +139,7 @@ def found_once(service: IndexService, rows: Iterable[Row]) -> None:
         for text in row.texts:
             topic, _, key = text.partition("#")
             want = [row.log_offset] if row.sys_flag & 0x0C != 0x0C else []
-            answer = service.query(topic, key, count_max=64, **times).log_offsets
+            answer = ask_like_java(service, topic, key, count_max=64, **times)
             assert [offset for offset in answer if offset == row.log_offset] == want
             known = list(service.candidates(topic, key, **times))
             assert [offset for offset in known if offset == row.log_offset] == want
@@ -170,8 +170,7 @@ def new_file(
     timestamp, log_offset = end
     return IndexFile.create(
         root / NAME,
-        slot_count=slots,
-        item_capacity=items,
+        IndexSize(slots, items),
         end_timestamp=timestamp,
         end_log_offset=log_offset,
     )
@@ -186,7 +185,44 @@ def rolled_file(root: Path) -> IndexFile:
 def java(
     file: IndexFile, text: str, begin: int = 0, end: int = FOREVER, top: int = 64
 ) -> list[int]:
-    return file.query_like_java(local_key_hash(text), begin=begin, end=end, count_max=top)
+    """What Java answers from one file: log offsets, newest first."""
+    data, size, header = file.path.read_bytes(), file.size, file.header
+    key_hash = local_key_hash(text)
+    found: list[int] = []
+    item = decode_slot(data, 40 + 4 * (key_hash % size.slot_count))
+    while len(found) < top and 0 < item < header.next_item:
+        stored, log_offset, seconds, previous = decode_item(data, size.position(item))
+        timestamp = header.begin_timestamp + 1000 * seconds
+        if seconds < 0:
+            break
+        if stored == key_hash and begin <= timestamp <= end:
+            found.append(log_offset)
+        # Java only ends at a link to the item itself: a damaged file may keep it in a circle.
+        if previous >= item or timestamp < begin:
+            break
+        item = previous
+    return found
+
+
+def ask_like_java(
+    service: IndexService,
+    topic: str,
+    key: str,
+    *,
+    count_max: int,
+    begin: int = 0,
+    end: int = FOREVER,
+) -> list[int]:
+    """What Java answers from all files, with its cap of 64 and what it misses."""
+    found: list[int] = []
+    count_max = min(count_max, 64)
+    for file in reversed(service._files):
+        first, last = file.header.begin_timestamp, file.header.end_timestamp
+        if first <= begin <= last or first <= end <= last or (begin < first and end > last):
+            found += java(file, f"{topic}#{key}", begin, end, count_max - len(found))
+        if first < begin or len(found) >= count_max:
+            break
+    return found
 
 
 def candidates(file: IndexFile, text: str, begin: int = 0, end: int = FOREVER) -> list[int]:

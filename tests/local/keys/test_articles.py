@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.local.keys.index_kit import ask_like_java
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore
@@ -103,8 +104,7 @@ class Index:
     def said_by_java(self, key: str, *, begin: int = 0, end: int = INT64_MAX) -> list[int]:
         index = self.store._loaded().index
         assert index is not None
-        answer = index.query(TOPIC, key, count_max=1_000, begin=begin, end=end)
-        return answer.log_offsets
+        return ask_like_java(index, TOPIC, key, count_max=1_000, begin=begin, end=end)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tests.local.keys.index_kit import (
 )
 from tieredstore.codec.local_index import HEADER_BYTES
 from tieredstore.local import index_file, index_service
-from tieredstore.local.index_file import IndexCut, IndexFile, cut_back
+from tieredstore.local.index_file import IndexCut, IndexFile, IndexSize, cut_back
 from tieredstore.local.index_service import IndexService
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.testing.disk import ForgetfulDisk
@@ -217,11 +217,11 @@ def test_the_index_of_a_full_file_is_durable_before_the_next_one_is_there(
         flush(file)
         seen.append(("flushed", file.name))
 
-    def created(path: Path, **sizes: int) -> IndexFile:
+    def created(path: Path, size: IndexSize, **end: int) -> IndexFile:
         saved = index_service.IndexState.load(tmp_path / "config" / index_service.STATE_FILE)
         assert saved is not None
         seen.append(("created after", saved.newest))
-        return create(path, **sizes)
+        return create(path, size, **end)
 
     monkeypatch.setattr(IndexFile, "flush", flushed)
     monkeypatch.setattr(IndexFile, "create", created)
@@ -233,13 +233,13 @@ def test_the_index_of_a_full_file_is_durable_before_the_next_one_is_there(
 
 
 def test_a_cut_keeps_a_sparse_file_sparse(tmp_path: Path) -> None:
-    sizes = {"slot_count": 5_000_000, "item_capacity": 20_000_000}
-    file = IndexFile.create(tmp_path / "20261120104532885", **sizes)
+    size = IndexSize(5_000_000, 20_000_000)
+    file = IndexFile.create(tmp_path / "20261120104532885", size)
     file.put(columns_of([(f"T#{n}", n, 1_700_000_000_000) for n in range(100)]))
     file.close()
     cut = IndexCut(item_count=50, end_timestamp=1_700_000_000_000)
-    again = cut_back(file.path, cut, **sizes)
+    again = cut_back(file.path, cut, size)
     assert again.header.item_count == 50
     assert file.path.stat().st_blocks * 512 < 22_000_000  # all slots, but few of the items
     with pytest.raises(SegmentCorruptError):
-        cut_back(file.path, IndexCut(item_count=0, end_timestamp=0), **sizes)
+        cut_back(file.path, IndexCut(item_count=0, end_timestamp=0), size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from tieredstore.codec.java import local_key_hash
 from tieredstore.codec.local_index import (
     decode_item,
     encode_header,
-    item_position,
 )
 from tieredstore.local.index_file import CLOCK_SLACK_MS
 from tieredstore.model.errors import StoreClosedError
@@ -90,16 +88,16 @@ def test_a_batch_that_does_not_fit_is_taken_in_part(tmp_path: Path) -> None:
 def test_the_header_holds_first_and_last_put_not_least_and_greatest(tmp_path: Path) -> None:
     file = new_file(tmp_path)
     file.put(columns_of([("T#a", 1, T0), ("T#a", 2, T0 + 9000), ("T#b", 3, T0 - 10)]))
-    assert astuple(file.header)[:4] == (T0, T0 - 10, 1, 3)
+    assert file.header[:4] == (T0, T0 - 10, 1, 3)
     assert file.path.read_bytes()[:40] == encode_header(file.header)
 
 
 def test_a_rolled_file_inherits_the_end_until_its_first_key(tmp_path: Path) -> None:
     file = new_file(tmp_path, end=(T0, 700))
-    assert astuple(file.header) == (T0, T0, 700, 700, 0, 1)
+    assert file.header == (T0, T0, 700, 700, 0, 1)
     assert file.path.read_bytes()[:40] == encode_header(file.header)
     file.put(columns_of([("T#a", 900, T0 + 5)]))
-    assert astuple(file.header) == (T0 + 5, T0 + 5, 900, 900, 1, 2)
+    assert file.header == (T0 + 5, T0 + 5, 900, 900, 1, 2)
 
 
 def test_times_are_seconds_after_the_begin_never_below_zero_nor_above_int32(tmp_path: Path) -> None:
@@ -107,7 +105,7 @@ def test_times_are_seconds_after_the_begin_never_below_zero_nor_above_int32(tmp_
     far = T0 + 1000 * (2**31 + 5)
     file.put(columns_of([("T#a", 1, T0), ("T#a", 2, T0 - 1), ("T#a", 3, far)]))
     data = file.path.read_bytes()
-    seconds = [decode_item(data, item_position(i, slot_count=10)).seconds for i in (1, 2, 3)]
+    seconds = [decode_item(data, file.size.position(i)).seconds for i in (1, 2, 3)]
     assert seconds == [0, 0, 2**31 - 1]
     assert candidates(file, "T#a", T0 - 1, T0 - 1) == [2]
     assert candidates(file, "T#a", far, far) == [3]
@@ -124,14 +122,13 @@ def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
     assert candidates(file, "T#a", T0 + 5_000_000, T0) == []
 
 
-def test_time_matching_is_the_overlap_of_closed_intervals(tmp_path: Path) -> None:
+def test_a_file_that_touches_the_asked_times_may_hold_an_answer(tmp_path: Path) -> None:
     file = new_file(tmp_path)
     file.put(columns_of([("T#a", 1, 1000), ("T#a", 2, 2000)]))
     for begin in range(997, 2004):
         for end in (999, 1000, 1500, 2000, 2001):
             want = begin <= end and begin <= 2000 and end >= 1000
             if begin <= end:
-                assert file.is_time_matched(begin, end) == want
                 assert file.may_hold(begin, end) or not want
 
 
@@ -165,7 +162,6 @@ def test_a_search_under_way_outlives_the_file(tmp_path: Path) -> None:
     assert list(walk) == [300, 100]
     assert not file.path.exists()
     assert candidates(file, "T#a") == []
-    assert java(file, "T#a") == []
     with pytest.raises(StoreClosedError):
         file.log_offset_at(1)
 

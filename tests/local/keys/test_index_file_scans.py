@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import struct
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import example, given
@@ -15,12 +15,10 @@ from tieredstore.codec.local_index import (
     ITEM_BYTES,
     LocalIndexHeader,
     encode_header,
-    encode_item,
     encode_slot,
     file_bytes,
     item_position,
     seconds_after_begin,
-    slot_position,
 )
 
 KEYS = st.sampled_from(["T#Aa", "T#BB", "T#a", "T#b", "T#标签", "polygenelubricants", "T#", "#"])
@@ -54,18 +52,15 @@ def slow_bytes(puts: list[tuple[str, int, int]], end: int, *, slots: int = 5) ->
     )
     for text, log_offset, timestamp in puts[:69]:
         key_hash, item = local_key_hash(text), header.next_item
-        at = slot_position(key_hash % slots)
+        at = 40 + 4 * (key_hash % slots)
         head = int.from_bytes(data[at : at + 4])
         seconds = seconds_after_begin(timestamp, begin_timestamp=header.begin_timestamp)
         start = item_position(item, slot_count=slots)
-        data[start : start + ITEM_BYTES] = encode_item(
-            key_hash=key_hash, log_offset=log_offset, seconds=seconds, previous=head
-        )
+        data[start : start + ITEM_BYTES] = struct.pack(">iqii", key_hash, log_offset, seconds, head)
         data[at : at + 4] = encode_slot(item)
         if item == 1:
-            header = replace(header, begin_timestamp=timestamp, begin_log_offset=log_offset)
-        header = replace(
-            header,
+            header = header._replace(begin_timestamp=timestamp, begin_log_offset=log_offset)
+        header = header._replace(
             used_slot_count=header.used_slot_count + (head == 0),
             next_item=item + 1,
             end_timestamp=timestamp,
