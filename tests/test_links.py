@@ -69,7 +69,7 @@ def test_a_checkpoint_that_is_a_link_becomes_a_file(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     path.symlink_to(victim)
     checkpoint = StoreCheckpoint.open(path)
-    checkpoint.confirm(confirmed_offset=77)
+    checkpoint.confirm(77)
     checkpoint.flush()
     assert victim.read_bytes() == PRECIOUS[:CHECKPOINT_BYTES]
     assert not path.is_symlink()

@@ -109,7 +109,7 @@ class World:
         """The oldest local file goes, whoever needs it; the queues have not heard of it yet."""
         log = parts_of(self.local).log
         if len(log.queue.files) > 1:
-            log.delete_before(log.queue.files[0].end_offset)
+            log.queue.delete_before(log.queue.files[0].end_offset)
 
     def expire_tier(self) -> None:
         self._clock.advance(3 * HOUR_MS)

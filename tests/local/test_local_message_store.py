@@ -71,7 +71,7 @@ class TestLocalMessageStoreWhoseQueuesLagBehind(TestLocalMessageStore):
     def expire(self, store: MessageStore) -> None:
         assert isinstance(store, LocalMessageStore)
         log = store._loaded().log
-        log.delete_before(log.queue.files[0].end_offset)
+        log.queue.delete_before(log.queue.files[0].end_offset)
 
 
 def bodies(

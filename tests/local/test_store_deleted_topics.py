@@ -158,7 +158,7 @@ def test_a_deletion_is_forgotten_when_the_log_begins_behind_it(tmp_path: Path) -
     store.delete_topics([OLD])
     for number in range(200):
         store.put_message(a_message(number, topic=OTHER))
-    assert parts_of(store).log.delete_before(32_768)
+    assert parts_of(store).log.queue.delete_before(32_768)
     store.shutdown()
     store = opened(tmp_path)
     assert OLD not in parts_of(store).deleted

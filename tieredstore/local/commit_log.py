@@ -46,6 +46,9 @@ from tieredstore.model.values import INT64_MAX, PutStatus
 
 log = log_of(__name__)
 
+FOLDER: Final = "commitlog"
+_ALLOCATE_INTERVAL_MS: Final = 1_000
+
 
 class LogScan:
     """Blocks of sound records; iterate it once, then ask how it ended.
@@ -111,10 +114,6 @@ class LogScan:
                 return
         if open_end is not None and not open_end.unused:
             self.torn = open_end
-
-
-FOLDER: Final = "commitlog"
-_ALLOCATE_INTERVAL_MS: Final = 1_000
 
 
 class AppendedRun(NamedTuple):
@@ -279,10 +278,6 @@ class CommitLog:
             self._allocator.wake()
         return following
 
-    def read(self, log_offset: int, length: int) -> bytes | None:
-        """These bytes, which lie in one file; None where not all of them are there."""
-        return self.queue.read(log_offset, length)
-
     def message_bytes(self, log_offset: int, size: int | None = None) -> bytes | None:
         """The record at this offset; None where none starts there or it is deleted.
 
@@ -347,18 +342,6 @@ class CommitLog:
         except BackendError as error:
             self._failure = error
             raise
-
-    def sync_from(self, offset: int) -> None:
-        """Sync what a killed process may have left in the page cache only: after recovery."""
-        self.queue.sync_from(offset)
-
-    def truncate(self, offset: int) -> None:
-        """Let the log end here; what is behind becomes zeros or goes. Synced when this returns."""
-        self.queue.truncate_dirty(offset)
-
-    def delete_before(self, offset: int, *, count_max: int | None = None) -> list[MappedFile]:
-        """Delete the oldest files that end at or below this offset, never the last one."""
-        return self.queue.delete_before(offset, count_max=count_max)
 
     def _refuse_after_failure(self) -> None:
         if self._failure is not None:

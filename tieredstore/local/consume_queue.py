@@ -36,16 +36,17 @@ from __future__ import annotations
 
 import os
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
+from itertools import starmap
 from operator import add, gt
 from struct import Struct, error
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.checks import column
 from tieredstore.codec.queue_unit import (
     PREFILL_BYTES,
     UNIT_BYTES,
@@ -54,7 +55,6 @@ from tieredstore.codec.queue_unit import (
     decode_unit,
     decode_units,
     encode_unit,
-    encode_units,
 )
 from tieredstore.local.mapped_file import MappedFile, MappedFiles
 from tieredstore.local.mapped_file_queue import MappedFileQueue
@@ -68,11 +68,6 @@ from tieredstore.model.values import INT32_MAX, INT64_MAX, Boundary
 
 log = log_of(__name__)
 
-Column: TypeAlias = Sequence[int] | NDArray[np.int64] | NDArray[np.int32]
-
-_FEW: Final = 4
-_MANY: Final = 48
-
 
 class NewUnits(NamedTuple):
     """The first `skipped` messages were known; `data` are the units of the others."""
@@ -83,7 +78,10 @@ class NewUnits(NamedTuple):
 
 
 def encode_new_units(
-    log_offsets: Column, message_bytes: Column, tags_codes: Column, last_log_end: int
+    log_offsets: Sequence[int],
+    message_bytes: Sequence[int],
+    tags_codes: Sequence[int],
+    last_log_end: int,
 ) -> NewUnits:
     """The units of the messages whose record ends behind `last_log_end`.
 
@@ -95,31 +93,20 @@ def encode_new_units(
         raise ValueError(
             f"columns of different lengths: {count}, {len(message_bytes)}, {len(tags_codes)}"
         )
-    if count >= _FEW and isinstance(log_offsets, list):
-        new = _encode_new(log_offsets, message_bytes, tags_codes, last_log_end)
-        if new is not None:
-            return new
-    encode = _encode_many if count >= _MANY else _encode_few
-    return encode(log_offsets, message_bytes, tags_codes, last_log_end)
-
-
-def _encode_new(
-    log_offsets: list[int], message_bytes: Column, tags_codes: Column, last_log_end: int
-) -> NewUnits | None:
-    """The usual case by one pack: all are new and in order. None where not, or not of numbers."""
-    count = len(log_offsets)
     ends = list(map(add, log_offsets, message_bytes))
-    first = max(0, last_log_end)
-    if log_offsets[0] < first or min(message_bytes) <= 0 or any(map(gt, ends, log_offsets[1:])):
-        return None
-    values: list[int] = [0] * (3 * count)
-    values[::3] = log_offsets
-    values[1::3] = message_bytes
-    values[2::3] = tags_codes
+    if count and (min(message_bytes) <= 0 or any(map(gt, [0, *ends], log_offsets))):
+        raise _disorder(log_offsets, message_bytes)
+    skipped = bisect_right(ends, last_log_end)
+    values: list[int] = [0] * (3 * (count - skipped))
+    values[::3] = log_offsets[skipped:]
+    values[1::3] = message_bytes[skipped:]
+    values[2::3] = tags_codes[skipped:]
     try:
-        return NewUnits(0, _units(count).pack(*values), ends[-1])
+        data = _units(count - skipped).pack(*values)
     except error:
-        return None
+        units = zip(log_offsets, message_bytes, tags_codes, strict=True)
+        data = b"".join(starmap(_encoded, units))  # which names what does not fit
+    return NewUnits(skipped, data, ends[-1] if ends else 0)
 
 
 @lru_cache(maxsize=1024)
@@ -127,49 +114,18 @@ def _units(count: int) -> Struct:
     return Struct(">" + "qiq" * count)
 
 
-def _encode_few(
-    log_offsets: Column, message_bytes: Column, tags_codes: Column, last_log_end: int
-) -> NewUnits:
-    skipped, end = 0, 0
-    units: list[bytes] = []
-    for log_offset, size, tags_code in zip(log_offsets, message_bytes, tags_codes, strict=True):
-        if log_offset < end or size <= 0:
-            raise _disorder(int(log_offset), int(size), end)
-        end = int(log_offset) + int(size)
-        if end <= last_log_end:
-            skipped += 1
-        else:
-            units.append(
-                encode_unit(log_offset=log_offset, message_bytes=size, tags_code=tags_code)
-            )
-    return NewUnits(skipped, b"".join(units), end)
+def _encoded(log_offset: int, message_bytes: int, tags_code: int) -> bytes:
+    return encode_unit(log_offset=log_offset, message_bytes=message_bytes, tags_code=tags_code)
 
 
-def _encode_many(
-    log_offsets: Column, message_bytes: Column, tags_codes: Column, last_log_end: int
-) -> NewUnits:
-    offsets = column("log_offset", log_offsets)
-    sizes = column("message_bytes", message_bytes, bits=32)
-    ends = offsets + sizes
-    wrong = sizes <= 0
-    wrong[0] |= offsets[0] < 0
-    wrong[1:] |= offsets[1:] < ends[:-1]
-    if wrong.any():
-        at = int(wrong.argmax())
-        end = int(ends[at - 1]) if at else 0
-        raise _disorder(int(offsets[at]), int(sizes[at]), end)
-    skipped = int(ends.searchsorted(last_log_end, "right"))
-    data = encode_units(
-        log_offsets=offsets[skipped:],
-        message_bytes=sizes[skipped:],
-        tags_codes=column("tags_code", tags_codes)[skipped:],
-    )
-    return NewUnits(skipped, data, int(ends[-1]))
-
-
-def _disorder(log_offset: int, size: int, end: int) -> ValueError:
-    if size <= 0:
-        return ValueError(f"message_bytes: {size} is no size of a record")
+def _disorder(log_offsets: Sequence[int], message_bytes: Sequence[int]) -> ValueError:
+    end = 0
+    for log_offset, size in zip(log_offsets, message_bytes, strict=True):
+        if not 0 < size <= INT32_MAX:
+            return ValueError(f"message_bytes: {size} is no size of a record")
+        if log_offset < end:
+            break
+        end = log_offset + size
     return ValueError(f"log_offset: {log_offset} is below {end}, where the record before ends")
 
 
@@ -459,7 +415,11 @@ class ConsumeQueue:
         return len(self._files.files)
 
     def put(
-        self, queue_offset: int, log_offsets: Column, message_bytes: Column, tags_codes: Column
+        self,
+        queue_offset: int,
+        log_offsets: Sequence[int],
+        message_bytes: Sequence[int],
+        tags_codes: Sequence[int],
     ) -> int:
         """Append consecutive messages, the first of which has this queue offset; how many were new.
 
@@ -651,12 +611,7 @@ class ConsumeQueue:
             file = self._files.find(offset * UNIT_BYTES)
             if self._files.read_only or file is None or not self._min <= offset < self._max:
                 return
-            data = encode_unit(
-                log_offset=unit.log_offset,
-                message_bytes=unit.message_bytes,
-                tags_code=unit.tags_code,
-            )
-            file.write_at(offset * UNIT_BYTES - file.start_offset, data)
+            file.write_at(offset * UNIT_BYTES - file.start_offset, _encoded(*unit))
             file.flush()
 
     def place_of(self, offset: int) -> tuple[str, int]:

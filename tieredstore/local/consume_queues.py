@@ -17,19 +17,28 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tieredstore.codec.names import parse_local_file_name
 from tieredstore.driver.durable import fsync_directory
-from tieredstore.local.consume_queue import Column, ConsumeQueue, QueueEnd
+from tieredstore.local.consume_queue import ConsumeQueue, QueueEnd
 from tieredstore.local.mapped_file import MappedFiles
-from tieredstore.local.side_file import read_document, write_document
+from tieredstore.local.side_file import (
+    MALFORMED,
+    VERSION,
+    read_document,
+    whole,
+    write_document,
+)
 from tieredstore.model.errors import BackendRefusedError, MetadataError, TieredStoreError
 from tieredstore.model.printable import log_of
 from tieredstore.model.topics import why_no_directory
 from tieredstore.model.values import INT32_MAX, QueueKey
 
 log = log_of(__name__)
+
+DELETED_FILE: Final = "tieredstore-deleted.json"
+_NAMES: Final = ("version", "topics")
 
 
 def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
@@ -207,9 +216,9 @@ class ConsumeQueues:
         topic: str,
         queue_id: int,
         queue_offset: int,
-        log_offsets: Column,
-        message_bytes: Column,
-        tags_codes: Column,
+        log_offsets: Sequence[int],
+        message_bytes: Sequence[int],
+        tags_codes: Sequence[int],
     ) -> int:
         """Put consecutive messages of one queue, which comes to be if need be; how many were new.
 
@@ -335,11 +344,6 @@ def _runs(rows: list[int], queue_offsets: Sequence[int]) -> Iterator[list[int]]:
             start = number
 
 
-DELETED_FILE: Final = "tieredstore-deleted.json"
-_NAMES: Final = ("version", "topics")
-_VERSION: Final = 1
-
-
 class DeletedTopics:
     """For each deleted topic the log offset below which its records do not count.
 
@@ -356,10 +360,11 @@ class DeletedTopics:
     def load(self) -> None:
         """Read the file. MetadataError where it is damaged: topics must not come back unnoticed."""
         try:
-            self._ends = _decode(read_document(self._path, names=_NAMES))
+            topics = read_document(self._path, names=_NAMES)["topics"]
+            self._ends = {topic: whole(end) for topic, end in topics.items()}
         except FileNotFoundError:
             self._ends = {}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except MALFORMED as error:
             reason = "damaged; without it deleted topics would come back"
             raise MetadataError(str(self._path), reason) from error
 
@@ -382,16 +387,5 @@ class DeletedTopics:
     def _store(self, ends: dict[str, int]) -> None:
         if ends == self._ends:
             return
-        write_document(self._path, {"version": _VERSION, "topics": dict(sorted(ends.items()))})
+        write_document(self._path, {"version": VERSION, "topics": dict(sorted(ends.items()))})
         self._ends = ends
-
-
-def _decode(document: Any) -> dict[str, int]:
-    if document["version"] != _VERSION:
-        raise ValueError(f"version {document['version']}")
-    ends: dict[str, int] = {}
-    for topic, end in document["topics"].items():
-        if type(end) is not int or end < 0:
-            raise ValueError(f"{end!r} is no log offset")
-        ends[topic] = end
-    return ends

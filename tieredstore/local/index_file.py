@@ -494,7 +494,8 @@ def _seconds_of_many(timestamps: NDArray[np.int64], begin: int) -> NDArray[np.in
     if begin <= 0:
         return np.zeros(len(timestamps), np.int64)
     after = np.maximum(timestamps, begin) - begin
-    return np.minimum(after // 1000, INT32_MAX)
+    seconds: NDArray[np.int64] = np.minimum(after // 1000, INT32_MAX)
+    return seconds
 
 
 def _decoded(path: Path, head: bytes, size: IndexSize) -> LocalIndexHeader:

@@ -43,7 +43,7 @@ from tieredstore.local.index_file import (
     items_below,
     next_index_name,
 )
-from tieredstore.local.side_file import parsed
+from tieredstore.local.side_file import MALFORMED, VERSION, check_version, parsed, whole
 from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError, StoreClosedError
 from tieredstore.model.messages import QueryResult, SelectedMessage
 from tieredstore.model.printable import log_of
@@ -54,7 +54,6 @@ _VECTOR_MESSAGES_MIN: Final = 8
 _KEYS_SEPARATOR: Final = " "
 NOTHING_INDEXED: Final = -1
 STATE_FILE: Final = "tieredstore-index.json"
-_VERSION: Final = 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -472,7 +471,7 @@ class IndexState:
             name: {"items": cut.item_count, "endTimestamp": cut.end_timestamp}
             for name, cut in self.files.items()
         }
-        document = {"version": _VERSION, "replayFrom": self.replay_from, "files": files}
+        document = {"version": VERSION, "replayFrom": self.replay_from, "files": files}
         write_atomically(path, [json.dumps(document, indent=1).encode("ascii")])
 
     @classmethod
@@ -485,25 +484,18 @@ class IndexState:
             return _parse(parsed(path.read_bytes()))
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except MALFORMED as error:
             log.warning("%s: not readable, so the index proves less: %s", path, error)
             return None
 
 
 def _parse(document: Any) -> IndexState:
-    if document["version"] != _VERSION:
-        raise ValueError(f"version {document['version']}")
+    check_version(document)
     files = {
-        name: IndexCut(item_count=_whole(row["items"]), end_timestamp=_whole(row["endTimestamp"]))
+        name: IndexCut(item_count=whole(row["items"]), end_timestamp=whole(row["endTimestamp"]))
         for name, row in document["files"].items()
     }
-    return IndexState(replay_from=_whole(document["replayFrom"]), files=files)
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a count")
-    return value
+    return IndexState(replay_from=whole(document["replayFrom"]), files=files)
 
 
 class IndexDirectory(NamedTuple):

@@ -59,7 +59,13 @@ from tieredstore.local.mapped_file import MappedFile
 from tieredstore.local.mapped_file_queue import MappedFileQueue
 from tieredstore.local.record_scan import Damage, RecordState, check_record
 from tieredstore.local.redispatch import Redispatch
-from tieredstore.local.side_file import read_document, write_document
+from tieredstore.local.side_file import (
+    MALFORMED,
+    VERSION,
+    read_document,
+    whole,
+    write_document,
+)
 from tieredstore.local.unit_truth import UnitTruth
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey
@@ -67,8 +73,11 @@ from tieredstore.model.values import QueueKey
 log = log_of(__name__)
 
 CHECKPOINT_BYTES: Final = 4096
+ENDS_FILE: Final = "tieredstore-queues.json"
 MARGIN_MS: Final = 3_000
+NEVER: Final = 1 << 62
 
+_ENDS_NAMES: Final = ("version", "logEnd", "logMin", "queues")
 _FIELDS: Final = Struct(">qqqqq")
 _NO_QUEUE_OFFSET: Final = bytes(8)
 _WRITTEN_BYTES: Final = _FIELDS.size + len(_NO_QUEUE_OFFSET)
@@ -143,10 +152,6 @@ class StoreCheckpoint:
     def values(self) -> CheckpointValues:
         return self._values
 
-    @property
-    def min_timestamp(self) -> int:
-        return self._values.min_timestamp
-
     def advance(
         self,
         *,
@@ -175,23 +180,10 @@ class StoreCheckpoint:
                 index_timestamp=min(old.index_timestamp, max(0, timestamp)),
             )
 
-    def confirm(
-        self, *, confirmed_offset: int | None = None, master_flushed_offset: int | None = None
-    ) -> None:
-        """Set the two log offsets, forward or back."""
+    def confirm(self, confirmed_offset: int) -> None:
+        """Below this log offset everything is on disk: forward or back."""
         with self._guard:
-            old = self._values
-            self._values = replace(
-                old,
-                confirmed_offset=(
-                    old.confirmed_offset if confirmed_offset is None else confirmed_offset
-                ),
-                master_flushed_offset=(
-                    old.master_flushed_offset
-                    if master_flushed_offset is None
-                    else master_flushed_offset
-                ),
-            )
+            self._values = replace(self._values, confirmed_offset=confirmed_offset)
 
     def flush(self) -> bool:
         """Make the values durable; False where the file had them already."""
@@ -199,33 +191,28 @@ class StoreCheckpoint:
             data = encode_checkpoint(self._values) + _NO_QUEUE_OFFSET
             if data == self._written:
                 return False
-            if self._written is None:
+            if self._written is None or not self._overwrite(data):
                 write_atomically(self._path, [data, bytes(CHECKPOINT_BYTES - len(data))])
-            else:
-                self._overwrite(data)
             self._written = data
             return True
 
-    def _overwrite(self, data: bytes) -> None:
-        # In place, as it is done every second: 40 bytes lie in one sector, which is written whole.
+    def _overwrite(self, data: bytes) -> bool:
+        """In place, as it is done every second: 40 bytes lie in one sector, which is written whole.
+
+        False where the file is gone or a link: what a link leads to stays as it is.
+        """
         try:
             descriptor = os.open(self._path, os.O_WRONLY | NO_LINK)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP):
                 raise
-            # Gone, or a link: a file takes its name, and what a link leads to stays as it is.
-            write_atomically(self._path, [data, bytes(CHECKPOINT_BYTES - len(data))])
-            return
+            return False
         try:
             write_all(descriptor, data, 0)
             os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
-
-
-ENDS_FILE: Final = "tieredstore-queues.json"
-_ENDS_NAMES: Final = ("version", "logEnd", "logMin", "queues")
-_ENDS_VERSION: Final = 1
+        return True
 
 
 class Lacking(NamedTuple):
@@ -255,7 +242,7 @@ class QueueEnds:
         for (topic, queue_id), end in sorted(self.queues.items()):
             topics.setdefault(topic, {})[str(queue_id)] = list(end)
         document = {
-            "version": _ENDS_VERSION,
+            "version": VERSION,
             "logEnd": self.log_end,
             "logMin": self.log_min,
             "queues": topics,
@@ -269,7 +256,7 @@ class QueueEnds:
             return _decode(read_document(path, names=_ENDS_NAMES))
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except MALFORMED as error:
             log.warning("%s: damaged, all queues are compared with the log: %s", path, error)
             return None
 
@@ -279,7 +266,7 @@ class QueueEnds:
         The first file of a queue goes with the log's files, so its absence tells something only
         while the log begins where it did.
         """
-        replay_from = 1 << 62
+        replay_from = NEVER
         broken = queues.with_gaps()
         for key, known in self.queues.items():
             needed = max(log_min, deleted.end_of(key.topic))
@@ -300,25 +287,13 @@ class QueueEnds:
 
 
 def _decode(document: Any) -> QueueEnds:
-    if document["version"] != _ENDS_VERSION:
-        raise ValueError(f"version {document['version']}")
     queues: dict[QueueKey, QueueEnd] = {}
     for topic, numbers in document["queues"].items():
         for number, values in numbers.items():
-            end = QueueEnd(*map(_whole, values))
-            queues[QueueKey(topic, int(number))] = end
+            queues[QueueKey(topic, int(number))] = QueueEnd(*map(whole, values))
     return QueueEnds(
-        log_end=_whole(document["logEnd"]), log_min=_whole(document["logMin"]), queues=queues
+        log_end=whole(document["logEnd"]), log_min=whole(document["logMin"]), queues=queues
     )
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no offset")
-    return value
-
-
-NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,8 +376,8 @@ class Recovery:
         for _ in scan:
             pass
         end = settled_end(commit_log, scan, claims)
-        commit_log.truncate(end.log_end)
-        commit_log.sync_from(start)
+        commit_log.queue.truncate_dirty(end.log_end)
+        commit_log.queue.sync_from(start)  # a killed process may have left it in the page cache
         commit_log.last_store_timestamp = scan.last_store_timestamp
         queues.truncate(end.log_end)
         known = self._furthest([*told, queues.ends()], end.log_end)
@@ -535,7 +510,7 @@ class Recovery:
             return 0
         wanted = min(replay_from, self.queues.max_log_end)
         for file in reversed(files):
-            if self.abnormal and not _is_vouched_for(file, self.checkpoint.min_timestamp):
+            if self.abnormal and not _is_vouched_for(file, self.checkpoint.values.min_timestamp):
                 continue
             if file.start_offset <= wanted:
                 return file.start_offset

@@ -101,7 +101,7 @@ class Retention:
                 if used <= config.disk_clean_percent:
                     break
                 log.warning("%s goes before its time: the disk is full to %d %%", file.path, used)
-            count += len(self._log.delete_before(file.end_offset, count_max=1))
+            count += len(self._log.queue.delete_before(file.end_offset, count_max=1))
             if used > config.disk_clean_percent:
                 used = self._used_percent(config.store_path)
         return count, used

@@ -1,4 +1,4 @@
-"""Small JSON files that a store keeps beside RocketMQ's own: written whole, with a checksum."""
+"""Small JSON files that a store keeps beside RocketMQ's own: written whole, most with a checksum."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from tieredstore.codec.checks import crc32
 from tieredstore.driver.durable import make_directories, write_atomically
 
 CHECKSUM: Final = "crc32"
+VERSION: Final = 1
+MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError)
+"""What a reader may raise for a document that is not of the form it expects."""
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
@@ -32,6 +35,7 @@ def read_document(path: Path, *, names: Collection[str]) -> dict[str, Any]:
     wanted = document.pop(CHECKSUM, None)
     if document.keys() != set(names):
         raise ValueError(f"it has the names {sorted(document)!r:.200}")
+    check_version(document)
     if wanted is not None and wanted != _checksum(document):
         raise ValueError("its checksum is another")
     return document
@@ -43,6 +47,18 @@ def parsed(data: bytes) -> Any:
         return json.loads(data)
     except RecursionError:
         raise ValueError("it nests too deep") from None
+
+
+def check_version(document: Any) -> None:
+    if document["version"] != VERSION:
+        raise ValueError(f"version {document['version']}")
+
+
+def whole(value: Any) -> int:
+    """A count or an offset. ValueError for anything else: true is none."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no count or offset")
+    return value
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

@@ -197,7 +197,7 @@ class LocalStore:
         time = self.log.last_store_timestamp
         self.flusher.flush()
         self.checkpoint.advance(log_timestamp=time)
-        self.checkpoint.confirm(confirmed_offset=self.log.flushed_offset)
+        self.checkpoint.confirm(self.log.flushed_offset)
         self.dispatch.drain(notify=False)
         time = self.dispatch.last_store_timestamp
         self.queues.flush()

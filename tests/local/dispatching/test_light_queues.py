@@ -125,7 +125,7 @@ def test_a_light_queue_of_which_the_log_lost_the_start_begins_later(tmp_path: Pa
     store = opened(tmp_path)
     for number in range(90, 300):
         put(store, number, {})
-    assert parts_of(store).log.delete_before(32_768)
+    assert parts_of(store).log.queue.delete_before(32_768)
     put(store, 300, light(A, str(len(units[A]) // 20)))
     store.shutdown()
     shutil.rmtree(tmp_path / "consumequeue")

@@ -63,7 +63,7 @@ def log(tmp_path: Path) -> Iterator[CommitLog]:
 def test_an_empty_log_has_nothing(log: CommitLog) -> None:
     assert (log.min_offset, log.max_offset, log.flushed_offset) == (None, 0, 0)
     assert log.message_bytes(0) is None
-    assert log.read(0, 1) is None
+    assert log.queue.read(0, 1) is None
     assert log.flush() == 0
     scan = log.scan_from(0)
     assert list(scan) == []
@@ -145,7 +145,7 @@ def test_a_record_and_eight_bytes_must_fit(
         log.append(filler, [0])
         offset = log.append(record, [1]).log_offsets[0]
     assert offset == (FILE_BYTES if rolls else FILE_BYTES - left)
-    blank = log.read(FILE_BYTES - left, 100)
+    blank = log.queue.read(FILE_BYTES - left, 100)
     if rolls:
         assert blank == bytes.fromhex("00000064cbd43194") + bytes(92)
         assert log.message_bytes(FILE_BYTES - 100) is None
@@ -216,7 +216,7 @@ def test_every_message_of_a_golden_store_is_read_by_its_offset(tmp_path: Path) -
 def test_old_files_go_and_offset_zero_is_not_found_then(log: CommitLog) -> None:
     run = log.append(a_batch(60), range(60))
     log.flush()
-    log.delete_before(2 * FILE_BYTES)
+    log.queue.delete_before(2 * FILE_BYTES)
     assert log.min_offset == 2 * FILE_BYTES
     assert log.message_bytes(0) is None
     assert log.message_bytes(0, run.sizes[0]) is None

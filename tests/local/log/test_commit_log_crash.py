@@ -34,8 +34,8 @@ def recover(log: CommitLog) -> list[int]:
     """What the store does with a log after a crash; the offsets of what survived."""
     scan = log.scan_from(0)
     offsets = [int(at) for columns in scan for at in columns.log_offsets]
-    log.truncate(scan.end)
-    log.sync_from(0)
+    log.queue.truncate_dirty(scan.end)
+    log.queue.sync_from(0)
     log.last_store_timestamp = scan.last_store_timestamp
     return offsets
 
@@ -69,7 +69,7 @@ def test_bytes_behind_a_torn_tail_never_come_back(tmp_path: Path) -> None:
     log.close()
     path = tmp_path / "commitlog" / f"{0:020d}"
     log = a_log(tmp_path)
-    log.truncate(run.log_offsets[2])
+    log.queue.truncate_dirty(run.log_offsets[2])
     assert path.read_bytes()[run.log_offsets[2] :] == bytes(FILE_BYTES - run.log_offsets[2])
     log.close()
 

@@ -128,7 +128,7 @@ def test_a_query_that_misses_an_overwritten_message_says_so(tmp_path: Path) -> N
 def test_a_query_is_complete_without_what_has_expired(tmp_path: Path) -> None:
     filled(tmp_path)
     store = reopened(tmp_path)
-    parts_of(store).log.delete_before(LOG_FILE)
+    parts_of(store).log.queue.delete_before(LOG_FILE)
     got = store.query_message(TOPIC, "key-0")
     assert not got.messages
     assert got.complete

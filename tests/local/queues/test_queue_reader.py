@@ -175,7 +175,7 @@ def test_what_goes_while_it_is_read_is_told_before_what_follows_it(tmp_path: Pat
         for number in range(200)
         if store.get_message(TOPIC, 0, number, count_max=1).messages[0].log_offset >= 2 * 8_192
     )
-    log.delete_before(2 * 8_192)
+    log.queue.delete_before(2 * 8_192)
     for wanted in (None, Filter(body=b"not there"), Filter("even"), TagFilter("even")):
         got = store.get_message(TOPIC, 0, 0, count_max=3, message_filter=wanted)
         assert (got.status, got.next_offset) == (GetStatus.MESSAGE_WAS_REMOVING, first_kept)
@@ -196,7 +196,7 @@ def test_a_read_goes_on_behind_what_the_filter_left_out_and_before_what_has_gone
     store.put_messages(
         [a_message(n, properties={"TAGS": "odd" if n == 7 else "even"}) for n in range(200)]
     )
-    store._loaded().log.delete_before(8_192)
+    store._loaded().log.queue.delete_before(8_192)
     got = store.get_message(TOPIC, 0, 0, message_filter=wanted)
     assert (got.status, got.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 7)
     got = store.get_message(TOPIC, 0, 7, message_filter=wanted)

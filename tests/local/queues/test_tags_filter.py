@@ -75,7 +75,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalMessageStor
         properties = {"TAGS": tag} if tag else {}
         messages.append(a_message(number, body_bytes=size, properties=properties))
     store.put_messages(messages)
-    assert store._loaded().log.delete_before(LOST_FILES * FILE_BYTES)
+    assert store._loaded().log.queue.delete_before(LOST_FILES * FILE_BYTES)
     yield store
     store.shutdown()
 
