@@ -23,7 +23,7 @@ from tests.interop.local_stores import (
 )
 from tests.interop.verifier import VERSION
 from tieredstore.codec.message import decode_message
-from tieredstore.local.retention import HOUR_MS
+from tieredstore.local.store import HOUR_MS
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.values import QueueKey
 

@@ -21,7 +21,7 @@ from tieredstore.driver.durable import (
 )
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queues import queue_number
-from tieredstore.local.index_file import is_index_name
+from tieredstore.local.index_file import IndexSize, is_index_name
 from tieredstore.local.side_file import parsed
 from tieredstore.model.errors import BackendRefusedError, InvalidConfigError, SegmentCorruptError
 
@@ -144,9 +144,8 @@ def check_sizes(files: StoreFiles, config: LocalConfig, *, write: bool = True) -
     With `write`, a store that has none written down gets them, durably.
     """
     wanted = {name: int(getattr(config, name)) for name in SIZE_SETTINGS}
-    try:
-        stored = _decode(files.sizes, files.sizes.read_bytes())
-    except FileNotFoundError:
+    stored = stored_sizes(files)
+    if not stored:
         _check_files(files, wanted)
         if write:
             make_directories(files.config)
@@ -160,21 +159,12 @@ def check_sizes(files: StoreFiles, config: LocalConfig, *, write: bool = True) -
 
 
 def stored_sizes(files: StoreFiles) -> dict[str, int]:
-    """The sizes written down beside the store, none where nothing is: `check_sizes` judges them."""
+    """The sizes written down beside the store; none where nothing is."""
+    path = files.sizes
     try:
-        document = parsed(files.sizes.read_bytes())
-        return {name: document[name] for name in SIZE_SETTINGS}
+        stored = parsed(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidConfigError(
-            f"{files.sizes}: damaged, the store's sizes are unknown"
-        ) from error
-
-
-def _decode(path: Path, data: bytes) -> dict[str, int]:
-    try:
-        stored = parsed(data)
     except ValueError as error:
         raise InvalidConfigError(f"{path}: damaged, the store's sizes are unknown") from error
     if not isinstance(stored, dict):
@@ -182,7 +172,7 @@ def _decode(path: Path, data: bytes) -> dict[str, int]:
     for name in SIZE_SETTINGS:
         if type(stored.get(name)) is not int:  # true is no size
             raise InvalidConfigError(f"{path}: damaged, {name} is missing or no whole number")
-    return stored
+    return {name: stored[name] for name in SIZE_SETTINGS}
 
 
 def _check_files(files: StoreFiles, wanted: dict[str, int]) -> None:
@@ -198,34 +188,28 @@ def _check_files(files: StoreFiles, wanted: dict[str, int]) -> None:
     indexes = [path for path in _files_in(files.index) if is_index_name(path.name)]
     # A crash may have torn the newest index file, and that is no matter of settings.
     sound = indexes[:-1] if files.ended_abnormally else indexes
+    size = IndexSize(wanted["index_slot_count"], wanted["index_item_count"])
     for path in indexes:
-        counts = wanted["index_slot_count"], wanted["index_item_count"]
-        _check_index_length(path, *counts)
+        _check_length(_INDEX_NAMES, size.file_bytes, path)
         if path in sound:
-            _check_first_item(path, *counts)
+            _check_first_item(path, size)
 
 
-def _check_length(name: str, wanted_bytes: int, path: Path) -> None:
+def _check_length(names: str, wanted_bytes: int, path: Path) -> None:
     length = path.stat().st_size
     if length not in (0, wanted_bytes):
-        raise InvalidConfigError(f"{name}: {path} has {length} bytes, not {wanted_bytes}")
+        raise InvalidConfigError(f"{names}: {path} has {length} bytes, not {wanted_bytes}")
 
 
-def _check_index_length(path: Path, slot_count: int, item_count: int) -> None:
-    length = path.stat().st_size
-    wanted = local_index.file_bytes(slot_count=slot_count, item_capacity=item_count)
-    if length not in (0, wanted):
-        raise InvalidConfigError(f"{_INDEX_NAMES}: {path} has {length} bytes, not {wanted}")
-
-
-def _check_first_item(path: Path, slot_count: int, item_count: int) -> None:
+def _check_first_item(path: Path, size: IndexSize) -> None:
     """Slots and items can make up the same length in many ways: the first item tells them apart."""
     with path.open("rb") as file:
         header_bytes = file.read(local_index.HEADER_BYTES)
-        file.seek(local_index.item_position(1, slot_count=slot_count))
+        file.seek(size.position(1))
         item_bytes = file.read(local_index.ITEM_BYTES)
     if not header_bytes:
         return
+    slot_count, item_count = size
     misfit = f"{_INDEX_NAMES}: {slot_count} and {item_count} do not fit {path}"
     try:
         # Before 4.7.1 the count of used slots counted items.

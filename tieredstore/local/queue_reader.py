@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,7 +98,7 @@ class QueueReader:
                 return self._get(request, queue)
             except OffsetOutOfRangeError:
                 # Files or the queue went meanwhile, then the next look says so.
-                if queue is self._queues.queue(*request.key) and _holds(queue, request.offset):
+                if queue is self._queues.queue(*request.key) and holds(queue, request.offset):
                     raise
 
     def _get(self, request: ReadRequest, queue: ConsumeQueue | None) -> GetResult:
@@ -255,7 +256,7 @@ class QueueReader:
         A first one that is damaged is an error.
         """
         queue = self._queues.queue(topic, queue_id)
-        if queue is None or not _holds(queue, offset) or count_max <= 0:
+        if not holds(queue, offset) or count_max <= 0:
             return _run(offset, decode_units(b""), 0, bytearray())
         try:
             units = queue.units(offset, count_max)
@@ -308,7 +309,7 @@ class QueueReader:
         return record
 
 
-def _holds(queue: ConsumeQueue | None, offset: int) -> bool:
+def holds(queue: ConsumeQueue | None, offset: int) -> TypeGuard[ConsumeQueue]:
     return queue is not None and queue.min_offset <= offset < queue.max_offset
 
 

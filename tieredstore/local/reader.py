@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from tieredstore.codec.columns import RecordColumns
 from tieredstore.codec.java import encode_utf8
@@ -16,12 +16,9 @@ from tieredstore.driver.runtime import Clock, Runtime
 from tieredstore.local.commit_log import CommitLog
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queue import ConsumeQueue
-from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.files import StoreFiles, check_sizes, stored_sizes
 from tieredstore.local.index_file import IndexFile, index_names
 from tieredstore.local.index_service import IndexService
-from tieredstore.local.mapped_file import MappedFiles
-from tieredstore.local.queue_reader import QueueReader
 from tieredstore.local.record_scan import RecordState, check_record
 from tieredstore.local.recovery import (
     ENDS_FILE,
@@ -33,7 +30,6 @@ from tieredstore.local.recovery import (
     settled_end,
 )
 from tieredstore.local.store import LocalStore, StoreReads
-from tieredstore.local.unit_truth import UnitTruth
 from tieredstore.model.errors import (
     SegmentCorruptError,
     SegmentError,
@@ -90,9 +86,11 @@ class LocalReader(StoreReads):
         }
         with refused_by_system(str(directory), "open"):
             _refuse_other_directories(files)
-            sizes = stored_sizes(files)
-        sizes |= {name: value for name, value in given.items() if value is not None}
-        reader = cls(_config(str(directory), sizes))
+            sizes: dict[str, Any] = dict(stored_sizes(files))
+        sizes.update((name, value) for name, value in given.items() if value is not None)
+        # No limit of queries: they end where the caller says. This is no broker to be protected.
+        config = LocalConfig(store_path=str(directory), query_count_max=INT32_MAX)
+        reader = cls(replace(config, **sizes))
         reader.load()
         return reader
 
@@ -120,27 +118,17 @@ class LocalReader(StoreReads):
 
     def _opened(self) -> LocalStore:
         check_sizes(self.files, self._config, write=False)
-        config, open_files = self._config, MappedFiles(read_only=True)
-        log = CommitLog(config, self._runtime, open_files)
-        queues = ConsumeQueues(
-            self.files.consume_queues, file_bytes=config.queue_file_bytes, files=open_files
+        # What only writes has nothing to do, and stays as it is built.
+        parts = LocalStore.of(
+            self._config,
+            self._runtime,
+            open_index=lambda log: IndexReader(self._config, log, clock=self._runtime.clock),
+            read_only=True,
         )
-        index = IndexReader(config, log, clock=self._runtime.clock)
-        queues.load()
-        log.load()  # after the queues: the file of what they name is then among its files
-        queues.correct_min_offsets(log.min_offset or 0)
-        index.open()
-        # What else a store has only writes: it stays as it was built, with nothing to do.
-        built = LocalStore.of(config, self._runtime)
-        truth = UnitTruth(log, queues, built.delays)
-        parts = replace(
-            built,
-            log=log,
-            queues=queues,
-            index=index,
-            truth=truth,
-            reader=QueueReader(config, log, queues, truth),
-        )
+        parts.queues.load()
+        parts.log.load()  # after the queues: the file of what they name is then among its files
+        parts.queues.correct_min_offsets(parts.log.min_offset or 0)
+        _index_of(parts).open()
         parts.deleted.load()  # their records are in the log still, and count no more
         return parts
 
@@ -191,9 +179,7 @@ class LocalReader(StoreReads):
 
     @property
     def index(self) -> IndexReader:
-        index = self._loaded().index
-        assert isinstance(index, IndexReader)
-        return index
+        return _index_of(self._loaded())
 
     @property
     def log(self) -> CommitLog:
@@ -251,17 +237,9 @@ def _refuse_other_directories(files: StoreFiles) -> None:
         raise StoreNotFoundError(str(files.root), "no local store: it has no commitlog directory")
 
 
-def _config(directory: str, sizes: dict[str, int]) -> LocalConfig:
-    default = LocalConfig(store_path=directory)
-    return LocalConfig(
-        store_path=directory,
-        commit_log_file_bytes=sizes.get("commit_log_file_bytes", default.commit_log_file_bytes),
-        queue_file_bytes=sizes.get("queue_file_bytes", default.queue_file_bytes),
-        index_slot_count=sizes.get("index_slot_count", default.index_slot_count),
-        index_item_count=sizes.get("index_item_count", default.index_item_count),
-        # A query ends where the caller says: this is no broker that has to be protected.
-        query_count_max=INT32_MAX,
-    )
+def _index_of(parts: LocalStore) -> IndexReader:
+    assert isinstance(parts.index, IndexReader)
+    return parts.index
 
 
 class IndexReader(IndexService):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from typing import Final
 
 from tieredstore.codec.queue_unit import QueueUnit
 from tieredstore.codec.record import peek_queue_offset, peek_store_timestamp, peek_topic
@@ -20,7 +22,7 @@ from tieredstore.driver.message_store import (
     RetentionGuard,
 )
 from tieredstore.driver.one_process import OneProcess
-from tieredstore.driver.runtime import Runtime, Service
+from tieredstore.driver.runtime import Clock, Runtime, Service
 from tieredstore.local.commit_log import CommitLog, Flusher, PutResults
 from tieredstore.local.config import DelayLevels, LocalConfig
 from tieredstore.local.consume_queues import DELETED_FILE, ConsumeQueues, DeletedTopics
@@ -29,7 +31,7 @@ from tieredstore.local.encoder import BatchEncoder, RecordBatch
 from tieredstore.local.files import StoreFiles, check_sizes
 from tieredstore.local.index_service import IndexService, query_message
 from tieredstore.local.mapped_file import MappedFiles
-from tieredstore.local.queue_reader import QueueReader
+from tieredstore.local.queue_reader import QueueReader, holds
 from tieredstore.local.record_scan import Damage
 from tieredstore.local.recovery import (
     ENDS_FILE,
@@ -40,7 +42,6 @@ from tieredstore.local.recovery import (
     StoreCheckpoint,
 )
 from tieredstore.local.redispatch import Redispatch
-from tieredstore.local.retention import Retention
 from tieredstore.local.unit_truth import UnitTruth
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -72,6 +73,8 @@ from tieredstore.model.values import (
 
 log = log_of(__name__)
 
+HOUR_MS: Final = 3_600_000
+
 
 @dataclass(slots=True, kw_only=True)
 class LocalStore:
@@ -95,14 +98,23 @@ class LocalStore:
     flushing: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
-    def of(cls, config: LocalConfig, runtime: Runtime) -> LocalStore:
+    def of(
+        cls,
+        config: LocalConfig,
+        runtime: Runtime,
+        *,
+        open_index: Callable[[CommitLog], IndexService] | None = None,
+        read_only: bool = False,
+    ) -> LocalStore:
         files = StoreFiles(config.root)
-        open_files = MappedFiles()
+        open_files = MappedFiles(read_only=read_only)
         log = CommitLog(config, runtime, open_files)
         queues = ConsumeQueues(
             files.consume_queues, file_bytes=config.queue_file_bytes, files=open_files
         )
-        index = IndexService(config, clock=runtime.clock) if config.index_enabled else None
+        index = open_index(log) if open_index is not None else None
+        if index is None and config.index_enabled:
+            index = IndexService(config, clock=runtime.clock)
         flusher = Flusher(
             log.flush,
             lambda: log.flushed_offset,
@@ -245,7 +257,7 @@ class LocalStore:
     def unit(self, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
         """The unit of a message as the log says it is; None where there is none, or only damage."""
         queue = self.queues.queue(topic, queue_id)
-        if queue is None or not queue.min_offset <= offset < queue.max_offset:
+        if not holds(queue, offset):
             return None
         try:
             found = queue.unit(offset)
@@ -262,6 +274,126 @@ class LocalStore:
         except SegmentCorruptError:
             return None
         return None if record is None else peek_store_timestamp(record)
+
+
+def disk_used_percent(path: str | os.PathLike[str]) -> int:
+    """How full the disk is, as `df` counts it: what only root may use is not there."""
+    usage = shutil.disk_usage(path)
+    return -(-usage.used * 100 // max(1, usage.used + usage.free))
+
+
+class Retention:
+    """Deletes old log files, oldest first, never the last.
+
+    * A file goes when it was last written more than `reserve_hours` ago, or before its time while
+      the disk is fuller than `disk_clean_percent`: then no more go than it takes.
+    * What is not on disk yet or not dispatched yet stays, whatever the settings say.
+    * A guard says from which log offset on a tier still needs the log: files that reach there
+      stay, however old. A guard that fails may need all of it: nothing goes. Only where the disk
+      is over `disk_full_percent` and the settings say `delete_before_offload` is none asked.
+    * While the disk is over `disk_full_percent`, `disk_is_full` is True and puts are refused:
+      from the first `look` on, when the store opens.
+    * Queues and index follow the log; what a failure or a crash kept them from is made up for.
+    """
+
+    def __init__(
+        self,
+        config: LocalConfig,
+        clock: Clock,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        index: IndexService | None,
+        *,
+        used_percent: Callable[[str], int] | None = None,
+        undispatched_from: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._log = commit_log
+        self._queues = queues
+        self._index = index
+        self._undispatched_from = undispatched_from
+        self._used_percent = used_percent or disk_used_percent
+        self._guards: list[RetentionGuard] = []
+        self._followed_to = 0  # the start of the log when queues and index last followed it
+        self.disk_is_full = False
+
+    def add_guard(self, guard: RetentionGuard) -> None:
+        self._guards.append(guard)
+
+    def look(self) -> None:
+        """See whether there is room for puts, and delete nothing: guards may come later."""
+        used = self._used_percent(self._config.store_path)
+        self.disk_is_full = used > self._config.disk_full_percent
+        if self.disk_is_full:
+            log.warning("%s: the disk is full to %d %%", self._config.store_path, used)
+
+    def step(self) -> int:
+        """One look; how many log files went."""
+        with refused_by_system(self._config.store_path, "expire"):
+            used = self._used_percent(self._config.store_path)
+            try:
+                count, used = self._delete(used)
+            finally:
+                self.disk_is_full = used > self._config.disk_full_percent
+            self._follow()
+            return count
+
+    def _delete(self, used: int) -> tuple[int, int]:
+        """How many files went, and how full the disk is now."""
+        config = self._config
+        needed = self._unfinished_from()
+        if not (used > config.disk_full_percent and config.delete_before_offload):
+            needed = min(needed, self._needed_from())
+        candidates = [
+            file
+            for file in self._log.queue.files[:-1][: config.delete_count_max]
+            if file.end_offset <= needed
+        ]
+        expired_before = self._clock.now_ms() - config.reserve_hours * HOUR_MS
+        count = 0
+        for file in candidates:
+            if os.stat(file.path).st_mtime_ns // 1_000_000 >= expired_before:
+                if used <= config.disk_clean_percent:
+                    break
+                log.warning("%s goes before its time: the disk is full to %d %%", file.path, used)
+            count += len(self._log.queue.delete_before(file.end_offset, count_max=1))
+            if used > config.disk_clean_percent:
+                used = self._used_percent(config.store_path)
+        return count, used
+
+    def _follow(self) -> None:
+        """Let queues and index begin where the log begins."""
+        minimum = self._log.min_offset
+        if minimum is None:
+            return
+        if minimum == self._followed_to:
+            self._queues.correct_grown(minimum)
+            return
+        self._queues.delete_before(minimum)
+        if self._index is not None:
+            self._index.delete_expired(minimum)
+        self._followed_to = minimum
+        log.info("%s: begins at %d now", self._log.queue.directory, minimum)
+
+    def _unfinished_from(self) -> int:
+        """From where on the log is not on disk yet, or queues and index have still to get it."""
+        finished = self._log.flushed_offset
+        waiting = self._undispatched_from()
+        return finished if waiting is None else min(finished, waiting)
+
+    def _needed_from(self) -> int:
+        """The smallest log offset that somebody still needs; 0 where that cannot be known."""
+        needed = self._log.max_offset
+        for guard in self._guards:
+            try:
+                offset = guard()
+            except Exception:
+                log.exception("a retention guard failed: nothing is deleted this time")
+                return 0
+            if offset is not None:
+                needed = min(needed, offset)
+        return needed
 
 
 class StoreReads:
@@ -415,10 +547,14 @@ class StoreReads:
     def _log_offset(self, topic: str, queue_id: int, offset: int) -> int | None:
         require_place(topic, queue_id, offset)
         parts = self._up_to_date()
-        unit = _unit(parts, topic, queue_id, offset)
-        if unit is None or unit.log_offset < (parts.log.min_offset or 0):
+        queue = parts.queues.queue(topic, queue_id)
+        if not holds(queue, offset):
             return None
-        return unit.log_offset
+        try:
+            log_offset = queue.unit(offset).log_offset
+        except OffsetOutOfRangeError:  # it went just now
+            return None
+        return log_offset if log_offset >= (parts.log.min_offset or 0) else None
 
     def queues(self) -> Iterable[QueueKey]:
         return self._up_to_date().queues.queues()
@@ -447,16 +583,6 @@ class StoreReads:
         """Before a lock is asked for, which a thread of the parent may have held at the fork."""
         if self._parts is not None:
             self._parts.process.require()
-
-
-def _unit(parts: LocalStore, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
-    queue = parts.queues.queue(topic, queue_id)
-    if queue is None or not queue.min_offset <= offset < queue.max_offset:
-        return None
-    try:
-        return queue.unit(offset)
-    except OffsetOutOfRangeError:  # it went just now
-        return None
 
 
 def _earliest_time(commit_log: CommitLog) -> int | None:
@@ -512,11 +638,7 @@ class LocalMessageStore(StoreReads):
             if self._parts is not None:
                 return
             parts = LocalStore.of(self._config, self._runtime)
-            lock = parts.files.acquire_lock()
-            if lock is None:
-                raise BackendRefusedError(
-                    self._config.store_path, "open", "another process has this store open"
-                )
+            lock = _locked(parts.files, "open")
             try:
                 self.recovery = parts.load()
                 topics = _batch_topics(parts.files)
@@ -610,12 +732,7 @@ class LocalMessageStore(StoreReads):
         with self._life_guard, self._refusals("destroy"):
             self.shutdown()
             parts = LocalStore.of(self._config, self._runtime)
-            lock = parts.files.acquire_lock()
-            if lock is None:
-                raise BackendRefusedError(
-                    self._config.store_path, "destroy", "another process has this store open"
-                )
-            with lock:
+            with _locked(parts.files, "destroy"):
                 parts.destroy()
 
     def flush(self) -> int:
@@ -742,6 +859,13 @@ class LocalMessageStore(StoreReads):
         if not self._started:
             raise StoreClosedError("the store is not started")
         return parts
+
+
+def _locked(files: StoreFiles, operation: str) -> FileLock:
+    lock = files.acquire_lock()
+    if lock is None:
+        raise BackendRefusedError(str(files.root), operation, "another process has this store open")
+    return lock
 
 
 def _release(lock: FileLock) -> None:

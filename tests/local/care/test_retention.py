@@ -12,7 +12,7 @@ import pytest
 
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.retention import HOUR_MS, Retention
+from tieredstore.local.store import HOUR_MS, Retention
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError
 from tieredstore.model.values import INT64_MAX, GetStatus, PutStatus

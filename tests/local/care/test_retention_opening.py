@@ -11,7 +11,7 @@ import pytest
 
 from tests.disk_with_room.sitecustomize import real_disk_usage
 from tieredstore.driver.runtime import Runtime
-from tieredstore.local import retention
+from tieredstore.local import store as local_store
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.values import GetStatus, PutStatus
@@ -40,7 +40,7 @@ def test_a_store_that_opens_on_a_full_disk_refuses_puts_at_once(
         os.utime(path, (0, 0))  # expired long ago, but nobody has said yet what a tier needs
     names = sorted(path.name for path in (tmp_path / "commitlog").iterdir())
     used = [91]
-    monkeypatch.setattr(retention, "disk_used_percent", lambda _path: used[0])
+    monkeypatch.setattr(local_store, "disk_used_percent", lambda _path: used[0])
     with caplog.at_level(logging.WARNING):
         store = opened()
     assert "full to 91 %" in caplog.text
@@ -59,4 +59,4 @@ def test_a_disk_is_as_full_as_df_says(tmp_path: Path, monkeypatch: pytest.Monkey
     disk = os.statvfs(tmp_path)
     used = disk.f_blocks - disk.f_bfree
     percent = used * 100 / (used + disk.f_bavail)
-    assert abs(retention.disk_used_percent(tmp_path) - percent) < 5  # others write to it, too
+    assert abs(local_store.disk_used_percent(tmp_path) - percent) < 5  # others write to it, too
