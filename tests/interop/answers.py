@@ -6,7 +6,7 @@ from collections import Counter
 
 from tests.codec.golden_files import Subscription
 from tests.interop.local_stores import Known, Row, digest
-from tests.local.keys.index_kit import ask_like_java
+from tests.local.index_kit import ask_like_java
 from tieredstore.codec.message import decode_message
 from tieredstore.local.index_service import IndexService
 from tieredstore.local.store import LocalMessageStore

@@ -1,16 +1,32 @@
-"""Killed while it puts at full speed: what was acknowledged is there once, and more can come."""
+"""Kills and power cuts while a store takes puts: what was acknowledged is there once.
+
+In a power cut the pages that were not synced become anything.
+"""
 
 from __future__ import annotations
 
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.local.crash_writer import QUEUES, TOPICS
-from tests.local.store_audit import Ack, check_acks, check_agreement, opened
+from tests.local.crash_writer import QUEUES, TOPICS, a_put
+from tests.local.store_audit import (
+    Ack,
+    check_acks,
+    check_agreement,
+    check_index,
+    crash,
+    opened,
+    parts_of,
+)
+from tieredstore.codec.message import decode_message
+from tieredstore.local.store import LocalMessageStore
+from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.samples import a_message
 
 ROOT = Path(__file__).parents[2]
@@ -74,3 +90,94 @@ def test_nor_after_two_hundred_kills(tmp_path: Path, history: int) -> None:
     dice = random.Random()
     flush = ("SYNC_FLUSH", "ASYNC_FLUSH")[history % 2]
     kill_and_reopen(tmp_path, flush, 10, dice)
+
+
+def run(store: LocalMessageStore, prefix: str, dice: random.Random) -> list[Ack]:
+    """Puts and flushes, in any order; every message, confirmed or not."""
+    acks: list[Ack] = []
+    for _ in range(dice.randrange(1, 25)):
+        if dice.random() < 0.2:
+            store.flush()
+            continue
+        if dice.random() < 0.1:
+            parts_of(store).flusher.flush()
+        start = len(acks)
+        messages = [a_put(prefix, start + at, dice) for at in range(dice.choice((1, 3, 20)))]
+        for message, result in zip(messages, store.put_messages(messages), strict=True):
+            name = message.properties["UNIQ_KEY"]
+            acks.append(Ack.of(message.topic, message.queue_id, name, f"k-{name[2:]}", result))
+    return acks
+
+
+def check_queues(store: LocalMessageStore) -> None:
+    """Each unit names the record with its number, or damage that is reported."""
+    parts = parts_of(store)
+    found: set[int] = set()
+    for key in store.queues():
+        for offset in range(store.min_offset(*key) or 0, store.max_offset(*key) or 0):
+            try:
+                got = store.get_message(*key, offset, count_max=1).messages
+            except SegmentCorruptError:
+                continue
+            assert [one.queue_offset for one in got] == [offset]
+            message = decode_message(got[0].record)
+            assert (message.topic, message.queue_id, message.queue_offset) == (*key, offset)
+            assert message.log_offset not in found
+            assert got[0].tags_code == message.tags_code
+            found.add(message.log_offset)
+            keys = store.query_message(key.topic, message.unique_key or "").messages
+            assert [one.log_offset for one in keys] == [message.log_offset]
+    in_log = {int(at) for columns in parts.log.scan_from(0) for at in columns.log_offsets}
+    assert found == in_log
+    check_index(parts)
+
+
+def histories(root: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    flush = dice.choice(("SYNC_FLUSH", "ASYNC_FLUSH"))
+    sure: list[Ack] = []
+    for generation in range(4):
+        here, after = root / f"{generation}", root / f"{generation + 1}"
+        here.mkdir(exist_ok=True)
+        with ForgetfulDisk(here) as disk:
+            store = opened(here, flush_disk_type=flush)
+            check_acks(store, sure)
+            check_queues(store)
+            acks = run(store, f"{generation}", dice)
+            confirmed = store.confirmed_offset()
+            disk.cut(after, dice)
+        ended = [ack for ack in acks if ack.log_offset < confirmed]
+        if flush == "SYNC_FLUSH":
+            assert ended == acks
+        sure += ended
+        crash(store)
+        shutil.rmtree(here)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(25))
+def test_nothing_confirmed_is_lost_and_nothing_is_there_twice(tmp_path: Path, seed: int) -> None:
+    histories(tmp_path, seed)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("number", range(300))
+def test_nor_in_other_histories(tmp_path: Path, number: int) -> None:
+    histories(tmp_path, random.SystemRandom().randrange(1 << 30))
+
+
+@pytest.mark.parametrize("lost", [slice(12, 20), slice(11, 20), slice(18, 20)])
+def test_a_unit_torn_between_two_pages_is_not_believed(tmp_path: Path, lost: slice) -> None:
+    store = opened(tmp_path)
+    for number in range(15):
+        store.put_message(a_message(number, body_bytes=300))
+    crash(store)
+    path = tmp_path / "consumequeue" / "TopicTest" / "0" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    last = data[14 * 20 : 15 * 20]
+    last[lost] = bytes(lost.stop - lost.start)
+    data[14 * 20 : 15 * 20] = last
+    path.write_bytes(data)
+    store = opened(tmp_path)
+    assert check_agreement(store) == 15
+    store.shutdown()

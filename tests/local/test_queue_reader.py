@@ -1,0 +1,600 @@
+"""Reads by queue offset: where a batch ends, runs by columns, and filters that name their tags.
+
+Each quick way answers as the plain one does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tieredstore.codec.queue_unit import decode_units, encode_units
+from tieredstore.codec.record import tags_code
+from tieredstore.driver.runtime import Runtime
+from tieredstore.local import queue_reader
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.queue_reader import ReadLimits
+from tieredstore.local.store import LocalMessageStore
+from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.messages import MessageRun
+from tieredstore.model.values import INT32_MAX, INT64_MAX, GetStatus
+from tieredstore.testing.samples import TOPIC, a_message
+
+COUNT = 2_500
+
+
+def a_store(root: Path, **settings: object) -> LocalMessageStore:
+    small: dict[str, object] = {
+        "store_path": str(root),
+        "commit_log_file_bytes": 65_536,
+        "queue_file_bytes": 20_000,  # 1000 units
+        "index_enabled": False,
+        "dispatch_interval_ms": 0,
+    }
+    store = LocalMessageStore(LocalConfig.from_mapping({**small, **settings}), Runtime.inline())
+    store.load()
+    store.start()
+    return store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalMessageStore]:
+    store = a_store(tmp_path_factory.mktemp("reader") / "store")
+    store.put_messages(
+        [
+            a_message(number, properties={"TAGS": "rare" if number % 900 == 899 else "often"})
+            for number in range(COUNT)
+        ]
+    )
+    yield store
+    store.shutdown()
+
+
+class Filter:
+    """By tag, or by what the record says; it counts what it was shown."""
+
+    def __init__(self, tag: str | None = None, *, body: bytes | None = None) -> None:
+        self._code = None if tag is None else tags_code(tag)
+        self._body = body
+        self.shown = 0
+
+    def matches_tags_code(self, tags_code: int) -> bool:
+        self.shown += 1
+        return self._code is None or tags_code == self._code
+
+    def matches_record(self, record: bytes) -> bool:
+        return self._body is None or self._body in record
+
+
+class TagFilter(Filter):
+    """The same; it names its codes, so that nobody has to ask it."""
+
+    def __init__(self, tag: str) -> None:
+        super().__init__(tag)
+        self.tags_codes = [tags_code(tag)]
+
+
+@pytest.mark.parametrize(
+    ("offset", "status", "next_offset"),
+    [
+        (-1, GetStatus.OFFSET_TOO_SMALL, 0),
+        (COUNT, GetStatus.OFFSET_OVERFLOW_ONE, COUNT),
+        (COUNT + 1, GetStatus.OFFSET_OVERFLOW_BADLY, COUNT),
+        (10**12, GetStatus.OFFSET_OVERFLOW_BADLY, COUNT),
+    ],
+)
+def test_outside_of_the_queue_a_read_says_where_to_go_on(
+    store: LocalMessageStore, offset: int, status: GetStatus, next_offset: int
+) -> None:
+    got = store.get_message(TOPIC, 0, offset)
+    assert (got.status, got.next_offset) == (status, next_offset)
+    assert (got.min_offset, got.max_offset, list(got.messages)) == (0, COUNT, [])
+
+
+@pytest.mark.parametrize("offset", [0, 5, -3])
+def test_a_queue_without_messages_says_so_for_every_offset(
+    store: LocalMessageStore, offset: int
+) -> None:
+    got = store.get_message("Nobody", 0, offset)
+    assert (got.status, got.next_offset) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0)
+
+
+def test_a_read_ends_with_the_queue_file(store: LocalMessageStore) -> None:
+    got = store.get_message(TOPIC, 0, 995, count_max=32)
+    assert [one.queue_offset for one in got.messages] == list(range(995, 1000))
+    assert got.next_offset == 1000
+    got = store.get_message(TOPIC, 0, 1000, count_max=32)
+    assert got.messages[0].queue_offset == 1000
+
+
+@pytest.mark.parametrize(
+    ("count_max", "looked_at"), [(1, 800), (32, 800), (800, 800), (900, 900), (5_000, 1_000)]
+)
+def test_a_filter_is_shown_800_messages_or_as_many_as_were_asked_for(
+    store: LocalMessageStore, count_max: int, looked_at: int
+) -> None:
+    none = Filter("none")
+    got = store.get_message(TOPIC, 0, 0, count_max=count_max, message_filter=none)
+    assert (got.status, got.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, looked_at)
+    assert none.shown == looked_at
+
+
+def test_a_filter_finds_what_is_far_away_read_by_read(store: LocalMessageStore) -> None:
+    found, offset = [], 0
+    while offset < COUNT:
+        got = store.get_message(TOPIC, 0, offset, message_filter=Filter("rare"))
+        assert got.next_offset > offset
+        found += [one.queue_offset for one in got.messages]
+        offset = got.next_offset
+    assert found == [899, 1799]
+
+
+def test_a_filter_by_content_is_asked_after_the_one_by_tag(store: LocalMessageStore) -> None:
+    got = store.get_message(TOPIC, 0, 0, message_filter=Filter(body=b"body-17|"))
+    assert [one.queue_offset for one in got.messages] == [17]
+    got = store.get_message(TOPIC, 0, 0, message_filter=Filter("rare", body=b"body-17|"))
+    assert got.status is GetStatus.NO_MATCHED_MESSAGE
+
+
+def test_a_batch_ends_before_the_bytes_are_exceeded(store: LocalMessageStore) -> None:
+    size = len(store.get_message(TOPIC, 0, 0, count_max=1).messages[0].record)
+    for bytes_max, count in ((size * 5, 5), (size * 5 - 1, 4), (1, 1), (0, 1), (-5, 1)):
+        got = store.get_message(TOPIC, 0, 0, bytes_max=bytes_max)
+        assert len(got.messages) == count, bytes_max
+        assert got.next_offset == count
+
+
+def test_what_is_in_memory_comes_in_larger_batches(
+    store: LocalMessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(store.get_message(TOPIC, 0, 0, count_max=1_000).messages) == 32
+    assert store.in_memory(TOPIC, 0, 0)
+    monkeypatch.setattr(queue_reader, "_page_cache_bytes", lambda: 100_000)
+    assert not store.in_memory(TOPIC, 0, 0)
+    assert len(store.get_message(TOPIC, 0, 0, count_max=1_000).messages) == 8
+    assert store.in_memory(TOPIC, 0, COUNT - 1)
+    assert len(store.get_message(TOPIC, 0, COUNT - 40, count_max=1_000).messages) == 32
+
+
+def test_the_bytes_of_a_batch_have_a_limit_in_memory_and_a_smaller_one_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = a_store(tmp_path, memory_bytes_max=8_000)
+    store.put_messages([a_message(number, body_bytes=900, properties={}) for number in range(50)])
+    assert len(store.get_message(TOPIC, 0, 0).messages) == 8  # of 1000 bytes each
+    monkeypatch.setattr(queue_reader, "_page_cache_bytes", lambda: 0)
+    assert len(store.get_message(TOPIC, 0, 0).messages) == 2
+    store.shutdown()
+
+
+def test_what_goes_while_it_is_read_is_told_before_what_follows_it(tmp_path: Path) -> None:
+    """The log lost a file and the queue has not heard of it yet."""
+    store = a_store(tmp_path, commit_log_file_bytes=8_192)
+    store.put_messages(
+        [a_message(n, properties={"TAGS": "odd" if n % 2 else "even"}) for n in range(200)]
+    )
+    log = store._loaded().log
+    first_kept = next(
+        number
+        for number in range(200)
+        if store.get_message(TOPIC, 0, number, count_max=1).messages[0].log_offset >= 2 * 8_192
+    )
+    log.queue.delete_before(2 * 8_192)
+    for wanted in (None, Filter(body=b"not there"), Filter("even"), TagFilter("even")):
+        got = store.get_message(TOPIC, 0, 0, count_max=3, message_filter=wanted)
+        assert (got.status, got.next_offset) == (GetStatus.MESSAGE_WAS_REMOVING, first_kept)
+        assert not got.messages
+    got = store.get_message(TOPIC, 0, first_kept, count_max=3)
+    assert [one.queue_offset for one in got.messages] == list(range(first_kept, first_kept + 3))
+    assert store.message_at(0) is None
+    assert not store.contains(TOPIC, 0, 0)
+    assert len(store.read_range(TOPIC, 0, 0, count_max=10, bytes_max=10_000)) == 0
+    store.shutdown()
+
+
+@pytest.mark.parametrize("wanted", [Filter("odd"), TagFilter("odd")], ids=["asked", "by codes"])
+def test_a_read_goes_on_behind_what_the_filter_left_out_and_before_what_has_gone(
+    tmp_path: Path, wanted: Filter
+) -> None:
+    store = a_store(tmp_path, commit_log_file_bytes=8_192)
+    store.put_messages(
+        [a_message(n, properties={"TAGS": "odd" if n == 7 else "even"}) for n in range(200)]
+    )
+    store._loaded().log.queue.delete_before(8_192)
+    got = store.get_message(TOPIC, 0, 0, message_filter=wanted)
+    assert (got.status, got.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 7)
+    got = store.get_message(TOPIC, 0, 7, message_filter=wanted)
+    assert got.status is GetStatus.MESSAGE_WAS_REMOVING
+    assert store.get_message(TOPIC, 0, got.next_offset).messages
+    store.shutdown()
+
+
+@pytest.mark.parametrize("count_max", [0, -1])
+def test_a_read_of_no_message_gives_none_and_goes_nowhere(
+    store: LocalMessageStore, count_max: int
+) -> None:
+    for offset in (0, 17, COUNT - 1):
+        got = store.get_message(TOPIC, 0, offset, count_max=count_max)
+        assert (got.status, got.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, offset)
+        assert not got.messages
+
+
+def test_damage_ends_a_batch_and_is_told_when_it_is_its_turn(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    store.put_messages([a_message(number) for number in range(20)])
+    at = store.get_message(TOPIC, 0, 7, count_max=1).messages[0].log_offset
+    file = store._loaded().log.queue.find(at)
+    assert file is not None
+    file.write_at(at + 100, b"XX")
+    got = store.get_message(TOPIC, 0, 0)
+    assert [one.queue_offset for one in got.messages] == list(range(7))
+    assert got.next_offset == 7
+    assert len(store.read_range(TOPIC, 0, 0, count_max=20, bytes_max=99_999)) == 7
+    for read in (
+        lambda: store.get_message(TOPIC, 0, 7),
+        lambda: store.read_range(TOPIC, 0, 7, count_max=20, bytes_max=99_999),
+        lambda: store.message_at(at),
+    ):
+        with pytest.raises(SegmentCorruptError, match=file.path) as error:
+            read()
+        assert error.value.position == at
+    assert store.get_message(TOPIC, 0, 8).messages[0].queue_offset == 8
+    store.shutdown()
+
+
+def test_a_run_crosses_queue_files_and_log_files(store: LocalMessageStore) -> None:
+    run = store.read_range(TOPIC, 0, 990, count_max=1_300, bytes_max=10**9)
+    assert (run.first_offset, run.end_offset) == (990, 2_290)
+    for row in (0, 9, 10, 11, 1_299):
+        one = store.get_message(TOPIC, 0, 990 + row, count_max=1).messages[0]
+        assert bytes(run.record(row)) == one.record
+        assert (run.log_offsets[row], run.tags_codes[row]) == (one.log_offset, one.tags_code)
+
+
+RUN_COUNT = 252
+QUEUES = 3
+
+
+def filled(root: Path, order: list[int]) -> LocalMessageStore:
+    """Messages of several queues in this order, over many small files."""
+    mixed_store = a_store(root, commit_log_file_bytes=16_384, queue_file_bytes=2_000)
+    mixed_store.put_messages(
+        [
+            a_message(number, queue_id=queue_id, body_bytes=10 + number % 300)
+            for number, queue_id in enumerate(order)
+        ]
+    )
+    return mixed_store
+
+
+def both_ways(
+    mixed_store: LocalMessageStore, offset: int, count_max: int, bytes_max: int
+) -> list[MessageRun | tuple[str, int | None]]:
+    """What the columns say, and what the plain way says."""
+    answers: list[MessageRun | tuple[str, int | None]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for few in (0, INT32_MAX):
+            patch.setattr(queue_reader, "FEW_ROWS_MAX", few)
+            try:
+                answers.append(
+                    mixed_store.read_range(
+                        TOPIC, 0, offset, count_max=count_max, bytes_max=bytes_max
+                    )
+                )
+            except SegmentCorruptError as error:
+                answers.append((str(error), error.position))
+    return answers
+
+
+def check_same(mixed_store: LocalMessageStore, offset: int, count_max: int, bytes_max: int) -> int:
+    """How many rows both ways have."""
+    quick, plain = both_ways(mixed_store, offset, count_max, bytes_max)
+    if isinstance(plain, tuple) or isinstance(quick, tuple):
+        assert quick == plain
+        return 0
+    assert quick.first_offset == plain.first_offset == offset
+    assert quick.records == plain.records
+    for column in ("log_offsets", "message_bytes", "tags_codes", "starts"):
+        ours, theirs = getattr(quick, column), getattr(plain, column)
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+    return len(quick)
+
+
+ORDERS = [
+    [0] * RUN_COUNT,
+    [number % QUEUES for number in range(QUEUES * RUN_COUNT)],
+    [number // 7 % QUEUES for number in range(QUEUES * RUN_COUNT)],
+]
+
+
+@pytest.fixture(scope="module", params=ORDERS, ids=["alone", "in turns", "in groups"])
+def mixed_store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalMessageStore]:
+    mixed_store = filled(tmp_path_factory.mktemp("runs") / "store", request.param)
+    yield mixed_store
+    mixed_store.shutdown()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    offset=st.integers(0, RUN_COUNT + 1),
+    count_max=st.integers(-1, RUN_COUNT + 5),
+    bytes_max=st.one_of(st.just(10**9), st.integers(-1, 60_000)),
+)
+def test_runs_are_the_same_both_ways(
+    mixed_store: LocalMessageStore, offset: int, count_max: int, bytes_max: int
+) -> None:
+    rows = check_same(mixed_store, offset, count_max, bytes_max)
+    if count_max > 0 and offset < RUN_COUNT:
+        assert rows >= 1
+        assert rows == min(count_max, RUN_COUNT - offset) or bytes_max < 10**9
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    row=st.integers(0, 60),
+    at=st.one_of(st.integers(0, 140), st.integers(-40, -1)),
+    written=st.binary(min_size=1, max_size=8),
+    from_row=st.integers(0, 60),
+)
+def test_bytes_that_changed_end_a_run_at_the_same_message(
+    mixed_store: LocalMessageStore, row: int, at: int, written: bytes, from_row: int
+) -> None:
+    whole = mixed_store.read_range(TOPIC, 0, 0, count_max=RUN_COUNT, bytes_max=10**9)
+    begin, size = int(whole.log_offsets[row]), int(whole.message_bytes[row])
+    file = mixed_store._loaded().log.queue.find(begin)
+    assert file is not None
+    position = begin - file.start_offset + (min(at, size - 1) if at >= 0 else size + at)
+    written = written[: file.wrote - position]
+    before = file.read(position, len(written))
+    queue = mixed_store._loaded().queues.queue(TOPIC, 0)
+    assert queue is not None
+    unit = queue.unit(row)
+    file.write_at(position, written)
+    try:
+        check_same(mixed_store, from_row, RUN_COUNT, 10**9)
+    finally:
+        file.write_at(position, before)
+        queue.mend(row, unit)  # other tags in the record have become those of its unit
+    assert check_same(mixed_store, 0, RUN_COUNT, 10**9) == RUN_COUNT
+
+
+def test_each_byte_of_a_head_counts_as_in_the_plain_way(mixed_store: LocalMessageStore) -> None:
+    whole = mixed_store.read_range(TOPIC, 0, 0, count_max=64, bytes_max=10**9)
+    begin = int(whole.log_offsets[40])
+    file = mixed_store._loaded().log.queue.find(begin)
+    assert file is not None
+    for at in range(88):
+        position = begin - file.start_offset + at
+        before = file.read(position, 1)
+        for change in (1, 0x80):
+            file.write_at(position, bytes([before[0] ^ change]))
+            check_same(mixed_store, 35, 10, 10**9)
+        file.write_at(position, before)
+
+
+WRONG_UNITS = [
+    {"size": 0},
+    {"size": 90},
+    {"size": 91},
+    {"size": INT32_MAX},
+    {"log_offset": INT64_MAX},
+    {"log_offset": INT64_MAX - 100},
+    {"log_offset": INT64_MAX, "size": INT32_MAX},
+    {"log_offset": 10**9},
+    {"log_offset": 5},
+    {"log_offset": 16_384 - 50},
+]
+
+
+@pytest.mark.parametrize("few", [0, INT32_MAX], ids=["columns", "plain"])
+@pytest.mark.parametrize("row", [0, 1, 50])
+def test_a_unit_that_names_no_record_ends_a_run_and_is_made_again_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: int, few: int
+) -> None:
+    monkeypatch.setattr(queue_reader, "FEW_ROWS_MAX", few)
+    mixed_store = filled(tmp_path, ORDERS[0])
+    queue = mixed_store._loaded().queues.queue(TOPIC, 0)
+    assert queue is not None
+    file = queue._files.find(row * 20)
+    assert file is not None
+    before = file.read(row * 20, 12)
+    for wrong in WRONG_UNITS:
+        if "log_offset" in wrong:
+            file.write_at(row * 20, wrong["log_offset"].to_bytes(8, "big"))
+        if "size" in wrong:
+            file.write_at(row * 20 + 8, wrong["size"].to_bytes(4, "big"))
+        if row:
+            run = mixed_store.read_range(TOPIC, 0, 0, count_max=100, bytes_max=10**12)
+            assert len(run) == row, wrong
+        run = mixed_store.read_range(TOPIC, 0, row, count_max=100 - row, bytes_max=10**12)
+        assert len(run) == 100 - row, wrong
+        assert run.first_offset == row
+        assert file.read(row * 20, 12) == before, wrong
+    assert {damage.position for damage in mixed_store.damages} == {row * 20}
+    assert all(damage.mended for damage in mixed_store.damages)
+    mixed_store.shutdown()
+
+
+def test_a_run_ends_where_the_log_lost_a_file(tmp_path: Path) -> None:
+    mixed_store = filled(tmp_path, ORDERS[2])
+    log = mixed_store._loaded().log
+    whole = mixed_store.read_range(TOPIC, 0, 0, count_max=RUN_COUNT, bytes_max=10**9)
+    second = log.queue.files[1].start_offset
+    behind = int(np.searchsorted(whole.log_offsets, log.queue.files[2].start_offset))
+    before = int(np.searchsorted(whole.log_offsets, second))
+    log.queue.files[1].destroy()  # a reader may have found it just before
+    assert check_same(mixed_store, 0, RUN_COUNT, 10**9) == before
+    assert check_same(mixed_store, before, RUN_COUNT, 10**9) == 0
+    assert check_same(mixed_store, behind, RUN_COUNT, 10**9) == RUN_COUNT - behind
+    mixed_store.shutdown()
+
+
+def test_who_reads_a_run_owns_its_bytes(tmp_path: Path) -> None:
+    mixed_store = filled(tmp_path, ORDERS[0])
+    for count in (1, 2, RUN_COUNT):
+        run = mixed_store.read_range(TOPIC, 0, 0, count_max=count, bytes_max=10**9)
+        assert isinstance(run.records, bytearray)
+        before = bytes(run.records)
+        run.records[:] = bytes(len(before))
+        again = mixed_store.read_range(TOPIC, 0, 0, count_max=count, bytes_max=10**9)
+        assert again.records == before
+    mixed_store.shutdown()
+
+
+def test_few_messages_are_read_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed_store = filled(tmp_path, ORDERS[0])
+    monkeypatch.setattr(queue_reader, "read_records", lambda *_, **__: pytest.fail("as columns"))
+    few = queue_reader.FEW_ROWS_MAX
+    assert len(mixed_store.read_range(TOPIC, 0, 0, count_max=few, bytes_max=10**9)) == few
+    with pytest.raises(pytest.fail.Exception):
+        mixed_store.read_range(TOPIC, 0, 0, count_max=few + 1, bytes_max=10**9)
+    mixed_store.shutdown()
+
+
+TAGGED_COUNT = 1_500
+TAGS = ("often", "sometimes", "rare")
+CODES = [tags_code(tag) for tag in TAGS] + [0, 7]
+LOST_FILES = 2
+FILE_BYTES = 65_536
+
+
+class Asked:
+    """By tags, or by what the record says; it counts what it was shown."""
+
+    def __init__(self, codes: frozenset[int], body: bytes = b"") -> None:
+        self.codes = codes
+        self.shown = 0
+        self._body = body
+
+    def matches_tags_code(self, tags_code: int) -> bool:
+        self.shown += 1
+        low = {code & 0xFFFFFFFF for code in self.codes}
+        return tags_code < -(2**31) or tags_code & 0xFFFFFFFF in low
+
+    def matches_record(self, record: bytes) -> bool:
+        return self._body in record
+
+
+class Named(Asked):
+    """The same choice, which a store may make by itself."""
+
+    @property
+    def tags_codes(self) -> frozenset[int]:
+        return self.codes
+
+
+@pytest.fixture(scope="module")
+def tagged_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalMessageStore]:
+    """Messages of many sizes; the first log files have gone, and the queue does not know."""
+    config = LocalConfig(
+        store_path=str(tmp_path_factory.mktemp("tags")),
+        commit_log_file_bytes=FILE_BYTES,
+        queue_file_bytes=20_000,
+        index_enabled=False,
+        dispatch_interval_ms=0,
+        memory_bytes_max=4_000,
+        memory_count_max=16,
+    )
+    tagged_store = LocalMessageStore(config, Runtime.inline())
+    tagged_store.load()
+    tagged_store.start()
+    dice = random.Random(7)
+    messages = []
+    for number in range(TAGGED_COUNT):
+        tag = dice.choices((*TAGS, ""), (50, 10, 1, 5))[0]
+        size = dice.choice((10, 100, 100, 900, 3_500))
+        properties = {"TAGS": tag} if tag else {}
+        messages.append(a_message(number, body_bytes=size, properties=properties))
+    tagged_store.put_messages(messages)
+    assert tagged_store._loaded().log.queue.delete_before(LOST_FILES * FILE_BYTES)
+    yield tagged_store
+    tagged_store.shutdown()
+
+
+@given(
+    offset=st.one_of(st.integers(0, TAGGED_COUNT - 1), st.integers(0, 400)),
+    count_max=st.sampled_from([1, 2, 5, 16, 32, 900]),
+    bytes_max=st.sampled_from([1, 500, 2_000, 10_000, 1 << 20]),
+    codes=st.frozensets(st.sampled_from(CODES)),
+    body=st.sampled_from([b"", b"7|", b"not there"]),
+    page_cache_bytes=st.sampled_from([0, 50_000, 300_000, 1 << 40]),
+)
+def test_both_ways_give_the_same_answer(
+    tagged_store: LocalMessageStore,
+    offset: int,
+    count_max: int,
+    bytes_max: int,
+    codes: frozenset[int],
+    body: bytes,
+    page_cache_bytes: int,
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue_reader, "_page_cache_bytes", lambda: page_cache_bytes)
+        asked, named = (
+            tagged_store.get_message(
+                *(TOPIC, 0, offset),
+                count_max=count_max,
+                bytes_max=bytes_max,
+                message_filter=make(codes, body),
+            )
+            for make in (Asked, Named)
+        )
+    assert asked == named
+
+
+def test_it_is_asked_for_no_message(tagged_store: LocalMessageStore) -> None:
+    named = Named(frozenset([12345]))
+    got = tagged_store.get_message(TOPIC, 0, 0, message_filter=named)
+    assert (got.status, got.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
+    assert named.shown == 0
+
+
+def test_a_filter_that_names_no_codes_is_asked(tagged_store: LocalMessageStore) -> None:
+    class Undecided(Asked):
+        tags_codes = None
+
+    filter_ = Undecided(frozenset([12345]))
+    got = tagged_store.get_message(TOPIC, 0, 0, message_filter=filter_)
+    assert (got.next_offset, filter_.shown) == (800, 800)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 300), min_size=1, max_size=20),
+    count=st.integers(1, 9),
+    size=st.integers(0, 700),
+    data=st.data(),
+)
+def test_the_first_unit_without_room_is_the_same_for_one_and_for_many(
+    lengths: list[int], count: int, size: int, data: st.DataObject
+) -> None:
+    units = decode_units(
+        encode_units(
+            log_offsets=np.arange(len(lengths)) * 1_000,
+            message_bytes=np.array(lengths),
+            tags_codes=np.zeros(len(lengths), np.int64),
+        )
+    )
+    limits = ReadLimits(
+        count_max=data.draw(st.integers(1, 9)),
+        bytes_max=data.draw(st.integers(100, 900)),
+        memory_count_max=data.draw(st.integers(1, 16)),
+        memory_bytes_max=data.draw(st.integers(1, 2_000)),
+        memory_from=data.draw(st.integers(-1, 20)) * 1_000,
+    )
+    start = data.draw(st.integers(0, len(lengths)))
+    full = [
+        row
+        for row in range(start, len(lengths))
+        if limits.is_full(count, size, lengths[row], row * 1_000)
+    ]
+    found = limits.first_full(units, start, len(lengths), count=count, size=size)
+    assert found == (full[0] if full else None)

@@ -1,0 +1,721 @@
+"""What a store makes good when it opens, and the checkpoint that says where to begin.
+
+After a crash the log ends at its last whole record. After a clean end nothing can be torn: what
+cannot be read is damage, and keeps its place and its number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from struct import pack
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.codec.golden_files import GOLDEN, contents, expected
+from tests.local.store_audit import (
+    Ack,
+    a_config,
+    check_acks,
+    check_agreement,
+    crash,
+    opened,
+    parts_of,
+)
+from tieredstore.driver.runtime import Runtime
+from tieredstore.local import index_service, recovery, side_file
+from tieredstore.local.commit_log import CommitLog
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.files import StoreFiles
+from tieredstore.local.index_service import IndexService
+from tieredstore.local.recovery import CheckpointValues, StoreCheckpoint, decode_checkpoint
+from tieredstore.local.store import LocalMessageStore
+from tieredstore.model.errors import (
+    BackendError,
+    BackendRefusedError,
+    InvalidConfigError,
+    SegmentCorruptError,
+)
+from tieredstore.model.values import GetStatus
+from tieredstore.testing.samples import TOPIC, a_message
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"
+
+
+@pytest.mark.parametrize("folder", ["local-clean", "local-expired"])
+def test_a_checkpoint_of_java_is_read_and_written_byte_for_byte(folder: str, path: Path) -> None:
+    golden = GOLDEN / folder / "checkpoint"
+    want = expected(f"{folder}.expect-state.json")["store"]["checkpoint"]
+    values = StoreCheckpoint.open(golden).values
+    assert values.log_timestamp == want["physicMsgTimestamp"]
+    assert values.queue_timestamp == want["logicsMsgTimestamp"]
+    assert values.index_timestamp == want["indexMsgTimestamp"]
+    # The answers were given after a recovery, which has set this one in memory.
+    assert values.confirmed_offset in (0, want["confirmPhyOffset"])
+
+    written = StoreCheckpoint.open(path)
+    written.advance(
+        log_timestamp=values.log_timestamp,
+        queue_timestamp=values.queue_timestamp,
+        index_timestamp=values.index_timestamp,
+    )
+    written.confirm(values.confirmed_offset)
+    assert written.flush()
+    assert path.read_bytes() == golden.read_bytes()
+
+
+def test_the_five_fields_are_five_consecutive_numbers_of_64_bits(path: Path) -> None:
+    path.write_bytes(pack(">5q", 0, 0, 0, 4, 0).ljust(4096, b"\x00"))
+    checkpoint = StoreCheckpoint.open(path)
+    checkpoint.advance(log_timestamp=1, queue_timestamp=2, index_timestamp=3)
+    checkpoint.confirm(5)
+    checkpoint.flush()
+    assert path.read_bytes() == pack(">5q", 1, 2, 3, 4, 5).ljust(4096, b"\x00")
+
+
+def test_the_minimum_is_three_seconds_below_the_older_of_log_and_queues() -> None:
+    assert CheckpointValues(log_timestamp=9000, queue_timestamp=9500).min_timestamp == 6000
+    assert CheckpointValues(log_timestamp=9000, queue_timestamp=8000).min_timestamp == 5000
+    assert CheckpointValues(log_timestamp=9000, queue_timestamp=2999).min_timestamp == 0
+    assert CheckpointValues().min_timestamp == 0
+
+
+def test_values_survive_a_reopening(path: Path) -> None:
+    checkpoint = StoreCheckpoint.open(path)
+    checkpoint.advance(log_timestamp=1_700_000_000_000, queue_timestamp=1_700_000_000_005)
+    checkpoint.flush()
+    again = StoreCheckpoint.open(path)
+    assert again.values == checkpoint.values
+    assert again.values.min_timestamp == checkpoint.values.min_timestamp == 1_700_000_000_000 - 3000
+
+
+def test_opening_writes_nothing_and_only_changes_are_written(path: Path) -> None:
+    checkpoint = StoreCheckpoint.open(path)
+    assert not path.exists()
+    assert checkpoint.flush()
+    assert not checkpoint.flush()
+    assert not StoreCheckpoint.open(path).flush()
+    checkpoint.advance(log_timestamp=7)
+    assert checkpoint.flush()
+    assert StoreCheckpoint.open(path).values.log_timestamp == 7
+
+
+def test_times_move_back_only_when_the_store_is_cut(path: Path) -> None:
+    checkpoint = StoreCheckpoint.open(path)
+    checkpoint.advance(log_timestamp=50, queue_timestamp=40, index_timestamp=30)
+    checkpoint.advance(log_timestamp=20, queue_timestamp=45)
+    assert checkpoint.values == CheckpointValues(
+        log_timestamp=50, queue_timestamp=45, index_timestamp=30
+    )
+    checkpoint.rewind(44)
+    assert checkpoint.values == CheckpointValues(
+        log_timestamp=44, queue_timestamp=44, index_timestamp=30
+    )
+    checkpoint.rewind(-1)
+    assert checkpoint.values == CheckpointValues()
+
+
+def test_the_confirmed_offset_moves_both_ways(path: Path) -> None:
+    checkpoint = StoreCheckpoint.open(path)
+    checkpoint.confirm(9)
+    checkpoint.confirm(3)
+    assert checkpoint.values == CheckpointValues(confirmed_offset=3)
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 20, 39, 40, 4095, 4096, 5000])
+def test_a_short_file_knows_less_and_is_whole_after_the_next_flush(path: Path, length: int) -> None:
+    whole = pack(">5q", 1, 2, 3, 4, 5).ljust(5000, b"\x00")
+    path.write_bytes(whole[:length])
+    checkpoint = StoreCheckpoint.open(path)
+    known = decode_checkpoint(whole)
+    for read, true in zip(
+        (checkpoint.values.log_timestamp, checkpoint.values.confirmed_offset),
+        (known.log_timestamp, known.confirmed_offset),
+        strict=True,
+    ):
+        assert read in (0, true)
+    checkpoint.advance(log_timestamp=9)
+    assert checkpoint.flush()
+    assert path.stat().st_size == max(4096, length)
+    assert StoreCheckpoint.open(path).values.log_timestamp == 9
+
+
+@given(st.binary(max_size=64))
+def test_whatever_the_bytes_are_no_value_is_negative(data: bytes) -> None:
+    values = decode_checkpoint(data)
+    assert min(values.log_timestamp, values.queue_timestamp, values.index_timestamp) >= 0
+    assert min(values.master_flushed_offset, values.confirmed_offset) >= 0
+    assert values.min_timestamp >= 0
+
+
+def test_the_rest_of_the_file_is_left_as_it_was(path: Path) -> None:
+    path.write_bytes(pack(">6q", 1, 2, 3, 4, 5, 0) + b"x" * 4048)
+    checkpoint = StoreCheckpoint.open(path)
+    checkpoint.advance(log_timestamp=9)
+    checkpoint.flush()
+    assert path.read_bytes()[40:] == bytes(8) + b"x" * 4048
+
+
+def test_an_offset_that_a_later_version_wrote_is_not_vouched_for(path: Path) -> None:
+    """RocketMQ 5.5 takes queues for whole up to it, also where we have cut the log since."""
+    path.write_bytes(pack(">6q", 1, 2, 3, 4, 5, 1 << 40) + bytes(4048))
+    checkpoint = StoreCheckpoint.open(path)
+    checkpoint.flush()
+    assert path.read_bytes() == pack(">6q", 1, 2, 3, 4, 5, 0) + bytes(4048)
+
+
+def test_a_file_that_somebody_removed_is_written_anew(path: Path) -> None:
+    checkpoint = StoreCheckpoint.open(path)
+    checkpoint.flush()
+    path.unlink()
+    checkpoint.advance(log_timestamp=9)
+    assert checkpoint.flush()
+    assert StoreCheckpoint.open(path).values.log_timestamp == 9
+
+
+def test_a_flush_that_failed_is_made_up_for_by_the_next(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = StoreCheckpoint.open(path)
+    checkpoint.flush()
+    checkpoint.advance(log_timestamp=9)
+
+    def refuse(descriptor: int) -> None:
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", refuse)
+        with pytest.raises(OSError, match="no space"):
+            checkpoint.flush()
+    assert checkpoint.flush()
+
+
+def no_room(*_: object, **__: object) -> Any:
+    raise OSError(28, "No space left on device")
+
+
+def digests(root: Path) -> dict[str, tuple[str, int]]:
+    return {
+        str(path.relative_to(root)): (
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+            path.stat().st_mtime_ns,
+        )
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+
+
+FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "index state": lambda patch: patch.setattr(index_service, "write_atomically", no_room),
+    "table of queues": lambda patch: patch.setattr(side_file, "write_atomically", no_room),
+    "abort file": lambda patch: patch.setattr(StoreFiles, "remove_abort", no_room),
+    "index flush": lambda patch: patch.setattr(IndexService, "flush", no_room),
+    "index close": lambda patch: patch.setattr(IndexService, "close", no_room),
+    "queues close": lambda patch: patch.setattr(ConsumeQueues, "close", no_room),
+    "log close": lambda patch: patch.setattr(CommitLog, "close", no_room),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_store_that_cannot_end_well_still_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    store = opened(tmp_path)
+    store.put_messages([a_message(number) for number in range(30)])
+    with monkeypatch.context() as patch:
+        FAILURES[failure](patch)
+        store.shutdown()
+        store.shutdown()
+    store = opened(tmp_path)
+    assert check_agreement(store) == 30
+    assert store.put_message(a_message(30)).stored
+    store.shutdown()
+    assert not (tmp_path / "abort").exists()
+
+
+def test_an_end_without_a_directory_for_its_tables_frees_the_lock(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.put_messages([a_message(number) for number in range(30)])
+    shutil.rmtree(tmp_path / "config")
+    (tmp_path / "config").write_text("in the way")
+    store.shutdown()
+    (tmp_path / "config").unlink()
+    store = opened(tmp_path)
+    assert store.max_offset(TOPIC, 0) == 30
+    store.shutdown()
+
+
+@pytest.mark.parametrize("module", [index_service, side_file, recovery])
+def test_what_cannot_be_flushed_is_an_error_of_the_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any
+) -> None:
+    store = opened(tmp_path)
+    store.put_messages([a_message(number, body_bytes=900) for number in range(60)])
+    with monkeypatch.context() as patch:
+        for name in ("write_atomically", "make_directories"):
+            if hasattr(module, name):
+                patch.setattr(module, name, no_room)
+        if module is recovery:
+            patch.setattr(recovery.StoreCheckpoint, "flush", no_room)
+        with pytest.raises(BackendError, match="No space left"):
+            store.flush()
+    store.flush()
+    store.shutdown()
+
+
+def test_a_start_that_cannot_write_is_an_error_of_the_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalMessageStore(a_config(tmp_path), Runtime.inline())
+    store.load()
+    with monkeypatch.context() as patch:
+        patch.setattr("tieredstore.local.files.write_all", no_room)
+        with pytest.raises(BackendRefusedError, match="No space left"):
+            store.start()
+    store.start()
+    store.shutdown()
+
+
+def test_a_store_that_is_refused_is_as_it_was_before(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.put_messages([a_message(number) for number in range(30)])
+    store.shutdown()
+    before = digests(tmp_path)
+    with pytest.raises(InvalidConfigError, match="index_slot_count"):
+        opened(tmp_path, index_slot_count=77)
+    assert digests(tmp_path) == before
+    store = opened(tmp_path)
+    assert len(store.query_message(TOPIC, "key-7").messages) == 1
+    store.shutdown()
+
+
+def test_a_store_of_java_that_is_refused_is_as_it_was_before(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(GOLDEN / "local-clean", root)
+    before = digests(root)
+    with pytest.raises(InvalidConfigError, match="commit_log_file_bytes"):
+        LocalMessageStore(LocalConfig(store_path=str(root)), Runtime.inline()).load()
+    assert digests(root) == before
+
+
+def test_an_index_that_is_closed_has_written_nothing(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.put_messages([a_message(number) for number in range(30)])
+    index = parts_of(store).index
+    assert index is not None
+    before = digests(tmp_path)
+    index.close()
+    assert digests(tmp_path) == before
+    parts_of(store).index = None
+    store.shutdown()
+
+
+# Only with the checksum of the whole record can garbage in its properties be told from them.
+SETTINGS = {
+    "commit_log_file_bytes": 2048,
+    "index_item_count": 20,
+    "property_crc_enabled": True,
+}
+PROPERTIES_AT = 88 + 9 + 2 + 2  # behind the head, a body of nine bytes and a topic of one
+
+
+def two_queues(root: Path) -> tuple[list[Ack], list[int]]:
+    """Messages in two queues, the last three of them in the last file; and their sizes."""
+    store = opened(root, **SETTINGS)
+    acks, sizes = [], []
+    for number in range(25):
+        names = {"UNIQ_KEY": f"u{number}", "KEYS": f"k{number}"}
+        message = a_message(number, topic="T", queue_id=number % 2, body_bytes=9, properties=names)
+        put = store.put_message(message)
+        acks.append(Ack.of("T", number % 2, f"u{number}", f"k{number}", put))
+        sizes.append(put.size)
+        if number == 15:
+            store.flush()
+            shutil.copytree(root / "config", root / "as-flushed" / "config")
+            shutil.copy(root / "checkpoint", root / "as-flushed" / "checkpoint")
+    store.shutdown()
+    return acks, sizes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tail", ["zeros", "garbage"])
+def test_cut_at_any_byte_of_the_last_three_records(tmp_path: Path, tail: str) -> None:
+    cut_everywhere(tmp_path, tail, abort_at=0)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("tail", ["zeros", "garbage"])
+def test_cut_there_with_the_other_end(tmp_path: Path, tail: str) -> None:
+    cut_everywhere(tmp_path, tail, abort_at=1)
+
+
+def cut_everywhere(tmp_path: Path, tail: str, *, abort_at: int) -> None:
+    """At every second byte as after a crash, at the others as after a clean end."""
+    whole, root = tmp_path / "whole", tmp_path / "store"
+    acks, sizes = two_queues(whole)
+    dice = random.Random(1)
+    path = max((whole / "commitlog").iterdir())
+    base, data = int(path.name), path.read_bytes()
+    assert base <= acks[-3].log_offset
+    for cut in range(acks[-3].log_offset, acks[-1].log_offset + sizes[-1]):
+        shutil.copytree(whole, root)
+        rest = len(data) - (cut - base)
+        torn = bytes(rest) if tail == "zeros" else dice.randbytes(rest)
+        (root / "commitlog" / path.name).write_bytes(data[: cut - base] + torn)
+        crashed = cut % 2 == abort_at
+        if crashed:
+            (root / "abort").touch()
+            shutil.copytree(root / "as-flushed", root, dirs_exist_ok=True)
+        pairs = zip(acks, sizes, strict=True)
+        kept = [ack for ack, size in pairs if ack.log_offset + size <= cut]
+        store = opened(root, **SETTINGS)
+        check_acks(store, kept[-4:])
+        if crashed:
+            check_cut_off(root, store, acks, len(kept), audited=cut % 16 == abort_at)
+        else:
+            check_places_kept(store, acks, sizes, cut)
+        shutil.rmtree(root)
+
+
+def check_cut_off(
+    root: Path, store: LocalMessageStore, acks: list[Ack], kept: int, *, audited: bool
+) -> None:
+    for lost in acks[kept:]:
+        got = store.get_message(lost.topic, lost.queue_id, lost.queue_offset)
+        assert got.status is GetStatus.OFFSET_OVERFLOW_ONE or not got.messages
+        assert not store.query_message(lost.topic, lost.unique_key).messages
+    put = store.put_message(a_message(99, topic="T", queue_id=acks[kept].queue_id))
+    assert put.queue_offset == acks[kept].queue_offset
+    assert put.log_offset == acks[kept].log_offset
+    if audited:
+        assert check_agreement(store) == kept + 1
+        crash(store)
+        store = opened(root, **SETTINGS)
+        assert check_agreement(store) == kept + 1
+    store.shutdown()
+
+
+def check_places_kept(
+    store: LocalMessageStore, acks: list[Ack], sizes: list[int], cut: int
+) -> None:
+    lost = [ack for ack, size in zip(acks, sizes, strict=True) if ack.log_offset + size > cut]
+    assert store.recovery is not None
+    assert lost[0].log_offset in {damage.log_offset for damage in store.recovery.damages}
+    for ack in lost:
+        if cut - ack.log_offset >= PROPERTIES_AT:  # a read does not know that it had another CRC
+            continue
+        with pytest.raises(SegmentCorruptError):
+            store.get_message(ack.topic, ack.queue_id, ack.queue_offset)
+        assert not store.query_message(ack.topic, ack.unique_key).messages
+    for queue_id in (0, 1):
+        put = store.put_message(a_message(99, topic="T", queue_id=queue_id))
+        assert put.queue_offset == 1 + max(
+            ack.queue_offset for ack in acks if ack.queue_id == queue_id
+        )
+        assert put.log_offset >= acks[-1].log_offset + sizes[-1]
+        [found] = store.get_message("T", queue_id, put.queue_offset).messages
+        assert found.log_offset == put.log_offset
+    store.shutdown()
+
+
+def three_topics(root: Path, count: int = 240) -> list[Ack]:
+    """Three topics with two queues; one of them has messages at the log's beginning only."""
+    store = opened(root)
+    acks: list[Ack] = []
+    for number in range(count):
+        topic = "Early" if number < 60 else ("Orders", "Bills")[number % 2]
+        message = a_message(number, topic=topic, queue_id=number // 2 % 2)
+        put = store.put_message(message)
+        acks.append(Ack.of(topic, message.queue_id, f"UNIQ-{number:08d}", f"key-{number}", put))
+        if number % 50 == 0:
+            store.flush()
+    store.shutdown()
+    return acks
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ack]]:
+    root = tmp_path_factory.mktemp("whole")
+    return root, three_topics(root)
+
+
+def nth(folder: str, place: int) -> Callable[[Path], None]:
+    def remove(root: Path) -> None:
+        sorted((root / folder).iterdir())[place].unlink()
+
+    return remove
+
+
+def gone(name: str) -> Callable[[Path], None]:
+    def remove(root: Path) -> None:
+        path = root / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return remove
+
+
+def becomes(name: str, data: bytes) -> Callable[[Path], None]:
+    def overwrite(root: Path) -> None:
+        (root / name).write_bytes(data)
+
+    return overwrite
+
+
+LOSSES: dict[str, Callable[[Path], None]] = {
+    "nothing": lambda root: None,
+    "all queues": gone("consumequeue"),
+    "a topic": gone("consumequeue/Orders"),
+    "a topic of long ago": gone("consumequeue/Early"),
+    "a queue": gone("consumequeue/Bills/1"),
+    "the first file of a queue": nth("consumequeue/Orders/0", 0),
+    "a middle file of a queue": nth("consumequeue/Orders/0", 1),
+    "the last file of a queue": nth("consumequeue/Orders/0", -1),
+    "the last file of a queue of long ago": nth("consumequeue/Early/1", -1),
+    "the index": gone("index"),
+    "the first index file": nth("index", 0),
+    "a middle index file": nth("index", 1),
+    "the last index file": nth("index", -1),
+    "the word on the index": gone("config/tieredstore-index.json"),
+    "the checkpoint": gone("checkpoint"),
+    "half of the checkpoint": becomes("checkpoint", b"\0" * 20),
+    "a sound checkpoint": becomes("checkpoint", b"\xff" * 4096),
+    "the sizes": gone("config/tieredstore-sizes.json"),
+    "the table of the queues": gone("config/tieredstore-queues.json"),
+    "a sound table": becomes("config/tieredstore-queues.json", b'{"version": 1, "queues": 3}'),
+    "all that is ours alone": gone("config"),
+}
+
+
+def all_of(*losses: str) -> Callable[[Path], None]:
+    def remove(root: Path) -> None:
+        for loss in losses:
+            LOSSES[loss](root)
+
+    return remove
+
+
+LOSSES |= {
+    "a topic and the table": all_of("a topic of long ago", "the table of the queues"),
+    "queues and index": all_of("all queues", "the index"),
+    "a queue, an index file, the checkpoint": all_of(
+        "a queue", "a middle index file", "the checkpoint"
+    ),
+}
+
+
+@pytest.mark.parametrize("abort", [False, True], ids=["clean", "crashed"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_is_missing_is_made_again(
+    whole: tuple[Path, list[Ack]], tmp_path: Path, loss: str, abort: bool
+) -> None:
+    source, acks = whole
+    root = tmp_path / "store"
+    shutil.copytree(source, root)
+    if abort:
+        (root / "abort").write_bytes(b"1")
+    LOSSES[loss](root)
+    store = opened(root)
+    check_acks(store, acks)
+    assert check_agreement(store) == len(acks)
+    assert contents(root / "consumequeue") == contents(source / "consumequeue")
+    put = store.put_message(a_message(1000, topic="Orders", queue_id=0))
+    assert put.queue_offset == 1 + max(
+        ack.queue_offset for ack in acks if (ack.topic, ack.queue_id) == ("Orders", 0)
+    )
+    store.shutdown()
+    store = opened(root)
+    assert store.recovery is not None
+    assert store.recovery.redispatched_count <= 1
+    assert not store.recovery.abnormal
+    store.shutdown()
+
+
+def test_a_queue_whose_repair_was_cut_short_is_repaired_by_the_next_opening(
+    whole: tuple[Path, list[Ack]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, acks = whole
+    root = tmp_path / "store"
+    shutil.copytree(source, root)
+    shutil.rmtree(root / "consumequeue" / "Early")
+    store = LocalMessageStore(a_config(root), Runtime.inline())
+    with monkeypatch.context() as patch:
+        patch.setattr("tieredstore.local.dispatch.Dispatch.put", _lights_out)
+        with pytest.raises(KeyboardInterrupt):
+            store.load()
+    assert (root / "abort").exists()
+    store = opened(root)
+    check_acks(store, acks)
+    assert check_agreement(store) == len(acks)
+    crash(store)
+    store = opened(root)
+    check_acks(store, acks)
+    store.shutdown()
+
+
+def _lights_out(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+COUNT, BAD = 40, 17
+SPOTS = {"length": 2, "magic": 5, "crc": 9, "queue offset": 20, "place": 30, "body": 120}
+
+
+def filled(root: Path) -> list[Ack]:
+    store = opened(root)
+    acks = []
+    for number in range(COUNT):
+        put = store.put_message(a_message(number, queue_id=number % 2))
+        key = f"key-{number}"
+        acks.append(Ack.of(TOPIC, number % 2, f"UNIQ-{number:08d}", key, put))
+    store.shutdown()
+    return acks
+
+
+def flip(root: Path, log_offset: int, spot: int) -> Path:
+    path = root / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[log_offset + spot] ^= 0x10
+    path.write_bytes(data)
+    return path
+
+
+def check_around(store: LocalMessageStore, acks: list[Ack], bad: int, path: Path) -> None:
+    check_acks(store, [ack for number, ack in enumerate(acks) if number != bad])
+    ack = acks[bad]
+    with pytest.raises(SegmentCorruptError) as caught:
+        store.get_message(ack.topic, ack.queue_id, ack.queue_offset)
+    assert (caught.value.path, caught.value.position) == (str(path), ack.log_offset)
+    assert not store.query_message(ack.topic, ack.unique_key).messages
+    before = store.get_message(ack.topic, ack.queue_id, 0, count_max=32)
+    assert before.next_offset == ack.queue_offset == len(before.messages)
+
+
+@pytest.mark.parametrize("lost", ["nothing", "consumequeue", "index", "both"])
+@pytest.mark.parametrize("abort", [False, True], ids=["clean", "crashed"])
+@pytest.mark.parametrize("spot", [spot for spot in SPOTS if spot != "queue offset"])
+def test_damage_in_the_middle_hides_one_message_only(
+    tmp_path: Path, spot: str, abort: bool, lost: str
+) -> None:
+    acks = filled(tmp_path)
+    path = flip(tmp_path, acks[BAD].log_offset, SPOTS[spot])
+    if abort:
+        (tmp_path / "abort").touch()
+    for folder in {"nothing": (), "both": ("consumequeue", "index")}.get(lost, (lost,)):
+        shutil.rmtree(tmp_path / folder)
+    store = opened(tmp_path)
+    assert store.recovery is not None
+    assert [damage.log_offset for damage in store.recovery.damages] == [acks[BAD].log_offset]
+    assert store.recovery.damages[0].path == str(path)
+    check_around(store, acks, BAD, path)
+    assert store.put_message(a_message(99, queue_id=0)).queue_offset == COUNT // 2
+    store.shutdown()
+    store = opened(tmp_path)
+    assert store.recovery is not None
+    assert store.recovery.damages
+    check_around(store, acks, BAD, path)
+    store.shutdown()
+
+
+@pytest.mark.parametrize("abort", [False, True], ids=["clean", "crashed"])
+def test_the_number_of_a_damaged_last_message_is_not_given_again(
+    tmp_path: Path, abort: bool
+) -> None:
+    acks = filled(tmp_path)
+    path = flip(tmp_path, acks[-2].log_offset, SPOTS["body"])  # the last one of queue 0
+    if abort:
+        (tmp_path / "abort").touch()
+    shutil.rmtree(tmp_path / "consumequeue")
+    store = opened(tmp_path)
+    check_around(store, acks, COUNT - 2, path)
+    assert store.put_message(a_message(99, queue_id=0)).queue_offset == COUNT // 2
+    store.shutdown()
+
+
+def test_several_damaged_records_in_a_row_keep_their_numbers(tmp_path: Path) -> None:
+    acks = filled(tmp_path)
+    for bad in (10, 11, 12, 13, 20):
+        flip(tmp_path, acks[bad].log_offset, SPOTS["length"])
+    shutil.rmtree(tmp_path / "consumequeue")
+    (tmp_path / "abort").touch()
+    for _ in range(2):
+        store = opened(tmp_path)
+        check_acks(store, [ack for at, ack in enumerate(acks) if at not in (10, 11, 12, 13, 20)])
+        for bad in (10, 11, 12, 13, 20):
+            with pytest.raises(SegmentCorruptError):
+                store.get_message(TOPIC, acks[bad].queue_id, acks[bad].queue_offset)
+        store.shutdown()
+
+
+def damaged(root: Path) -> None:
+    store = opened(root)
+    for number in range(100):
+        store.put_message(a_message(number))
+    store.shutdown()
+    os.truncate(min((root / "index").iterdir()), 1_000)
+
+
+def test_after_a_clean_end_it_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged(tmp_path)
+    warned: list[Path] = []
+    monkeypatch.setattr(StoreFiles, "create_abort", lambda files: warned.append(files.root))
+    store = LocalMessageStore(a_config(tmp_path), Runtime.inline())
+    store.load()
+    assert warned == [tmp_path]  # a crash meanwhile must not leave half of it for whole
+    for number in (0, 50, 99):
+        assert len(store.query_message(TOPIC, f"key-{number}").messages) == 1
+    store.shutdown()
+
+
+def test_a_sound_index_is_no_reason_for_a_repair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    store.put_message(a_message(0))
+    store.shutdown()
+    warned: list[Path] = []
+    monkeypatch.setattr(StoreFiles, "create_abort", lambda files: warned.append(files.root))
+    store = LocalMessageStore(a_config(tmp_path), Runtime.inline())
+    store.load()
+    assert warned == []
+    store.shutdown()
+
+
+def test_a_store_with_it_can_be_destroyed(tmp_path: Path) -> None:
+    damaged(tmp_path)
+    LocalMessageStore(a_config(tmp_path), Runtime.inline()).destroy()
+    assert list((tmp_path / "index").iterdir()) == []
+    store = opened(tmp_path)
+    assert store.max_offset(TOPIC, 0) is None
+    store.shutdown()
+
+
+@pytest.mark.parametrize("bit", range(0, 64, 5))
+def test_keys_put_later_are_found_after_a_flip_in_the_end_of_its_header(
+    tmp_path: Path, bit: int
+) -> None:
+    store = opened(tmp_path)
+    for number in range(100):
+        store.put_message(a_message(number))
+    store.shutdown()
+    newest = max((tmp_path / "index").iterdir())
+    data = bytearray(newest.read_bytes())
+    data[31 - bit // 8] ^= 1 << bit % 8  # of the last log offset, behind 24 bytes
+    newest.write_bytes(data)
+    store = opened(tmp_path)
+    store.put_message(a_message(100))
+    for number in (0, 50, 99, 100):
+        assert len(store.query_message(TOPIC, f"key-{number}").messages) == 1
+    store.shutdown()

@@ -1,0 +1,623 @@
+"""The local store as a whole: the shipped contract, failing writes and calls, reads beside deletes.
+
+Whatever fails, every acknowledged message is there once when the store opens again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.codec.golden_files import contents
+from tests.every_step import every_step
+from tests.failing_calls import refused_call
+from tests.local.store_audit import (
+    EXPIRING,
+    Ack,
+    a_config,
+    check_acks,
+    check_agreement,
+    expire_one_file,
+    opened,
+    parts_of,
+)
+from tieredstore.codec.message import decode_message
+from tieredstore.driver.message_store import MessageStore
+from tieredstore.driver.runtime import Runtime
+from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.local.index_file import IndexFile
+from tieredstore.local.index_service import IndexService
+from tieredstore.local.mapped_file import MappedFile
+from tieredstore.local.mapped_file_queue import MappedFileQueue
+from tieredstore.local.reader import LocalReader
+from tieredstore.local.store import LocalMessageStore
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    InvalidConfigError,
+    OffsetOutOfRangeError,
+    StoreClosedError,
+    TieredStoreError,
+)
+from tieredstore.model.messages import Message
+from tieredstore.model.values import GetStatus, PutStatus
+from tieredstore.testing.message_store_contract import MessageStoreContract
+from tieredstore.testing.samples import TOPIC, a_body, a_message
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(root: Path) -> Iterator[LocalMessageStore]:
+    store = opened(root)
+    yield store
+    store.shutdown()
+
+
+class TestLocalMessageStore(MessageStoreContract):
+    @pytest.fixture(autouse=True)
+    def _root(self, tmp_path: Path) -> None:
+        self.root = tmp_path
+
+    def open_store(self) -> MessageStore:
+        return LocalMessageStore(a_config(self.root, **EXPIRING), Runtime.inline())
+
+    def expire(self, store: MessageStore) -> None:
+        assert isinstance(store, LocalMessageStore)
+        expire_one_file(store)
+
+
+class TestLocalMessageStoreWhoseQueuesLagBehind(TestLocalMessageStore):
+    """Between the deletion of a log file and the look that queues take at it."""
+
+    def expire(self, store: MessageStore) -> None:
+        assert isinstance(store, LocalMessageStore)
+        log = store._loaded().log
+        log.queue.delete_before(log.queue.files[0].end_offset)
+
+
+def bodies(
+    store: LocalMessageStore, count: int, topic: str = TOPIC, queue_id: int = 0
+) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < count:
+        got = store.get_message(topic, queue_id, len(found), count_max=32)
+        assert got.status is GetStatus.FOUND
+        found += [decode_message(one.record).body for one in got.messages]
+    return found
+
+
+def test_what_was_put_is_there_after_a_clean_end(root: Path) -> None:
+    store = opened(root)
+    for number in range(300):
+        assert store.put_message(a_message(number)).queue_offset == number
+    store.shutdown()
+    assert not (root / "abort").exists()
+    store = opened(root)
+    assert store.recovery is not None
+    assert not store.recovery.abnormal
+    assert bodies(store, 300) == [a_body(number) for number in range(300)]
+    assert store.put_message(a_message(300)).queue_offset == 300
+    store.shutdown()
+
+
+def test_a_batch_is_the_same_as_its_messages_one_by_one(tmp_path: Path) -> None:
+    messages = [a_message(number, queue_id=number % 3) for number in range(500)]
+    one, many = opened(tmp_path / "one"), opened(tmp_path / "many")
+    single = [one.put_message(message) for message in messages]
+    batch = list(many.put_messages(messages))
+    assert [put.queue_offset for put in batch] == [put.queue_offset for put in single]
+    assert [put.log_offset for put in batch] == [put.log_offset for put in single]
+    one.shutdown()
+    many.shutdown()
+    for folder in ("commitlog", "consumequeue", "index"):
+        first, second = (contents(tmp_path / name / folder) for name in ("one", "many"))
+        assert first.keys() == second.keys()
+        assert first == second
+
+
+def test_a_message_that_cannot_be_stored_is_refused_and_the_others_are_stored(
+    store: LocalMessageStore,
+) -> None:
+    messages = [
+        a_message(0),
+        Message(topic=TOPIC, queue_id=0, body=b"x" * 40_000),
+        Message(topic="a/b", queue_id=0, body=b"x"),
+        Message(topic=TOPIC, queue_id=0, body=b"x", properties={"p": "v" * 40_000}),
+        a_message(1),
+    ]
+    results = store.put_messages(messages)
+    assert [result.status for result in results] == [
+        PutStatus.PUT_OK,
+        PutStatus.MESSAGE_ILLEGAL,
+        PutStatus.MESSAGE_ILLEGAL,
+        PutStatus.PROPERTIES_SIZE_EXCEEDED,
+        PutStatus.PUT_OK,
+    ]
+    assert [result.queue_offset for result in results] == [0, -1, -1, -1, 1]
+    assert not results.all_ok
+    assert bodies(store, 2) == [a_body(0), a_body(1)]
+
+
+def test_messages_are_found_by_key_newest_first_and_each_once(store: LocalMessageStore) -> None:
+    for number in range(100):
+        store.put_message(a_message(number))
+    [one] = store.query_message(TOPIC, "key-42").messages
+    assert decode_message(one.record).body == a_body(42)
+    [same] = store.query_message(TOPIC, "UNIQ-00000042").messages
+    assert same == one
+    shared = store.query_message(TOPIC, "shared", count_max=1000)
+    assert [found.queue_offset for found in shared.messages] == list(range(99, 35, -1))
+    assert shared.is_cut
+    assert not shared.complete
+    for absent in ("", "key-", "key-100", "none"):
+        assert not store.query_message(TOPIC, absent).messages
+
+
+def test_other_sizes_than_the_store_was_made_with_are_refused(root: Path) -> None:
+    opened(root).shutdown()
+    for name, value in (("queue_file_bytes", 800), ("index_slot_count", 7)):
+        store = LocalMessageStore(a_config(root, **{name: value}), Runtime.inline())
+        with pytest.raises(InvalidConfigError, match=name):
+            store.load()
+    opened(root).shutdown()  # the refusals left the lock free
+
+
+def test_one_store_at_a_time(root: Path) -> None:
+    store = opened(root)
+    with pytest.raises(BackendRefusedError, match="another process"):
+        opened(root)
+    store.shutdown()
+    opened(root).shutdown()
+
+
+def test_puts_wait_for_start(root: Path) -> None:
+    store = LocalMessageStore(a_config(root), Runtime.inline())
+    store.load()
+    with pytest.raises(StoreClosedError):
+        store.put_message(a_message(0))
+    store.shutdown()
+    assert not (root / "abort").exists()
+
+
+def test_a_destroyed_store_starts_anew(root: Path) -> None:
+    store = opened(root)
+    store.put_messages([a_message(number) for number in range(200)])
+    store.destroy()
+    store = opened(root)
+    assert list(store.queues()) == []
+    assert store.put_message(a_message(0)).log_offset == 0
+    store.shutdown()
+
+
+@pytest.mark.parametrize("sync", ["SYNC_FLUSH", "ASYNC_FLUSH"])
+def test_threads_put_and_read_at_once(root: Path, sync: str) -> None:
+    config = a_config(
+        root, flush_disk_type=sync, dispatch_interval_ms=1, sync_flush_timeout_ms=600_000
+    )
+    with Runtime.threads() as runtime:
+        store = LocalMessageStore(config, runtime)
+        store.load()
+        store.start()
+
+        def put(queue_id: int) -> None:
+            for number in range(100):
+                result = store.put_message(a_message(number, queue_id=queue_id))
+                assert (result.status, result.queue_offset) == (PutStatus.PUT_OK, number)
+                assert store.max_offset(TOPIC, queue_id) == number + 1
+
+        putters = [runtime.fetch.submit(put, queue_id) for queue_id in range(4)]
+        for putter in putters:
+            putter.result(240)
+        for queue_id in range(4):
+            assert bodies(store, 100, queue_id=queue_id) == [a_body(n) for n in range(100)]
+        store.shutdown()
+    assert not (root / "abort").exists()
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_a_topic_with_batch_queues_is_refused_before_anything_is_written(
+    root: Path, count: int
+) -> None:
+    (root / "batchconsumequeue" / "Batches" / "0").mkdir(parents=True)
+    store = opened(root)
+    sent = [Message(topic="Batches", queue_id=0, body=b"x") for _ in range(count)]
+    results = store.put_messages([*sent, a_message()])
+    assert [result.status for result in results] == [
+        *[PutStatus.MESSAGE_ILLEGAL] * count,
+        PutStatus.PUT_OK,
+    ]
+    assert "batch queues" in results[0].reason
+    assert store.put_message(sent[0]).status is PutStatus.MESSAGE_ILLEGAL
+    store.shutdown()
+    assert not (root / "consumequeue" / "Batches").exists()
+
+
+def full_disk(real: Callable[..., Any], where: str) -> Callable[..., Any]:
+    """The call, on a disk that is full for these files only."""
+
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        place = str(getattr(self, "directory", where))
+        if where in place:
+            raise BackendRefusedError(place, "create", str(OSError(errno.ENOSPC, "full")))
+        return real(self, *arguments, **named)
+
+    return call
+
+
+def refused(*_: object, **__: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "no room for a queue file": lambda patch: patch.setattr(
+        MappedFileQueue, "_create", full_disk(MappedFileQueue._create, "consumequeue")
+    ),
+    "queue unwritable": lambda patch: patch.setattr(
+        MappedFileQueue, "append", full_disk(MappedFileQueue.append, "consumequeue")
+    ),
+    "index file not made": lambda patch: patch.setattr(IndexFile, "create", refused),
+    "index unwritable": lambda patch: patch.setattr(IndexFile, "put", refused),
+    "index refuses": lambda patch: patch.setattr(IndexService, "put", refused),
+}
+
+
+def put_one(store: LocalMessageStore, acks: list[Ack]) -> bool:
+    """One message, which is stored whether it can be dispatched or not: whether it could."""
+    number = len(acks)
+    end = store.max_log_offset()
+    key = f"key-{number}"
+    result = store.put_message(a_message(number, queue_id=number % 2))
+    assert result.status is PutStatus.PUT_OK
+    assert result.log_offset in (end, 32_768)
+    found = store.message_at(end) or store.message_at(32_768)
+    assert found is not None  # readable from the log, whatever its queue says
+    message = decode_message(found.record)
+    where = message.queue_offset, message.log_offset, f"UNIQ-{number:08d}", key, message.offset_id
+    acks.append(Ack(TOPIC, number % 2, *where))
+    return parts_of(store).dispatch.behind_count == 0
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_what_failed_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    store = opened(tmp_path, index_item_count=40)
+    acks: list[Ack] = []
+    for _ in range(30):
+        assert put_one(store, acks)
+    with monkeypatch.context() as patch:
+        FAILURES[failure](patch)
+        dispatched = [put_one(store, acks) for _ in range(30)]
+        first = dispatched.index(False)
+        assert not any(dispatched[first:])
+        with pytest.raises(BackendRefusedError):
+            store.flush()
+    assert put_one(store, acks)
+    check_acks(store, acks)
+    assert check_agreement(store) == 61
+    store.shutdown()
+    assert not (tmp_path / "abort").exists()
+    store = opened(tmp_path, index_item_count=40)
+    check_acks(store, acks)
+    store.shutdown()
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_an_end_without_dispatch_is_not_clean_and_the_next_load_repairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    store = opened(tmp_path, index_item_count=40)
+    acks: list[Ack] = []
+    for _ in range(30):
+        put_one(store, acks)
+    with monkeypatch.context() as patch:
+        FAILURES[failure](patch)
+        for _ in range(30):
+            put_one(store, acks)
+        store.shutdown()
+    assert (tmp_path / "abort").exists()
+    store = opened(tmp_path, index_item_count=40)
+    check_acks(store, acks)
+    assert check_agreement(store) == 60
+    assert put_one(store, acks)
+    store.shutdown()
+    assert not (tmp_path / "abort").exists()
+
+
+def test_reads_go_on_while_dispatch_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(tmp_path)
+    store.put_message(a_message(0))
+    with monkeypatch.context() as patch:
+        FAILURES["queue unwritable"](patch)
+        assert store.put_message(a_message(1)).stored
+        [first] = store.get_message(TOPIC, 0, 0).messages
+        assert decode_message(first.record).queue_offset == 0
+        assert store.max_offset(TOPIC, 0) == 1
+        assert len(store.query_message(TOPIC, "key-0").messages) == 1
+    assert store.max_offset(TOPIC, 0) == 2
+    store.shutdown()
+
+
+MESSAGES = 30
+SIZES = {"commit_log_file_bytes": 4_096}
+
+Operation = Callable[[], object]
+
+
+def filled(root: Path) -> LocalMessageStore:
+    store = opened(root, **SIZES)
+    for number in range(MESSAGES):
+        assert store.put_message(a_message(number, queue_id=number % 2, body_bytes=100)).stored
+    store.flush()
+    return store
+
+
+def unopened(root: Path) -> LocalMessageStore:
+    return LocalMessageStore(a_config(root, **SIZES), Runtime.inline())
+
+
+def load(root: Path) -> tuple[LocalMessageStore, Operation]:
+    filled(root).shutdown()
+    store = unopened(root)
+    return store, store.load
+
+
+def load_after_a_crash(root: Path) -> tuple[LocalMessageStore, Operation]:
+    filled(root).shutdown()
+    (root / "abort").write_text("1")
+    store = unopened(root)
+    return store, store.load
+
+
+def load_and_build_anew(root: Path) -> tuple[LocalMessageStore, Operation]:
+    filled(root).shutdown()
+    shutil.rmtree(root / "consumequeue")
+    shutil.rmtree(root / "index")
+    store = unopened(root)
+    return store, store.load
+
+
+def start(root: Path) -> tuple[LocalMessageStore, Operation]:
+    filled(root).shutdown()
+    store = unopened(root)
+    store.load()
+    return store, store.start
+
+
+def flush(root: Path) -> tuple[LocalMessageStore, Operation]:
+    store = filled(root)
+    store.put_message(a_message(MESSAGES))
+    return store, store.flush
+
+
+def put(root: Path) -> tuple[LocalMessageStore, Operation]:
+    store = filled(root)
+
+    def puts() -> None:
+        for number in range(MESSAGES, 2 * MESSAGES):
+            store.put_message(a_message(number, queue_id=number % 2, body_bytes=100))
+
+    return store, puts
+
+
+def expire(root: Path) -> tuple[LocalMessageStore, Operation]:
+    store = filled(root)
+    os.utime(parts_of(store).log.queue.files[0].path, (1, 1))
+    return store, parts_of(store).retention.step
+
+
+def delete(root: Path) -> tuple[LocalMessageStore, Operation]:
+    store = filled(root)
+    store.put_message(a_message(0, topic="Other"))
+    return store, lambda: store.delete_topics(["Other"])
+
+
+def shutdown(root: Path) -> tuple[LocalMessageStore, Operation]:
+    store = filled(root)
+    return store, store.shutdown
+
+
+def read_beside(root: Path) -> tuple[LocalMessageStore, Operation]:
+    store = filled(root)
+    store.shutdown()
+    return store, lambda: LocalReader.open(root).close()
+
+
+OPERATIONS = (
+    *(load, load_after_a_crash, load_and_build_anew, start, flush, put, expire, delete),
+    *(shutdown, read_beside),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", OPERATIONS, ids=[each.__name__ for each in OPERATIONS])
+def test_whatever_the_system_refuses_is_an_error_of_ours_and_loses_nothing(
+    operation: Callable[[Path], tuple[LocalMessageStore, Operation]], tmp_path: Path
+) -> None:
+    struck: set[str | None] = set()
+
+    def refuse(number: int) -> bool:
+        root = tmp_path / f"{number}"
+        store, call = operation(root)
+        name = refused_call(call, number)
+        store.shutdown()
+        store = opened(root, **SIZES)
+        kept = sum(store.max_offset(TOPIC, queue_id) or 0 for queue_id in (0, 1))
+        assert kept >= MESSAGES
+        store.shutdown()
+        shutil.rmtree(root)
+        struck.add(name)
+        return name is not None
+
+    every_step(refuse)
+    assert len(struck - {None}) >= 2
+
+
+def test_a_thread_that_cannot_be_started_is_an_error_of_ours_and_nothing_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = unopened(tmp_path)
+    store.load()
+    with monkeypatch.context() as patch:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(Runtime, "service", refuse)
+        with pytest.raises(TieredStoreError, match="can't start new thread"):
+            store.start()
+    store.start()
+    assert store.put_message(a_message(0)).stored
+    store.shutdown()
+
+
+Read = Callable[[LocalMessageStore], object]
+
+
+@pytest.fixture
+def racing_store(tmp_path: Path) -> Iterator[LocalMessageStore]:
+    racing_store = opened(
+        tmp_path, commit_log_file_bytes=4_096, reserve_hours=0, delete_count_max=4
+    )
+    for number in range(0, 100, 20):
+        racing_store.put_messages([a_message(number + step, body_bytes=200) for step in range(20)])
+    racing_store.flush()
+    yield racing_store
+    racing_store.shutdown()
+
+
+def expire_four_files(racing_store: LocalMessageStore) -> None:
+    for file in parts_of(racing_store).log.queue.files[:4]:
+        os.utime(file.path, (1, 1))
+    assert parts_of(racing_store).retention.step() == 4
+
+
+def delete_topic(racing_store: LocalMessageStore) -> None:
+    assert racing_store.delete_topics([TOPIC]) == 1
+
+
+def just_before(
+    patch: pytest.MonkeyPatch, owner: type, name: str, then: Callable[[], None]
+) -> None:
+    """The first call of this method comes just after something else has happened."""
+    real = getattr(owner, name)
+    left = [then]
+
+    def call(self: object, *arguments: Any, **named: Any) -> Any:
+        if left:
+            left.pop()()
+        return real(self, *arguments, **named)
+
+    patch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize(
+    ("goes", "status"),
+    [
+        (expire_four_files, GetStatus.OFFSET_TOO_SMALL),
+        (delete_topic, GetStatus.NO_MESSAGE_IN_QUEUE),
+    ],
+    ids=["expired", "deleted"],
+)
+@pytest.mark.parametrize("moment", ["units", "_found"])
+def test_a_message_that_goes_while_it_is_read_is_absent(
+    racing_store: LocalMessageStore,
+    monkeypatch: pytest.MonkeyPatch,
+    goes: Callable[[LocalMessageStore], None],
+    status: GetStatus,
+    moment: str,
+) -> None:
+    just_before(monkeypatch, ConsumeQueue, moment, lambda: goes(racing_store))
+    got = racing_store.get_message(TOPIC, 0, 0)
+    if moment == "units":
+        assert got.status is status
+        assert got.next_offset == (racing_store.min_offset(TOPIC, 0) or 0)
+    else:  # its unit had been read before
+        assert got.status in (status, GetStatus.MESSAGE_WAS_REMOVING, GetStatus.FOUND)
+
+
+READS: dict[str, Read] = {
+    "range": lambda racing_store: len(
+        racing_store.read_range(TOPIC, 0, 0, count_max=5, bytes_max=5_000)
+    ),
+    "store time": lambda racing_store: racing_store.store_time(TOPIC, 0, 0),
+    "contains": lambda racing_store: racing_store.contains(TOPIC, 0, 0),
+    "in memory": lambda racing_store: racing_store.in_memory(TOPIC, 0, 0),
+}
+
+
+@pytest.mark.parametrize("goes", [expire_four_files, delete_topic], ids=["expired", "deleted"])
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_every_other_read_of_it_finds_nothing(
+    racing_store: LocalMessageStore,
+    monkeypatch: pytest.MonkeyPatch,
+    read: Read,
+    goes: Callable[[LocalMessageStore], None],
+) -> None:
+    for method in ("units", "unit"):
+        with monkeypatch.context() as patch:
+            just_before(patch, ConsumeQueue, method, lambda: goes(racing_store))
+            found = read(racing_store)
+        if racing_store.min_offset(TOPIC, 0) != 0:  # that was the method that it uses
+            assert not found
+            return
+    raise AssertionError("nothing went")
+
+
+def test_the_earliest_time_is_looked_for_again_when_its_message_goes(
+    racing_store: LocalMessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    just_before(monkeypatch, MappedFile, "read", lambda: expire_four_files(racing_store))
+    assert racing_store.earliest_time() is not None
+    monkeypatch.undo()
+
+
+def test_the_earliest_time_of_a_queue_is_looked_for_again_when_its_message_goes(
+    racing_store: LocalMessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    just_before(monkeypatch, ConsumeQueue, "unit", lambda: expire_four_files(racing_store))
+    assert racing_store.earliest_time(TOPIC, 0) is not None
+
+
+def test_a_search_by_time_in_a_queue_that_is_deleted_finds_nothing(
+    racing_store: LocalMessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    just_before(monkeypatch, ConsumeQueue, "unit", lambda: delete_topic(racing_store))
+    assert racing_store.offset_by_time(TOPIC, 0, 1) is None
+
+
+def test_an_error_that_no_race_explains_is_raised(
+    racing_store: LocalMessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_queue: ConsumeQueue, offset: int, _count: int) -> None:
+        raise OffsetOutOfRangeError("a fault", offset=offset, minimum=0, maximum=0)
+
+    monkeypatch.setattr(ConsumeQueue, "units", fail)
+    with pytest.raises(OffsetOutOfRangeError):
+        racing_store.get_message(TOPIC, 0, 0)
+
+
+def test_a_record_whose_file_goes_between_its_head_and_its_body_is_gone(
+    racing_store: LocalMessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = parts_of(racing_store).log
+    real, calls = log.queue.read, [0]
+
+    def read(offset: int, length: int) -> bytes | None:
+        calls[0] += 1
+        if calls[0] == 2:
+            expire_four_files(racing_store)
+        return real(offset, length)
+
+    monkeypatch.setattr(log.queue, "read", read)
+    assert racing_store.message_at(0) is None
+    assert calls[0] == 2

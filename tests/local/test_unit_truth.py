@@ -1,0 +1,251 @@
+"""One flipped bit, in a queue unit or anywhere: no message goes, none is silently wrong."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.local.bit_flips import Flips
+from tests.local.store_audit import Ack, check_acks, check_agreement, crash, opened
+from tieredstore.local.reader import LocalReader
+from tieredstore.local.store import LocalMessageStore
+from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.testing.samples import TOPIC, a_message
+
+PER_FILE, COUNT = 20, 150  # units; the queue has 75 of these messages
+WHERE = {"offset": 4, "low offset": 7, "offset's sign": 0, "size": 10, "size's sign": 8}
+
+
+def filled(root: Path, **settings: object) -> list[Ack]:
+    store = opened(root, **settings)
+    acks = []
+    for number in range(COUNT):
+        put = store.put_message(a_message(number, queue_id=number % 2))
+        acks.append(Ack.of(TOPIC, number % 2, f"UNIQ-{number:08d}", f"key-{number}", put))
+    store.shutdown()
+    return acks
+
+
+def flip(root: Path, unit: int, at: int, bit: int = 0x88) -> Path:
+    path = root / "consumequeue" / TOPIC / "0" / f"{unit // PER_FILE * PER_FILE * 20:020d}"
+    data = bytearray(path.read_bytes())
+    data[unit % PER_FILE * 20 + at] ^= bit
+    path.write_bytes(data)
+    return path
+
+
+def as_java_left_it(root: Path) -> None:
+    shutil.rmtree(root / "config")
+
+
+@pytest.mark.parametrize("abort", [False, True], ids=["clean", "crashed"])
+@pytest.mark.parametrize("table", [True, False], ids=["with table", "without"])
+@pytest.mark.parametrize("at", WHERE.values(), ids=WHERE)
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", [33, 60, 74])
+def test_what_the_flip_hid_is_made_again_from_the_log(
+    tmp_path: Path, unit: int, at: int, table: bool, abort: bool
+) -> None:
+    acks = filled(tmp_path)
+    whole = {
+        path: path.read_bytes()
+        for path in (tmp_path / "consumequeue").rglob("0*")
+        if path.is_file()
+    }
+    flip(tmp_path, unit, at, 0x80 if "sign" in at_name(at) else 0x08)
+    if not table:
+        as_java_left_it(tmp_path)
+    if abort:
+        (tmp_path / "abort").touch()
+    store = opened(tmp_path)
+    assert store.max_offset(TOPIC, 0) == COUNT // 2
+    check_acks(store, acks)
+    assert check_agreement(store) == COUNT
+    assert {path: path.read_bytes() for path in whole} == whole
+    assert store.put_message(a_message(999)).queue_offset == COUNT // 2
+    store.shutdown()
+
+
+def at_name(at: int) -> str:
+    return next(name for name, place in WHERE.items() if place == at)
+
+
+@pytest.mark.parametrize("unit", [40, 55, 74])
+def test_the_report_names_the_unit_that_was_wrong(
+    tmp_path: Path, unit: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(tmp_path)
+    path = flip(tmp_path, unit, 4, 8)
+    store = opened(tmp_path)
+    assert store.recovery is not None
+    (damage,) = store.recovery.damages
+    assert damage.mended
+    assert (damage.path, damage.position) == (str(path), unit % PER_FILE * 20)
+    assert store.damages == (damage,)
+    assert f"unit of message {unit} does not fit the log" in caplog.text
+    store.shutdown()
+    assert not opened_again(tmp_path).damages
+
+
+def opened_again(root: Path) -> LocalMessageStore:
+    store = opened(root)
+    store.shutdown()
+    return store
+
+
+def test_a_repair_that_was_cut_short_is_taken_up_by_the_next_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acks = filled(tmp_path)
+    flip(tmp_path, 41, 4, 8)
+    as_java_left_it(tmp_path)
+
+    def lights_out(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tieredstore.local.dispatch.Dispatch.put", lights_out)
+        with pytest.raises(KeyboardInterrupt):
+            opened(tmp_path)
+    store = opened(tmp_path)
+    check_acks(store, acks)
+    store.shutdown()
+
+
+def test_a_unit_that_names_another_message_is_made_again_when_it_is_read(tmp_path: Path) -> None:
+    store = opened(tmp_path, queue_file_bytes=4_000)
+    puts = store.put_messages([a_message(0, body_bytes=41) for _ in range(8)])
+    assert len({put.size for put in puts}) == 1
+    parts = store._loaded()
+    queue = parts.queues.queue(TOPIC, 0)
+    assert queue is not None
+    other = queue.unit(6)
+    readers: list[Callable[[], object]] = [
+        lambda: store.get_message(TOPIC, 0, 3, count_max=1).messages[0].queue_offset,
+        lambda: store.read_range(TOPIC, 0, 3, count_max=1, bytes_max=9).first_offset,
+        lambda: 3 if store.store_time(TOPIC, 0, 3) else None,
+    ]
+    for read in readers:
+        queue.mend(3, other)
+        assert read() == 3
+        assert queue.unit(3).log_offset == puts[3].log_offset
+    assert {damage.mended for damage in store.damages} == {True}
+    store.shutdown()
+
+
+def test_other_tags_in_a_unit_than_in_its_message_are_noticed(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    put = store.put_message(a_message(1, properties={"TAGS": "a"}))
+    queue = store._loaded().queues.queue(TOPIC, 0)
+    assert queue is not None
+    unit = queue.unit(0)
+    queue.mend(0, unit._replace(tags_code=unit.tags_code ^ 4))
+    (got,) = store.get_message(TOPIC, 0, put.queue_offset).messages
+    assert got.tags_code == unit.tags_code
+    assert "tags code" in store.damages[0].reason
+    store.shutdown()
+
+
+def test_a_damaged_last_record_keeps_its_number_though_the_process_then_dies(
+    tmp_path: Path,
+) -> None:
+    acks = filled(tmp_path)
+    last = acks[-1]
+    path = tmp_path / "commitlog" / f"{last.log_offset // 32_768 * 32_768:020d}"
+    data = bytearray(path.read_bytes())
+    data[last.log_offset % 32_768 + 3] ^= 4  # its size
+    path.write_bytes(data)
+    for _ in range(3):
+        store = opened(tmp_path)
+        assert store.recovery is not None
+        assert last.log_offset in [damage.log_offset for damage in store.recovery.damages]
+        with pytest.raises(SegmentCorruptError):
+            store.get_message(TOPIC, 1, last.queue_offset)
+        crash(store)
+    store = opened(tmp_path)
+    put = store.put_message(a_message(999, queue_id=1))
+    assert put.queue_offset == last.queue_offset + 1
+    check_acks(store, acks[:-1])
+    store.shutdown()
+    store = opened(tmp_path)
+    assert store.get_message(TOPIC, 1, put.queue_offset).messages
+    check_acks(store, acks[:-1])
+    store.shutdown()
+
+
+@pytest.mark.parametrize("spot", [0, 3, 5, 9, 31, 87, 95])
+def test_nor_does_it_in_a_store_that_java_ended(tmp_path: Path, spot: int) -> None:
+    acks = filled(tmp_path)
+    last = acks[-1]
+    as_java_left_it(tmp_path)
+    path = tmp_path / "commitlog" / f"{last.log_offset // 32_768 * 32_768:020d}"
+    data = bytearray(path.read_bytes())
+    data[last.log_offset % 32_768 + spot] ^= 4
+    path.write_bytes(data)
+    with LocalReader.open(tmp_path, **SIZES) as reader:
+        facts = reader.log_facts()
+        assert facts.torn is None
+        assert facts.damages
+    store = opened(tmp_path)
+    with pytest.raises(SegmentCorruptError):
+        store.get_message(TOPIC, 1, last.queue_offset)
+    assert store.put_message(a_message(999, queue_id=1)).queue_offset == last.queue_offset + 1
+    store.shutdown()
+
+
+SIZES = {
+    "commit_log_file_bytes": 32_768,
+    "queue_file_bytes": 400,
+    "index_slot_count": 101,
+    "index_item_count": 150,
+}
+
+
+def test_a_checkpoint_that_claims_too_much_leaves_no_hole_in_the_log(tmp_path: Path) -> None:
+    acks = filled(tmp_path)
+    path = tmp_path / "checkpoint"
+    data = bytearray(path.read_bytes())
+    data[38] ^= 0x10  # the log offset up to which the log was on disk
+    path.write_bytes(data)
+    store = opened(tmp_path)
+    assert not store.damages
+    check_acks(store, acks)
+    put = store.put_message(a_message(999))
+    last = acks[-1]
+    assert put.log_offset < last.log_offset + 2 * put.size
+    store.shutdown()
+
+
+def test_a_table_that_the_log_proves_wrong_keeps_no_numbers(tmp_path: Path) -> None:
+    """The log was cut and written anew since, as RocketMQ does it: its table of ours is older."""
+    filled(tmp_path)
+    kept = (tmp_path / "config" / "tieredstore-queues.json").read_bytes()
+    shutil.rmtree(tmp_path)
+    store = opened(tmp_path)
+    for number in range(COUNT + 50):
+        store.put_message(a_message(number, queue_id=0 if number < 20 else 1, body_bytes=333))
+    store.shutdown()
+    (tmp_path / "config" / "tieredstore-queues.json").write_bytes(kept)
+    store = opened(tmp_path)
+    assert (store.max_offset(TOPIC, 0), store.max_offset(TOPIC, 1)) == (20, COUNT + 30)
+    store.shutdown()
+
+
+@pytest.mark.slow
+def test_no_flipped_bit_gives_a_wrong_answer_without_a_word(tmp_path: Path) -> None:
+    check(tmp_path, seed=1, count=300)
+
+
+@pytest.mark.torture
+def test_nor_do_two_thousand_others(tmp_path: Path) -> None:
+    check(tmp_path, seed=random.SystemRandom().randrange(1 << 30), count=2_000)
+
+
+def check(root: Path, *, seed: int, count: int) -> None:
+    flips = Flips(root)
+    wrong = {flip: told for flip in flips.some(seed, count) if (told := flips.wrong(flip))}
+    assert not wrong, f"seed {seed}: {len(wrong)} of {count}"
