@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tieredstore.driver.provider import Scratch
 from tieredstore.driver.runtime import Runtime
-from tieredstore.driver.shelf import Scratch
 from tieredstore.index.rows import IndexColumns
 from tieredstore.jobs import key_runs
 from tieredstore.jobs.key_runs import KeyRun, RunWriter, file_plans, in_order, merged, staged_runs

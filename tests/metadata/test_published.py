@@ -13,9 +13,9 @@ from tests.every_step import every_step
 from tests.providers.object_kit import StruckClient
 from tieredstore.driver.metadata import LINEAGE, Publisher, PutNote, StaleCatalogueError
 from tieredstore.driver.object_client import ObjectClient
+from tieredstore.driver.provider import Generations, ListedGeneration, generation_name
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
-from tieredstore.driver.shelf import Generations, ListedGeneration, generation_name
 from tieredstore.metadata import published as published_format
 from tieredstore.metadata import published as published_store
 from tieredstore.metadata.journal import seal

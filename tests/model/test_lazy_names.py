@@ -30,7 +30,7 @@ assert [str(one.message) for one in seen if "the old name goes" in str(one.messa
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("tieredstore.driver.generations", "tieredstore.driver.shelf"),
+        ("tieredstore.driver.generations", "tieredstore.driver.provider"),
         ("tieredstore.metadata.changes", "tieredstore.metadata.journal"),
     ],
 )

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.providers.object_kit import StruckClient
+from tieredstore.driver.provider import Generations, generation_name
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
-from tieredstore.driver.shelf import Generations, generation_name
 from tieredstore.model.errors import BackendRefusedError
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.memory import MemoryProvider
@@ -20,7 +20,7 @@ from tieredstore.providers.posix import PosixProvider
 from tieredstore.providers.writer_epoch import WriterStalledError
 from tieredstore.testing.faults import Fault, Faults
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
-from tieredstore.testing.shelf_contract import GenerationsContract
+from tieredstore.testing.provider_contract import GenerationsContract
 
 
 class TestPosix(GenerationsContract):

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.provider import LEFTOVER_KIND, Scratch, SegmentProvider
 from tieredstore.driver.runtime import Runtime
-from tieredstore.driver.shelf import LEFTOVER_KIND, Scratch
 from tieredstore.model.errors import SegmentNotFoundError
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.providers.posix import PosixProvider
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
-from tieredstore.testing.shelf_contract import ScratchContract
+from tieredstore.testing.provider_contract import ScratchContract
 
 
 def given(provider: SegmentProvider, broker: str) -> Scratch:

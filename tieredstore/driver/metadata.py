@@ -11,7 +11,7 @@ from tieredstore.model.errors import MetadataError
 from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
 
 if TYPE_CHECKING:
-    from tieredstore.driver.shelf import Generations
+    from tieredstore.driver.provider import Generations
 
 LINEAGE: Final = "published"
 """The kind of the notes by which a writer knows what it published, one a broker: they are not

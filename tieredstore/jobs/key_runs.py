@@ -24,8 +24,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tieredstore.driver.provider import Scratch, StagedObject
 from tieredstore.driver.runtime import Runtime
-from tieredstore.driver.shelf import Scratch, StagedObject
 from tieredstore.index.rows import IndexColumns
 from tieredstore.model.errors import SegmentCorruptError
 

@@ -26,8 +26,8 @@ from tieredstore.codec.names import queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units, encode_units
 from tieredstore.codec.record import LOG_OFFSET_POSITION, QUEUE_OFFSET_POSITION
 from tieredstore.driver.metadata import Change, Put, PutNote
+from tieredstore.driver.provider import Scratch
 from tieredstore.driver.segment import Buffer
-from tieredstore.driver.shelf import Scratch
 from tieredstore.flat import append_file
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.recovery import recover

@@ -69,8 +69,8 @@ from tieredstore.codec.record import (
     UNIQUE_KEY,
     VALUE_END,
 )
+from tieredstore.driver.provider import Scratch
 from tieredstore.driver.segment import Buffer
-from tieredstore.driver.shelf import Scratch
 from tieredstore.jobs.arrow import span_bytes
 from tieredstore.model.errors import TieredStoreError
 from tieredstore.model.messages import LOOPBACK

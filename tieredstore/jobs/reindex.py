@@ -16,8 +16,8 @@ from tieredstore.codec.checks import Buffer
 from tieredstore.codec.names import queue_path
 from tieredstore.codec.tiered_index import HEADER_BYTES, decode_header
 from tieredstore.driver.metadata import Change, Put
+from tieredstore.driver.provider import Scratch, StagedObject
 from tieredstore.driver.runtime import Clock
-from tieredstore.driver.shelf import Scratch, StagedObject
 from tieredstore.flat import append_file
 from tieredstore.index.compaction import Compaction
 from tieredstore.index.contract import CommittedRun

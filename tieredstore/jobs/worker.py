@@ -14,10 +14,9 @@ from tieredstore.access.wiring import catalogue_of, provider_of, publisher_of
 from tieredstore.codec.names import index_queue_path
 from tieredstore.driver.metadata import MetadataStore, Publisher
 from tieredstore.driver.metrics import NoMetrics
-from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.provider import Scratch, SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer
-from tieredstore.driver.shelf import Scratch
 from tieredstore.flat import append_file
 from tieredstore.flat.append_file import FlatSegment
 from tieredstore.flat.message_file import FlatMessageFile

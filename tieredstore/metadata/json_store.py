@@ -12,8 +12,8 @@ from typing import Final
 
 from tieredstore.driver.metadata import CatalogueFacts, CatalogueUpkeep, Change, Put
 from tieredstore.driver.one_process import LockOfOneProcess
+from tieredstore.driver.provider import Generations
 from tieredstore.driver.runtime import SystemClock
-from tieredstore.driver.shelf import Generations
 from tieredstore.metadata import journal as codec
 from tieredstore.metadata.files import (
     Catalogue,

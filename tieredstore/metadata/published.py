@@ -33,7 +33,7 @@ from tieredstore.driver.metadata import (
     PutNote,
     StaleCatalogueError,
 )
-from tieredstore.driver.shelf import Generations, ListedGeneration
+from tieredstore.driver.provider import Generations, ListedGeneration
 from tieredstore.metadata.journal import crc32c, seal, unseal
 from tieredstore.metadata.memory_store import MemoryReads
 from tieredstore.metadata.tables import Tables, describe

@@ -13,16 +13,19 @@ from tieredstore.driver.metrics import Metrics
 from tieredstore.driver.object_client import AbandonedUpload, ListedKey, ObjectClient
 from tieredstore.driver.object_requests import CountedClient, PriceTable
 from tieredstore.driver.provider import (
+    CATALOGUES,
+    STAGED,
     Leftover,
     ListedSegment,
     SegmentProvider,
     WritePair,
     refuse_existing,
+    remove_staged,
+    staged_leftovers,
 )
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, CountedBlocks, FileSegment, check_queue_path
-from tieredstore.driver.shelf import CATALOGUES, STAGED, remove_staged, staged_leftovers
 from tieredstore.model.errors import BackendRefusedError, InvalidConfigError
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import SegmentType

@@ -7,17 +7,17 @@ from itertools import chain
 from typing import Final
 
 from tieredstore.driver.object_client import ListedKey, ObjectExistsError, Range
-from tieredstore.driver.segment import Buffer, CountedBlocks
-from tieredstore.driver.shelf import (
+from tieredstore.driver.provider import (
     Generations,
     GenerationTakenError,
     ListedGeneration,
     Scratch,
     StagedObject,
-    check_name,
+    check_staged_name,
     generation_name,
     generation_of,
 )
+from tieredstore.driver.segment import Buffer, CountedBlocks
 from tieredstore.model.errors import BackendRefusedError, OffsetOutOfRangeError
 from tieredstore.providers.object_calls import ObjectCalls
 
@@ -114,7 +114,7 @@ class ObjectScratch(Scratch):
         return self._folder.prefix
 
     def put(self, name: str, blocks: Iterable[Buffer]) -> int:
-        check_name(name)
+        check_staged_name(name)
         counted = CountedBlocks(blocks)
         beginning, is_all = _beginning(counted)
         try:
@@ -131,7 +131,7 @@ class ObjectScratch(Scratch):
         return counted.bytes
 
     def read(self, name: str, position: int, length: int) -> bytes:
-        data = self._folder.read(check_name(name), position, length)
+        data = self._folder.read(check_staged_name(name), position, length)
         if len(data) != length:
             key = self._folder.key(name)
             raise OffsetOutOfRangeError(key, offset=length, minimum=0, maximum=len(data))
@@ -142,7 +142,7 @@ class ObjectScratch(Scratch):
         return [StagedObject(each.key, each.size) for each in self._folder.listed(below)]
 
     def delete(self, names: Sequence[str]) -> None:
-        self._folder.delete([check_name(name) for name in names])
+        self._folder.delete([check_staged_name(name) for name in names])
 
 
 def _beginning(blocks: CountedBlocks) -> tuple[list[Buffer], bool]:

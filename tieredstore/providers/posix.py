@@ -25,10 +25,16 @@ from tieredstore.driver.durable import (
     write_all,
     write_atomically,
 )
-from tieredstore.driver.provider import Leftover, ListedSegment, SegmentProvider, refuse_existing
+from tieredstore.driver.provider import (
+    Leftover,
+    ListedSegment,
+    SegmentProvider,
+    refuse_existing,
+    remove_staged,
+    staged_leftovers,
+)
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment, check_queue_path, check_range
-from tieredstore.driver.shelf import remove_staged, staged_leftovers
 from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tieredstore.driver.durable import fsync_directory, make_directories, write_atomically
-from tieredstore.driver.segment import Buffer, check_range
-from tieredstore.driver.shelf import (
+from tieredstore.driver.provider import (
     CATALOGUES,
     STAGED,
     Generations,
@@ -20,10 +19,11 @@ from tieredstore.driver.shelf import (
     ListedGeneration,
     Scratch,
     StagedObject,
-    check_name,
+    check_staged_name,
     generation_name,
     generation_of,
 )
+from tieredstore.driver.segment import Buffer, check_range
 from tieredstore.model.errors import (
     BackendError,
     BackendRefusedError,
@@ -219,4 +219,4 @@ class PosixScratch(Scratch):
             folder = folder.parent
 
     def _file(self, name: str) -> Path:
-        return self._folder / check_name(name)
+        return self._folder / check_staged_name(name)
