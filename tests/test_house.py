@@ -218,11 +218,12 @@ def test_the_report_names_small_modules_that_only_one_other_imports() -> None:
         return house_report.Module(path=path, code_lines=lines, functions=(), imports=found)
 
     library = [
-        module("store", 500, "small", "large", "shared"),
+        module("store", 500, "small", "large", "shared", "driver.registry"),
         module("reader", 300, "shared", "reader"),
         module("small", 119),
         module("large", 120),
         module("shared", 10),
+        module("driver/registry", 10),  # an import contract names its importers
     ]
     found = [(alone.name, by) for alone, by in house_report.single_importers(library)]
     assert found == [("tieredstore.small", "tieredstore.store")]
