@@ -69,8 +69,7 @@ def test_nothing_is_repaired_under_a_live_writer(command: Command, root: Path) -
     spare = segment_file(root, "GoldAa/0", "COMMIT_LOG", 20_000)
     spare.write_bytes(bytes(500))
     with JsonMetadataStore.open(root / CATALOGUE):
-        ran = asked(command, root, "audit", "--repair")
-        ran.refused(5, "stop the broker first")
+        asked(command, root, "audit", "--repair").refused(5, "stop the broker first")
         assert asked(command, root, "audit").code == 0
         assert asked(command, root, "metadata", "show").code == 0
     assert spare.exists()
@@ -93,8 +92,7 @@ def test_a_lost_catalogue_is_rebuilt(command: Command, root: Path) -> None:
 
 def test_a_wrong_name_makes_no_catalogue(command: Command, root: Path) -> None:
     shutil.rmtree((root / CATALOGUE).parent)
-    ran = command.run("rebuild", *named(root, broker="other"))
-    ran.refused(3, "broker-gold-a")
+    command.run("rebuild", *named(root, broker="other")).refused(3, "broker-gold-a")
     assert command.run("rebuild", *named(root, cluster="other")).code == 3
     assert command.run("rebuild", *named(root, index_slots=65)).code == 2
     assert (
@@ -132,8 +130,7 @@ def test_a_directory_is_certified(command: Command, root: Path) -> None:
 
 
 def test_a_bucket_must_be_named(command: Command) -> None:
-    ran = command.run("certify", "--provider", "s3")
-    ran.refused(2, "--bucket")
+    command.run("certify", "--provider", "s3").refused(2, "--bucket")
 
 
 REASON = "the tier has messages up to 20, the local store up to 12"
@@ -238,8 +235,7 @@ def test_a_snapshot_in_a_file_is_what_a_broker_opens(
     command: Command, published: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "restored.json"
-    ran = elsewhere(command, published, "metadata", "snapshot", "--output", target)
-    assert ran.code == 0
+    assert elsewhere(command, published, "metadata", "snapshot", "--output", target).code == 0
     assert target.read_bytes() == (published / "kept.json").read_bytes()
     assert elsewhere(command, published, "metadata", "snapshot", "--output", target).code == 5
     ran = command.run("queues", *named(published, metadata=target), "--json")
@@ -251,8 +247,7 @@ def test_without_any_the_error_names_what_to_do(command: Command, root: Path) ->
     for words in (["topics"], ["metadata", "show"], ["audit"]):
         ran = command.run(*words, *nowhere)
         ran.refused(3, "`rebuild` makes one from the bytes", "--catalogue rebuild")
-    ran = command.run("topics", *named(root, catalogue="published"))
-    ran.refused(3)
+    command.run("topics", *named(root, catalogue="published")).refused(3)
     assert command.run("topics", *named(root, catalogue="newest")).code == 2
     assert command.run("metadata", "snapshot", *nowhere).code == 3
     assert not Path("nowhere.json").exists()
@@ -280,8 +275,7 @@ def test_a_rebuild_starts_from_what_is_published_and_refuses_to_undo_it(
 def test_a_damaged_one_is_told(command: Command, published: Path) -> None:
     (file,) = (path for path in (published / "tiered" / ".catalog").rglob("*.json"))
     file.write_bytes(file.read_bytes()[:-30])
-    ran = elsewhere(command, published, "topics")
-    ran.refused(4, "generation 1: it is damaged")
+    elsewhere(command, published, "topics").refused(4, "generation 1: it is damaged")
     assert command.run("topics", *named(published, catalogue="rebuild")).code == 0
 
 
@@ -321,8 +315,7 @@ def test_hours_are_not_given_where_another_writer_publishes(command: Command, ro
     older.write_bytes((root / CATALOGUE).read_bytes())
     assert asked(command, root, "metadata", "snapshot").code == 0
     stale = named(root, metadata=older)
-    ran = command.run("metadata", "reserve", "GoldAa", 720, *stale)
-    ran.refused(5, "another writer's")
+    command.run("metadata", "reserve", "GoldAa", 720, *stale).refused(5, "another writer's")
     rows = command.run("topics", *stale, "--json").rows
     assert all(row["reserve_hours_is_default"] for row in rows)
 
@@ -337,15 +330,13 @@ def test_no_hours_are_those_of_the_store(command: Command, root: Path) -> None:
 
 def test_a_snapshot_of_another_place_is_not_published(command: Command, root: Path) -> None:
     (root / "empty").mkdir()
-    ran = command.run("metadata", "snapshot", *named(root, path=root / "empty"))
-    ran.refused(3)
+    command.run("metadata", "snapshot", *named(root, path=root / "empty")).refused(3)
     assert list((root / "empty").iterdir()) == []
 
 
 def test_hours_are_not_given_to_what_is_not_there(command: Command, root: Path) -> None:
     for hours in ("0", "-1", "1.5", "soon", "9" * 30):
-        ran = asked(command, root, "metadata", "reserve", "--", "GoldAa", hours)
-        assert ran.code == 2
+        assert asked(command, root, "metadata", "reserve", "--", "GoldAa", hours).code == 2
     ran = asked(command, root, "metadata", "reserve", "Nobody", 7)
     ran.refused(3, "no topic 'Nobody' is in this tier; there are: ")
     assert hours_of(command, root, "GoldAa")[1]
@@ -418,8 +409,7 @@ def test_who_has_an_older_catalogue_expires_nothing(
         path.unlink()
     (root / CATALOGUE).write_bytes(older)
     before = contents(root / "tiered")
-    ran = command.run("expire", "--config", config)
-    ran.refused(ExitCode.REFUSED, "another writer's")
+    command.run("expire", "--config", config).refused(ExitCode.REFUSED, "another writer's")
     assert contents(root / "tiered") == before
 
 

@@ -275,8 +275,7 @@ NO_LS = [words for words in VERBS if words[0] != "ls"]
 def test_wrong_words_are_one_line_and_a_code(
     command: Command, code: int, words: list[object], told: str
 ) -> None:
-    ran = asked(command, TIER, *words, "--json")
-    ran.refused(code, told)
+    asked(command, TIER, *words, "--json").refused(code, told)
 
 
 @pytest.mark.parametrize("words", VERBS, ids=verb_of)
@@ -296,8 +295,7 @@ def test_wrong_words_are_one_line_and_a_code(
 def test_a_tier_that_is_not_there_is_told_with_what_to_do(
     command: Command, words: list[object], code: int, others: dict[str, object], told: str
 ) -> None:
-    ran = command.run(*words, *named(TIER, **others), "--json")
-    ran.refused(code, told)
+    command.run(*words, *named(TIER, **others), "--json").refused(code, told)
 
 
 @pytest.mark.parametrize("words", NO_LS, ids=verb_of)
@@ -334,12 +332,10 @@ def test_a_topic_and_a_queue_without_messages_are_there(command: Command, root: 
     }
     assert (hours["NoQueue"], hours["Empty"]) == (7, 72)
     for words in (["cat", "NoQueue"], ["queues", "NoQueue"], ["cat", "Empty"]):
-        ran = asked(command, root, *words, "--json").done()
-        assert ran.out == ""
+        assert asked(command, root, *words, "--json").done().out == ""
     (row,) = asked(command, root, "queues", "Empty", "--json").rows
     assert (row["min_offset"], row["max_offset"], row["begin_timestamp"]) == (0, 0, None)
-    ran = asked(command, root, "offset", "Empty", 0, 0)
-    ran.refused(3)
+    asked(command, root, "offset", "Empty", 0, 0).refused(3)
 
 
 def test_a_catalogue_whose_backup_serves_is_noted(command: Command, root: Path) -> None:
@@ -360,8 +356,7 @@ def test_a_settings_file_that_names_no_tier_is_told(command: Command, tmp_path: 
         ("tieredBackendServiceProvider=posix\n", "--path ROOT"),
     ):
         conf.write_text(text)
-        ran = command.run("topics", "--config", conf)
-        ran.refused(2, told, str(conf))
+        command.run("topics", "--config", conf).refused(2, told, str(conf))
 
 
 def test_why_names_the_bytes_of_every_message(command: Command) -> None:
@@ -419,8 +414,7 @@ def test_why_is_read_by_people_too(command: Command) -> None:
 
 
 def test_a_queue_that_is_not_there_is_named(command: Command) -> None:
-    ran = asked(command, TIER, "why", "GoldAa", 77, 0)
-    ran.refused(ExitCode.NOT_THERE, "no queue 77")
+    asked(command, TIER, "why", "GoldAa", 77, 0).refused(ExitCode.NOT_THERE, "no queue 77")
     assert asked(command, TIER, "why", "NoTopic", 0, 0).code == ExitCode.NOT_THERE
 
 

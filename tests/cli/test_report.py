@@ -352,8 +352,7 @@ def test_a_tier_that_is_there_costs_what_its_bytes_cost(command: Command) -> Non
 
 
 def test_neither_a_tier_nor_rates_is_a_clear_error(command: Command) -> None:
-    ran = command.run("cost")
-    ran.refused(ExitCode.USAGE, "--messages-per-second")
+    command.run("cost").refused(ExitCode.USAGE, "--messages-per-second")
 
 
 RATES = {
@@ -373,8 +372,7 @@ RATES = {
 def test_a_number_that_is_no_amount_is_refused(command: Command, option: str, number: str) -> None:
     words = [word for name, value in RATES.items() for word in (name, value)]
     assert command.run("cost", *words, "--json").code == 0
-    ran = command.run("cost", *words, option, number, "--json")
-    ran.refused(2, option)
+    command.run("cost", *words, option, number, "--json").refused(2, option)
 
 
 def test_the_largest_amounts_still_come_to_numbers(command: Command) -> None:
