@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.cli_kit import Command, picture
 from tests.cli.tier_kit import TIER, named, segment_file
-from tests.jobs.export_kit import table
+from tests.jobs.job_kit import table
 from tests.jobs.load_kit import open_tier_of
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.cli.output import ExitCode

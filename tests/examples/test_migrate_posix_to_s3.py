@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.migrate_kit import copy_of_golden, in_bucket
+from tests.jobs.job_kit import copy_of_golden, in_bucket
 from tests.s3.moto_server import moto_server
 from tieredstore.access.reader import TieredReader
 from tieredstore.jobs.migrate_plan import snippet

@@ -14,10 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.jobs.export_kit import exported, messages, table
+from tests.jobs.job_kit import exported, golden_config, messages, moved, run_inline, table
 from tests.jobs.load_kit import rows_of, staged
-from tests.jobs.migrate_kit import moved
-from tests.jobs.verify_kit import golden_config, run_inline
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.message import decode_message

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,44 +10,22 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.codec.golden_files import GOLDEN
-from tests.jobs.export_kit import exported, messages, table, tier_messages
-from tests.jobs.verify_kit import Harmed, flipped, golden_config
+from tests.jobs.dying import dying
+from tests.jobs.job_kit import (
+    Harmed,
+    exported,
+    flipped,
+    golden_config,
+    messages,
+    table,
+    tier_messages,
+)
 from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
 from tieredstore.jobs.export import NO_DAY, ExportJob, escaped
 from tieredstore.jobs.export_target import PLAN, ExportTarget, TargetOptions, free, joined
 from tieredstore.jobs.job import ItemResult, JobExit, JobState, RowStream, run_item
 from tieredstore.jobs.scan import OnCorrupt
 from tieredstore.model.errors import InvalidConfigError, MetadataError
-
-ROOT = Path(__file__).parents[2]
-
-# Exports, and is killed at the n-th file it puts: before, or after it is there.
-KILLED = """
-import os, signal, sys
-from tests.jobs.export_kit import exported
-from tests.jobs.verify_kit import golden_config
-from pathlib import Path
-from tieredstore.jobs import export_target
-
-n, when, tier, target = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
-put, replace, puts = export_target.ExportTarget.put, os.replace, 0
-
-def killing(*words):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def counting(self, path, data):
-    global puts
-    puts += 1
-    if puts == n and when == "before":
-        os.replace = killing  # its bytes are written and have no name yet
-    put(self, path, data)
-    if puts == n:
-        killing()
-
-export_target.ExportTarget.put = counting
-exported(golden_config(Path(tier)), target, topics=("Gold*",))
-"""
 
 
 def test_every_message_of_the_golden_tier_is_there_once(tmp_path: Path) -> None:
@@ -90,30 +64,23 @@ def test_the_next_run_adds_what_is_new_and_nothing_else(tmp_path: Path) -> None:
     assert sum(each["rows"] for each in commit["ranges"]) == 35
 
 
-@pytest.mark.parametrize(
-    ("number", "when"), [(1, "after"), (2, "before"), (6, "after"), (-2, "after"), (-1, "before")]
-)
-def test_a_run_that_is_killed_anywhere_is_gone_on_with(
-    tmp_path: Path, number: int, when: str
-) -> None:
-    """The first put is that of the plan, each range has two, the last two are the commit."""
-    tier = GOLDEN / "tier-posix"
-    config, target = golden_config(tier), tmp_path / "parquet"
-    if number < 0:
-        job = ExportJob(config=config, target=str(target), topics=("Gold*",), split_bytes=20_000)
-        number += 1 + 2 * len(job.plan().items) + 2 + 1  # the plan, each range, the commit
-    words = [sys.executable, "-c", KILLED, str(number), when, str(tier), str(target)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(words, check=False, cwd=ROOT, env=environment, timeout=600)
-    assert ran.returncode == -signal.SIGKILL
-    if list(target.rglob("*.parquet")):
-        seen = messages(target)  # a plain reader sees no half file, and none twice
-        assert max(seen.values(), default=1) == 1
-        assert seen <= tier_messages(config)
-    report = exported(config, target, split_bytes=9_000)  # would cut other ranges
-    assert report.state is JobState.DONE
-    assert messages(target) == tier_messages(config)
-    assert not list((target / "_tieredstore" / "halves").iterdir())
+def test_a_run_that_is_killed_anywhere_is_gone_on_with(tmp_path: Path) -> None:
+    """Behind the plan, on the way to a name, in the middle, and around the commit at the end."""
+    config = golden_config()
+    with dying("export") as process:
+        count = process.count(tmp_path / "whole")
+        ends = [step for step in range(count) if step > count - 8]
+        for step in (2, 3, 12, *ends):
+            target = tmp_path / str(step)
+            assert process.run(step, target) is None
+            if list(target.rglob("*.parquet")):
+                seen = messages(target)  # a plain reader sees no half file, and none twice
+                assert max(seen.values(), default=1) == 1
+                assert seen <= tier_messages(config)
+            report = exported(config, target, split_bytes=9_000)  # would cut other ranges
+            assert report.state is JobState.DONE
+            assert messages(target) == tier_messages(config)
+            assert not list((target / "_tieredstore" / "halves").iterdir())
 
 
 def test_messages_of_a_killed_run_that_expire_before_the_next_stay_exported(

@@ -1,4 +1,4 @@
-"""Migrations that fail or die at every step: the next run goes on, and nothing is there twice."""
+"""Migrations beside a broker, and those that fail or die at every step: the next run goes on."""
 
 from __future__ import annotations
 
@@ -6,73 +6,36 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.every_step import every_step
+from tests.flat.store_kit import content
 from tests.jobs import faulty_tiers
-from tests.jobs.growing_tier import broker_on, everything, tier_at
-from tests.jobs.migrate_kit import copy_of_golden, files, moved, picture, posix
-from tests.jobs.verify_kit import golden_config
+from tests.jobs.dying import ROOT, dying
+from tests.jobs.growing_tier import Broker, broker_on, everything, tier_at
+from tests.jobs.job_kit import copy_of_golden, files, golden_config, moved, picture, posix
 from tieredstore.access.reader import TieredReader
+from tieredstore.driver.durable import FileLock
+from tieredstore.driver.metadata import DeleteSegment
+from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs.job import JobExit, JobState
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import BackendUnavailableError
-from tieredstore.model.values import SegmentType
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    InvalidConfigError,
+    SegmentCorruptError,
+)
+from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.providers.posix import PosixProvider
 from tieredstore.testing.faults import Fault, ObjectFaults
-
-ROOT = Path(__file__).parents[2]
-
-# Reads numbers; for each a child of its own dies by SIGKILL before so many steps that leave
-# something behind. Says how many were left where the child came to its end.
-DYING = """
-import os, signal, sys
-from tests.jobs.migrate_kit import moved
-from tieredstore.jobs import migrate_copy
-from tieredstore.metadata.json_store import JsonMetadataStore
-from tieredstore.model.config import StoreConfig
-from tieredstore.providers.posix import PosixFileSegment
-
-left = 0
-
-def dying(call):
-    def step(*args, **kwargs):
-        global left
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return call(*args, **kwargs)
-    return step
-
-for place, name in (
-    (PosixFileSegment, "create"),
-    (PosixFileSegment, "write"),
-    (PosixFileSegment, "delete"),
-    (migrate_copy.MigrationJournal, "add"),
-    (migrate_copy.MigrationJournal, "sync"),
-    (migrate_copy.MigrationJournal, "remove"),
-    (JsonMetadataStore, "apply"),
-    (JsonMetadataStore, "close"),
-    (os, "replace"),
-):
-    setattr(place, name, dying(getattr(place, name)))
-source, target = map(StoreConfig.from_toml, sys.argv[1:3])
-for line in sys.stdin:
-    left = int(line)
-    child = os.fork()
-    if not child:
-        moved(source, target, cut_over=True)
-        print("left", left, flush=True)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-        print("killed", flush=True)
-"""
+from tieredstore.testing.samples import TOPIC
 
 
 @pytest.fixture
@@ -80,52 +43,6 @@ def posix_faults() -> Iterator[None]:
     faulty_tiers.POSIX_FAULTS.forgive()
     yield
     faulty_tiers.POSIX_FAULTS.forgive()
-
-
-def settings(config: StoreConfig, place: Path) -> Path:
-    place.write_text(
-        f'provider = "posix"\npath = "{config.path}"\nstore_path = "{config.store_path}"\n'
-        f'broker_name = "{config.broker_name}"\ncluster_name = "{config.cluster_name}"\n'
-        f"index_slot_count = {config.index_slot_count}\n"
-        f"index_item_count = {config.index_item_count}\n"
-    )
-    return place
-
-
-class Dying:
-    """Runs a migration with its cut-over in processes that die."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def run(self, step: int) -> int | None:
-        """How many steps were left, where it came to its end."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(step, file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline().split()
-        assert answer, "it ended by itself, and badly"
-        return int(answer[1]) if answer[0] == "left" else None
-
-
-@contextmanager
-def dying(source: StoreConfig, target: StoreConfig, place: Path) -> Iterator[Dying]:
-    command = [
-        *(sys.executable, "-c", DYING),
-        str(settings(source, place / "source.toml")),
-        str(settings(target, place / "target.toml")),
-    ]
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        yield Dying(process)
-        assert process.stdin is not None
-        process.stdin.close()
 
 
 def whole(target: StoreConfig) -> None:
@@ -139,9 +56,9 @@ def test_killed_again_and_again_it_comes_to_its_end(tmp_path: Path) -> None:
     source, target = copy_of_golden(tmp_path / "java"), posix(tmp_path / "new")
     before = picture(tmp_path / "java")
     dice = random.Random(7)
-    with dying(source, target, tmp_path) as process:
+    with dying("migrate") as process:
         for _ in range(30):
-            left = process.run(dice.randrange(10, 60))
+            left = process.run(dice.randrange(10, 60), tmp_path / "java", tmp_path / "new")
             after = files(target)
             for name, data in after.items():  # whole, or a growing one's beginning
                 if not name.endswith(".tmp"):
@@ -164,8 +81,8 @@ def test_killed_at_any_step_of_the_cut_over_it_is_whole_or_not_there(tmp_path: P
             assert len(metadata.segments()) in (0, 57)
         return left is None
 
-    with dying(source, target, tmp_path) as process:
-        assert every_step(process.run, check) > 4
+    with dying("migrate") as process:
+        assert every_step(lambda n: process.run(n, tmp_path / "java", tmp_path / "new"), check) > 4
     whole(target)
     assert moved(source, target, cut_over=True).facts["cut_over"] == "done before"
 
@@ -246,4 +163,276 @@ def test_a_copy_that_is_gone_again_is_noticed_before_the_cut_over(tmp_path: Path
     assert [each.kind for each in report.findings] == ["lost-copy"]
     report = moved(source, target, cut_over=True)
     assert (report.facts["cut_over"], report.counts["copied"]) == ("done", 1)
+    assert files(target) == files(golden_config())
+
+
+def test_each_run_copies_only_what_has_come_since(tmp_path: Path) -> None:
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    with broker_on(source) as broker:
+        broker.put(10)
+        moved(source, target)
+        broker.put(1)
+        first = moved(source, target)
+        assert first.counts["copied"] == 2
+        assert first.byte_counts["copied"] == added(broker, 1)
+        broker.put(90)
+        broker.put(5, queue_id=1)
+        moved(source, target)
+        assert files(target) == files(source)
+        assert moved(source, target).counts["copied"] == 0
+    report = moved(source, target, cut_over=True)
+    assert report.facts["cut_over"] == "done"
+    assert files(target) == files(source)
+    assert everything(target) == everything(source)
+    assert len(everything(target)[QueueKey(TOPIC, 0)]) == 101
+
+
+def test_the_broker_goes_on_in_the_target(tmp_path: Path) -> None:
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    with broker_on(source) as broker:
+        broker.put(33)
+    moved(source, target, cut_over=True)
+    with broker_on(target) as broker:
+        assert content(broker.put(40)).keys() == set(range(73))
+
+
+def test_a_live_broker_is_not_cut_over(tmp_path: Path) -> None:
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    with broker_on(source) as broker:
+        broker.put(3)
+        with pytest.raises(BackendRefusedError, match="a broker is running on this store: stop it"):
+            moved(source, target, cut_over=True)
+    assert not Path(target.catalogue_path).exists()
+    assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
+
+
+def test_a_broker_that_holds_only_rocketmqs_own_lock_is_live_too(tmp_path: Path) -> None:
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    with broker_on(source) as broker:
+        broker.put(3)
+    lock = FileLock.acquire(Path(source.store_path, "lock"))
+    assert lock is not None
+    with lock, pytest.raises(BackendRefusedError, match="stop it first"):
+        moved(source, target, cut_over=True)
+    assert not Path(target.catalogue_path).exists()
+
+
+def test_a_broker_without_a_lock_is_noticed_by_what_it_writes(tmp_path: Path) -> None:
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    with broker_on(source) as broker:
+        broker.put(3)
+
+    def write_more(_plan: object) -> None:
+        lockless = replace(source, metadata_path=str(tmp_path / "copy" / "metadata.json"))
+        Path(lockless.catalogue_path).parent.mkdir()
+        Path(lockless.catalogue_path).write_bytes(Path(source.catalogue_path).read_bytes())
+        with broker_on(lockless) as java:
+            java.put(2)
+        Path(source.catalogue_path).write_bytes(Path(lockless.catalogue_path).read_bytes())
+
+    with pytest.raises(BackendRefusedError, match="a broker is still writing: stop it first"):
+        moved(source, target, cut_over=True, on_plan=write_more)
+    assert not Path(target.catalogue_path).exists()
+    assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
+    assert everything(target) == everything(source)
+
+
+def test_what_expires_during_the_run_is_no_error(tmp_path: Path) -> None:
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    with broker_on(source) as broker:
+        broker.put(100)
+        report = moved(source, target, on_plan=lambda plan: expire(source, broker))
+        assert report.exit_code is JobExit.DONE
+        assert report.counts["expired"] == 1
+    assert moved(source, target, cut_over=True).exit_code is JobExit.DONE
+    assert files(target) == files(source)
+
+
+def test_what_expired_after_it_was_copied_is_not_in_the_target(tmp_path: Path) -> None:
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    with broker_on(source) as broker:
+        broker.put(100)
+        moved(source, target)
+        expire(source, broker)
+    moved(source, target, cut_over=True)
+    assert files(target) == files(source)
+
+
+def test_what_the_catalogue_names_and_is_gone_is_damage(tmp_path: Path) -> None:
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    with broker_on(source) as broker:
+        broker.put(100)
+
+    def lose(_plan: object) -> None:
+        min(Path(source.path).rglob("COMMIT_LOG/*00000")).unlink()
+
+    report = moved(source, target, on_plan=lose)
+    assert report.exit_code is JobExit.DAMAGE
+    assert "missing" in {each.kind for each in report.findings}
+    again = moved(source, target, cut_over=True)
+    assert again.facts["cut_over"] == "refused"
+    assert not Path(target.catalogue_path).exists()
+
+
+def test_other_bytes_in_the_target_are_told_and_never_written_over(tmp_path: Path) -> None:
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    with broker_on(source) as broker:
+        broker.put(10)
+    moved(source, target)
+    Path(f"{target.catalogue_path}.migration").unlink()
+    log = min(Path(target.path).rglob("COMMIT_LOG/*"))
+    damaged = bytearray(log.read_bytes())
+    damaged[100] ^= 1
+    log.write_bytes(damaged)
+    report = moved(source, target, cut_over=True)
+    assert report.exit_code is JobExit.DAMAGE
+    assert report.failures[0].error == SegmentCorruptError.__name__
+    assert "the target holds other bytes than the source" in report.failures[0].text
+    assert log.read_bytes() == damaged
+    assert not Path(target.catalogue_path).exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda old, new: {"target": old}, "source and target are the same tier"),
+        (lambda old, new: {"topics": ["nix-*"]}, "no topic is called 'nix-\\*'; there are"),
+        (
+            lambda old, new: {"source": replace(old, metadata_path=str(Path(old.path, "no.json")))},
+            "no.json",
+        ),
+        (
+            lambda old, new: {"target": replace(new, broker_name="other")},
+            "say --rename-broker other if that is meant",
+        ),
+        (
+            lambda old, new: {
+                "source": replace(old, broker_name="x"),
+                "target": replace(new, broker_name="x"),
+            },
+            "'x' is not in the catalogue",
+        ),
+        (lambda old, new: {"target": replace(new, index_slot_count=7)}, "index_slot_count"),
+        (
+            lambda old, new: {"target": replace(new, metadata_path=old.catalogue_path)},
+            "the same catalogue",
+        ),
+    ],
+)
+def test_what_can_only_be_a_mistake_is_one_line(
+    tmp_path: Path, change: Callable[[StoreConfig, StoreConfig], dict[str, Any]], text: str
+) -> None:
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    with broker_on(source) as broker:
+        broker.put(2)
+    how: dict[str, Any] = {"source": source, "target": target, **change(source, target)}
+    with pytest.raises(Exception, match=text) as raised:
+        moved(how.pop("source"), how.pop("target"), cut_over=True, **how)
+    assert "\n" not in str(raised.value)
+    assert not Path(target.catalogue_path).exists()
+
+
+def test_a_target_that_has_a_tier_of_its_own_is_refused(tmp_path: Path) -> None:
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    for config in (source, target):
+        with broker_on(config) as broker:
+            broker.put(2)
+    before = files(target)
+    with pytest.raises(InvalidConfigError, match="names a tier already"):
+        moved(source, target)
+    assert files(target) == before
+
+
+def added(broker: Broker, count: int) -> int:
+    """Bytes of the last messages of queue 0, record and unit."""
+    file = broker.files.get(QueueKey(TOPIC, 0))
+    assert file is not None
+    units = file.units(file.commit_offset - count, count)
+    return int(sum(units.message_bytes)) + 20 * count
+
+
+def expire(config: StoreConfig, broker: Broker) -> None:
+    """The first log segment, as the broker does it: the row, then the bytes."""
+    path = f"broker-a/{TOPIC}/0"
+    row = broker.metadata.segments(path, SegmentType.COMMIT_LOG)[0]
+    broker.metadata.apply([DeleteSegment(path, row.type, row.base_offset)])
+    with Runtime.inline() as runtime:
+        provider = PosixProvider.from_config(config, runtime)
+        provider.open(path, row.type, row.base_offset).delete()
+
+
+@pytest.mark.parametrize("keeps_local_files", [True, False])
+def test_keys_that_lie_in_local_files_are_put_again_where_those_stay_behind(
+    tmp_path: Path, keeps_local_files: bool
+) -> None:
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    with broker_on(source) as broker:
+        broker.put(50)
+        notes: list[tuple[str, str, Any]] = [
+            ("index", "end", 0),
+            ("index-queue", "0/0", [40, 1_700_000_000_000]),
+            ("index-queue", "0/1", 7),
+            ("index-file", "1700000000000", 30),
+            ("index-start", "1700000000000/0/0", 10),
+        ]
+        for kind, key, value in notes:
+            broker.metadata.put_note(kind, key, value)
+    if keeps_local_files:
+        catalogue = target.catalogue_path
+        target = replace(target, store_path=source.store_path, metadata_path=catalogue)
+    moved(source, target, cut_over=True)
+    with JsonMetadataStore.open(target.catalogue_path, read_only=True) as metadata:
+        noted = {
+            kind: dict(metadata.notes(kind))
+            for kind in ("index-queue", "index-file", "index-start")
+        }
+    mark = 40 if keeps_local_files else 10
+    assert noted["index-queue"] == {"0/0": [mark, 1_700_000_000_000], "0/1": 7}
+    assert bool(noted["index-file"]) is bool(noted["index-start"]) is keeps_local_files
+
+
+# Creates a segment half, says so, and ends it when it is told to.
+SLOW = """
+import sys
+from tieredstore.driver.runtime import Runtime
+from tieredstore.model.values import SegmentType
+from tieredstore.providers.posix import PosixProvider
+
+data = open(sys.argv[2], "rb").read()
+
+def blocks():
+    yield data[:100]
+    print("half", flush=True)
+    sys.stdin.readline()
+    yield data[100:]
+
+provider = PosixProvider(sys.argv[1], "GoldenCluster", Runtime.inline())
+with provider.open("broker-gold-a/GoldAa/0", SegmentType.COMMIT_LOG, 0) as segment:
+    provider.create(segment, blocks())
+print("whole", flush=True)
+"""
+
+
+def test_who_comes_second_leaves_the_firsts_segment_alone(tmp_path: Path) -> None:
+    source, target = copy_of_golden(tmp_path / "java"), posix(tmp_path)
+    with Runtime.inline() as runtime:
+        provider = PosixProvider.from_config(source, runtime)
+        first = provider.open("broker-gold-a/GoldAa/0", SegmentType.COMMIT_LOG, 0).path
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW, target.path, first],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as slow:
+        assert slow.stdin is not None
+        assert slow.stdout is not None
+        assert slow.stdout.readline() == "half\n"
+        report = moved(source, target)
+        assert report.state is JobState.INCOMPLETE
+        assert report.counts["copied"] == 56
+        print("go on", file=slow.stdin, flush=True)
+        assert slow.stdout.readline() == "whole\n"
+    again = moved(source, target)
+    assert (again.counts["copied"], again.counts["compared"]) == (0, 1)
     assert files(target) == files(golden_config())

@@ -1,27 +1,46 @@
-"""All index files made anew: installed in one step in the place of the old ones."""
+"""All index files made anew: keys in sorted runs, files like those of the index itself."""
 
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.jobs.dying_load import LOADED, NEW, OLD, config_in, die_at, load, reindexed
+from tests.flat.tiers import FaultyCatalogue
+from tests.jobs.dying import LOADED, NEW, OLD, config_in, dying, load, reindexed
+from tests.jobs.job_kit import copy_of_golden
 from tests.jobs.load_kit import assert_found, open_tier_of, report_of
-from tests.jobs.migrate_kit import copy_of_golden
-from tests.jobs.written_tier import WrittenTier
+from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
+from tieredstore.access.wiring import open_tier
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.names import index_queue_path
-from tieredstore.driver.runtime import SystemClock
+from tieredstore.driver.provider import Scratch
+from tieredstore.driver.runtime import ManualClock, Runtime, SystemClock
+from tieredstore.index.contract import CommittedRun
+from tieredstore.index.rows import IndexColumns
+from tieredstore.index.store import IndexStore
+from tieredstore.jobs import key_runs
 from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine, run_job
-from tieredstore.jobs.reindex import ReindexKeys, reindex
+from tieredstore.jobs.key_runs import KeyRun, RunWriter, file_plans, in_order, merged, staged_runs
+from tieredstore.jobs.reindex import ReindexKeys, begin_timestamps, reindex
+from tieredstore.metadata.tables import Tables
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import CatalogueLockedError, InvalidConfigError
-from tieredstore.model.values import SegmentType
+from tieredstore.model.errors import CatalogueLockedError, InvalidConfigError, SegmentCorruptError
+from tieredstore.model.messages import MessageRun
+from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.providers.posix import PosixProvider
+from tieredstore.testing.faults import Faults
+from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
 
 CLOCK = SystemClock()
 
@@ -193,13 +212,282 @@ def test_a_killed_reindex_is_gone_on_with(tmp_path: Path) -> None:
         load(config_in(folder))
         return folder
 
-    (said,) = die_at("reindex", [(tier("whole"), 1_000)])
-    count = 1_000 - int(said.removeprefix("left "))
-    steps = [count // 2, count - 3]
-    lives = [(tier(str(step)), step) for step in steps]
-    assert die_at("reindex", lives) == ["killed"] * len(steps)
-    for folder, _ in lives:
-        assert_found(config_in(folder), LOADED)
-        reindexed(config_in(folder))
-        assert_found(config_in(folder), LOADED)
-        assert report_of(config_in(folder)).findings == ()
+    with dying("reindex") as process:
+        count = process.count(tier("whole"))
+        lives = {step: tier(str(step)) for step in (count // 2, count - 3)}
+        for step, folder in lives.items():
+            assert process.run(step, folder) is None
+            assert_found(config_in(folder), LOADED)
+            reindexed(config_in(folder))
+            assert_found(config_in(folder), LOADED)
+            assert report_of(config_in(folder)).findings == ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    key: QueueKey
+    queue_offset: int
+    time: int
+    record: bytes
+
+
+MESSAGE = st.tuples(st.integers(0, 4), st.integers(0, 5))  # seconds since the one before, keys
+QUEUES = st.lists(st.lists(MESSAGE, max_size=12), min_size=1, max_size=3)
+
+
+def stored_messages(queues: list[list[tuple[int, int]]]) -> list[Stored]:
+    found = []
+    for number, messages in enumerate(queues):
+        key, time = QueueKey(f"t{number % 2}", number), STORE_TIMESTAMP
+        for offset, (seconds, count) in enumerate(messages):
+            time += 500 * seconds
+            keys = " ".join(f"{number}-{offset}-{each}" for each in range(count))
+            record = a_record(
+                offset,
+                topic=key.topic,
+                queue_id=key.queue_id,
+                store_timestamp=time,
+                properties={"KEYS": keys} if count else {},
+            )
+            found.append(Stored(key, offset, time, record))
+    return found
+
+
+def one_run(message: Stored, log_offset: int) -> MessageRun:
+    return MessageRun(
+        first_offset=message.queue_offset,
+        log_offsets=np.array([log_offset]),
+        message_bytes=np.array([len(message.record)], np.int32),
+        tags_codes=np.zeros(1, np.int64),
+        starts=np.zeros(1, np.int64),
+        records=message.record,
+    )
+
+
+def write_tier(config: StoreConfig, messages: list[Stored]) -> dict[tuple[QueueKey, int], int]:
+    """The messages, without an index; where each of them is."""
+    places = {}
+    without = replace(config, index_enabled=False)
+    parts = open_tier(without, runtime=Runtime.inline(now_ms=STORE_TIMESTAMP))
+    try:
+        parts.load()
+        for message in messages:
+            file = parts.files.create(*message.key)
+            file.start_at(0)
+            while not (appended := file.append(one_run(message, 0))).count:
+                assert file.commit()
+            places[message.key, message.queue_offset] = int(appended.log_offsets[0])
+            assert file.commit()
+    finally:
+        parts.close()
+    return places
+
+
+def index_itself(
+    config: StoreConfig,
+    messages: list[Stored],
+    places: dict[tuple[QueueKey, int], int],
+    at: Path,
+    begins: list[int],
+) -> list[bytes]:
+    """What the index uploads that takes the messages one by one when they are stored.
+
+    Its files begin at `begins`: of several that begin with one millisecond a reindex, which knows
+    them all, puts the later ones later, and the index, which does not, puts them earlier.
+    """
+    runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+    clock = runtime.clock
+    assert isinstance(clock, ManualClock)
+    provider = MemoryProvider(runtime)
+    catalogue = FaultyCatalogue(Tables(), Faults())
+    ids = {}
+    for message in messages:
+        ids[message.key.topic] = catalogue.add_topic(message.key.topic).topic_id
+    index = IndexStore(
+        replace(config, store_path=str(at), index_rolling_hours=1_000, expiry_enabled=False),
+        provider=provider,
+        metadata=catalogue,
+        runtime=runtime,
+    )
+    index.load()
+    wanted = iter(begins)
+    index._writer._free_begin = lambda latest: next(wanted)  # type: ignore[method-assign]
+    for message in sorted(
+        messages, key=lambda each: (each.time, ids[each.key.topic], each.key.queue_id)
+    ):
+        clock.advance(message.time - clock.now_ms())
+        offset = places[message.key, message.queue_offset]
+        committed = CommittedRun(
+            run=one_run(message, offset), log_offsets=np.array([offset], np.int64)
+        )
+        topic, queue_id = message.key
+        index.put(topic, ids[topic], queue_id, committed)
+        index.step()
+    index.seal()
+    path = index_queue_path(config.broker_name)
+    rows = catalogue.segments(path, SegmentType.INDEX)
+    found = [provider.open(path, row.type, row.base_offset).read(0, row.size) for row in rows]
+    index.shutdown()
+    assert list(wanted) == []
+    return found
+
+
+@given(queues=QUEUES, items=st.sampled_from([3, 9, 40]))
+@settings(max_examples=12)
+def test_files_are_byte_for_byte_those_of_the_index_itself(
+    tmp_path_factory: pytest.TempPathFactory, queues: list[list[tuple[int, int]]], items: int
+) -> None:
+    place = tmp_path_factory.mktemp("tier")
+    config = posix_config(place, index_slot_count=17, index_item_count=items)
+    messages = stored_messages(queues)
+    if not messages:
+        return
+    places = write_tier(config, messages)
+    assert run(config).state is JobState.DONE
+    made = index_files(config)
+    begins = [int.from_bytes(data[4:12], "big") for data in made]
+    assert made == index_itself(config, messages, places, place / "index", begins)
+
+
+@given(
+    times=st.lists(st.integers(1_000, 1_020), max_size=12).map(sorted),
+    used=st.sets(st.integers(990, 1_020)),
+)
+def test_files_begin_in_order_alone_and_never_after_their_first_message(
+    times: list[int], used: set[int]
+) -> None:
+    begins = begin_timestamps(times, used)
+    assert begins == sorted(set(begins))
+    assert used.isdisjoint(begins)
+    assert all(begin <= first for begin, first in zip(begins, times, strict=True))
+
+
+RUNTIME = Runtime.inline()
+Entry = tuple[int, int, int, int, int, int]
+"""Time, topic id, queue id, log offset, place within the message, hash."""
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Scratch:
+    return PosixProvider(tmp_path, "c", RUNTIME).scratch("b")
+
+
+def small_steps(dice: random.Random, patch: pytest.MonkeyPatch) -> None:
+    """Samples, blocks and looks back so short that few entries make many of them."""
+    patch.setattr(key_runs, "SAMPLE_ENTRIES", 4)
+    patch.setattr(key_runs, "_BACK_ENTRIES", dice.choice([1, 2, 64]))
+    block = dice.choice([1, 3, 7])
+    patch.setattr(key_runs, "_BLOCK_MIN", block)
+    patch.setattr(key_runs, "_BLOCK_MAX", block)
+    patch.setattr(key_runs, "_GIVEN_ENTRIES", 5)
+
+
+def put_runs(scratch: Scratch, dice: random.Random) -> list[Entry]:
+    """Runs of a few queues, times of which many are equal; all entries in order."""
+    entries: list[Entry] = []
+    span = dice.choice([1, 3, 50])
+    for queue_id in range(dice.randint(1, 4)):
+        offset = 0
+        for part in range(dice.randint(1, 3)):
+            writer = RunWriter(
+                scratch,
+                f"x/q{queue_id}-{part}",
+                topic_id=queue_id % 2,
+                queue_id=queue_id,
+                first_offset=part,
+                entries_max=dice.choice([5, 1000]),
+            )
+            for _ in range(dice.randint(0, 30)):
+                time, count = dice.randint(0, span), dice.choice([0, 1, 1, 2, 5, 14])
+                hashes = [dice.getrandbits(63) for _ in range(count)]
+                writer.add(columns_of(hashes, queue_id, offset, time))
+                for place, each in enumerate(hashes):
+                    entries.append((time, queue_id % 2, queue_id, offset, place, each))
+                offset += 100
+            writer.finish()
+    return sorted(entries, key=lambda entry: entry[:5])
+
+
+def columns_of(hashes: list[int], queue_id: int, offset: int, time: int) -> IndexColumns:
+    count = len(hashes)
+    return IndexColumns(
+        key_hashes=np.array(hashes, np.uint64),
+        topic_ids=queue_id % 2,
+        queue_ids=queue_id,
+        log_offsets=np.full(count, offset, np.int64),
+        message_bytes=np.full(count, 100, np.int64),
+        store_timestamps=np.full(count, time, np.int64),
+    )
+
+
+def files_of(entries: list[Entry], items_max: int) -> list[list[Entry]]:
+    """A message stays in one file, unless no file has room for it."""
+    ends = [
+        at + 1
+        for at in range(len(entries))
+        if at + 1 == len(entries) or entries[at][:4] != entries[at + 1][:4]
+    ]
+    files, start = [], 0
+    while start < len(entries):
+        fit = [end for end in ends if start < end <= start + items_max]
+        end = fit[-1] if fit else min(start + items_max, len(entries))
+        files.append(entries[start:end])
+        start = end
+    return files
+
+
+def found_runs(scratch: Scratch) -> list[KeyRun]:
+    return in_order([run for runs in staged_runs(scratch, "x").values() for run in runs])
+
+
+def entries_of(scratch: Scratch, plan: key_runs.FilePlan) -> Iterator[tuple[int, ...]]:
+    for each in merged(scratch, plan.parts, RUNTIME, entries_max=8):
+        topics, queues = each.topic_ids, each.queue_ids
+        assert not isinstance(topics, int)
+        assert not isinstance(queues, int)
+        columns = (each.store_timestamps, topics, queues, each.log_offsets, each.key_hashes)
+        yield from zip(*(column.tolist() for column in columns), strict=True)
+
+
+def check(scratch: Scratch, seed: int, patch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(seed)
+    small_steps(dice, patch)
+    entries = put_runs(scratch, dice)
+    items_max = dice.choice([1, 4, 10, 37])
+    plans = list(file_plans(scratch, found_runs(scratch), items_max=items_max))
+    files = files_of(entries, items_max)
+    assert [plan.count for plan in plans] == [len(file) for file in files]
+    for plan, file in zip(plans, files, strict=True):
+        assert plan.first_time == file[0][0]
+        wanted = [(*entry[:4], entry[5]) for entry in file]
+        assert list(entries_of(scratch, plan)) == wanted
+    scratch.delete([each.name for each in scratch.listed()])
+
+
+def test_files_are_cut_and_merged_as_a_plain_sort_would(
+    scratch: Scratch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(8):
+        check(scratch, seed, monkeypatch)
+
+
+@pytest.mark.torture
+def test_many_more(scratch: Scratch, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3_000):
+        check(scratch, random.randrange(2**32), monkeypatch)
+
+
+def test_runs_of_an_origin_that_was_not_finished_do_not_count(scratch: Scratch) -> None:
+    for stem, is_finished in (("x/whole", True), ("x/cut", False)):
+        writer = RunWriter(scratch, stem, topic_id=0, queue_id=0, first_offset=0, entries_max=2)
+        for offset in range(5):
+            writer.add(columns_of([1, 2], 0, offset, 0))
+        if is_finished:
+            writer.finish()
+    assert list(staged_runs(scratch, "x")) == ["x/whole"]
+
+
+def test_what_is_no_run_is_told(scratch: Scratch) -> None:
+    scratch.put("x/y.0", [b"?" * 100])
+    with pytest.raises(SegmentCorruptError, match=r"x/y\.0: .* this is no run of keys"):
+        staged_runs(scratch, "x")

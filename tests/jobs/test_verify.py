@@ -11,9 +11,10 @@ import pytest
 from tests.cli.cli_kit import picture
 from tests.codec.encoders import encode_stored
 from tests.codec.golden_files import BROKER, GOLDEN
-from tests.jobs.verify_kit import Harmed, flipped, golden_config, kinds, verified
+from tests.jobs.job_kit import Harmed, flipped, golden_config, kinds, verified
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.audit import audit
+from tieredstore.codec.columns import keys_of_texts
 from tieredstore.codec.java import string_hash
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.queue_unit import UNIT_BYTES, view_units
@@ -21,7 +22,7 @@ from tieredstore.codec.tiered_index import compacted_file_bytes
 from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs.job import JobExit
 from tieredstore.jobs.verify import VerifyJob
-from tieredstore.jobs.verify_slice import codes_agree
+from tieredstore.jobs.verify_slice import _with_empty_key, codes_agree
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
@@ -311,3 +312,23 @@ def test_keys_of_the_oldest_messages_may_have_expired_with_their_index_file(
     report = verified(tier.config)
     assert kinds(report) == {"keys-expired"}
     assert report.exit_code is JobExit.DONE
+
+
+@pytest.mark.parametrize(
+    ("keys", "has_empty"),
+    [
+        ("a", False),
+        ("a b", False),
+        ("a ", False),
+        ("a   ", False),
+        (" ", False),
+        (" a", True),
+        ("a  b", True),
+        ("a  b  ", True),
+        ("  ", False),
+    ],
+)
+def test_an_empty_piece_counts_but_at_the_end(keys: str, has_empty: bool) -> None:
+    texts = [b"KEYS\x01x y\x02", f"TAGS\x01  \x02KEYS\x01{keys}\x02".encode()]
+    gaps = keys_of_texts(texts, prefix="T#").gaps
+    assert _with_empty_key(texts, gaps).tolist() == ([1] if has_empty else [])

@@ -10,8 +10,7 @@ import pytest
 from werkzeug.wrappers import Response
 
 from tests.jobs.growing_tier import SIZES, broker_on, tier_at
-from tests.jobs.migrate_kit import copy_of_golden, files, in_bucket, moved, posix
-from tests.jobs.verify_kit import golden_config
+from tests.jobs.job_kit import copy_of_golden, files, golden_config, in_bucket, moved, posix
 from tests.s3.moto_server import Door
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import provider_of

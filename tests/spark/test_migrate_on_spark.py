@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.jobs.migrate_kit import copy_of_golden, files, in_bucket, posix
-from tests.jobs.verify_kit import golden_config
+from tests.jobs.job_kit import copy_of_golden, files, golden_config, in_bucket, posix
 from tests.s3.moto_server import moto_server
 from tests.spark.bring_java import java_home
 from tieredstore.access.reader import TieredReader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.jobs.dying_load import LOADED, config_in, load
+from tests.jobs.dying import LOADED, config_in, load
 from tests.jobs.load_kit import assert_found, report_of
 from tests.jobs.test_reindex import index_files, run
 from tests.jobs.written_tier import WrittenTier

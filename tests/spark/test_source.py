@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from tests.codec.golden_files import BROKER, GOLDEN, expected
-from tests.jobs.verify_kit import golden_config
+from tests.jobs.job_kit import golden_config
 from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config
 from tests.spark.read_options import PUSHDOWN, load, options_of
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS

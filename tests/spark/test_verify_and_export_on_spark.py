@@ -14,8 +14,15 @@ import pyarrow.dataset as ds
 import pytest
 
 from tests.codec.golden_files import GOLDEN
-from tests.jobs.export_kit import exported, messages, tier_messages
-from tests.jobs.verify_kit import Harmed, flipped, golden_config, verified
+from tests.jobs.job_kit import (
+    Harmed,
+    exported,
+    flipped,
+    golden_config,
+    messages,
+    tier_messages,
+    verified,
+)
 from tests.s3.moto_server import moto_server
 from tests.spark.bring_java import java_home
 from tieredstore.driver.runtime import ManualClock
@@ -37,7 +44,7 @@ STUMBLING = """
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from tests.jobs.verify_kit import golden_config
+from tests.jobs.job_kit import golden_config
 from tieredstore.driver.runtime import SystemClock
 from tieredstore.jobs.export import ExportJob
 from tieredstore.jobs.job import run_job
