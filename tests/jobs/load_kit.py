@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -125,15 +126,10 @@ def report_of(config: StoreConfig) -> AuditReport:
         return audit(parts.metadata, parts.provider, config, parts.runtime)
 
 
-class open_tier_of:  # noqa: N801 - used as a function
+@contextmanager
+def open_tier_of(config: StoreConfig) -> Iterator[Any]:
     """A broker that has come up: its catalogue is locked, its index open."""
-
-    def __init__(self, config: StoreConfig) -> None:
-        self._parts = open_tier(config, runtime=Runtime.inline(now_ms=LOADED_MS))
-
-    def __enter__(self) -> Any:
-        self._parts.load()
-        return self._parts
-
-    def __exit__(self, *exception: object) -> None:
-        self._parts.close()
+    parts = open_tier(config, runtime=Runtime.inline(now_ms=LOADED_MS))
+    with closing(parts):
+        parts.load()
+        yield parts

@@ -196,16 +196,6 @@ def test_the_broker_goes_on_in_the_target(tmp_path: Path) -> None:
         assert content(broker.put(40)).keys() == set(range(73))
 
 
-def test_a_live_broker_is_not_cut_over(tmp_path: Path) -> None:
-    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
-    with broker_on(source) as broker:
-        broker.put(3)
-        with pytest.raises(BackendRefusedError, match="a broker is running on this store: stop it"):
-            moved(source, target, cut_over=True)
-    assert not Path(target.catalogue_path).exists()
-    assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
-
-
 def test_a_broker_that_holds_only_rocketmqs_own_lock_is_live_too(tmp_path: Path) -> None:
     source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
     with broker_on(source) as broker:

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config, properties_of
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.wiring import open_tier
-from tieredstore.driver.runtime import Runtime
 from tieredstore.index.store import IndexStore
 from tieredstore.jobs.scan import (
     OnCorrupt,
@@ -153,13 +151,9 @@ def test_messages_that_outlived_their_index_file_are_read_for(tmp_path: Path) ->
     made = WrittenTier(config=posix_config(tmp_path))
     made.add(TOPIC, 0, 100, seal=True)
     made.add(TOPIC, 0, 8000, body_bytes=1, seal=True)
-    parts = open_tier(made.config, runtime=Runtime.inline(now_ms=START_MS))
-    try:
-        parts.load()
+    with made.open() as parts:
         assert isinstance(parts.index, IndexStore)
         assert parts.index.expire(START_MS + 100 * SECOND_MS) == 1
-    finally:
-        parts.close()
     selection = Selection(keys=frozenset(["order-12", "order-8001"]))
     assert [place[2] for place in places(rows_of(made, selection))] == [12, 8001]
 

@@ -17,7 +17,7 @@ from tieredstore.access.audit import audit
 from tieredstore.codec.columns import keys_of_texts
 from tieredstore.codec.java import string_hash
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.queue_unit import UNIT_BYTES, view_units
+from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.codec.tiered_index import compacted_file_bytes
 from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs.job import JobExit
@@ -149,18 +149,6 @@ def test_no_bit_of_a_tags_code_can_be_another(code: int) -> None:
 def test_places_of_extended_units_are_no_codes() -> None:
     places = np.array([60 * number - 2**63 for number in range(5)])
     assert codes_agree(places, np.array([0, 7, 2**31 - 1, -(2**31), 0])).all()
-
-
-@pytest.mark.parametrize("bit", [0, 31, 40, 62, 63])
-def test_each_bit_of_a_tags_code_counts(golden: Harmed, bit: int) -> None:
-    """Of a message with tags and of one without."""
-    path = golden.file("GoldBB/0", QUEUE, 400)
-    codes = view_units(path.read_bytes())["tags_code"].astype(np.int64)
-    for wanted in (codes > 0, codes == 0):
-        (row, *_) = np.flatnonzero(wanted)
-        with flipped(path, int(row) * UNIT_BYTES + 19 - bit // 8, 1 << bit % 8):
-            found = [each.kind for each in verified(golden.config).findings]
-        assert found == ["tags-code"], (bit, codes[row])
 
 
 def test_two_units_that_changed_places_are_both_found(golden: Harmed) -> None:

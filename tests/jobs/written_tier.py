@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -72,60 +73,44 @@ class WrittenTier:
     ) -> None:
         """Write `count` more messages to a queue, and to the index; `seal` uploads the index."""
         key = QueueKey(topic, queue_id)
-        parts = open_tier(self.config, runtime=Runtime.inline(now_ms=START_MS))
-        try:
-            parts.load()
+        with self.open() as parts:
             parts.index.start()
             for start in range(0, count, 32):
-                chunk = min(32, count - start)
+                first, chunk = self.ends.get(key, 0), min(32, count - start)
                 part = bodies[start : start + chunk]
-                self._write(parts, key, chunk, body_bytes, part, sys_flag)
+                run = a_run(
+                    key, first, chunk, body_bytes=body_bytes, bodies=part, sys_flag=sys_flag
+                )
+                self._write(parts, key, run)
             if seal:
                 parts.index.seal()
-        finally:
-            parts.close()
+
+    @contextmanager
+    def open(self) -> Iterator[Tier]:
+        """The parts of the tier, as a broker has them that has come up."""
+        parts = open_tier(self.config, runtime=Runtime.inline(now_ms=START_MS))
+        with closing(parts):
+            parts.load()
+            yield parts
 
     def delete(self, topic: str) -> None:
         """Delete a topic with all its queues; what is added to it later begins at offset 0."""
-        parts = open_tier(self.config, runtime=Runtime.inline(now_ms=START_MS))
-        try:
-            parts.load()
+        with self.open() as parts:
             assert parts.files.delete_topics([topic]) == 1
-        finally:
-            parts.close()
         self.ends = {key: end for key, end in self.ends.items() if key.topic != topic}
 
-    def _write(
-        self,
-        parts: Tier,
-        key: QueueKey,
-        count: int,
-        body_bytes: int,
-        bodies: Sequence[bytes],
-        sys_flag: int,
-    ) -> None:
-        first = self.ends.get(key, 0)
+    def _write(self, parts: Tier, key: QueueKey, run: MessageRun) -> None:
         file = parts.files.create(*key)
-        file.start_at(first)
-        taken = 0
-        while taken < count:
-            run = a_run(
-                key,
-                first + taken,
-                count - taken,
-                body_bytes=body_bytes,
-                bodies=bodies[taken:],
-                sys_flag=sys_flag,
-            )
+        file.start_at(run.first_offset)
+        while len(run):
             appended = file.append(run)
             assert file.commit()
             if appended.count:
-                committed = CommittedRun(
-                    run=run_head(run, appended.count), log_offsets=appended.log_offsets
-                )
+                taken = run_part(run, 0, appended.count)
+                committed = CommittedRun(run=taken, log_offsets=appended.log_offsets)
                 parts.index.put(key.topic, file.topic_id, key.queue_id, committed)
-            taken += appended.count
-        self.ends[key] = first + count
+            run = run_part(run, appended.count, len(run))
+        self.ends[key] = run.first_offset
 
 
 def a_run(
@@ -169,13 +154,14 @@ def a_run(
     )
 
 
-def run_head(run: MessageRun, count: int) -> MessageRun:
+def run_part(run: MessageRun, start: int, end: int) -> MessageRun:
     return replace(
         run,
-        log_offsets=run.log_offsets[:count],
-        message_bytes=run.message_bytes[:count],
-        tags_codes=run.tags_codes[:count],
-        starts=run.starts[:count],
+        first_offset=run.first_offset + start,
+        log_offsets=run.log_offsets[start:end],
+        message_bytes=run.message_bytes[start:end],
+        tags_codes=run.tags_codes[start:end],
+        starts=run.starts[start:end],
     )
 
 
