@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.access.elsewhere_kit import Elsewhere
 from tests.access.golden_care import GoldenTier
+from tests.access.tier_lives import Lives
 from tests.cli.cli_kit import picture
 from tests.codec.golden_files import BROKER
+from tests.flat.tiers import FaultyCatalogue
+from tieredstore.access.audit import AuditReport, audit
 from tieredstore.access.queue_upload import STOPPED_QUEUE
+from tieredstore.access.rebuild import rebuild
+from tieredstore.access.wiring import published_catalogue
 from tieredstore.codec.queue_unit import encode_unit
+from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.runtime import Runtime
 from tieredstore.flat import append_file
 from tieredstore.metadata.json_store import JsonMetadataStore
+from tieredstore.metadata.memory_store import MemoryMetadataStore
+from tieredstore.metadata.tables import Tables
 from tieredstore.model.errors import MetadataError
-from tieredstore.model.values import SegmentType
+from tieredstore.model.findings import Finding
+from tieredstore.model.values import SegmentRecord, SegmentType, TopicRecord
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.testing.faults import Faults
+from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
+from tieredstore.testing.samples import TOPIC
 
 LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
 Q = "GoldAa/0"  # log segments at 0, 13167, 26248, 41521; units at 0, 400, 800, 1200, 1600
@@ -235,3 +252,231 @@ def test_another_brokers_segments_are_no_business_of_ours(tier: GoldenTier) -> N
     other.write_bytes(b"theirs")
     assert tier.found(repair=True) == []
     assert other.exists()
+
+
+# What an audit says of the catalogue that is published for readers elsewhere
+
+
+PATH = f"broker-a/{TOPIC}/0"
+
+
+@pytest.fixture(params=["posix", "objects"])
+def there(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Elsewhere]:
+    made = Elsewhere(tmp_path, request.param)
+    made.broker.fill(12)
+    yield made
+    made.broker.store.shutdown()
+
+
+def found(there: Elsewhere, copy: MetadataStore | None = None) -> list[tuple[str, str]]:
+    """Kind and detail of what is said of the published one; `copy` in the place of the real one."""
+    parts = there.broker.tier
+    config, provider = there.broker.config, parts.provider
+
+    def published() -> MetadataStore | None:
+        return copy or published_catalogue(config, provider)
+
+    report = audit(parts.metadata, provider, config, there.broker.runtime, published=published)
+    told: list[Finding] = [each for each in report.findings if "published" in each.kind]
+    return [(f"{each.severity.value} {each.kind}", each.detail) for each in told]
+
+
+def test_a_tier_that_was_never_published_has_nothing_to_tell(there: Elsewhere) -> None:
+    assert found(there) == []
+
+
+def test_a_published_catalogue_that_is_up_to_date_has_nothing_to_tell(there: Elsewhere) -> None:
+    there.publish()
+    assert found(there) == []
+
+
+def test_one_that_lags_is_a_note_also_behind_expiry_and_a_deletion(there: Elsewhere) -> None:
+    there.broker.fill(4, topic="Gone")
+    there.publish()
+    there.broker.tier.publishing._is_stale = True  # publishes no more
+    there.expire(12)
+    there.broker.store.delete_topics(["Gone"])
+    there.broker.fill(3, topic="New")
+    ((kind, detail),) = found(there)
+    assert kind == "note published-behind"
+    assert "generation 1 is older than the catalogue" in detail
+
+
+def test_one_that_is_gone_or_damaged_is_damage(there: Elsewhere) -> None:
+    there.publish()
+    parts = there.broker.tier
+    generations = parts.provider.generations("broker-a")
+    assert generations is not None
+    generations.create(2, b"nothing")
+    ((kind, detail),) = found(there)
+    assert kind == "damage published-damaged"
+    assert "readers elsewhere cannot start from it" in detail
+    generations.delete([1, 2])
+    ((kind, _),) = found(there)
+    assert kind == "damage published-missing"
+
+
+def longer(rows: list[SegmentRecord]) -> list[SegmentRecord]:
+    return [*rows[:-1], replace(rows[-1], size=rows[-1].size + 1)]
+
+
+def without_one(rows: list[SegmentRecord]) -> list[SegmentRecord]:
+    return [rows[0], *rows[2:]]
+
+
+def with_another(rows: list[SegmentRecord]) -> list[SegmentRecord]:
+    return [*rows, replace(rows[-1], base_offset=rows[-1].base_offset + 5_000)]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (longer, "the catalogue's segment to"),
+        (without_one, "lacks the segment at"),
+        (with_another, "and the catalogue none"),
+    ],
+)
+def test_what_age_does_not_explain_is_damage(
+    there: Elsewhere,
+    change: Callable[[list[SegmentRecord]], list[SegmentRecord]],
+    told: str,
+) -> None:
+    metadata = there.broker.tier.metadata
+    copy = MemoryMetadataStore(place="elsewhere", clock_ms=there.broker.runtime.clock.now_ms)
+    rows = list(metadata.segments(PATH, LOG))
+    assert len(rows) > 2
+    copy.put(*metadata.topics(), *metadata.queues(), *change(rows))
+    ((kind, detail), *_) = [each for each in found(there, copy) if "damage" in each[0]]
+    assert kind == "damage published-differs"
+    assert told in detail
+
+
+def test_another_number_of_a_topic_is_damage(there: Elsewhere) -> None:
+    copy = MemoryMetadataStore(place="elsewhere", clock_ms=there.broker.runtime.clock.now_ms)
+    copy.put(TopicRecord(topic=TOPIC, topic_id=9))
+    kinds = [kind for kind, _ in found(there, copy)]
+    assert "damage published-differs" in kinds
+
+
+# Audit and rebuild of tiers that we wrote: in memory, and in an object store's double
+
+
+CLUSTER = "DefaultCluster"
+Inner = Callable[[Runtime], SegmentProvider]
+Place = tuple[str, SegmentType, int]
+TOPICS = ("TopicA", "TopicB")
+
+
+@pytest.fixture
+def objects() -> MemoryObjects:
+    return MemoryObjects()
+
+
+@pytest.fixture(params=["memory", "objects"])
+def inner(request: pytest.FixtureRequest, objects: MemoryObjects) -> Inner:
+    return MemoryProvider if request.param == "memory" else in_objects(objects)
+
+
+def in_objects(objects: MemoryObjects) -> Inner:
+    return lambda runtime: ObjectProvider(MemoryObjectClient(objects), CLUSTER, runtime)
+
+
+def filled(folder: Path, inner: Inner) -> Lives:
+    """Two topics of many segments, the oldest of which have expired, the last ones still open."""
+    lives = Lives(folder, inner=inner)
+    lives.open()
+    for turn in range(3):
+        for _ in range(9):
+            for topic in TOPICS:
+                lives.put(topic, turn % 2)
+        lives.upload()
+        lives.clock.advance(3_600_000 if turn == 0 else 1_000)
+    return lives
+
+
+def looked_at(lives: Lives, *, repair: bool = False) -> AuditReport:
+    return audit(lives.metadata, lives.inner, lives.config, lives.runtime, repair=repair)
+
+
+def places(metadata: MetadataStore) -> dict[Place, tuple[int, int | None, int | None]]:
+    """Segments with bytes: of those without, the bytes cannot tell."""
+    return {
+        (row.path, row.type, row.base_offset): (
+            row.size,
+            row.begin_timestamp,
+            row.end_timestamp,
+        )
+        for row in metadata.segments()
+        if row.size
+    }
+
+
+def test_a_tier_is_whole_at_any_time_of_its_life(tmp_path: Path, inner: Inner) -> None:
+    lives = filled(tmp_path, inner)
+    assert looked_at(lives).findings == ()
+    lives.clock.advance(3 * 3_600_000)
+    lives.put("TopicA")
+    lives.upload()
+    lives.expire()
+    assert looked_at(lives).findings == ()
+    lives.delete_topic("TopicB")
+    assert looked_at(lives).findings == ()
+    lives.open()
+    assert looked_at(lives).findings == ()
+
+
+def test_our_own_tier_is_rebuilt_from_its_bytes(tmp_path: Path, inner: Inner) -> None:
+    lives = filled(tmp_path, inner)
+    found = FaultyCatalogue(Tables(), Faults())
+    report = rebuild(found, lives.inner, lives.config, lives.runtime)
+    assert report.problems == ()
+    assert places(found) == places(lives.metadata)
+    assert set(report.topics) == set(TOPICS)
+    assert {row.key for row in found.queues()} == {row.key for row in lives.metadata.queues()}
+    assert audit(found, lives.inner, lives.config, lives.runtime).findings == ()
+
+
+def test_what_uploads_and_stalled_writers_left_is_found_and_removed(
+    tmp_path: Path, objects: MemoryObjects
+) -> None:
+    lives = filled(tmp_path, in_objects(objects))
+    key = next(key for key in objects.held_keys() if key.startswith(".parts/") and "-00000" in key)
+    directory, _, name = key.rpartition("/")
+    epoch = int(name.rpartition("-")[2])
+    rows = places(lives.metadata)
+    later = Lives(tmp_path / "later", inner=in_objects(objects))
+    later.open()
+    later.put("TopicC")
+    later.upload()  # a new writer: what the old one sends from now on never counts
+    late = f"{directory}/{99_999:020d}-{epoch:010d}"
+    objects.put(late, b"late", {})
+    upload = objects.begin_upload(directory.removeprefix(".parts/"))
+    theirs = objects.begin_upload(f"{directory.split('/')[1]}/broker-b/Topic/0/INDEX/x")
+    later.delete_topic("TopicC")
+    tier = audit(lives.metadata, later.inner, lives.config, lives.runtime)
+    assert sorted((each.kind, each.place.path) for each in tier.findings) == sorted(
+        [("stray-part", late), ("abandoned-upload", upload.key)]
+    )
+    assert not tier.is_clean
+    assert late in objects.held_keys()
+    done = audit(lives.metadata, later.inner, lives.config, lives.runtime, repair=True)
+    assert done.is_clean
+    assert [each.repaired for each in done.findings] == [True, True]
+    assert late not in objects.held_keys()
+    assert list(objects.uploads) == [theirs.upload_id]
+    assert places(lives.metadata) == rows
+
+
+def test_a_lost_object_and_a_strange_one_are_named(tmp_path: Path, objects: MemoryObjects) -> None:
+    lives = filled(tmp_path, in_objects(objects))
+    row = next(row for row in lives.metadata.segments() if row.type is LOG and row.size)
+    for key in objects.held_keys():
+        sealed_key = key.removeprefix(".parts/").split(f"/{row.type.name}/")
+        is_of_file = sealed_key[0].endswith(row.path) and len(sealed_key) == 2
+        if is_of_file and f"{row.base_offset:020d}" == sealed_key[1].split("/")[0][-20:]:
+            del objects.held[key]
+    fresh = in_objects(objects)(lives.runtime)
+    report = audit(lives.metadata, fresh, lives.config, lives.runtime)
+    assert [(each.kind, each.place.base) for each in report.findings] == [
+        ("missing", row.base_offset)
+    ]

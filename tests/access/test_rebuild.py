@@ -1,20 +1,41 @@
-"""With the catalogue lost, the tier that Java wrote is found out from its bytes alone."""
+"""With the catalogue lost, a tier is found out from its bytes, and from what was published."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.access.elsewhere_kit import Elsewhere, offsets
 from tests.access.golden_care import GoldenTier
+from tests.access.tiered_kit import a_config
 from tests.codec.golden_files import BROKER, expected
-from tieredstore.access.rebuild import NewerCatalogueError
+from tieredstore.access.audit import audit
+from tieredstore.access.reader import TieredReader
+from tieredstore.access.rebuild import (
+    NewerCatalogueError,
+    RebuildReport,
+    rebuild,
+    rebuild_beside_published,
+)
+from tieredstore.access.store import TieredMessageStore
+from tieredstore.access.wiring import published_catalogue, publisher_of
 from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.metadata.json_store import JsonMetadataStore
-from tieredstore.model.errors import InvalidConfigError
-from tieredstore.model.values import SegmentRecord, SegmentType
+from tieredstore.model.errors import InvalidConfigError, SegmentCorruptError
+from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_message
 
 LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
 Place = tuple[str, SegmentType, int]
@@ -166,3 +187,328 @@ def test_what_is_not_sound_is_told(tier: GoldenTier) -> None:
     assert not report.is_index_whole
     last = tier.row("GoldAa/0", QUEUE, 1600)
     assert last.size == 40
+
+
+# What a rebuild says of any tier is what its lost catalogue said, as far as bytes can tell
+
+
+HOUR_MS = 3_600_000
+TOPICS = ("TopicA", "TopicB")
+SETTINGS: dict[str, Any] = {
+    "commit_log_segment_bytes": 1_400,
+    "consume_queue_segment_bytes": 7 * UNIT_BYTES,
+    "reserve_hours": 2,
+    "index_slot_count": 16,
+    "index_item_count": 12,
+    "index_rolling_hours": 1_000,
+}
+
+
+class Written:
+    """A broker's tier that is written, expires, and loses its catalogue."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+        self.provider = MemoryProvider(self.runtime)
+        self.local = ListMessageStore(self.runtime)
+        self.config = a_config(folder, **SETTINGS)
+        self.metadata: MetadataStore = JsonMetadataStore.open(folder / "catalogue.json")
+        self.folder = folder
+        self.times: dict[tuple[QueueKey, int], int] = {}
+        self.store = TieredMessageStore(
+            self.local,
+            self.config,
+            runtime=self.runtime,
+            provider=self.provider,
+            metadata=self.metadata,
+        )
+        self.store.load()
+        self.store.start()
+        self._number = 0
+
+    @property
+    def clock(self) -> ManualClock:
+        clock = self.runtime.clock
+        assert isinstance(clock, ManualClock)
+        return clock
+
+    def put(self, topic: str, queue_id: int, count: int, body_bytes: int = 100) -> None:
+        for _ in range(count):
+            self.clock.advance(1_000)
+            message = a_message(self._number, topic=topic, queue_id=queue_id, body_bytes=body_bytes)
+            put = self.store.put_message(message)
+            assert put.stored
+            self.times[QueueKey(topic, queue_id), put.queue_offset] = put.store_timestamp
+            self._number += 1
+
+    def wait(self, hours: float) -> None:
+        self.clock.advance(int(hours * HOUR_MS))
+
+    def expire(self) -> None:
+        self.store._loaded().retention.step()
+
+    def end(self) -> None:
+        assert self.store.flush(seal=True)
+        self.store.shutdown()
+
+    def queues(self) -> dict[QueueKey, tuple[int, int]]:
+        """Where each queue with bytes begins and ends, as a reader of the catalogue has it."""
+        with self.reader() as reader:
+            found = {
+                key: (reader.min_offset(*key) or 0, reader.max_offset(*key) or 0)
+                for key in reader.queues()
+            }
+        return {key: ends for key, ends in found.items() if ends[0] != ends[1]}
+
+    def messages(self) -> dict[QueueKey, list[bytes]]:
+        with self.reader() as reader:
+            return {key: [one.record for one in reader.messages(*key)] for key in self.queues()}
+
+    def reader(self) -> TieredReader:
+        return TieredReader(
+            self.config, runtime=self.runtime, provider=self.provider, metadata=self.metadata
+        )
+
+    def rebuild(self) -> RebuildReport:
+        """From the bytes alone."""
+        self.metadata.close()
+        self.metadata = JsonMetadataStore.open(self.folder / "rebuilt.json")
+        return rebuild(self.metadata, self.provider, self.config, self.runtime)
+
+    def told(self, *, rebuilt: bool) -> list[SegmentRecord]:
+        """Rows, but for what no byte tells: rows of nothing, when a segment was made, and the
+        time of a first message that has expired."""
+        queues = self.queues()
+        rows = []
+        for row in self.metadata.segments():
+            known: dict[str, Any] = {"create_timestamp": 0}
+            if row.size and row.type is QUEUE:
+                _, topic, number = row.path.split("/")
+                key = QueueKey(topic, int(number))
+                first = max(row.base_offset // UNIT_BYTES, queues[key][0])
+                known["begin_timestamp"] = self.times[key, first]
+                if rebuilt:
+                    assert row.begin_timestamp == self.times[key, first]
+            rows += [replace(row, **known)] if row.size else []
+        return sorted(rows, key=lambda row: (row.path, row.type, row.base_offset))
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("put"),
+            st.sampled_from(TOPICS),
+            st.integers(0, 1),
+            st.integers(1, 9),
+            st.sampled_from([20, 100, 700]),
+        ),
+        st.tuples(st.just("wait"), st.sampled_from([0.4, 1.1, 3.0])),
+        st.tuples(st.just("flush"), st.booleans()),
+        st.just(("expire",)),
+        st.just(("lose",)),
+    ),
+    max_size=14,
+)
+
+
+def follow(tier: Written, steps: Sequence[tuple[Any, ...]]) -> None:
+    for what, *more in steps:
+        if what == "put":
+            tier.put(more[0], more[1], more[2], more[3])
+        elif what == "wait":
+            tier.wait(more[0])
+        elif what == "flush":
+            assert tier.store.flush(seal=more[0])
+        elif what == "expire":
+            tier.expire()
+        else:
+            tier.local.kept_from += 2  # messages that the tier never gets
+
+
+@settings(max_examples=25, deadline=None)
+@given(STEPS)
+def test_a_rebuilt_catalogue_says_what_the_lost_one_said(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]]
+) -> None:
+    tier = Written(tmp_path_factory.mktemp("tier"))
+    follow(tier, steps)
+    tier.end()
+    queues, rows = tier.queues(), tier.told(rebuilt=False)
+    known = {record.topic: record.topic_id for record in tier.metadata.topics()}
+    messages = tier.messages()
+    report = tier.rebuild()
+    assert report.problems == ()
+    assert tier.queues() == queues
+    assert tier.told(rebuilt=True) == rows
+    assert tier.messages() == messages
+    old = {topic: known[topic] for topic in report.topics if topic not in report.new_ids}
+    assert old.items() <= report.topics.items()
+
+
+def test_expired_units_are_a_note(tmp_path: Path) -> None:
+    tier = Written(tmp_path)
+    tier.put("TopicA", 0, 11)
+    assert tier.store.flush()
+    tier.wait(3)
+    tier.put("TopicA", 0, 3)
+    assert tier.store.flush()
+    tier.expire()
+    tier.end()
+    report = tier.rebuild()
+    assert report.problems == ()
+    assert report.notes == ("broker-a/TopicA/0: begins with 3 units of messages that have expired",)
+    assert tier.queues() == {QueueKey("TopicA", 0): (10, 14)}
+
+
+def damaged_units(tier: Written, damage: Callable[[bytearray], None]) -> None:
+    """The newest queue segment of TopicA/0, past everybody's back."""
+    row = tier.metadata.segments("broker-a/TopicA/0", QUEUE)[-1]
+    with tier.provider.open(row.path, row.type, row.base_offset) as segment:
+        units = bytearray(segment.read(0, row.size))
+        damage(units)
+        segment.delete()
+        segment.write(0, bytes(units))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(8, 22), st.integers(0, 12 * 8 - 1))
+def test_a_message_whose_unit_is_damaged_is_found_in_the_log(
+    tmp_path_factory: pytest.TempPathFactory, count: int, bit: int
+) -> None:
+    tier = Written(tmp_path_factory.mktemp("tier"))
+    tier.put("TopicA", 0, count)
+    tier.end()
+    queues, rows = tier.queues(), tier.told(rebuilt=False)
+
+    def flip(units: bytearray) -> None:
+        units[len(units) - UNIT_BYTES + bit // 8] ^= 1 << bit % 8
+
+    damaged_units(tier, flip)
+    report = tier.rebuild()
+    assert len(report.problems) == 1
+    assert f"messages {count - 1} to {count - 1} are in the log" in report.problems[0]
+    assert tier.queues() == queues
+    assert tier.told(rebuilt=True) == rows
+    with tier.reader() as reader:
+        assert len(reader.get_message("TopicA", 0, count - 2, count_max=1).messages) == 1
+        with pytest.raises(SegmentCorruptError):
+            reader.get_message("TopicA", 0, count - 1, count_max=1)
+
+
+# A rebuild beside what was published: it starts from it, or refuses to undo it
+
+
+@pytest.fixture(params=["posix", "objects"])
+def there(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Elsewhere]:
+    made = Elsewhere(tmp_path, request.param)
+    yield made
+    made.broker.store.shutdown()
+
+
+class Rebuilding:
+    """One that holds a catalogue's file, over the same backend."""
+
+    def __init__(self, there: Elsewhere, path: Path) -> None:
+        self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+        self.provider = there.opened(self.runtime)
+        self.config = dataclasses.replace(there.broker.config, metadata_path=str(path))
+        self.metadata = JsonMetadataStore.open(path)
+        publisher = publisher_of(self.config, self.provider, self.metadata)
+        assert publisher is not None
+        self.publisher = publisher
+
+    def rebuild(self) -> RebuildReport:
+        return rebuild_beside_published(
+            self.metadata,
+            self.provider,
+            self.config,
+            self.runtime,
+            publisher=self.publisher,
+            published=lambda: published_catalogue(self.config, self.provider),
+        )
+
+    def close(self) -> None:
+        self.metadata.close()
+
+
+def test_an_empty_catalogue_starts_from_what_is_published(there: Elsewhere, tmp_path: Path) -> None:
+    broker = there.broker
+    broker.fill(12)
+    broker.put(3, topic="Gone")
+    assert broker.store.flush()
+    metadata = broker.tier.metadata
+    topic = metadata.topic(TOPIC)
+    assert topic is not None
+    metadata.put(dataclasses.replace(topic, reserve_hours=7, topic_id=41))
+    there.publish()
+    broker.tier.publishing._is_stale = True  # what it does now is published no more
+    broker.store.delete_topics(["Gone"])
+    broker.put(9, first=12)
+    assert broker.store.flush()
+    broker.store.shutdown()
+    lost = Rebuilding(there, tmp_path / "new.json")
+    report = lost.rebuild()
+    assert report.problems == ()
+    found = lost.metadata.topic(TOPIC)
+    assert found is not None
+    assert (found.topic_id, found.reserve_hours) == (41, 7)
+    findings = audit(lost.metadata, lost.provider, lost.config, lost.runtime).findings
+    assert [each.kind for each in findings if each.severity.value == "damage"] == []
+    lost.publisher.check()
+    assert lost.publisher.publish() == 2
+    lost.close()
+    with TieredReader(lost.config, runtime=lost.runtime, provider=lost.provider) as reader:
+        assert offsets(reader) == list(range(21))
+    with there.reader() as reader:
+        assert reader.catalogue.generation == 2
+        assert offsets(reader) == list(range(21))
+
+
+def test_an_older_file_is_not_written_over_what_is_published(
+    there: Elsewhere, tmp_path: Path
+) -> None:
+    old = Rebuilding(there, tmp_path / "old.json")
+    old.metadata.add_topic("anything")
+    there.broker.fill(12)
+    there.publish()
+    before = old.metadata.snapshot_bytes()
+    with pytest.raises(NewerCatalogueError, match="move the file away"):
+        old.rebuild()
+    assert old.metadata.snapshot_bytes() == before
+    old.close()
+
+
+def test_with_a_damaged_one_the_bytes_alone_are_asked(there: Elsewhere, tmp_path: Path) -> None:
+    there.broker.fill(12)
+    there.publish()
+    generations = there.opened(Runtime.inline()).generations("broker-a")
+    assert generations is not None
+    generations.create(2, b"nothing")
+    lost = Rebuilding(there, tmp_path / "new.json")
+    report = lost.rebuild()
+    assert len(report.problems) == 1
+    assert "generation 2: it is damaged" in report.problems[0]
+    assert report.queue_count == 1
+    assert lost.publisher.publish() == 3
+    lost.close()
+    with there.reader() as reader:
+        assert reader.catalogue.generation == 3
+
+
+def test_with_nothing_published_it_is_the_rebuild_of_old(there: Elsewhere, tmp_path: Path) -> None:
+    there.broker.fill(12)
+    lost = Rebuilding(there, tmp_path / "new.json")
+    report = lost.rebuild()
+    assert (report.queue_count, report.problems) == (1, ())
+    assert lost.publisher.publish() == 1
+    lost.close()
+
+
+def test_bytes_that_are_missing_since_are_a_problem(there: Elsewhere, tmp_path: Path) -> None:
+    there.broker.fill(12)
+    there.publish()
+    there.broker.tier.files.files()[0].log.segments[-1].segment.delete()
+    lost = Rebuilding(there, tmp_path / "new.json")
+    report = lost.rebuild()
+    assert any("the backend only to" in each for each in report.problems)
+    lost.close()

@@ -14,8 +14,7 @@ from tests.local.store_audit import a_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.runtime import ManualClock, Runtime
-from tieredstore.local.store import HOUR_MS
-from tieredstore.local.store import LocalMessageStore
+from tieredstore.local.store import HOUR_MS, LocalMessageStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.testing.samples import TOPIC, a_message
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.access.test_tiered_keys import KeyBroker
+from tests.access.test_key_lookup import KeyBroker
 from tests.access.tiered_kit import numbers
 from tieredstore.index.local_file import MappedIndex
 from tieredstore.index.store import IndexStore

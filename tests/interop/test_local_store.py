@@ -23,8 +23,7 @@ from tests.interop.local_stores import (
 )
 from tests.interop.verifier import VERSION
 from tieredstore.codec.message import decode_message
-from tieredstore.local.store import HOUR_MS
-from tieredstore.local.store import LocalMessageStore
+from tieredstore.local.store import HOUR_MS, LocalMessageStore
 from tieredstore.model.values import QueueKey
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]

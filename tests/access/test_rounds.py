@@ -1,17 +1,24 @@
-"""Uploads that fail: what is kept, what is tried again, and who is not held up."""
+"""Uploads that fail or come late: what is kept, what is tried again, and which queues go on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from tests.access.dispatch_kit import KEY, RecordingIndex, Tier, a_tier
+from tieredstore.access import upkeep
 from tieredstore.access.queue_upload import STOPPED_QUEUE
+from tieredstore.access.upkeep import Retention
 from tieredstore.driver.metadata import Change
+from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
-from tieredstore.model.errors import MetadataError
+from tieredstore.driver.segment import FileSegment
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.model.errors import BackendUnavailableError, MetadataError
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider
@@ -256,3 +263,224 @@ def test_rows_that_could_not_be_written_come_again_before_the_index(tmp_path: Pa
     assert index.offsets() == list(range(10))
     (row,) = tier.metadata.segments(f"broker-a/{TOPIC}/0")[1:]
     assert row.size == 10 * 20
+
+
+# Rows that the catalogue refused and gets later: what went meanwhile does not come back
+
+
+HOURS_MS = 3_600_000
+
+
+def a_retention(tier: Tier) -> Retention:
+    return Retention(
+        tier.files,
+        tier.dispatcher,
+        forget=lambda key: None,
+        metadata=tier.metadata,
+        config=tier.config,
+        clock=tier.runtime.clock,
+    )
+
+
+def refused_rows(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ListMessageStore, Tier]:
+    """Old messages that were uploaded; the catalogue took no row of the second batch."""
+    store, tier, _ = a_tier(root, group_commit_enabled=False)
+    store.fill(10)
+    tier.dispatch(force=True)
+    store.fill(10)
+    tier.later(80 * HOURS_MS)
+
+    def refuse(changes: Iterable[Change]) -> None:
+        raise MetadataError("catalogue", "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tier.metadata, "apply", refuse)
+        assert not tier.dispatch(force=True)
+    return store, tier
+
+
+def assert_rows_have_bytes(tier: Tier) -> None:
+    held = {(each.path, each.type, each.base): each.size for each in tier.provider.list("")}
+    for row in tier.metadata.segments():
+        assert held.get((row.path, row.type, row.base_offset), 0) == row.size
+
+
+def test_a_late_row_brings_no_dropped_segment_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, tier = refused_rows(tmp_path, monkeypatch)
+    a_retention(tier).step()
+    assert tier.span() == (20, 20)
+    assert tier.dispatch(force=True)
+    assert_rows_have_bytes(tier)
+    store.fill(3)
+    assert tier.dispatch(force=True)
+    assert_rows_have_bytes(tier)
+    tier = tier.reopened()
+    assert (tier.span(), tier.file().problem) == ((20, 23), None)
+    tier.check()
+
+
+def test_a_late_row_says_how_long_the_segment_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, tier = refused_rows(tmp_path, monkeypatch)
+    assert tier.dispatch(force=True)
+    assert_rows_have_bytes(tier)
+    assert QueueKey(*KEY) in [file.key for file in tier.files.files()]
+    tier = tier.reopened()
+    assert tier.span() == (0, 20)
+    tier.check()
+
+
+# A queue that could not be reached at first is recovered by one who works on it alone
+
+
+LOST = QueueKey(KEY.topic, 1)
+HOUR_MS = 3_600_000
+
+
+class AskedFirst(ProviderWrapper):
+    """A backend that tells before the size of a segment of one queue is asked for."""
+
+    def __init__(self, inner: SegmentProvider, runtime: Runtime) -> None:
+        super().__init__(inner, runtime)
+        self.before_size: Callable[[], None] = lambda: None
+
+    def wrap(self, segment: FileSegment) -> SegmentWrapper:
+        return AskedSegment(segment, self)
+
+
+class AskedSegment(SegmentWrapper):
+    def __init__(self, inner: FileSegment, owner: AskedFirst) -> None:
+        super().__init__(inner)
+        self._owner = owner
+
+    def size(self) -> int:
+        if self.queue_path.endswith("/1"):
+            self._owner.before_size()
+        return super().size()
+
+
+def down() -> None:
+    raise BackendUnavailableError("", "size", "down")
+
+
+def half_open_tier(root: Path) -> tuple[Tier, AskedFirst]:
+    """Of two queues one was out of reach when the tier was opened; most of it is old."""
+    runtime = Runtime.inline()
+    store, provider = ListMessageStore.opened(runtime), AskedFirst(MemoryProvider(runtime), runtime)
+    tier = Tier(
+        root,
+        store,
+        runtime=runtime,
+        provider=provider,
+        group_commit_enabled=False,
+        commit_log_segment_bytes=1000,
+        consume_queue_segment_bytes=80,
+    )
+    store.fill(3)
+    store.fill(20, key=LOST)
+    assert tier.dispatch(force=True)
+    tier.later(100 * HOUR_MS)
+    store.fill(6, key=LOST)
+    assert tier.dispatch(force=True)
+    provider.before_size = down
+    tier = tier.reopened()
+    assert tier.files.is_out_of_reach(LOST)
+    return tier, provider
+
+
+def assert_as_catalogued(tier: Tier, file: FlatMessageFile) -> None:
+    rows = {row.key for row in tier.metadata.segments(file.path)}
+    assert {each.record.key for each in (*file.log.segments, *file.queue.segments)} == rows
+
+
+def test_a_queue_is_recovered_while_nobody_expires_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "BUSY_SECONDS_MAX", 0.0)
+    tier, provider = half_open_tier(tmp_path)
+    expiry = Retention(
+        tier.files,
+        tier.dispatcher,
+        forget=lambda key: None,
+        metadata=tier.metadata,
+        config=tier.config,
+        clock=tier.runtime.clock,
+    )
+    provider.before_size = expiry.step
+    assert tier.dispatch()
+    file = tier.file(LOST)
+    assert file.problem is None
+    assert_as_catalogued(tier, file)
+    provider.before_size = lambda: None
+    expiry.step()
+    assert not expiry.errors
+    assert file.min_offset > 0
+    assert_as_catalogued(tier, file)
+    tier.check()
+
+
+def test_a_queue_that_somebody_works_on_is_recovered_the_next_time(tmp_path: Path) -> None:
+    tier, provider = half_open_tier(tmp_path)
+    provider.before_size = lambda: None
+    with tier.dispatcher.alone_with(LOST) as alone:
+        assert alone
+        tier.dispatch()
+        assert tier.files.is_out_of_reach(LOST)
+    assert tier.dispatch()
+    assert not tier.files.is_out_of_reach(LOST)
+    assert tier.file(LOST).problem is None
+    tier.check()
+
+
+# Producers, the service, flushes and a backend that fails now and then, all at once
+
+
+FAULTS = (Fault.BEFORE, Fault.AFTER, Fault.HALF)
+KEYS = [QueueKey("T", number) for number in range(12)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_in_the_end_every_message_is_in_the_tier_and_indexed(tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    faults = Faults({step: dice.choice(FAULTS) for step in range(4_000) if dice.random() < 0.05})
+    with Runtime.threads(dispatch_threads=3, fetch_threads=2) as runtime:
+        store, index = ListMessageStore.opened(runtime), RecordingIndex()
+        tier = Tier(
+            tmp_path,
+            store,
+            runtime=runtime,
+            provider=FaultyProvider(MemoryProvider(runtime), faults, runtime),
+            index=index,
+            group_commit_count=7,
+            commit_log_segment_bytes=8_000,
+            dispatch_buffer_bytes=20_000,
+            dispatch_interval_ms=10,
+        )
+        tier.dispatcher.start()
+
+        def produce(part: list[QueueKey]) -> None:
+            for _ in range(10):
+                for key in part:
+                    store.fill(5, key=key)
+                index.fails = not index.fails
+                tier.flush(timeout=0.05)
+
+        threads = [threading.Thread(target=produce, args=(KEYS[at::3],)) for at in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        index.fails = False
+        faults.always = None
+        faults._at.clear()
+        assert tier.flush(timeout=240) or tier.flush(timeout=240)
+        assert tier.dispatcher.shutdown(timeout=240)
+        assert tier.dispatcher.budget.used_bytes == tier.dispatcher.budget.uploads == 0
+        for key in KEYS:
+            assert tier.span(key) == (0, 50)
+            assert sorted(set(index.offsets(key))) == list(range(50))
+        tier.check(*KEYS)
+        tier.close()

@@ -1,16 +1,20 @@
-"""The rules of dispatch, in their order: what is uploaded when, and what is not."""
+"""The rules of an upload, in their order: what is uploaded when, and what is not."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from tests.access.dispatch_kit import KEY, RecordingIndex, Tier, a_tier
+from tieredstore.access.rounds import BatchOutcome
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.reading import read_run
-from tieredstore.model.messages import MessageRun
-from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.model.messages import Message, MessageRun
+from tieredstore.model.values import AppendStatus, QueueKey, SegmentType
+from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.faults import Fault, Faults, FaultyProvider
 from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC, a_message
 
@@ -101,46 +105,39 @@ def test_without_group_commit_everything_is_due(tmp_path: Path) -> None:
     assert tier.file().commit_offset == 1
 
 
-def test_a_queue_that_is_far_behind_is_repeated_until_it_is_not(tmp_path: Path) -> None:
-    store, tier, index = a_tier(tmp_path, group_commit_count=7, group_commit_bytes=1_500)
-    store.fill(100)
-    tier.later()
-    tier.dispatch()
-    assert tier.span() == (0, 100)
-    assert index.offsets() == list(range(100))
-    tier.check()
+LARGE: Final = [a_message(0), a_message(1, body_bytes=5_000), a_message(2)]
 
 
-def test_a_message_larger_than_a_batch_goes_alone(tmp_path: Path) -> None:
-    store, tier, _ = a_tier(tmp_path, group_commit_bytes=1_000)
-    store.fill(2)
-    store.fill(1, body_bytes=5_000)
-    store.fill(2)
+@pytest.mark.parametrize(
+    ("settings", "messages", "segment_count"),
+    [
+        pytest.param(
+            {"group_commit_count": 7, "group_commit_bytes": 1_500},
+            [a_message(number) for number in range(100)],
+            1,
+            id="a queue that is far behind is repeated until it is not",
+        ),
+        pytest.param(
+            {"group_commit_bytes": 1_000}, LARGE, 1, id="larger than a batch, it goes alone"
+        ),
+        pytest.param(
+            {"commit_log_segment_bytes": 2_000}, LARGE, 3, id="larger than a segment, in its own"
+        ),
+        pytest.param(
+            {}, [a_message(0), a_message(1, properties={}), a_message(2)], 1, id="no properties"
+        ),
+    ],
+)
+def test_messages_of_any_size_and_number_are_uploaded_whole(
+    tmp_path: Path, settings: dict[str, int], messages: list[Message], segment_count: int
+) -> None:
+    store, tier, index = a_tier(tmp_path, **settings)
+    for message in messages:
+        store.put_message(message)
     assert tier.dispatch(force=True)
-    assert tier.span() == (0, 5)
-    tier.check()
-
-
-def test_a_message_larger_than_a_segment_has_one_of_its_own(tmp_path: Path) -> None:
-    store, tier, index = a_tier(tmp_path, commit_log_segment_bytes=2_000)
-    store.fill(3)
-    store.fill(1, body_bytes=5_000)
-    store.fill(3)
-    assert tier.dispatch(force=True)
-    assert tier.span() == (0, 7)
-    assert len(tier.file().log.segments) == 3
-    assert index.offsets() == list(range(7))
-    tier.check()
-
-
-def test_a_message_without_properties_is_like_any_other(tmp_path: Path) -> None:
-    store, tier, index = a_tier(tmp_path)
-    store.fill(1)
-    store.put_message(a_message(1, properties={}))
-    store.fill(1)
-    assert tier.dispatch(force=True)
-    assert tier.span() == (0, 3)
-    assert index.offsets() == [0, 1, 2]
+    assert tier.span() == (0, len(messages))
+    assert len(tier.file().log.segments) == segment_count
+    assert index.offsets() == list(range(len(messages)))
     tier.check()
 
 
@@ -261,3 +258,93 @@ def test_a_pass_ends_where_the_queue_ended_when_it_began(tmp_path: Path) -> None
     tier = Tier(tmp_path, store, runtime=runtime, index=RecordingIndex(), group_commit_count=4)
     assert tier.dispatch(force=True)
     assert 10 <= tier.file().commit_offset < 20
+
+
+def test_where_the_local_message_is_gone_nothing_speaks_against_it(tmp_path: Path) -> None:
+    store, tier, _ = a_tier(tmp_path, group_commit_enabled=False)
+    store.fill(10)
+    tier.dispatch()
+    tier = tier.reopened()
+    store.fill(10)
+    store.kept_from = 10
+    tier.dispatch()
+    assert tier.span() == (0, 20)
+
+
+# What RocketMQ's own tests of the dispatcher ask for in words that we do not have
+
+
+SECOND = QueueKey("Other", 0)
+
+
+class Failing:
+    """A queue with ten messages whose upload fails until it is let."""
+
+    def __init__(self, root: Path, **settings: object) -> None:
+        self.faults = Faults()
+        runtime = Runtime.inline()
+        self.store, self.index = ListMessageStore.opened(runtime), RecordingIndex()
+        self.store.fill(1)
+        provider = FaultyProvider(MemoryProvider(runtime), self.faults, runtime)
+        self.tier = Tier(
+            root,
+            self.store,
+            runtime=runtime,
+            provider=provider,
+            index=self.index,
+            **settings,  # type: ignore[arg-type]
+        )
+        assert self.tier.flush()
+        self.faults.always = Fault.BEFORE
+        self.store.fill(9)
+        assert not self.tier.flush()
+        self.parts = self.tier.dispatcher._walk
+        self.work = self.parts.work_of(KEY)
+        assert [len(batch) for batch in self.work.batches] == [9]
+        assert self.tier.dispatcher.budget.used_bytes == self.work.buffered_bytes > 0
+
+
+def test_a_full_buffer_holds_a_queue_back_and_nothing_is_refused(tmp_path: Path) -> None:
+    """RocketMQ's segment answers BUFFER_FULL; here the queue is not even read."""
+    assert "BUFFER_FULL" not in AppendStatus.__members__
+    failing = Failing(tmp_path, dispatch_buffer_bytes=8_000)
+    tier, budget = failing.tier, failing.tier.dispatcher.budget
+    assert budget.take(8_000 - budget.used_bytes)  # by other queues
+    failing.store.fill(5, key=SECOND)
+    tier.flush()
+    other = failing.parts.work_of(SECOND)
+    assert other.file is not None
+    assert failing.parts._batches.take(other, other.file) is BatchOutcome.NO_ROOM
+    assert (other.file.waiting_bytes, other.failure, other.batches) == (0, None, [])
+    failing.faults.always = None
+    budget.give(budget.used_bytes - failing.work.buffered_bytes)
+    assert tier.flush()
+    assert (tier.span(KEY), tier.span(SECOND)) == ((0, 10), (0, 5))
+    assert budget.used_bytes == 0
+    tier.check()
+
+
+def test_what_a_batch_holds_is_given_back_whole_and_again_without_harm(tmp_path: Path) -> None:
+    failing = Failing(tmp_path)
+    work, budget = failing.work, failing.tier.dispatcher.budget
+    assert work.file is not None
+    for _ in range(2):  # the second time there is nothing
+        assert failing.parts._batches.drop(work, work.file)
+        assert (work.batches, work.buffered_bytes, work.file.waiting_bytes) == ([], 0, 0)
+        assert budget.used_bytes == 0
+    failing.faults.always = None
+    assert failing.tier.flush()
+    assert failing.index.offsets() == list(range(10))
+    failing.tier.check()
+
+
+def test_nothing_is_kept_of_a_queue_that_was_destroyed_while_its_upload_failed(
+    tmp_path: Path,
+) -> None:
+    failing = Failing(tmp_path)
+    failing.faults.always = None
+    failing.store.delete_topics([KEY.topic])
+    failing.tier.files.destroy(KEY)
+    failing.tier.flush()
+    assert failing.parts.works == {}
+    assert failing.tier.dispatcher.budget.used_bytes == 0
