@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.elsewhere_kit import Elsewhere
-from tests.access.golden_care import GoldenTier
+from tests.access.care_kit import Elsewhere, GoldenTier
 from tests.access.tier_lives import Lives
 from tests.cli.cli_kit import picture
 from tests.codec.golden_files import BROKER

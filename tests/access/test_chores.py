@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.access.elsewhere_kit import Elsewhere, offsets
+from tests.access.care_kit import Elsewhere, offsets
 from tests.access.tiered_kit import Broker, numbers
 from tests.providers.object_kit import StruckClient
 from tieredstore.driver.retry import RetryPolicy

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.access import elsewhere_kit
-from tests.access.elsewhere_kit import Elsewhere
+from tests.access.care_kit import Elsewhere
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.access.survey import MONTH_SECONDS, Load, monthly_cost
 from tieredstore.driver.object_requests import PriceTable

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.elsewhere_kit import Elsewhere, offsets
+from tests.access.care_kit import Elsewhere, offsets
 from tests.access.tiered_kit import numbers
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import NoCatalogueError

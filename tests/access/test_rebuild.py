@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.access.elsewhere_kit import Elsewhere, offsets
-from tests.access.golden_care import GoldenTier
+from tests.access.care_kit import Elsewhere, GoldenTier, offsets
 from tests.access.tiered_kit import a_config
 from tests.codec.golden_files import BROKER, expected
 from tieredstore.access.audit import audit

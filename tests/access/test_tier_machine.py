@@ -25,8 +25,7 @@ from hypothesis.stateful import (
 )
 
 from tests.access.dispatch_kit import bare
-from tests.access.tier_audit import Contents
-from tests.access.tier_lives import Lives
+from tests.access.tier_lives import Contents, Lives
 from tieredstore.codec.record import peek_store_timestamp
 from tieredstore.model.errors import BackendUnavailableError, MetadataError
 from tieredstore.model.values import Boundary, GetStatus, QueueKey, StorageLevel
