@@ -106,7 +106,7 @@ class QueueWalk:
         self._claims = claims
         self._budget = budget
         self._runtime = runtime
-        self._tell = ended
+        self._ended = ended
         self.works: dict[QueueKey, QueueWork] = {}
         self.is_stopped = False
 
@@ -239,7 +239,7 @@ class QueueWalk:
         except Exception as error:  # noqa: BLE001
             log.warning("%s/%s: %s", work.key.topic, work.key.queue_id, error)
             work.failed(error)
-        self._tell(work)
+        self._ended(work)
 
 
 class LocalNeeds:

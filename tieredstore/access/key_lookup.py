@@ -28,9 +28,9 @@ from tieredstore.model.values import INT64_MAX, QueueKey
 log = log_of(__name__)
 
 READERS_MAX: Final = 8  # requests under way for one query
-HITS_AT_ONCE: Final = 64  # hits that are read before it is seen whether they are enough
+HITS_AT_ONCE: Final = 64  # hits are read so many at a time, until they are enough
 HITS_MORE: Final = 32  # asked for beyond `count_max`: some hits are other keys' messages
-INDEX_STEP_MS: Final = 1000  # an index is this exact
+INDEX_STEP_MS: Final = 1000  # the index keeps times to the second
 SCAN_QUEUES_MAX: Final = 16  # of one topic that are read where the index lags behind them
 SCAN_BYTES_MAX: Final = 4 << 20  # of their logs, all together: about what one round commits
 SCAN_STEP_BYTES: Final = 512 * 1024  # of one read
@@ -45,8 +45,8 @@ class KeyLookup:
     * No more hits are read than it takes: the index has them newest first, to the second.
     * A message that cannot be read hides no other one: the answer is not complete then. One
       whose queue or record has gone is no message any more.
-    * What is committed and not in the index yet is read, within bounds; where it is more, the
-      answer is not complete. So no answer is called complete that may lack a hit.
+    * Messages that are committed and not in the index yet are read, within bounds; where there are
+      more, the answer is not complete. So no answer is called complete that may lack a hit.
     """
 
     def __init__(
@@ -147,7 +147,8 @@ def _tails(reach: Mapping[FlatMessageFile, int]) -> Iterator[_Tail]:
 
 
 class _Scan:
-    """One query: what the index lacks of its topic, read run by run, the whole of it or nothing."""
+    """Reads, for one query, the messages of its topic that the index lacks: all of them, or none
+    where they are too many."""
 
     def __init__(
         self,
@@ -259,7 +260,7 @@ def _queue_segments(tail: _Tail) -> list[FlatSegment]:
 
 
 class _Search:
-    """One query: which hits were read, and what was found. Hits are read side by side."""
+    """Reads the hits of one query side by side, each once, and keeps the messages found."""
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ class Extent:
     start: int
     end: int
     window: int  # bytes from which a read that goes on behind this one grows
-    read_to: int  # the farthest byte that was asked for: does a reader go on behind it?
+    read_to: int  # the farthest byte that was asked for: readers that go on begin there
     kept: bool = False  # True while others can find it
     reserved_bytes: int = 0
     used_at: float = 0.0
@@ -135,7 +135,7 @@ class ExtentTable:
         return extents.around(offset) if extents is not None else (None, None)
 
     def touch(self, extent: Extent, end: int, now: float) -> None:
-        """Somebody reads it now, up to `end`."""
+        """A reader reads it now, up to `end`."""
         extent.read_to = max(extent.read_to, min(end, extent.end))
         if extent.flight is None:
             extent.used_at = now
@@ -166,7 +166,7 @@ class ExtentTable:
         extent.end = extent.read_to = end
 
     def settle(self, extent: Extent, data: bytes, now: float) -> None:
-        """It has come; it stays unless it was forgotten meanwhile."""
+        """The bytes have come; the extent stays unless it was forgotten meanwhile."""
         extent.data = data  # before the flight ends: others look without the lock
         extent.flight = None
         self._in_flight_bytes -= extent.reserved_bytes
@@ -178,7 +178,7 @@ class ExtentTable:
         self.sweep_at = min(self.sweep_at, now + self._idle)
 
     def fail(self, extent: Extent) -> None:
-        """It will not come."""
+        """The bytes will not come."""
         self._in_flight_bytes -= extent.reserved_bytes
         self.held_bytes -= extent.reserved_bytes
         if extent.kept:
@@ -219,7 +219,7 @@ class ExtentTable:
             del self._files[extent.key]
 
 
-WINDOW_SHARE: Final = 4  # what nobody has asked for is at most this part of the cache
+WINDOW_SHARE: Final = 4  # bytes read ahead take at most this part of the cache
 SWEEP_STEP: Final = 64  # extents that one read drops at most because they are idle
 
 
@@ -227,9 +227,9 @@ SWEEP_STEP: Final = 64  # extents that one read drops at most because they are i
 class ReadAhead:
     """How many bytes one request to the backend fetches when fewer are asked for.
 
-    A read out of the blue fetches `floor_bytes`. A read that goes on behind what was read before
-    fetches `growth` times as much as that did, `cap_bytes` at most. What is asked for is always
-    fetched, however much it is.
+    A read that continues no other fetches `floor_bytes`. A read that continues another fetches
+    `growth` times as much as that did, `cap_bytes` at most. All bytes that are asked for are
+    fetched, however many they are.
     """
 
     floor_bytes: int = 64 * KIB
@@ -253,17 +253,17 @@ CONSUME_QUEUE_AHEAD: Final = ReadAhead(floor_bytes=8192 * QUEUE_UNIT_BYTES, cap_
 class ReadCache:
     """Extents of files, bounded in bytes and in time.
 
-    * What several readers want at once is fetched once: an extent is registered before it is
-      fetched, and other readers of its bytes wait. A failure reaches all that wait, and the
+    * Bytes that several readers want at once are fetched once: an extent is registered before it
+      is fetched, and other readers of its bytes wait. A failure reaches all that wait, and the
       next reader tries again.
     * A reader fetches what it has to fetch first and waits for others only then, so no two ever
       wait for each other. All work is done in the threads of the readers.
-    * What is cached and what is on its way is never more than `bytes_max`: an extent reserves its
-      bytes before it is fetched. What does not fit is read and not kept.
-    * The extents show whether a reader goes on or jumps: there is one right before the gap, and
-      it was read to its end. So any number of readers may share a file, and
-      windows stop growing where the cache is too small to hold them until they are used.
-    * Bytes that are handed out are copies: nobody's answer keeps an extent in memory.
+    * Cached bytes and bytes on their way are never more than `bytes_max`: an extent reserves its
+      bytes before it is fetched. Bytes that do not fit are read and not kept.
+    * A reader goes on where an extent ends right before the gap and was read to its end; elsewhere
+      it jumps. So any number of readers may share a file, and windows stop growing where the cache
+      is too small to hold them until they are used.
+    * Answers are copies: none keeps an extent in memory.
     * The lock is never held while bytes travel, nor while a file is asked anything.
     """
 
@@ -293,7 +293,7 @@ class ReadCache:
 
     @property
     def hit_count(self) -> int:
-        """Those that sent no request of their own: all was cached or being fetched by others."""
+        """Reads without a request of their own: all bytes were cached or on their way."""
         return self._hit_count
 
     # Reading
@@ -338,14 +338,14 @@ class ReadCache:
         return b"".join(pieces)
 
     def sweep(self) -> None:
-        """Drop what nobody has read for `idle_ms`: reads do it too, but an idle store has none."""
+        """Drop extents unread for `idle_ms`. Reads do so too, but an idle store has none."""
         with self._lock:
             self._table.drop_idle(self._clock.monotonic(), self._table.complete_count + 1)
 
     def forget(self, key: Hashable, *, before: int | None = None) -> None:
         """Drop a file's extents, or those that begin before an offset.
 
-        What is on its way is dropped when it comes, though not for those who wait for it.
+        Bytes on their way still reach the readers that wait for them, and are not kept.
         """
         with self._lock:
             self._table.forget(key, before)
@@ -487,7 +487,7 @@ def _data_of(extent: Extent) -> bytes:
 
 
 def _own(error: BaseException) -> BaseException:
-    """A copy for one waiter: tracebacks of many threads do not belong into one object."""
+    """A copy for one waiter: threads that raise one error object would mix their tracebacks."""
     try:
         return copy.copy(error)
     except Exception:  # noqa: BLE001 - what cannot be copied is shared: it still says why

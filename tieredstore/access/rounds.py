@@ -44,8 +44,8 @@ class _Sent:
 class Rounds:
     """Sends rounds and settles them.
 
-    * The caller holds the claim and the upload permit of each queue it sends; `ended` is told of
-      the queue when both may be given back, whatever became of it.
+    * The caller holds the claim and the upload permit of each queue it sends; `ended` is called
+      when both may be given back, whatever became of the upload.
     * Outcomes are settled as they come: what has ended together is one change of the catalogue.
       Rows come before the index.
     * Nothing is held while bytes travel but those claims and permits.
@@ -70,9 +70,9 @@ class Rounds:
         self._budget = budget
         self._runtime = runtime
         self._metrics = metrics
-        self._tell = ended
+        self._ended = ended
         self._finished: deque[_Sent] = deque()
-        self._settling = threading.Lock()  # only ever tried: who fails leaves it to the holder
+        self._settling = threading.Lock()  # only ever tried: another thread settles for all
 
     def send(self, works: Sequence[QueueWork]) -> None:
         """One round. Queues whose end in the backend is not known are asked first, each in the
@@ -187,7 +187,7 @@ class Rounds:
         if error is not None:
             self._failed(work, error)
         else:
-            self._tell(work)
+            self._ended(work)
 
     def _count(self, sent: _Sent) -> None:
         topic, queue_id = sent.file.key
@@ -197,7 +197,7 @@ class Rounds:
     def _failed(self, work: QueueWork, error: BaseException) -> None:
         log.warning("%s/%s: upload failed: %s", work.key.topic, work.key.queue_id, error)
         work.failed(error)
-        self._tell(work)
+        self._ended(work)
 
 
 def _done(error: Exception | None = None) -> Future[None]:
