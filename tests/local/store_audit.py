@@ -29,6 +29,9 @@ EXPIRING: dict[str, object] = {
 }
 
 
+opened_stores: list[LocalMessageStore] = []
+
+
 def expire_one_file(store: LocalMessageStore) -> int:
     """Let the oldest log file be old, and retention have its look; how many files went."""
     parts = parts_of(store)
@@ -67,10 +70,13 @@ def a_config(root: Path, **settings: object) -> LocalConfig:
     return LocalConfig.from_mapping({**small, **settings})
 
 
-def opened(root: Path, **settings: object) -> LocalMessageStore:
-    store = LocalMessageStore(a_config(root, **settings), Runtime.inline())
+def opened(root: Path, *, now_ms: int | None = None, **settings: object) -> LocalMessageStore:
+    """A small store, which ends with the test that opened it if not before."""
+    runtime = Runtime.inline() if now_ms is None else Runtime.inline(now_ms=now_ms)
+    store = LocalMessageStore(a_config(root, **settings), runtime)
     store.load()
     store.start()
+    opened_stores.append(store)
     return store
 
 

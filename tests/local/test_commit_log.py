@@ -287,7 +287,6 @@ def test_a_unit_that_names_no_record_is_made_again_when_it_is_read(
     store = reopened(tmp_path)
     store.get_message(TOPIC, 0, 3)
     assert not store.damages
-    store.shutdown()
 
 
 @pytest.fixture
@@ -325,7 +324,6 @@ def test_messages_of_a_missing_log_file_are_damage_and_no_expired_ones(
             read()
     before = store.get_message(TOPIC, 0, 0, count_max=100)
     assert before.status is GetStatus.FOUND
-    store.shutdown()
 
 
 def test_a_query_that_misses_a_message_of_a_missing_log_file_says_so(
@@ -337,7 +335,6 @@ def test_a_query_that_misses_a_message_of_a_missing_log_file_says_so(
     assert not got.messages
     assert not got.complete
     assert store.query_message(TOPIC, "key-0").complete
-    store.shutdown()
 
 
 def test_a_query_that_misses_an_overwritten_message_says_so(tmp_path: Path) -> None:
@@ -348,7 +345,6 @@ def test_a_query_that_misses_an_overwritten_message_says_so(tmp_path: Path) -> N
     path.write_bytes(data)
     store = reopened(tmp_path)
     assert not store.query_message(TOPIC, "key-3").complete
-    store.shutdown()
 
 
 def test_a_query_is_complete_without_what_has_expired(tmp_path: Path) -> None:
@@ -358,7 +354,6 @@ def test_a_query_is_complete_without_what_has_expired(tmp_path: Path) -> None:
     got = store.query_message(TOPIC, "key-0")
     assert not got.messages
     assert got.complete
-    store.shutdown()
 
 
 def test_a_place_that_is_asked_for_with_no_size_of_a_record_is_empty(tmp_path: Path) -> None:
@@ -366,7 +361,6 @@ def test_a_place_that_is_asked_for_with_no_size_of_a_record_is_empty(tmp_path: P
     store = reopened(tmp_path)
     for log_offset, size in ((0, -5), (0, 0), (-1, None), (10**30, None), (1 << 63, 10)):
         assert store.message_at(log_offset, size) is None
-    store.shutdown()
 
 
 def test_a_torn_golden_store_goes_on_where_java_went_on(tmp_path: Path) -> None:

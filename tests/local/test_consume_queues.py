@@ -575,7 +575,6 @@ def test_a_deleted_topic_keeps_what_others_put_into_it(tmp_path: Path) -> None:
     store.shutdown()
     store = opened(tmp_path)
     assert (store.min_offset(TOPIC, 0), store.max_offset(TOPIC, 0)) == (0, 1)
-    store.shutdown()
 
 
 OLD, OTHER = "Old", "Other"
@@ -614,7 +613,6 @@ def test_a_deleted_topic_stays_deleted(tmp_path: Path, end: str) -> None:
     assert store.message_at(old.log_offset) is None
     assert not (tmp_path / "consumequeue" / OLD).exists()
     assert check_agreement(store) == 20
-    store.shutdown()
 
 
 @pytest.mark.parametrize("end", ["clean", "crash", "twice"])
@@ -639,7 +637,6 @@ def test_a_topic_made_anew_has_its_new_messages_and_no_others(
     assert not store.query_message(OLD, "key-8").messages
     assert store.put_message(a_message(103, topic=OLD)).queue_offset == 3
     assert check_agreement(store) == 24
-    store.shutdown()
 
 
 @pytest.mark.parametrize("lost", ["consumequeue", "consumequeue/Old", "consumequeue/Other"])
@@ -652,7 +649,6 @@ def test_lost_queues_are_made_again_without_what_was_deleted(tmp_path: Path, los
     store = opened(tmp_path)
     assert bodies(store) == [a_body(100), a_body(101)]
     assert check_agreement(store) == 22
-    store.shutdown()
 
 
 @pytest.mark.parametrize("moment", ["before the queues go", "after some files", "after all"])
@@ -681,7 +677,6 @@ def test_a_deletion_that_was_cut_short_is_done_by_the_next_opening(
     store = opened(tmp_path)
     assert bodies(store) == [a_body(100), a_body(101)]
     check_agreement(store)
-    store.shutdown()
 
 
 def test_what_waits_for_the_disk_is_deleted_with_its_topic(tmp_path: Path) -> None:
@@ -694,7 +689,6 @@ def test_what_waits_for_the_disk_is_deleted_with_its_topic(tmp_path: Path) -> No
     store.delete_topics([OLD])
     put_old(store, 100, 101)
     assert bodies(store) == [a_body(100), a_body(101)]
-    store.shutdown()
 
 
 def test_records_that_a_power_cut_took_are_not_counted_as_deleted(tmp_path: Path) -> None:
@@ -713,7 +707,6 @@ def test_records_that_a_power_cut_took_are_not_counted_as_deleted(tmp_path: Path
     store = opened(tmp_path)
     assert bodies(store) == [a_body(100), a_body(101)]
     check_agreement(store)
-    store.shutdown()
 
 
 def test_a_deletion_is_forgotten_when_the_log_begins_behind_it(tmp_path: Path) -> None:
@@ -728,7 +721,6 @@ def test_a_deletion_is_forgotten_when_the_log_begins_behind_it(tmp_path: Path) -
     deleted = DeletedTopics(tmp_path / "config" / DELETED_FILE)
     deleted.load()
     assert OLD not in deleted
-    store.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,6 @@ def test_a_message_that_says_its_own_place_in_light_queues_is_refused(
     assert refusal.status is PutStatus.MESSAGE_ILLEGAL
     assert refusal.reason.startswith("property INNER_MULTI_")
     assert sum(result.stored for result in results) == others
-    store.shutdown()
 
 
 def test_no_producer_takes_the_place_of_a_message_in_a_queue_that_is_made_anew(
@@ -65,7 +64,6 @@ def test_no_producer_takes_the_place_of_a_message_in_a_queue_that_is_made_anew(
     shutil.rmtree(tmp_path / "consumequeue")
     store = opened(tmp_path)
     assert [one.log_offset for one in store.get_message("%LMQ%a", 0, 0).messages] == before
-    store.shutdown()
 
 
 BODIES: dict[str, Callable[[], Any]] = {
@@ -88,7 +86,6 @@ def test_a_body_is_the_bytes_of_whatever_holds_them(
     assert store.put_messages(sent).all_ok
     found = store.get_message(TOPIC, 0, 0, count_max=count).messages
     assert [decode_message(one.record).body for one in found] == [b"abcdefgh"] * count
-    store.shutdown()
 
 
 @pytest.mark.parametrize("count", [1, 20])
@@ -121,7 +118,6 @@ def test_results_stay_what_they_were_whatever_becomes_of_the_list(tmp_path: Path
     sent.clear()
     assert list(results) == before
     assert len(results) == 20
-    store.shutdown()
 
 
 # -- appends that fail ----------------------------------------------------------------------------
@@ -177,7 +173,6 @@ def test_an_append_that_fails_in_any_of_its_files_leaves_nothing_in_the_log(
     found = store.get_message(TOPIC, 0, 0).messages
     assert [one.log_offset for one in found] == [result.log_offset for result in kept]
     assert check_agreement(store) == 4
-    store.shutdown()
 
 
 def test_a_file_made_in_advance_while_an_append_is_taken_back_fits_the_log(
@@ -201,7 +196,6 @@ def test_a_file_made_in_advance_while_an_append_is_taken_back_fits_the_log(
     assert store.put_messages([large(each) for each in range(1, 80)]).all_ok
     assert [file.start_offset for file in queue.files] == [0, 32_768, 65_536]
     assert check_agreement(store) == 80
-    store.shutdown()
 
 
 def test_an_append_that_cannot_be_taken_back_is_the_last_one(
@@ -224,7 +218,6 @@ def test_an_append_that_cannot_be_taken_back_is_the_last_one(
     store = opened(tmp_path)
     assert store.put_message(a_message(2)).stored
     assert check_agreement(store) >= 2
-    store.shutdown()
 
 
 # -- stores that take none ------------------------------------------------------------------------
@@ -252,7 +245,6 @@ def test_puts_are_refused_while_too_many_messages_wait_for_queues_that_fail(
     assert store.put_message(a_message(10)).status is PutStatus.PUT_OK
     assert store.max_offset(TOPIC, 0) == 11
     assert check_agreement(store) == 11
-    store.shutdown()
 
 
 def test_a_put_is_stored_when_its_dispatch_fails_and_that_is_logged_once(
@@ -294,4 +286,3 @@ def test_a_disk_that_is_too_full_refuses_puts_unless_files_go_before_offload(
         assert result.status is PutStatus.SERVICE_NOT_AVAILABLE
         assert "disk" in result.reason
         assert "delete_before_offload" in result.reason
-    store.shutdown()

@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.local.store_audit import opened
 from tieredstore.codec.queue_unit import decode_units, encode_units
 from tieredstore.codec.record import tags_code
-from tieredstore.driver.runtime import Runtime
 from tieredstore.local import queue_reader
-from tieredstore.local.config import LocalConfig
 from tieredstore.local.queue_reader import ReadLimits
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
@@ -27,20 +26,13 @@ from tieredstore.model.values import INT32_MAX, INT64_MAX, GetStatus
 from tieredstore.testing.samples import TOPIC, a_message
 
 COUNT = 2_500
+FILE_BYTES = 65_536
 
 
 def a_store(root: Path, **settings: object) -> LocalMessageStore:
-    small: dict[str, object] = {
-        "store_path": str(root),
-        "commit_log_file_bytes": 65_536,
-        "queue_file_bytes": 20_000,  # 1000 units
-        "index_enabled": False,
-        "dispatch_interval_ms": 0,
-    }
-    store = LocalMessageStore(LocalConfig.from_mapping({**small, **settings}), Runtime.inline())
-    store.load()
-    store.start()
-    return store
+    """Without an index, in queue files of 1000 units."""
+    sizes = {"commit_log_file_bytes": FILE_BYTES, "queue_file_bytes": 20_000}
+    return opened(root, **{**sizes, "index_enabled": False, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +162,6 @@ def test_the_bytes_of_a_batch_have_a_limit_in_memory_and_a_smaller_one_on_disk(
     assert len(store.get_message(TOPIC, 0, 0).messages) == 8  # of 1000 bytes each
     monkeypatch.setattr(queue_reader, "_page_cache_bytes", lambda: 0)
     assert len(store.get_message(TOPIC, 0, 0).messages) == 2
-    store.shutdown()
 
 
 def test_what_goes_while_it_is_read_is_told_before_what_follows_it(tmp_path: Path) -> None:
@@ -195,7 +186,6 @@ def test_what_goes_while_it_is_read_is_told_before_what_follows_it(tmp_path: Pat
     assert store.message_at(0) is None
     assert not store.contains(TOPIC, 0, 0)
     assert len(store.read_range(TOPIC, 0, 0, count_max=10, bytes_max=10_000)) == 0
-    store.shutdown()
 
 
 @pytest.mark.parametrize("wanted", [Filter("odd"), TagFilter("odd")], ids=["asked", "by codes"])
@@ -212,7 +202,6 @@ def test_a_read_goes_on_behind_what_the_filter_left_out_and_before_what_has_gone
     got = store.get_message(TOPIC, 0, 7, message_filter=wanted)
     assert got.status is GetStatus.MESSAGE_WAS_REMOVING
     assert store.get_message(TOPIC, 0, got.next_offset).messages
-    store.shutdown()
 
 
 @pytest.mark.parametrize("count_max", [0, -1])
@@ -245,7 +234,6 @@ def test_damage_ends_a_batch_and_is_told_when_it_is_its_turn(tmp_path: Path) -> 
             read()
         assert error.value.position == at
     assert store.get_message(TOPIC, 0, 8).messages[0].queue_offset == 8
-    store.shutdown()
 
 
 def test_a_run_crosses_queue_files_and_log_files(store: LocalMessageStore) -> None:
@@ -421,7 +409,6 @@ def test_a_unit_that_names_no_record_ends_a_run_and_is_made_again_by_the_next(
         assert file.read(row * 20, 12) == before, wrong
     assert {damage.position for damage in mixed_store.damages} == {row * 20}
     assert all(damage.mended for damage in mixed_store.damages)
-    mixed_store.shutdown()
 
 
 def test_a_run_ends_where_the_log_lost_a_file(tmp_path: Path) -> None:
@@ -435,7 +422,6 @@ def test_a_run_ends_where_the_log_lost_a_file(tmp_path: Path) -> None:
     assert check_same(mixed_store, 0, RUN_COUNT, 10**9) == before
     assert check_same(mixed_store, before, RUN_COUNT, 10**9) == 0
     assert check_same(mixed_store, behind, RUN_COUNT, 10**9) == RUN_COUNT - behind
-    mixed_store.shutdown()
 
 
 def test_who_reads_a_run_owns_its_bytes(tmp_path: Path) -> None:
@@ -447,7 +433,6 @@ def test_who_reads_a_run_owns_its_bytes(tmp_path: Path) -> None:
         run.records[:] = bytes(len(before))
         again = mixed_store.read_range(TOPIC, 0, 0, count_max=count, bytes_max=10**9)
         assert again.records == before
-    mixed_store.shutdown()
 
 
 def test_few_messages_are_read_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,14 +442,12 @@ def test_few_messages_are_read_one_by_one(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(mixed_store.read_range(TOPIC, 0, 0, count_max=few, bytes_max=10**9)) == few
     with pytest.raises(pytest.fail.Exception):
         mixed_store.read_range(TOPIC, 0, 0, count_max=few + 1, bytes_max=10**9)
-    mixed_store.shutdown()
 
 
 TAGGED_COUNT = 1_500
 TAGS = ("often", "sometimes", "rare")
 CODES = [tags_code(tag) for tag in TAGS] + [0, 7]
 LOST_FILES = 2
-FILE_BYTES = 65_536
 
 
 class Asked:
@@ -495,18 +478,8 @@ class Named(Asked):
 @pytest.fixture(scope="module")
 def tagged_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalMessageStore]:
     """Messages of many sizes; the first log files have gone, and the queue does not know."""
-    config = LocalConfig(
-        store_path=str(tmp_path_factory.mktemp("tags")),
-        commit_log_file_bytes=FILE_BYTES,
-        queue_file_bytes=20_000,
-        index_enabled=False,
-        dispatch_interval_ms=0,
-        memory_bytes_max=4_000,
-        memory_count_max=16,
-    )
-    tagged_store = LocalMessageStore(config, Runtime.inline())
-    tagged_store.load()
-    tagged_store.start()
+    root = tmp_path_factory.mktemp("tags")
+    tagged_store = a_store(root, memory_bytes_max=4_000, memory_count_max=16)
     dice = random.Random(7)
     messages = []
     for number in range(TAGGED_COUNT):

@@ -253,7 +253,6 @@ def test_an_end_without_a_directory_for_its_tables_frees_the_lock(tmp_path: Path
     (tmp_path / "config").unlink()
     store = opened(tmp_path)
     assert store.max_offset(TOPIC, 0) == 30
-    store.shutdown()
 
 
 @pytest.mark.parametrize("module", [index_service, side_file, recovery])
@@ -271,7 +270,6 @@ def test_what_cannot_be_flushed_is_an_error_of_the_backend(
         with pytest.raises(BackendError, match="No space left"):
             store.flush()
     store.flush()
-    store.shutdown()
 
 
 def test_a_start_that_cannot_write_is_an_error_of_the_backend(
@@ -297,7 +295,6 @@ def test_a_store_that_is_refused_is_as_it_was_before(tmp_path: Path) -> None:
     assert digests(tmp_path) == before
     store = opened(tmp_path)
     assert len(store.query_message(TOPIC, "key-7").messages) == 1
-    store.shutdown()
 
 
 def test_a_store_of_java_that_is_refused_is_as_it_was_before(tmp_path: Path) -> None:
@@ -318,7 +315,6 @@ def test_an_index_that_is_closed_has_written_nothing(tmp_path: Path) -> None:
     index.close()
     assert digests(tmp_path) == before
     parts_of(store).index = None
-    store.shutdown()
 
 
 # Only with the checksum of the whole record can garbage in its properties be told from them.
@@ -538,7 +534,6 @@ def test_what_is_missing_is_made_again(
     assert store.recovery is not None
     assert store.recovery.redispatched_count <= 1
     assert not store.recovery.abnormal
-    store.shutdown()
 
 
 def test_a_queue_whose_repair_was_cut_short_is_repaired_by_the_next_opening(
@@ -624,7 +619,6 @@ def test_damage_in_the_middle_hides_one_message_only(
     assert store.recovery is not None
     assert store.recovery.damages
     check_around(store, acks, BAD, path)
-    store.shutdown()
 
 
 @pytest.mark.parametrize("abort", [False, True], ids=["clean", "crashed"])
@@ -639,7 +633,6 @@ def test_the_number_of_a_damaged_last_message_is_not_given_again(
     store = opened(tmp_path)
     check_around(store, acks, COUNT - 2, path)
     assert store.put_message(a_message(99, queue_id=0)).queue_offset == COUNT // 2
-    store.shutdown()
 
 
 def test_several_damaged_records_in_a_row_keep_their_numbers(tmp_path: Path) -> None:
@@ -718,4 +711,3 @@ def test_keys_put_later_are_found_after_a_flip_in_the_end_of_its_header(
     store.put_message(a_message(100))
     for number in (0, 50, 99, 100):
         assert len(store.query_message(TOPIC, f"key-{number}").messages) == 1
-    store.shutdown()

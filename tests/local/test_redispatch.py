@@ -99,7 +99,6 @@ def test_a_lost_light_queue_is_made_again_byte_for_byte(
         assert (store.min_offset(name, 0), store.max_offset(name, 0)) == (0, len(data) // 20)
         got = store.get_message(name, 0, 2, count_max=1)
         assert got.messages[0].log_offset == UNIT.unpack_from(data, 40)[0]
-    store.shutdown()
 
 
 def test_units_that_a_crash_left_half_written_are_made_again(tmp_path: Path) -> None:
@@ -134,7 +133,6 @@ def test_a_light_queue_of_which_the_log_lost_the_start_begins_later(tmp_path: Pa
     store = opened(tmp_path)
     end = len(units[A]) // 20 + 1
     assert (store.min_offset(A, 0), store.max_offset(A, 0)) == (end - 1, end)
-    store.shutdown()
 
 
 def rebuilt(root: Path) -> LocalMessageStore:
@@ -164,7 +162,6 @@ def test_properties_that_cannot_be_meant_are_passed_over(
     store = rebuilt(tmp_path)
     assert list(store.queues()) == [QueueKey(TOPIC, 0)]
     assert store.max_offset(TOPIC, 0) == 3
-    store.shutdown()
 
 
 def test_of_several_names_the_legal_ones_count(tmp_path: Path) -> None:
@@ -174,7 +171,6 @@ def test_of_several_names_the_legal_ones_count(tmp_path: Path) -> None:
     store = rebuilt(tmp_path)
     assert list(store.queues()) == [QueueKey(A, 0), QueueKey(TOPIC, 0)]
     assert files_of(tmp_path)[f"{A}/0/{0:020}"] == unit.ljust(400, b"\0")
-    store.shutdown()
 
 
 @pytest.mark.parametrize("topic", ["%RETRY%group", "rmq_sys_x", "SCHEDULE_TOPIC_XXXX"])
@@ -198,7 +194,6 @@ def test_a_number_far_ahead_of_its_queue_is_left_out(tmp_path: Path) -> None:
     store = rebuilt(tmp_path)
     assert (store.min_offset(A, 0), store.max_offset(A, 0)) == (0, 2)
     assert files_of(tmp_path)[f"{A}/0/{0:020}"] == (units[0] + units[2]).ljust(400, b"\0")
-    store.shutdown()
 
 
 def test_a_message_whose_place_is_missing_leaves_the_others_their_numbers(tmp_path: Path) -> None:
@@ -216,7 +211,6 @@ def test_a_message_whose_place_is_missing_leaves_the_others_their_numbers(tmp_pa
         got = store.get_message(A, 0, number, count_max=1)
         assert got.messages[0].log_offset == log_offset
     assert store.max_offset(A, 0) == 30
-    store.shutdown()
 
 
 def test_a_light_queue_may_be_a_topic_too(tmp_path: Path) -> None:
@@ -235,7 +229,6 @@ def test_a_light_queue_may_be_a_topic_too(tmp_path: Path) -> None:
     assert files_of(tmp_path)[f"{A}/0/{0:020}"] == units.ljust(400, b"\0")
     store = rebuilt(tmp_path)
     assert files_of(tmp_path)[f"{A}/0/{0:020}"] == units.ljust(400, b"\0")
-    store.shutdown()
 
 
 def test_a_deleted_light_queue_stays_deleted(tmp_path: Path) -> None:
@@ -246,7 +239,6 @@ def test_a_deleted_light_queue_stays_deleted(tmp_path: Path) -> None:
     store = rebuilt(tmp_path)
     assert store.max_offset(A, 0) is None
     assert store.max_offset(B, 0) == 18
-    store.shutdown()
 
 
 def test_a_light_queue_keeps_the_messages_of_a_topic_that_was_deleted(tmp_path: Path) -> None:
@@ -258,7 +250,6 @@ def test_a_light_queue_keeps_the_messages_of_a_topic_that_was_deleted(tmp_path: 
     assert list(store.queues()) == [QueueKey(A, 0), QueueKey(B, 0)]
     assert store.max_offset(A, 0) == len(units[A]) // 20
     assert store.get_message(TOPIC, 0, 0).status is GetStatus.NO_MESSAGE_IN_QUEUE
-    store.shutdown()
 
 
 QUEUE_ID, QUEUE_OFFSET, STORE_TIME = 12, 20, 56
@@ -332,7 +323,6 @@ def test_a_message_with_an_untrue_place_costs_no_other_its_own(
     store.shutdown()
     again = opened(tmp_path)
     check_acks(again, [ack for row, ack in enumerate(acks) if row != bad])
-    again.shutdown()
 
 
 def test_a_topic_that_is_no_directory_is_damage(tmp_path: Path) -> None:
@@ -346,7 +336,6 @@ def test_a_topic_that_is_no_directory_is_damage(tmp_path: Path) -> None:
     becomes(tmp_path, bad, at, b"/")
     store = without_queues(tmp_path)
     check_around(store, acks, 100)
-    store.shutdown()
 
 
 def test_a_message_that_claims_a_place_in_another_queue_does_not_get_it(tmp_path: Path) -> None:
@@ -370,7 +359,6 @@ def test_a_message_that_claims_a_place_in_another_queue_does_not_get_it(tmp_path
     check_acks(store, [ack for row, ack in enumerate(acks) if row != bad])
     with pytest.raises(SegmentCorruptError):
         store.get_message(TOPIC, 0, 170)
-    store.shutdown()
 
 
 def test_the_first_message_of_a_queue_does_not_move_the_others_out_of_it(tmp_path: Path) -> None:
@@ -387,7 +375,6 @@ def test_the_first_message_of_a_queue_does_not_move_the_others_out_of_it(tmp_pat
     check_acks(store, [*acks, *late[1:]])
     assert store.get_message("Late", 0, 0).status is GetStatus.OFFSET_TOO_SMALL
     assert store.put_message(a_message(999, topic="Late")).queue_offset == 10
-    store.shutdown()
 
 
 def test_records_that_are_only_missing_are_no_reason_to_doubt_the_next(tmp_path: Path) -> None:
@@ -399,7 +386,6 @@ def test_records_that_are_only_missing_are_no_reason_to_doubt_the_next(tmp_path:
     offsets = [damage.log_offset for damage in store.recovery.damages]
     assert offsets == [acks[bad].log_offset for bad in (100, 102, 104)]
     check_acks(store, [ack for row, ack in enumerate(acks) if row not in (100, 102, 104)])
-    store.shutdown()
 
 
 def test_a_store_time_far_ahead_is_reported_and_not_given_to_later_messages(
@@ -420,7 +406,6 @@ def test_a_store_time_far_ahead_is_reported_and_not_given_to_later_messages(
         store.shutdown()
     store = opened(tmp_path)
     assert store.put_message(a_message(20)).store_timestamp - time < DAY_MS
-    store.shutdown()
 
 
 def test_a_clock_that_is_far_behind_the_whole_log_is_no_damage(tmp_path: Path) -> None:
@@ -432,4 +417,3 @@ def test_a_clock_that_is_far_behind_the_whole_log_is_no_damage(tmp_path: Path) -
     assert store.recovery is not None
     assert store.recovery.damages == ()
     assert store.put_message(a_message(20)).store_timestamp == ahead
-    store.shutdown()

@@ -331,7 +331,6 @@ def test_what_is_not_on_disk_stays(tmp_path: Path) -> None:
     assert start_of_the_log(store) == 0
     store.flush()
     assert start_of_the_log(store) > 0
-    store.shutdown()
 
 
 @pytest.mark.parametrize("writing_first", [False, True])
@@ -352,7 +351,6 @@ def test_what_is_not_dispatched_stays_though_the_disk_is_full(
     assert offset
     got = store.get_message(TOPIC, 0, offset)
     assert (got.status, got.messages[0].log_offset) == (GetStatus.FOUND, minimum)
-    store.shutdown()
 
 
 def test_the_oldest_append_that_waits_is_what_is_needed(tmp_path: Path) -> None:
@@ -362,7 +360,6 @@ def test_the_oldest_append_that_waits_is_what_is_needed(tmp_path: Path) -> None:
     end = store.max_log_offset()
     put = store.put_messages([a_message(200), a_message(201)])
     assert parts.dispatch.undispatched_from == put[0].log_offset >= end
-    store.shutdown()
 
 
 def test_files_that_went_while_others_were_synced_are_passed_over(
@@ -402,22 +399,13 @@ def test_a_minimum_that_a_late_dispatch_left_wrong_is_right_after_the_next_look(
     parts.retention.step()
     assert looked == []  # nothing was put since
     monkeypatch.undo()
-    store.shutdown()
 
 
 def test_a_store_that_opens_on_a_full_disk_refuses_puts_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def opened() -> LocalMessageStore:
-        config = LocalConfig(
-            store_path=str(tmp_path), commit_log_file_bytes=FILE_BYTES, dispatch_interval_ms=0
-        )
-        store = LocalMessageStore(config, Runtime.inline(now_ms=NOW_MS))
-        store.load()
-        store.start()
-        return store
-
-    store = opened()
+    settings = {"commit_log_file_bytes": FILE_BYTES, "disk_full_percent": 90}
+    store = opened(tmp_path, now_ms=NOW_MS, **settings)
     store.put_messages([a_message(number, body_bytes=200) for number in range(100)])
     store.shutdown()
     for path in (tmp_path / "commitlog").iterdir():
@@ -426,16 +414,15 @@ def test_a_store_that_opens_on_a_full_disk_refuses_puts_at_once(
     used = [91]
     monkeypatch.setattr(local_store, "disk_used_percent", lambda _path: used[0])
     with caplog.at_level(logging.WARNING):
-        store = opened()
+        store = opened(tmp_path, now_ms=NOW_MS, **settings)
     assert "full to 91 %" in caplog.text
     assert store.put_message(a_message(100)).status is PutStatus.SERVICE_NOT_AVAILABLE
     assert store.get_message(TOPIC, 0, 0).status is GetStatus.FOUND
     assert sorted(path.name for path in (tmp_path / "commitlog").iterdir()) == names
     store.shutdown()
     used[0] = 90
-    store = opened()
+    store = opened(tmp_path, now_ms=NOW_MS, **settings)
     assert store.put_message(a_message(100)).queue_offset == 100
-    store.shutdown()
 
 
 def test_a_disk_is_as_full_as_df_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

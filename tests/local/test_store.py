@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(root: Path) -> Iterator[LocalMessageStore]:
-    store = opened(root)
-    yield store
-    store.shutdown()
+def store(root: Path) -> LocalMessageStore:
+    return opened(root)
 
 
 class TestLocalMessageStore(MessageStoreContract):
@@ -106,7 +104,6 @@ def test_what_was_put_is_there_after_a_clean_end(root: Path) -> None:
     assert not store.recovery.abnormal
     assert bodies(store, 300) == [a_body(number) for number in range(300)]
     assert store.put_message(a_message(300)).queue_offset == 300
-    store.shutdown()
 
 
 def test_a_batch_is_the_same_as_its_messages_one_by_one(tmp_path: Path) -> None:
@@ -168,7 +165,7 @@ def test_other_sizes_than_the_store_was_made_with_are_refused(root: Path) -> Non
         store = LocalMessageStore(a_config(root, **{name: value}), Runtime.inline())
         with pytest.raises(InvalidConfigError, match=name):
             store.load()
-    opened(root).shutdown()  # the refusals left the lock free
+    opened(root)  # the refusals left the lock free
 
 
 def test_one_store_at_a_time(root: Path) -> None:
@@ -176,7 +173,7 @@ def test_one_store_at_a_time(root: Path) -> None:
     with pytest.raises(BackendRefusedError, match="another process"):
         opened(root)
     store.shutdown()
-    opened(root).shutdown()
+    opened(root)
 
 
 def test_puts_wait_for_start(root: Path) -> None:
@@ -195,7 +192,6 @@ def test_a_destroyed_store_starts_anew(root: Path) -> None:
     store = opened(root)
     assert list(store.queues()) == []
     assert store.put_message(a_message(0)).log_offset == 0
-    store.shutdown()
 
 
 @pytest.mark.parametrize("sync", ["SYNC_FLUSH", "ASYNC_FLUSH"])
@@ -308,7 +304,6 @@ def test_what_failed_is_tried_again(
     assert not (tmp_path / "abort").exists()
     store = opened(tmp_path, index_item_count=40)
     check_acks(store, acks)
-    store.shutdown()
 
 
 @pytest.mark.parametrize("failure", FAILURES)
@@ -344,7 +339,6 @@ def test_reads_go_on_while_dispatch_fails(tmp_path: Path, monkeypatch: pytest.Mo
         assert store.max_offset(TOPIC, 0) == 1
         assert len(store.query_message(TOPIC, "key-0").messages) == 1
     assert store.max_offset(TOPIC, 0) == 2
-    store.shutdown()
 
 
 MESSAGES = 30
@@ -477,22 +471,20 @@ def test_a_thread_that_cannot_be_started_is_an_error_of_ours_and_nothing_runs(
             store.start()
     store.start()
     assert store.put_message(a_message(0)).stored
-    store.shutdown()
 
 
 Read = Callable[[LocalMessageStore], object]
 
 
 @pytest.fixture
-def racing_store(tmp_path: Path) -> Iterator[LocalMessageStore]:
+def racing_store(tmp_path: Path) -> LocalMessageStore:
     racing_store = opened(
         tmp_path, commit_log_file_bytes=4_096, reserve_hours=0, delete_count_max=4
     )
     for number in range(0, 100, 20):
         racing_store.put_messages([a_message(number + step, body_bytes=200) for step in range(20)])
     racing_store.flush()
-    yield racing_store
-    racing_store.shutdown()
+    return racing_store
 
 
 def expire_four_files(racing_store: LocalMessageStore) -> None:

@@ -67,7 +67,6 @@ def test_what_the_flip_hid_is_made_again_from_the_log(
     assert check_agreement(store) == COUNT
     assert {path: path.read_bytes() for path in whole} == whole
     assert store.put_message(a_message(999)).queue_offset == COUNT // 2
-    store.shutdown()
 
 
 def at_name(at: int) -> str:
@@ -113,7 +112,6 @@ def test_a_repair_that_was_cut_short_is_taken_up_by_the_next_opening(
             opened(tmp_path)
     store = opened(tmp_path)
     check_acks(store, acks)
-    store.shutdown()
 
 
 def test_a_unit_that_names_another_message_is_made_again_when_it_is_read(tmp_path: Path) -> None:
@@ -134,7 +132,6 @@ def test_a_unit_that_names_another_message_is_made_again_when_it_is_read(tmp_pat
         assert read() == 3
         assert queue.unit(3).log_offset == puts[3].log_offset
     assert {damage.mended for damage in store.damages} == {True}
-    store.shutdown()
 
 
 def test_other_tags_in_a_unit_than_in_its_message_are_noticed(tmp_path: Path) -> None:
@@ -147,7 +144,6 @@ def test_other_tags_in_a_unit_than_in_its_message_are_noticed(tmp_path: Path) ->
     (got,) = store.get_message(TOPIC, 0, put.queue_offset).messages
     assert got.tags_code == unit.tags_code
     assert "tags code" in store.damages[0].reason
-    store.shutdown()
 
 
 def test_a_damaged_last_record_keeps_its_number_though_the_process_then_dies(
@@ -174,7 +170,6 @@ def test_a_damaged_last_record_keeps_its_number_though_the_process_then_dies(
     store = opened(tmp_path)
     assert store.get_message(TOPIC, 1, put.queue_offset).messages
     check_acks(store, acks[:-1])
-    store.shutdown()
 
 
 @pytest.mark.parametrize("spot", [0, 3, 5, 9, 31, 87, 95])
@@ -194,7 +189,6 @@ def test_nor_does_it_in_a_store_that_java_ended(tmp_path: Path, spot: int) -> No
     with pytest.raises(SegmentCorruptError):
         store.get_message(TOPIC, 1, last.queue_offset)
     assert store.put_message(a_message(999, queue_id=1)).queue_offset == last.queue_offset + 1
-    store.shutdown()
 
 
 SIZES = {
@@ -217,7 +211,6 @@ def test_a_checkpoint_that_claims_too_much_leaves_no_hole_in_the_log(tmp_path: P
     put = store.put_message(a_message(999))
     last = acks[-1]
     assert put.log_offset < last.log_offset + 2 * put.size
-    store.shutdown()
 
 
 def test_a_table_that_the_log_proves_wrong_keeps_no_numbers(tmp_path: Path) -> None:
@@ -232,7 +225,6 @@ def test_a_table_that_the_log_proves_wrong_keeps_no_numbers(tmp_path: Path) -> N
     (tmp_path / "config" / "tieredstore-queues.json").write_bytes(kept)
     store = opened(tmp_path)
     assert (store.max_offset(TOPIC, 0), store.max_offset(TOPIC, 1)) == (20, COUNT + 30)
-    store.shutdown()
 
 
 @pytest.mark.slow

@@ -9,16 +9,15 @@ from __future__ import annotations
 import hashlib
 import shutil
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.codec.encoders import decode_offset_id
+from tests.local import store_audit
 from tests.local.store_audit import crash, takes_what_java_writes
 from tieredstore.codec.message import decode_message
-from tieredstore.driver.runtime import ManualClock, Runtime
-from tieredstore.local.config import LocalConfig
+from tieredstore.driver.runtime import ManualClock
 from tieredstore.local.consume_queue import ConsumeQueue
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError, SegmentError
@@ -31,19 +30,9 @@ IPV6 = Host(bytes(range(16)), 10911)
 
 
 def opened(root: Path, **settings: object) -> LocalMessageStore:
-    small: dict[str, object] = {
-        "store_path": str(root),
-        "commit_log_file_bytes": 16_384,
-        "queue_file_bytes": 400,
-        "index_slot_count": 101,
-        "index_item_count": 400,
-        "dispatch_interval_ms": 0,
-    }
-    config = LocalConfig.from_mapping({**small, **settings})
-    store = LocalMessageStore(config, Runtime.inline(now_ms=START_MS))
-    store.load()
-    store.start()
-    return store
+    return store_audit.opened(
+        root, now_ms=START_MS, **{"commit_log_file_bytes": 16_384, **settings}
+    )
 
 
 def clock_of(store: LocalMessageStore) -> ManualClock:
@@ -58,10 +47,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(root: Path) -> Iterator[LocalMessageStore]:
-    store = opened(root)
-    yield store
-    store.shutdown()
+def store(root: Path) -> LocalMessageStore:
+    return opened(root)
 
 
 # -- AppendCallbackTest, BatchPutMessageTest ------------------------------------------------------
@@ -111,7 +98,6 @@ def test_with_a_property_crc_a_changed_property_is_noticed_when_the_store_recove
     again = opened(root, **settings)
     assert again.recovery is not None
     assert [damage.log_offset for damage in again.recovery.damages] == [at]
-    again.shutdown()
 
 
 # -- ReputMessageServiceTest, FlushDiskWatcherTest ------------------------------------------------
@@ -131,7 +117,6 @@ def test_with_sync_flush_what_is_not_on_disk_is_not_seen(root: Path) -> None:
     store.flush()
     assert store.max_offset(TOPIC, 0) == 10
     assert len(store.get_message(TOPIC, 0, 0).messages) == 10
-    store.shutdown()
 
 
 def test_with_async_flush_what_is_not_on_disk_is_seen(store: LocalMessageStore) -> None:
@@ -151,7 +136,6 @@ def test_a_message_that_was_synced_too_late_is_stored_and_the_status_says_so(
     assert result.stored
     assert store.put_message(a_message(1)).status is PutStatus.PUT_OK
     assert len(store.get_message(TOPIC, 0, 0).messages) == 2
-    store.shutdown()
 
 
 # -- DefaultMessageStoreTest ----------------------------------------------------------------------
@@ -228,7 +212,6 @@ def test_the_largest_message_of_all_is_stored_and_read(tmp_path: Path) -> None:
     assert store.put_message(more).status is PutStatus.MESSAGE_ILLEGAL
     found = store.get_message("T" * 127, 0, 0).messages[0]
     assert decode_message(found.record).body == body
-    store.shutdown()
 
 
 def test_a_body_limit_is_a_setting_that_may_change(root: Path) -> None:
@@ -238,7 +221,6 @@ def test_a_body_limit_is_a_setting_that_may_change(root: Path) -> None:
     store.shutdown()
     store = opened(root, message_bytes_max=1_000)
     assert store.put_message(message).status is PutStatus.PUT_OK
-    store.shutdown()
 
 
 def damaged_tail(root: Path, at: int) -> None:
@@ -263,7 +245,6 @@ def test_a_tail_that_a_crash_tore_is_cut_off(root: Path) -> None:
     again = store.put_message(a_message(149))
     assert (again.queue_offset, again.log_offset) == (149, last.log_offset)
     assert len(store.query_message(TOPIC, "key-149").messages) == 1
-    store.shutdown()
 
 
 @pytest.mark.parametrize("abort", [False, True])
@@ -289,7 +270,6 @@ def test_after_a_clean_end_nothing_is_torn_a_damaged_tail_keeps_its_place(
     assert not missing.complete
     again = store.put_message(a_message(150))
     assert (again.queue_offset, again.log_offset) == (150, last.log_offset + last.size)
-    store.shutdown()
 
 
 def test_deleted_topics_are_gone_and_others_and_the_systems_stay(store: LocalMessageStore) -> None:
@@ -400,7 +380,7 @@ def test_a_foreign_file_in_the_log_stops_the_opening_and_is_named(tmp_path: Path
         opened(root)
     assert stray.read_bytes() == b"x" * 16_384
     stray.unlink()
-    opened(root).shutdown()
+    opened(root)
 
 
 # -- light message queues -------------------------------------------------------------------------
@@ -433,7 +413,6 @@ def test_light_queues_that_java_wrote_are_read(tmp_path: Path) -> None:
         message = decode_message(got.messages[0].record)
         assert message.topic == TOPIC
         assert message.properties["INNER_MULTI_QUEUE_OFFSET"] == "3,3"
-    store.shutdown()
 
 
 def test_light_queues_outlive_a_crash_and_what_is_put_after_it(tmp_path: Path) -> None:
@@ -463,7 +442,6 @@ def test_inner_batches_are_refused_and_nothing_is_written(tmp_path: Path) -> Non
     ):
         assert store.put_message(message).status is PutStatus.MESSAGE_ILLEGAL
     assert store.max_log_offset() == 0
-    store.shutdown()
 
 
 def test_an_inner_batch_that_java_wrote_has_no_unit_and_is_found_by_place_and_key(
@@ -489,7 +467,6 @@ def test_an_inner_batch_that_java_wrote_has_no_unit_and_is_found_by_place_and_ke
     found = store.message_at(put.log_offset)
     assert found is not None
     assert store.query_message("Batches", "batch-key").messages[0].record == found.record
-    store.shutdown()
 
 
 def test_delayed_messages_are_read_and_their_units_made_anew_with_the_same_bytes(
