@@ -417,17 +417,9 @@ class OutputFile:
                 raise
             text = f"{self._named}: nobody reads it; start its reader first"
             raise CommandError(text, ExitCode.REFUSED) from error
-        try:
+        with open(opened, "wb") as stream:
             os.set_blocking(opened, True)
-            _write_all(opened, data)
-        finally:
-            os.close(opened)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+            stream.write(data)
 
 
 def parse_time(text: str) -> int:

@@ -12,7 +12,6 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tieredstore.driver.object_client import (
@@ -180,12 +179,6 @@ class MemoryObjectClient(ObjectClient):
 
     def close(self) -> None:
         self._closed = True
-
-    def without_metadata(self, key: str) -> None:
-        """What some tools make of an object that they copy."""
-        with self.objects.guard:
-            data, facts = self.objects.held[key]
-            self.objects.held[key] = data, replace(facts, metadata={})
 
     def _found(self, key: str) -> tuple[bytes, ObjectFacts]:
         with self.objects.guard:
