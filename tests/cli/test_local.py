@@ -282,7 +282,7 @@ def test_sizes_that_were_written_down_win_over_defaults_and_not_over_words(
 
 
 def test_sizes_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    """In all their kinds of damage: tests/local/care/test_store_sizes.py."""
+    """In all their kinds of damage: tests/local/test_files.py."""
     store = tmp_path / "store"
     shutil.copytree(CLEAN, store)
     (store / "config").mkdir()
