@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.codec.golden_files import expected
+from tests.disk_with_room import sitecustomize
 from tieredstore.cli.main import main
 
 Row = dict[str, Any]
@@ -69,12 +70,15 @@ class Command:
         return self.run("local", verb, *SIZE_OPTIONS, *rest)
 
 
-def started(*words: object, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+def started(
+    *words: object, stdin: int | None = None, stdout: int = subprocess.PIPE
+) -> subprocess.Popen[bytes]:
     """`tieredstore` in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-c", _RUN, *map(str, words)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(sitecustomize.FOLDER)])},
+        stdin=stdin,
         stdout=stdout,
         stderr=subprocess.PIPE,
     )

@@ -431,10 +431,10 @@ def _no_file(at: Place) -> list[str]:
 
 ELSEWHERE = {
     "done, also where the answer is that there is nothing": "test_every_verb",
-    "a bug: `--debug` shows where": "test_local",
+    "a bug: `--debug` shows where": "test_main",
     "the backend refuses, or does not answer": "test_every_verb_on_s3",
     "stdout is closed or full": "test_output",
-    "interrupted": "test_local",
+    "interrupted": "test_main",
     "nobody reads the output any more": "test_every_verb",
 }
 
