@@ -203,10 +203,9 @@ class Flips:
         told: list[str] = []
         hit = flip.row if flip.field in UNCOVERED else -1
         hides_keys = self._leads_to_an_older_item(flip)
-        for known in self.messages:
-            is_hit = self.messages.index(known) == hit
-            told += self._by_offset(store, known, is_hit=is_hit)
-            told += [] if hides_keys else self._by_key(store, known, is_hit=is_hit)
+        for row, known in enumerate(self.messages):
+            told += self._by_offset(store, known, is_hit=row == hit)
+            told += [] if hides_keys else self._by_key(store, known, is_hit=row == hit)
         told += self._whole_queues(store, hit)
         told += self._by_time(store, flip)
         told += self._filtered(store, hit, flip)

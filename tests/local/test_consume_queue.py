@@ -603,7 +603,7 @@ class QueueMachine(RuleBasedStateMachine):
         columns = [list(column) for column in zip(*units, strict=True)]
         return self.queue.put(first, *columns)
 
-    @rule(count=st.integers(1, 60), apart=st.integers(0, 3))
+    @rule(count=st.integers(1, 24), apart=st.integers(0, 3))
     def put_new(self, count: int, apart: int) -> None:
         units = [
             QueueUnit(self.log_end + number * (SHORT_RECORD + apart), SHORT_RECORD, number)
@@ -631,7 +631,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def put_again(self, data: st.DataObject) -> None:
         first = data.draw(st.sampled_from(sorted(self.kept)))
-        count = data.draw(st.integers(1, 60))
+        count = data.draw(st.integers(1, 24))
         units = [self.kept[offset] for offset in range(first, min(self.next, first + count))]
         assert self.put(first, units) == 0
 

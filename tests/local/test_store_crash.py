@@ -64,7 +64,7 @@ def kill_and_reopen(root: Path, flush: str, kills: int, dice: random.Random) -> 
         assert len({ack.log_offset for ack in acks}) == len(acks)
         store = opened(root, flush_disk_type=flush)
         check_acks(store, [*fresh, *again])
-        if generation % 5 == 4 or generation == kills - 1:
+        if generation % 5 == 4:
             check_agreement(store)
         for topic in TOPICS:
             for queue_id in range(QUEUES):
@@ -81,7 +81,7 @@ def kill_and_reopen(root: Path, flush: str, kills: int, dice: random.Random) -> 
 def test_nothing_acknowledged_is_lost_or_there_twice_after_a_kill(
     tmp_path: Path, flush: str
 ) -> None:
-    assert kill_and_reopen(tmp_path, flush, 10, random.Random(flush)) > 0
+    assert kill_and_reopen(tmp_path, flush, 5, random.Random(flush)) > 0
 
 
 @pytest.mark.torture
