@@ -57,8 +57,8 @@ def items_by_slot(data: bytes, slot_count: int) -> list[tuple[int, CompactedItem
     for slot in range(slot_count):
         place = tiered_index.decode_compacted_slot(data, tiered_index.slot_position(slot))
         items = data[place.position : place.position + place.items_bytes]
-        for row in tiered_index.view_compacted_items(items).tolist():
-            found.append((slot, CompactedItem._make(row)))
+        rows = tiered_index.view_compacted_items(items).tolist()
+        found.extend((slot, CompactedItem._make(row)) for row in rows)
     return found
 
 
@@ -142,8 +142,9 @@ def test_slot_chains_lead_to_the_uploaded_order(name: str) -> None:
     ).tolist()
     chained = []
     for slot, newest in enumerate(newest_items(data, 97).tolist()):
-        while newest > 0:
-            *item, newest = items[newest - 1]
+        number = newest
+        while number > 0:
+            *item, number = items[number - 1]
             chained.append((slot, CompactedItem._make(item)))
     assert chained == uploaded
 

@@ -17,6 +17,7 @@ from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore, LocalStore
 from tieredstore.model.messages import PutResult
 from tieredstore.model.values import GetStatus, QueueKey
+from tieredstore.testing.samples import TOPIC, a_message
 
 # A store in which messages expire file by file, a few messages each.
 EXPIRING: dict[str, object] = {
@@ -78,6 +79,29 @@ def opened(root: Path, *, now_ms: int | None = None, **settings: object) -> Loca
     store.start()
     opened_stores.append(store)
     return store
+
+
+def put_acked(store: LocalMessageStore, number: int, *, topic: str = TOPIC, queue_id: int) -> Ack:
+    put = store.put_message(a_message(number, topic=topic, queue_id=queue_id))
+    return Ack.of(topic, queue_id, f"UNIQ-{number:08d}", f"key-{number}", put)
+
+
+def filled(root: Path, count: int, **settings: object) -> list[Ack]:
+    """Messages in turns in two queues, in a store that ended in order."""
+    store = opened(root, **settings)
+    acks = [put_acked(store, number, queue_id=number % 2) for number in range(count)]
+    store.shutdown()
+    return acks
+
+
+def overwrite(path: Path, position: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+def flip_bits(path: Path, position: int, bits: int) -> None:
+    overwrite(path, position, bytes([path.read_bytes()[position] ^ bits]))
 
 
 def takes_what_java_writes(store: LocalMessageStore) -> LocalMessageStore:

@@ -1,4 +1,4 @@
-"""The commit log: appends, files, reads, crashes, failing disks, and threads that wait for a sync."""
+"""The commit log: appends, files, reads, crashes, failing disks, threads that wait for a sync."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.codec.golden_files import GOLDEN, expected, sha256
 from tests.every_step import every_step
-from tests.local.store_audit import opened, parts_of
+from tests.local.store_audit import flip_bits, opened, parts_of
 from tieredstore.codec.checks import matches_property_crc
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.queue_unit import UNIT_BYTES
@@ -425,9 +425,7 @@ def test_damage_in_the_middle_is_reported_and_not_served(tmp_path: Path) -> None
     bad = run.log_offsets[5]
     log.close()
     path = tmp_path / "commitlog" / f"{0:020d}"
-    data = bytearray(path.read_bytes())
-    data[bad + 100] ^= 1
-    path.write_bytes(data)
+    flip_bits(path, bad + 100, 1)
     log = a_log(tmp_path)
     scan = log.scan_from(0)
     found = [int(at) for columns in scan for at in columns.log_offsets]

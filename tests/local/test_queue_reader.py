@@ -6,7 +6,7 @@ Each quick way answers as the plain one does.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -49,27 +49,30 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalMessageStor
 
 
 class Filter:
-    """By tag, or by what the record says; it counts what it was shown."""
+    """By the codes of tags, if any, and by what the record says; it counts what it was shown."""
 
-    def __init__(self, tag: str | None = None, *, body: bytes | None = None) -> None:
-        self._code = None if tag is None else tags_code(tag)
-        self._body = body
+    def __init__(self, *tags: str, codes: Collection[int] | None = None, body: bytes = b"") -> None:
+        self.codes = [tags_code(tag) for tag in tags] or codes
         self.shown = 0
+        self._body = body
 
     def matches_tags_code(self, tags_code: int) -> bool:
         self.shown += 1
-        return self._code is None or tags_code == self._code
+        if self.codes is None:
+            return True
+        low = {code & 0xFFFFFFFF for code in self.codes}
+        return tags_code < -(2**31) or tags_code & 0xFFFFFFFF in low
 
     def matches_record(self, record: bytes) -> bool:
-        return self._body is None or self._body in record
+        return self._body in record
 
 
 class TagFilter(Filter):
-    """The same; it names its codes, so that nobody has to ask it."""
+    """The same choice, which a store may make by itself."""
 
-    def __init__(self, tag: str) -> None:
-        super().__init__(tag)
-        self.tags_codes = [tags_code(tag)]
+    @property
+    def tags_codes(self) -> Collection[int]:
+        return self.codes or ()
 
 
 @pytest.mark.parametrize(
@@ -450,31 +453,6 @@ CODES = [tags_code(tag) for tag in TAGS] + [0, 7]
 LOST_FILES = 2
 
 
-class Asked:
-    """By tags, or by what the record says; it counts what it was shown."""
-
-    def __init__(self, codes: frozenset[int], body: bytes = b"") -> None:
-        self.codes = codes
-        self.shown = 0
-        self._body = body
-
-    def matches_tags_code(self, tags_code: int) -> bool:
-        self.shown += 1
-        low = {code & 0xFFFFFFFF for code in self.codes}
-        return tags_code < -(2**31) or tags_code & 0xFFFFFFFF in low
-
-    def matches_record(self, record: bytes) -> bool:
-        return self._body in record
-
-
-class Named(Asked):
-    """The same choice, which a store may make by itself."""
-
-    @property
-    def tags_codes(self) -> frozenset[int]:
-        return self.codes
-
-
 @pytest.fixture(scope="module")
 def tagged_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalMessageStore]:
     """Messages of many sizes; the first log files have gone, and the queue does not know."""
@@ -517,25 +495,25 @@ def test_both_ways_give_the_same_answer(
                 *(TOPIC, 0, offset),
                 count_max=count_max,
                 bytes_max=bytes_max,
-                message_filter=make(codes, body),
+                message_filter=make(codes=codes, body=body),
             )
-            for make in (Asked, Named)
+            for make in (Filter, TagFilter)
         )
     assert asked == named
 
 
 def test_it_is_asked_for_no_message(tagged_store: LocalMessageStore) -> None:
-    named = Named(frozenset([12345]))
+    named = TagFilter(codes=[12345])
     got = tagged_store.get_message(TOPIC, 0, 0, message_filter=named)
     assert (got.status, got.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
     assert named.shown == 0
 
 
 def test_a_filter_that_names_no_codes_is_asked(tagged_store: LocalMessageStore) -> None:
-    class Undecided(Asked):
+    class Undecided(Filter):
         tags_codes = None
 
-    filter_ = Undecided(frozenset([12345]))
+    filter_ = Undecided(codes=[12345])
     got = tagged_store.get_message(TOPIC, 0, 0, message_filter=filter_)
     assert (got.next_offset, filter_.shown) == (800, 800)
 

@@ -26,8 +26,11 @@ from tests.local.store_audit import (
     check_acks,
     check_agreement,
     crash,
+    filled,
+    flip_bits,
     opened,
     parts_of,
+    put_acked,
 )
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local import index_service, recovery, side_file
@@ -432,9 +435,7 @@ def three_topics(root: Path, count: int = 240) -> list[Ack]:
     acks: list[Ack] = []
     for number in range(count):
         topic = "Early" if number < 60 else ("Orders", "Bills")[number % 2]
-        message = a_message(number, topic=topic, queue_id=number // 2 % 2)
-        put = store.put_message(message)
-        acks.append(Ack.of(topic, message.queue_id, f"UNIQ-{number:08d}", f"key-{number}", put))
+        acks.append(put_acked(store, number, topic=topic, queue_id=number // 2 % 2))
         if number % 50 == 0:
             store.flush()
     store.shutdown()
@@ -567,22 +568,9 @@ COUNT, BAD = 40, 17
 SPOTS = {"length": 2, "magic": 5, "crc": 9, "queue offset": 20, "place": 30, "body": 120}
 
 
-def filled(root: Path) -> list[Ack]:
-    store = opened(root)
-    acks = []
-    for number in range(COUNT):
-        put = store.put_message(a_message(number, queue_id=number % 2))
-        key = f"key-{number}"
-        acks.append(Ack.of(TOPIC, number % 2, f"UNIQ-{number:08d}", key, put))
-    store.shutdown()
-    return acks
-
-
 def flip(root: Path, log_offset: int, spot: int) -> Path:
     path = root / "commitlog" / f"{0:020d}"
-    data = bytearray(path.read_bytes())
-    data[log_offset + spot] ^= 0x10
-    path.write_bytes(data)
+    flip_bits(path, log_offset + spot, 0x10)
     return path
 
 
@@ -603,7 +591,7 @@ def check_around(store: LocalMessageStore, acks: list[Ack], bad: int, path: Path
 def test_damage_in_the_middle_hides_one_message_only(
     tmp_path: Path, spot: str, abort: bool, lost: str
 ) -> None:
-    acks = filled(tmp_path)
+    acks = filled(tmp_path, COUNT)
     path = flip(tmp_path, acks[BAD].log_offset, SPOTS[spot])
     if abort:
         (tmp_path / "abort").touch()
@@ -626,7 +614,7 @@ def test_damage_in_the_middle_hides_one_message_only(
 def test_the_number_of_a_damaged_last_message_is_not_given_again(
     tmp_path: Path, abort: bool
 ) -> None:
-    acks = filled(tmp_path)
+    acks = filled(tmp_path, COUNT)
     path = flip(tmp_path, acks[-2].log_offset, SPOTS["body"])  # the last one of queue 0
     if abort:
         (tmp_path / "abort").touch()
@@ -637,7 +625,7 @@ def test_the_number_of_a_damaged_last_message_is_not_given_again(
 
 
 def test_several_damaged_records_in_a_row_keep_their_numbers(tmp_path: Path) -> None:
-    acks = filled(tmp_path)
+    acks = filled(tmp_path, COUNT)
     for bad in (10, 11, 12, 13, 20):
         flip(tmp_path, acks[bad].log_offset, SPOTS["length"])
     shutil.rmtree(tmp_path / "consumequeue")
@@ -705,9 +693,7 @@ def test_keys_put_later_are_found_after_a_flip_in_the_end_of_its_header(
         store.put_message(a_message(number))
     store.shutdown()
     newest = max((tmp_path / "index").iterdir())
-    data = bytearray(newest.read_bytes())
-    data[31 - bit // 8] ^= 1 << bit % 8  # of the last log offset, behind 24 bytes
-    newest.write_bytes(data)
+    flip_bits(newest, 31 - bit // 8, 1 << bit % 8)  # of the last log offset, behind 24 bytes
     store = opened(tmp_path)
     store.put_message(a_message(100))
     for number in (0, 50, 99, 100):

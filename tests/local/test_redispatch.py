@@ -11,7 +11,17 @@ from struct import Struct
 import pytest
 
 from tests.codec.golden_files import contents
-from tests.local.store_audit import Ack, check_acks, crash, opened, parts_of, takes_what_java_writes
+from tests.local.store_audit import (
+    Ack,
+    check_acks,
+    crash,
+    filled,
+    opened,
+    overwrite,
+    parts_of,
+    put_acked,
+    takes_what_java_writes,
+)
 from tieredstore.codec.record import tags_code
 from tieredstore.local.redispatch import light_places
 from tieredstore.local.store import LocalMessageStore
@@ -257,22 +267,9 @@ COUNT = 300
 DAY_MS = 86_400_000
 
 
-def filled(root: Path, count: int = COUNT) -> list[Ack]:
-    store = opened(root)
-    acks = []
-    for number in range(count):
-        put = store.put_message(a_message(number, queue_id=number % 2))
-        acks.append(Ack.of(TOPIC, number % 2, f"UNIQ-{number:08d}", f"key-{number}", put))
-    store.shutdown()
-    return acks
-
-
 def becomes(root: Path, ack: Ack, spot: int, data: bytes) -> None:
     path = root / "commitlog" / f"{ack.log_offset // 32_768 * 32_768:020d}"
-    content = bytearray(path.read_bytes())
-    at = ack.log_offset % 32_768 + spot
-    content[at : at + len(data)] = data
-    path.write_bytes(content)
+    overwrite(path, ack.log_offset % 32_768 + spot, data)
 
 
 def without_queues(root: Path) -> LocalMessageStore:
@@ -314,7 +311,7 @@ SPOTS = {
 def test_a_message_with_an_untrue_place_costs_no_other_its_own(
     tmp_path: Path, spot: int, data: bytes
 ) -> None:
-    acks = filled(tmp_path)
+    acks = filled(tmp_path, COUNT)
     bad = 100  # the fiftieth of queue 0
     assert acks[bad].queue_offset == 50
     becomes(tmp_path, acks[bad], spot, data)
@@ -326,7 +323,7 @@ def test_a_message_with_an_untrue_place_costs_no_other_its_own(
 
 
 def test_a_topic_that_is_no_directory_is_damage(tmp_path: Path) -> None:
-    acks = filled(tmp_path)
+    acks = filled(tmp_path, COUNT)
     bad = acks[100]
     store = opened(tmp_path)
     message = store.message_at(bad.log_offset)
@@ -339,16 +336,12 @@ def test_a_topic_that_is_no_directory_is_damage(tmp_path: Path) -> None:
 
 
 def test_a_message_that_claims_a_place_in_another_queue_does_not_get_it(tmp_path: Path) -> None:
-    acks = filled(tmp_path)
+    acks = filled(tmp_path, COUNT)
     store = opened(tmp_path)
     for extra in range(20):  # queue 0 runs ahead of queue 1
-        put = store.put_message(a_message(COUNT + extra, queue_id=0))
-        key = f"key-{COUNT + extra}"
-        acks.append(Ack.of(TOPIC, 0, f"UNIQ-{COUNT + extra:08d}", key, put))
+        acks.append(put_acked(store, COUNT + extra, queue_id=0))
     for extra in range(20, 26):
-        put = store.put_message(a_message(COUNT + extra, queue_id=extra % 2))
-        key = f"key-{COUNT + extra}"
-        acks.append(Ack.of(TOPIC, extra % 2, f"UNIQ-{COUNT + extra:08d}", key, put))
+        acks.append(put_acked(store, COUNT + extra, queue_id=extra % 2))
     store.shutdown()
     bad = COUNT + 20
     assert acks[bad].queue_offset == 170
@@ -362,13 +355,9 @@ def test_a_message_that_claims_a_place_in_another_queue_does_not_get_it(tmp_path
 
 
 def test_the_first_message_of_a_queue_does_not_move_the_others_out_of_it(tmp_path: Path) -> None:
-    acks = filled(tmp_path)
+    acks = filled(tmp_path, COUNT)
     store = opened(tmp_path)
-    late = []
-    for extra in range(10):
-        put = store.put_message(a_message(COUNT + extra, topic="Late"))
-        key = f"key-{COUNT + extra}"
-        late.append(Ack.of("Late", 0, f"UNIQ-{COUNT + extra:08d}", key, put))
+    late = [put_acked(store, COUNT + extra, topic="Late", queue_id=0) for extra in range(10)]
     store.shutdown()
     becomes(tmp_path, late[0], QUEUE_OFFSET, number(256))
     store = without_queues(tmp_path)
@@ -378,7 +367,7 @@ def test_the_first_message_of_a_queue_does_not_move_the_others_out_of_it(tmp_pat
 
 
 def test_records_that_are_only_missing_are_no_reason_to_doubt_the_next(tmp_path: Path) -> None:
-    acks = filled(tmp_path)
+    acks = filled(tmp_path, COUNT)
     for bad in (100, 102, 104):
         becomes(tmp_path, acks[bad], 120, b"?")
     store = without_queues(tmp_path)

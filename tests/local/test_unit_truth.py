@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.local.bit_flips import Flips
-from tests.local.store_audit import Ack, check_acks, check_agreement, crash, opened
+from tests.local.store_audit import (
+    check_acks,
+    check_agreement,
+    crash,
+    filled,
+    flip_bits,
+    opened,
+)
 from tieredstore.local.reader import LocalReader
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
@@ -20,21 +27,9 @@ PER_FILE, COUNT = 20, 150  # units; the queue has 75 of these messages
 WHERE = {"offset": 4, "low offset": 7, "offset's sign": 0, "size": 10, "size's sign": 8}
 
 
-def filled(root: Path, **settings: object) -> list[Ack]:
-    store = opened(root, **settings)
-    acks = []
-    for number in range(COUNT):
-        put = store.put_message(a_message(number, queue_id=number % 2))
-        acks.append(Ack.of(TOPIC, number % 2, f"UNIQ-{number:08d}", f"key-{number}", put))
-    store.shutdown()
-    return acks
-
-
 def flip(root: Path, unit: int, at: int, bit: int = 0x88) -> Path:
     path = root / "consumequeue" / TOPIC / "0" / f"{unit // PER_FILE * PER_FILE * 20:020d}"
-    data = bytearray(path.read_bytes())
-    data[unit % PER_FILE * 20 + at] ^= bit
-    path.write_bytes(data)
+    flip_bits(path, unit % PER_FILE * 20 + at, bit)
     return path
 
 
@@ -50,7 +45,7 @@ def as_java_left_it(root: Path) -> None:
 def test_what_the_flip_hid_is_made_again_from_the_log(
     tmp_path: Path, unit: int, at: int, table: bool, abort: bool
 ) -> None:
-    acks = filled(tmp_path)
+    acks = filled(tmp_path, COUNT)
     whole = {
         path: path.read_bytes()
         for path in (tmp_path / "consumequeue").rglob("0*")
@@ -77,7 +72,7 @@ def at_name(at: int) -> str:
 def test_the_report_names_the_unit_that_was_wrong(
     tmp_path: Path, unit: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    filled(tmp_path)
+    filled(tmp_path, COUNT)
     path = flip(tmp_path, unit, 4, 8)
     store = opened(tmp_path)
     assert store.recovery is not None
@@ -99,7 +94,7 @@ def opened_again(root: Path) -> LocalMessageStore:
 def test_a_repair_that_was_cut_short_is_taken_up_by_the_next_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acks = filled(tmp_path)
+    acks = filled(tmp_path, COUNT)
     flip(tmp_path, 41, 4, 8)
     as_java_left_it(tmp_path)
 
@@ -149,12 +144,10 @@ def test_other_tags_in_a_unit_than_in_its_message_are_noticed(tmp_path: Path) ->
 def test_a_damaged_last_record_keeps_its_number_though_the_process_then_dies(
     tmp_path: Path,
 ) -> None:
-    acks = filled(tmp_path)
+    acks = filled(tmp_path, COUNT)
     last = acks[-1]
     path = tmp_path / "commitlog" / f"{last.log_offset // 32_768 * 32_768:020d}"
-    data = bytearray(path.read_bytes())
-    data[last.log_offset % 32_768 + 3] ^= 4  # its size
-    path.write_bytes(data)
+    flip_bits(path, last.log_offset % 32_768 + 3, 4)  # its size
     for _ in range(3):
         store = opened(tmp_path)
         assert store.recovery is not None
@@ -174,13 +167,11 @@ def test_a_damaged_last_record_keeps_its_number_though_the_process_then_dies(
 
 @pytest.mark.parametrize("spot", [0, 3, 5, 9, 31, 87, 95])
 def test_nor_does_it_in_a_store_that_java_ended(tmp_path: Path, spot: int) -> None:
-    acks = filled(tmp_path)
+    acks = filled(tmp_path, COUNT)
     last = acks[-1]
     as_java_left_it(tmp_path)
     path = tmp_path / "commitlog" / f"{last.log_offset // 32_768 * 32_768:020d}"
-    data = bytearray(path.read_bytes())
-    data[last.log_offset % 32_768 + spot] ^= 4
-    path.write_bytes(data)
+    flip_bits(path, last.log_offset % 32_768 + spot, 4)
     with LocalReader.open(tmp_path, **SIZES) as reader:
         facts = reader.log_facts()
         assert facts.torn is None
@@ -200,11 +191,9 @@ SIZES = {
 
 
 def test_a_checkpoint_that_claims_too_much_leaves_no_hole_in_the_log(tmp_path: Path) -> None:
-    acks = filled(tmp_path)
+    acks = filled(tmp_path, COUNT)
     path = tmp_path / "checkpoint"
-    data = bytearray(path.read_bytes())
-    data[38] ^= 0x10  # the log offset up to which the log was on disk
-    path.write_bytes(data)
+    flip_bits(path, 38, 0x10)  # the log offset up to which the log was on disk
     store = opened(tmp_path)
     assert not store.damages
     check_acks(store, acks)
@@ -215,7 +204,7 @@ def test_a_checkpoint_that_claims_too_much_leaves_no_hole_in_the_log(tmp_path: P
 
 def test_a_table_that_the_log_proves_wrong_keeps_no_numbers(tmp_path: Path) -> None:
     """The log was cut and written anew since, as RocketMQ does it: its table of ours is older."""
-    filled(tmp_path)
+    filled(tmp_path, COUNT)
     kept = (tmp_path / "config" / "tieredstore-queues.json").read_bytes()
     shutil.rmtree(tmp_path)
     store = opened(tmp_path)

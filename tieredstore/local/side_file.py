@@ -1,4 +1,4 @@
-"""Small JSON files that a store keeps beside RocketMQ's own: written whole, most with a checksum."""
+"""Small JSON files that a store keeps beside RocketMQ's own: written whole, with a checksum."""
 
 from __future__ import annotations
 
