@@ -71,10 +71,9 @@ def a_config(root: Path, **settings: object) -> LocalConfig:
     return LocalConfig.from_mapping({**small, **settings})
 
 
-def opened(root: Path, *, now_ms: int | None = None, **settings: object) -> LocalMessageStore:
+def opened(root: Path, runtime: Runtime | None = None, /, **settings: object) -> LocalMessageStore:
     """A small store, which ends with the test that opened it if not before."""
-    runtime = Runtime.inline() if now_ms is None else Runtime.inline(now_ms=now_ms)
-    store = LocalMessageStore(a_config(root, **settings), runtime)
+    store = LocalMessageStore(a_config(root, **settings), runtime or Runtime.inline())
     store.load()
     store.start()
     opened_stores.append(store)

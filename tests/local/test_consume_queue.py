@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,14 +113,6 @@ def test_few_and_many_give_the_same_bytes(reopen: Opener, directory: Path) -> No
     queue.destroy()
     assert put(queue, 0, 100) == 100
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == singly
-
-
-def test_columns_may_be_arrays(reopen: Opener) -> None:
-    queue = reopen()
-    count = np.arange(60, dtype=np.int64)
-    assert queue.put(0, count * SIZE, np.full(60, SIZE, np.int32), count) == 60
-    assert queue.put(60, count[:3] * SIZE + 6000, np.full(3, SIZE, np.int32), count[:3]) == 3
-    assert queue.max_offset == 63
 
 
 @pytest.mark.parametrize("again", [1, 12, 60])

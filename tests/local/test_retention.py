@@ -405,7 +405,7 @@ def test_a_store_that_opens_on_a_full_disk_refuses_puts_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {"commit_log_file_bytes": FILE_BYTES, "disk_full_percent": 90}
-    store = opened(tmp_path, now_ms=NOW_MS, **settings)
+    store = opened(tmp_path, Runtime.inline(now_ms=NOW_MS), **settings)
     store.put_messages([a_message(number, body_bytes=200) for number in range(100)])
     store.shutdown()
     for path in (tmp_path / "commitlog").iterdir():
@@ -414,14 +414,14 @@ def test_a_store_that_opens_on_a_full_disk_refuses_puts_at_once(
     used = [91]
     monkeypatch.setattr(local_store, "disk_used_percent", lambda _path: used[0])
     with caplog.at_level(logging.WARNING):
-        store = opened(tmp_path, now_ms=NOW_MS, **settings)
+        store = opened(tmp_path, Runtime.inline(now_ms=NOW_MS), **settings)
     assert "full to 91 %" in caplog.text
     assert store.put_message(a_message(100)).status is PutStatus.SERVICE_NOT_AVAILABLE
     assert store.get_message(TOPIC, 0, 0).status is GetStatus.FOUND
     assert sorted(path.name for path in (tmp_path / "commitlog").iterdir()) == names
     store.shutdown()
     used[0] = 90
-    store = opened(tmp_path, now_ms=NOW_MS, **settings)
+    store = opened(tmp_path, Runtime.inline(now_ms=NOW_MS), **settings)
     assert store.put_message(a_message(100)).queue_offset == 100
 
 

@@ -15,12 +15,10 @@ import pytest
 
 from tests.codec.encoders import decode_offset_id
 from tests.local import store_audit
-from tests.local.store_audit import crash, takes_what_java_writes
 from tieredstore.codec.message import decode_message
-from tieredstore.driver.runtime import ManualClock
-from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local.store import LocalMessageStore
-from tieredstore.model.errors import SegmentCorruptError, SegmentError
+from tieredstore.model.errors import SegmentError
 from tieredstore.model.messages import Message
 from tieredstore.model.values import Boundary, GetStatus, Host, PutStatus
 from tieredstore.testing.samples import TOPIC, a_body, a_message
@@ -31,7 +29,7 @@ IPV6 = Host(bytes(range(16)), 10911)
 
 def opened(root: Path, **settings: object) -> LocalMessageStore:
     return store_audit.opened(
-        root, now_ms=START_MS, **{"commit_log_file_bytes": 16_384, **settings}
+        root, Runtime.inline(now_ms=START_MS), **{"commit_log_file_bytes": 16_384, **settings}
     )
 
 
@@ -195,13 +193,6 @@ def test_an_empty_store_has_no_time_and_no_offset(store: LocalMessageStore) -> N
     assert store.min_offset(TOPIC, 0) is None
 
 
-def test_a_refused_message_takes_no_queue_offset(store: LocalMessageStore) -> None:
-    refused = store.put_message(a_message(0, properties={"p": "v" * 33_000}))
-    assert refused.status is PutStatus.PROPERTIES_SIZE_EXCEEDED
-    assert store.max_log_offset() == 0
-    assert store.put_message(a_message(0)).queue_offset == 0
-
-
 def test_the_largest_message_of_all_is_stored_and_read(tmp_path: Path) -> None:
     store = opened(tmp_path, commit_log_file_bytes=8_388_608)
     body = bytes(4_194_304)
@@ -223,55 +214,6 @@ def test_a_body_limit_is_a_setting_that_may_change(root: Path) -> None:
     assert store.put_message(message).status is PutStatus.PUT_OK
 
 
-def damaged_tail(root: Path, at: int) -> None:
-    file = root / "commitlog" / f"{at - at % 16_384:020}"
-    with file.open("r+b") as log:
-        log.seek(at % 16_384 + 90)
-        log.write(b"\xff" * 3)
-
-
-def test_a_tail_that_a_crash_tore_is_cut_off(root: Path) -> None:
-    store = opened(root)
-    results = store.put_messages([a_message(number) for number in range(150)])
-    crash(store)  # nothing of it was flushed
-    last = results[149]
-    damaged_tail(root, last.log_offset)
-    store = opened(root)
-    assert store.recovery is not None
-    assert store.recovery.abnormal
-    assert store.max_offset(TOPIC, 0) == 149
-    assert store.query_message(TOPIC, "key-149").messages == []
-    assert len(store.query_message(TOPIC, "key-148").messages) == 1
-    again = store.put_message(a_message(149))
-    assert (again.queue_offset, again.log_offset) == (149, last.log_offset)
-    assert len(store.query_message(TOPIC, "key-149").messages) == 1
-
-
-@pytest.mark.parametrize("abort", [False, True])
-def test_after_a_clean_end_nothing_is_torn_a_damaged_tail_keeps_its_place(
-    root: Path, abort: bool
-) -> None:
-    """Not as Java, which cuts it off: the number was acknowledged, and belongs to that message."""
-    store = opened(root)
-    results = store.put_messages([a_message(number) for number in range(150)])
-    store.shutdown()
-    last = results[149]
-    damaged_tail(root, last.log_offset)
-    if abort:
-        (root / "abort").write_text("1")  # the table of the queues' ends still says what was there
-    store = opened(root)
-    assert store.recovery is not None
-    assert store.recovery.abnormal is abort
-    assert store.max_offset(TOPIC, 0) == 150
-    with pytest.raises(SegmentCorruptError):
-        store.get_message(TOPIC, 0, 149)
-    missing = store.query_message(TOPIC, "key-149")
-    assert not missing.messages
-    assert not missing.complete
-    again = store.put_message(a_message(150))
-    assert (again.queue_offset, again.log_offset) == (150, last.log_offset + last.size)
-
-
 def test_deleted_topics_are_gone_and_others_and_the_systems_stay(store: LocalMessageStore) -> None:
     for topic in ("A", "B", "C", "SELF_TEST_TOPIC", "rmq_sys_x", "%LMQ%x"):
         store.put_message(a_message(0, topic=topic))
@@ -283,33 +225,6 @@ def test_deleted_topics_are_gone_and_others_and_the_systems_stay(store: LocalMes
     assert store.put_message(a_message(1, topic="A")).queue_offset == 0
 
 
-# -- DefaultMessageStoreShutDownTest --------------------------------------------------------------
-
-
-def test_a_store_that_ends_with_messages_not_dispatched_leaves_its_abort_file(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = opened(root)
-    store.put_messages([a_message(number) for number in range(5)])
-    with monkeypatch.context() as patch:
-
-        def refuse(*_: object) -> int:
-            raise OSError("no room")
-
-        patch.setattr(ConsumeQueue, "_append", refuse)
-        assert store.put_message(a_message(5)).stored
-        store.shutdown()
-    assert (root / "abort").exists()
-    store = opened(root)
-    assert store.recovery is not None
-    assert store.recovery.abnormal
-    assert store.max_offset(TOPIC, 0) == 6
-    assert len(store.query_message(TOPIC, "key-5").messages) == 1
-    store.shutdown()
-    assert not (root / "abort").exists()
-
-
-UNIT = struct.Struct(">qiq")
 FOREIGN = {
     "consumequeue_ext/TopicTest/0/00000000000000000000": b"\x00\x1c" + bytes(range(100)),
     "batchconsumequeue/Batches/0/00000000000000000000": bytes(range(46)) * 10,
@@ -383,65 +298,7 @@ def test_a_foreign_file_in_the_log_stops_the_opening_and_is_named(tmp_path: Path
     opened(root)
 
 
-# -- light message queues -------------------------------------------------------------------------
-
-LMQ = {"INNER_MULTI_DISPATCH": "%LMQ%x,%LMQ%y", "INNER_MULTI_QUEUE_OFFSET": "{0},{0}"}
-
-
-def a_store_with_light_queues(root: Path) -> LocalMessageStore:
-    """As Java leaves it: a unit for each message in its own queue and in two light ones."""
-    store = takes_what_java_writes(opened(root))
-    units = b""
-    for number in range(12):
-        properties = {name: text.format(number) for name, text in LMQ.items()}
-        put = store.put_message(a_message(number, properties=properties))
-        units += UNIT.pack(put.log_offset, put.size, 0)
-    store.shutdown()
-    for topic in ("%LMQ%x", "%LMQ%y"):
-        folder = root / "consumequeue" / topic / "0"
-        folder.mkdir(parents=True)
-        (folder / f"{0:020}").write_bytes(units.ljust(400, b"\0"))
-    return opened(root)
-
-
-def test_light_queues_that_java_wrote_are_read(tmp_path: Path) -> None:
-    store = a_store_with_light_queues(tmp_path / "store")
-    for topic in ("%LMQ%x", "%LMQ%y"):
-        assert (store.min_offset(topic, 0), store.max_offset(topic, 0)) == (0, 12)
-        got = store.get_message(topic, 0, 3, count_max=5)
-        assert [one.queue_offset for one in got.messages] == [3, 4, 5, 6, 7]
-        message = decode_message(got.messages[0].record)
-        assert message.topic == TOPIC
-        assert message.properties["INNER_MULTI_QUEUE_OFFSET"] == "3,3"
-
-
-def test_light_queues_outlive_a_crash_and_what_is_put_after_it(tmp_path: Path) -> None:
-    root = tmp_path / "store"
-    store = a_store_with_light_queues(root)
-    store.put_messages([a_message(number) for number in range(100)])
-    store.shutdown()
-    file = root / "consumequeue" / "%LMQ%x" / "0" / f"{0:020}"
-    before = file.read_bytes()
-    (root / "abort").write_text("1")
-    store = opened(root)
-    assert store.max_offset("%LMQ%x", 0) == 12
-    assert store.clean_unused_topics([]) == 1
-    assert store.max_offset("%LMQ%x", 0) == 12
-    store.shutdown()
-    assert file.read_bytes() == before
-
-
 # -- batches and delays ---------------------------------------------------------------------------
-
-
-def test_inner_batches_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    store = opened(tmp_path / "store")
-    for message in (
-        Message(topic=TOPIC, queue_id=0, body=b"x", sys_flag=0x80),
-        Message(topic=TOPIC, queue_id=0, body=b"x", properties={"INNER_NUM": "3"}),
-    ):
-        assert store.put_message(message).status is PutStatus.MESSAGE_ILLEGAL
-    assert store.max_log_offset() == 0
 
 
 def test_an_inner_batch_that_java_wrote_has_no_unit_and_is_found_by_place_and_key(
