@@ -25,7 +25,7 @@ from tieredstore.codec.java import index_key, local_key_hash
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.commit_log import CommitLog, Flusher
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.encoder import BatchEncoder
+from tieredstore.local.encoder import RecordEncoder
 from tieredstore.local.index_file import IndexFile, IndexSize, ItemColumns
 from tieredstore.local.mapped_file import MappedFiles
 from tieredstore.local.store import LocalMessageStore
@@ -87,7 +87,7 @@ def a_log(config: LocalConfig, runtime: Runtime) -> CommitLog:
 
 
 def append_all(commit_log: CommitLog, config: LocalConfig, messages: list[list[Message]]) -> None:
-    encode = BatchEncoder(config).encode
+    encode = RecordEncoder(config).encode_all
     queue_offsets = list(range(BATCH_MESSAGES))
     for batch in messages:
         records, _ = encode(batch)

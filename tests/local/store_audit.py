@@ -105,7 +105,7 @@ def flip_bits(path: Path, position: int, bits: int) -> None:
 
 def takes_what_java_writes(store: LocalMessageStore) -> LocalMessageStore:
     """The same store; its puts take properties that no producer may send."""
-    store._encoder._one.never_sent = {}
+    store._encoder.never_sent = {}
     return store
 
 

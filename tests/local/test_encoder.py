@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.codec.record import encode_properties, split_keys, tags_code
 from tieredstore.local.config import DelayLevels, LocalConfig
-from tieredstore.local.encoder import BatchEncoder, PutRefusedError, RecordBatch, RecordEncoder
+from tieredstore.local.encoder import PutRefusedError, RecordBatch, RecordEncoder
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.messages import Message
 from tieredstore.model.topics import SCHEDULE_TOPIC
@@ -248,7 +248,7 @@ def one_by_one(sent: Sequence[Message]) -> tuple[RecordBatch, dict[int, PutStatu
 
 
 def check(sent: Sequence[Message]) -> None:
-    batch, results = BatchEncoder(CONFIG).encode(sent)
+    batch, results = RecordEncoder(CONFIG).encode_all(sent)
     wanted, refused = one_by_one(sent)
     assert {place: result.status for place, result in results.items()} == refused
     assert len(wanted) == (0 if batch is None else len(batch))
@@ -301,7 +301,7 @@ def test_any_message_many_times(message: Message) -> None:
 def test_one_that_can_be_no_record_is_refused_alone(change: dict[str, Any]) -> None:
     sent = [a_message(number) for number in range(COUNT)]
     sent[7] = dataclasses.replace(sent[7], **change)
-    batch, refused = BatchEncoder(CONFIG).encode(sent)
+    batch, refused = RecordEncoder(CONFIG).encode_all(sent)
     assert batch is not None
     assert (len(batch), list(refused)) == (COUNT - 1, [7])
     check(sent)
@@ -319,6 +319,6 @@ def test_plain_batches_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> No
     sent = [
         dataclasses.replace(a_message(number), **change) for number, change in enumerate(changes)
     ]
-    batch, refused = BatchEncoder(CONFIG).encode(sent)
+    batch, refused = RecordEncoder(CONFIG).encode_all(sent)
     assert batch is not None
     assert (len(batch), refused) == (COUNT, {})

@@ -18,7 +18,7 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.local import mapped_file
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queues import ConsumeQueues
-from tieredstore.local.encoder import BatchEncoder
+from tieredstore.local.encoder import RecordEncoder
 from tieredstore.local.mapped_file_queue import MappedFileQueue
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError, InvalidConfigError
@@ -92,7 +92,7 @@ def test_a_body_is_the_bytes_of_whatever_holds_them(
 @pytest.mark.parametrize("body", ["text", 7, None])
 def test_a_body_that_holds_no_bytes_is_refused(count: int, body: Any) -> None:
     sent = [dataclasses.replace(a_message(0), body=body)] * count
-    batch, refused = BatchEncoder(LocalConfig()).encode(sent)
+    batch, refused = RecordEncoder(LocalConfig()).encode_all(sent)
     assert batch is None
     assert {result.status for result in refused.values()} == {PutStatus.MESSAGE_ILLEGAL}
 

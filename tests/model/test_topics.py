@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs.load_records import LoadRefusedError, check_topic
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.encoder import BatchEncoder
+from tieredstore.local.encoder import RecordEncoder
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.topics import (
     NAME_BYTES_MAX,
@@ -85,9 +85,11 @@ def test_what_is_no_text_is_no_topic(topic: object) -> None:
 
 @given(topic=st.text(st.characters(), max_size=90))
 def test_a_put_asks_the_same_rule_alone_and_in_a_batch(topic: str) -> None:
-    encoder = BatchEncoder(LocalConfig(store_path="/nowhere"))
+    encoder = RecordEncoder(LocalConfig(store_path="/nowhere"))
     for count in (1, 20):
-        batch, refused = encoder.encode([a_message(number, topic=topic) for number in range(count)])
+        batch, refused = encoder.encode_all(
+            [a_message(number, topic=topic) for number in range(count)]
+        )
         if why_no_topic(topic) is None:
             assert not refused
             assert batch is not None

@@ -23,9 +23,11 @@ from tieredstore.codec.message import (
     encode_message,
 )
 from tieredstore.codec.record import (
+    BODY_CRC_POSITION,
     BORN_HOST_IPV6,
     BORN_TIMESTAMP_POSITION,
     DELAY_LEVEL,
+    FLAG_POSITION,
     HOSTS_IPV6,
     INNER_BATCH,
     INNER_COUNT,
@@ -57,9 +59,39 @@ from tieredstore.model.messages import Message, PutResult
 from tieredstore.model.topics import why_no_topic
 from tieredstore.model.values import INT32_MAX, PutStatus, require_place, require_whole
 
+RECORD_EXTRA_BYTES: Final = 64 * 1024
+# By the lengths of both addresses: host bits and the fixed part of the record.
+LAYOUTS: Final = {
+    (4, 4): (0, FIXED_LAYOUTS[0]),
+    (16, 4): (BORN_HOST_IPV6, FIXED_LAYOUTS[BORN_HOST_IPV6]),
+    (4, 16): (STORE_HOST_IPV6, FIXED_LAYOUTS[STORE_HOST_IPV6]),
+    (16, 16): (HOSTS_IPV6, FIXED_LAYOUTS[HOSTS_IPV6]),
+}
+# What no producer may send: the store would have to write it, and rebuilding queues believes it.
+NEVER_SENT: Final = {
+    INNER_COUNT: "inner batches are not stored here",
+    LIGHT_QUEUES: "light queues are not written here",
+    LIGHT_OFFSETS: "only a store can give it",
+}
+UNUSUAL: Final = frozenset({DELAY_LEVEL, *NEVER_SENT})
+code_of_tags = lru_cache(maxsize=4096)(tags_code)
+
 _OFFSETS: Final = Struct(">qq")  # queue offset and log offset lie side by side
 _TIME: Final = Struct(">q")
+_length: Final = INT16.pack
+_NO_DELAYS: Final[Mapping[int, int]] = {}
 _VECTOR_RECORDS_MIN: Final = 12
+_COLUMN_MESSAGES_MIN: Final = 16  # for fewer the calls of numpy cost more than they save
+_WORDS: Final = {"h": ">i2", "i": ">i4", "q": ">i8"}  # an array's codes in a record
+# What a message of an odd kind makes of code that is written for the usual ones.
+_UNUSUAL_ERRORS: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    error,
+)
 
 
 @dataclass(slots=True, init=False, eq=False)
@@ -199,27 +231,6 @@ def every_word(data: bytearray, layout: str) -> NDArray[Any]:
     return np.ndarray((len(data) - width + 1,), layout, data, strides=(1,))
 
 
-RECORD_EXTRA_BYTES: Final = 64 * 1024
-
-code_of_tags = lru_cache(maxsize=4096)(tags_code)
-# By the lengths of both addresses: host bits and the fixed part of the record.
-LAYOUTS: Final = {
-    (4, 4): (0, FIXED_LAYOUTS[0]),
-    (16, 4): (BORN_HOST_IPV6, FIXED_LAYOUTS[BORN_HOST_IPV6]),
-    (4, 16): (STORE_HOST_IPV6, FIXED_LAYOUTS[STORE_HOST_IPV6]),
-    (16, 16): (HOSTS_IPV6, FIXED_LAYOUTS[HOSTS_IPV6]),
-}
-# What no producer may send: the store would have to write it, and rebuilding queues believes it.
-NEVER_SENT: Final = {
-    INNER_COUNT: "inner batches are not stored here",
-    LIGHT_QUEUES: "light queues are not written here",
-    LIGHT_OFFSETS: "only a store can give it",
-}
-UNUSUAL: Final = frozenset({DELAY_LEVEL, *NEVER_SENT})
-_NO_DELAYS: Final[Mapping[int, int]] = {}
-_length: Final = INT16.pack
-
-
 class PutRefusedError(TieredStoreError):
     """The message was not stored: nothing was written. `status` and `reason` say why."""
 
@@ -230,7 +241,11 @@ class PutRefusedError(TieredStoreError):
 
 
 class RecordEncoder:
-    """Makes records of messages, or refuses them before anything is written."""
+    """Makes records of messages, or refuses them before anything is written.
+
+    Many usual messages become records by columns. Where one of them is unusual, or can be no
+    record, each is made by itself: the bytes are the same.
+    """
 
     def __init__(self, config: LocalConfig, *, batch_topics: frozenset[str] = frozenset()) -> None:
         """`batch_topics` have queues of Java's batch kind: a plain queue beside them is no use."""
@@ -250,6 +265,24 @@ class RecordEncoder:
             return self._encoded(message)
         except (AttributeError, TypeError, ValueError) as error:
             raise _wrong_kind(message, error) from error
+
+    def encode_all(
+        self, messages: Sequence[Message]
+    ) -> tuple[RecordBatch | None, dict[int, PutResult]]:
+        """The batch, None if it is empty; and the refusals by the places of their messages."""
+        if len(messages) >= _COLUMN_MESSAGES_MIN and not self._property_crc:
+            try:
+                return self._encode_columns(messages), {}
+            except (PutRefusedError, *_UNUSUAL_ERRORS):
+                pass  # one of them is unusual, or can be no record: find out which
+        records: list[RecordBatch] = []
+        refused: dict[int, PutResult] = {}
+        for place, message in enumerate(messages):
+            try:
+                records.append(self.encode(message))
+            except PutRefusedError as refusal:
+                refused[place] = PutResult(status=refusal.status, reason=refusal.reason)
+        return RecordBatch.joined(records) if records else None, refused
 
     def _encoded(self, message: Message) -> RecordBatch:
         properties = message.properties
@@ -336,6 +369,75 @@ class RecordEncoder:
             raise _illegal(str(reason)) from reason
         return _NO_DELAYS if delay is None else {0: delay}
 
+    def _encode_columns(self, messages: Sequence[Message]) -> RecordBatch:
+        """Raises some error or other unless each message is a usual one."""
+        properties = [message.properties for message in messages]
+        strings, names = _property_strings(properties)
+        batch = RecordBatch()
+        batch.topics = [message.topic for message in messages]
+        batch.queue_ids = [message.queue_id for message in messages]
+        batch.sys_flags = [message.sys_flag for message in messages]
+        flags = set(batch.sys_flags)
+        _require(min(batch.queue_ids) >= 0 and bool not in map(type, batch.queue_ids))
+        _require(not any(flag & (INNER_BATCH | HOSTS_IPV6) for flag in flags))
+        batch.in_queue = [True] * len(messages)
+        if any(flag & TRANSACTION_PREPARED for flag in flags):  # rolled back has this bit too
+            batch.in_queue = [not flag & TRANSACTION_PREPARED for flag in batch.sys_flags]
+        batch.is_of_one_queue = all(batch.in_queue) and (
+            len(set(batch.topics)) == len(set(batch.queue_ids)) == 1
+        )
+        self._fill_records(batch, messages, strings)
+
+        nothing = [None] * len(messages)
+        tags = [named.get(TAGS) for named in properties] if TAGS in names else nothing
+        codes = {text: code_of_tags(text) if text else 0 for text in set(tags)}
+        batch.tags_hashes = [codes[text] for text in tags]
+        batch.keys = [named.get(KEYS) for named in properties] if KEYS in names else nothing
+        batch.unique_keys = nothing
+        if UNIQUE_KEY in names:
+            batch.unique_keys = [named.get(UNIQUE_KEY) or None for named in properties]
+        batch.waits_for_disk = WAIT_STORE_OK not in names or any(
+            waits_for_disk(named.get(WAIT_STORE_OK)) for named in properties
+        )
+        batch.delays_ms = {}
+        batch.has_property_crc = False
+        return batch
+
+    def _fill_records(
+        self, batch: RecordBatch, messages: Sequence[Message], strings: list[bytes]
+    ) -> None:
+        """The bytes and the sizes: each record is joined of header, body, topic and properties."""
+        fields = {topic: topic_field(topic) for topic in set(batch.topics)}
+        magic, _ = fields[batch.topics[0]]
+        _require(all(magic == other for other, _ in fields.values()))
+        _require(self.batch_topics.isdisjoint(fields))
+        topics = {topic: field + bytes(2) for topic, (_, field) in fields.items()}
+        header, columns = _headers(batch, messages, magic)
+        pieces = [header] * (4 * len(messages))
+        pieces[1::4] = bodies = [message.body for message in messages]
+        pieces[2::4] = [topics[topic] for topic in batch.topics]
+        pieces[3::4] = strings
+        body_bytes, property_bytes = _lengths(bodies), _lengths(strings)
+        sizes = len(header) + body_bytes + property_bytes
+        sizes += _lengths(pieces[2::4]) if len(topics) > 1 else len(pieces[2])
+        _require(
+            body_bytes.max() <= self.body_bytes_max
+            and property_bytes.max() <= PROPERTY_BYTES_MAX
+            and sizes.max() <= self.total_bytes_max
+        )
+        batch.data = bytearray().join(pieces)
+        batch.sizes = sizes.tolist()
+        ends = sizes.cumsum()
+        _require(len(batch.data) == ends[-1])  # else the length of a body counts no bytes
+        starts = ends - sizes
+        words = {code: every_word(batch.data, layout) for code, layout in _WORDS.items()}
+        words["i"][starts] = sizes
+        words["i"][starts + BODY_CRC_POSITION] = _numbers(map(crc32, bodies), bodies) & INT32_MAX
+        words["i"][starts + (len(header) - 4)] = body_bytes
+        words["h"][ends - property_bytes - 2] = property_bytes
+        for position, code, column in columns:
+            words[code][starts + position] = array(code, column)  # which refuses what does not fit
+
 
 def waits_for_disk(wait: str | None) -> bool:
     """What the property WAIT says: only another word than true does not wait."""
@@ -413,118 +515,6 @@ def _explained(message: Message) -> PutRefusedError:
     return _illegal("the message does not fit a record")
 
 
-_COLUMN_MESSAGES_MIN: Final = 16  # for fewer the calls of numpy cost more than they save
-_CRC_POSITION: Final = 8
-_FLAG_POSITION: Final = 16
-_LAYOUTS: Final = {"h": ">i2", "i": ">i4", "q": ">i8"}  # an array's codes in a record
-
-
-# What a message of an odd kind makes of code that is written for the usual ones.
-_UNUSUAL_ERRORS: Final = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
-    error,
-)
-
-
-class BatchEncoder:
-    """Makes records of messages, and results for those that can be none."""
-
-    def __init__(self, config: LocalConfig, *, batch_topics: frozenset[str] = frozenset()) -> None:
-        self._one = RecordEncoder(config, batch_topics=batch_topics)
-        self._property_crc = config.property_crc_enabled
-
-    def encode(
-        self, messages: Sequence[Message]
-    ) -> tuple[RecordBatch | None, dict[int, PutResult]]:
-        """The batch, None if it is empty; and the refusals by the places of their messages."""
-        if len(messages) >= _COLUMN_MESSAGES_MIN and not self._property_crc:
-            try:
-                return self._encode_columns(messages), {}
-            except (PutRefusedError, *_UNUSUAL_ERRORS):
-                pass  # one of them is unusual, or can be no record: find out which
-        records: list[RecordBatch] = []
-        refused: dict[int, PutResult] = {}
-        for place, message in enumerate(messages):
-            try:
-                records.append(self._one.encode(message))
-            except PutRefusedError as refusal:
-                refused[place] = PutResult(status=refusal.status, reason=refusal.reason)
-        return RecordBatch.joined(records) if records else None, refused
-
-    def _encode_columns(self, messages: Sequence[Message]) -> RecordBatch:
-        """Raises some error or other unless each message is a usual one."""
-        properties = [message.properties for message in messages]
-        strings, names = _property_strings(properties)
-        batch = RecordBatch()
-        batch.topics = [message.topic for message in messages]
-        batch.queue_ids = [message.queue_id for message in messages]
-        batch.sys_flags = [message.sys_flag for message in messages]
-        flags = set(batch.sys_flags)
-        _require(min(batch.queue_ids) >= 0 and bool not in map(type, batch.queue_ids))
-        _require(not any(flag & (INNER_BATCH | HOSTS_IPV6) for flag in flags))
-        batch.in_queue = [True] * len(messages)
-        if any(flag & TRANSACTION_PREPARED for flag in flags):  # rolled back has this bit too
-            batch.in_queue = [not flag & TRANSACTION_PREPARED for flag in batch.sys_flags]
-        batch.is_of_one_queue = all(batch.in_queue) and (
-            len(set(batch.topics)) == len(set(batch.queue_ids)) == 1
-        )
-        self._fill_records(batch, messages, strings)
-
-        nothing = [None] * len(messages)
-        tags = [named.get(TAGS) for named in properties] if TAGS in names else nothing
-        codes = {text: code_of_tags(text) if text else 0 for text in set(tags)}
-        batch.tags_hashes = [codes[text] for text in tags]
-        batch.keys = [named.get(KEYS) for named in properties] if KEYS in names else nothing
-        batch.unique_keys = nothing
-        if UNIQUE_KEY in names:
-            batch.unique_keys = [named.get(UNIQUE_KEY) or None for named in properties]
-        batch.waits_for_disk = WAIT_STORE_OK not in names or any(
-            waits_for_disk(named.get(WAIT_STORE_OK)) for named in properties
-        )
-        batch.delays_ms = {}
-        batch.has_property_crc = False
-        return batch
-
-    def _fill_records(
-        self, batch: RecordBatch, messages: Sequence[Message], strings: list[bytes]
-    ) -> None:
-        """The bytes and the sizes: each record is joined of header, body, topic and properties."""
-        fields = {topic: topic_field(topic) for topic in set(batch.topics)}
-        magic, _ = fields[batch.topics[0]]
-        _require(all(magic == other for other, _ in fields.values()))
-        _require(self._one.batch_topics.isdisjoint(fields))
-        topics = {topic: field + bytes(2) for topic, (_, field) in fields.items()}
-        header, columns = _headers(batch, messages, magic)
-        pieces = [header] * (4 * len(messages))
-        pieces[1::4] = bodies = [message.body for message in messages]
-        pieces[2::4] = [topics[topic] for topic in batch.topics]
-        pieces[3::4] = strings
-        body_bytes, property_bytes = _lengths(bodies), _lengths(strings)
-        sizes = len(header) + body_bytes + property_bytes
-        sizes += _lengths(pieces[2::4]) if len(topics) > 1 else len(pieces[2])
-        _require(
-            body_bytes.max() <= self._one.body_bytes_max
-            and property_bytes.max() <= PROPERTY_BYTES_MAX
-            and sizes.max() <= self._one.total_bytes_max
-        )
-        batch.data = bytearray().join(pieces)
-        batch.sizes = sizes.tolist()
-        ends = sizes.cumsum()
-        _require(len(batch.data) == ends[-1])  # else the length of a body counts no bytes
-        starts = ends - sizes
-        words = {code: every_word(batch.data, layout) for code, layout in _LAYOUTS.items()}
-        words["i"][starts] = sizes
-        words["i"][starts + _CRC_POSITION] = _numbers(map(crc32, bodies), bodies) & INT32_MAX
-        words["i"][starts + (len(header) - 4)] = body_bytes
-        words["h"][ends - property_bytes - 2] = property_bytes
-        for position, code, column in columns:
-            words[code][starts + position] = array(code, column)  # which refuses what does not fit
-
-
 def _headers(
     batch: RecordBatch, messages: Sequence[Message], magic: int
 ) -> tuple[bytes, list[tuple[int, str, Sequence[int]]]]:
@@ -546,7 +536,7 @@ def _headers(
     )
     columns: list[tuple[int, str, Sequence[int]]] = [
         (QUEUE_ID_POSITION, "i", batch.queue_ids),
-        (_FLAG_POSITION, "i", [message.flag for message in messages]),
+        (FLAG_POSITION, "i", [message.flag for message in messages]),
         (SYS_FLAG_POSITION, "i", batch.sys_flags),
         (BORN_TIMESTAMP_POSITION, "q", [message.born_timestamp for message in messages]),
         (layout.size - 16, "i", [message.reconsume_times for message in messages]),

@@ -27,7 +27,7 @@ from tieredstore.local.commit_log import CommitLog, Flusher, PutResults
 from tieredstore.local.config import DelayLevels, LocalConfig
 from tieredstore.local.consume_queues import DELETED_FILE, ConsumeQueues, DeletedTopics
 from tieredstore.local.dispatch import Dispatch
-from tieredstore.local.encoder import BatchEncoder, RecordBatch
+from tieredstore.local.encoder import RecordBatch, RecordEncoder
 from tieredstore.local.files import StoreFiles, check_sizes
 from tieredstore.local.index_service import IndexService, query_message
 from tieredstore.local.mapped_file import MappedFiles
@@ -610,7 +610,7 @@ class LocalMessageStore(StoreReads):
     def __init__(self, config: LocalConfig, runtime: Runtime) -> None:
         super().__init__(config)
         self._runtime = runtime
-        self._encoder = BatchEncoder(config)
+        self._encoder = RecordEncoder(config)
         self._lock: FileLock | None = None
         self._next_offsets: dict[tuple[str, int], int] = {}  # by topic and number
         self._put_guard = threading.Lock()
@@ -646,7 +646,7 @@ class LocalMessageStore(StoreReads):
                 self._let_go(parts, lock)
                 raise
             self._lock = lock
-            self._encoder = BatchEncoder(self._config, batch_topics=topics)
+            self._encoder = RecordEncoder(self._config, batch_topics=topics)
             self._next_offsets = dict(parts.queues.next_offsets().items())
             for dispatcher in self._dispatchers:
                 parts.dispatch.notifier.add_dispatcher(dispatcher)
@@ -758,7 +758,7 @@ class LocalMessageStore(StoreReads):
             reason = self._why_not_now(parts)
             if reason:
                 return self._all_refused(messages, PutStatus.SERVICE_NOT_AVAILABLE, reason)
-        batch, refused = self._encoder.encode(messages)
+        batch, refused = self._encoder.encode_all(messages)
         if batch is None:
             return PutResults(messages, refused, (), None, PutStatus.PUT_OK)
         with self._put_guard:
