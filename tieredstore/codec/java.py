@@ -35,6 +35,9 @@ _RUN_UNITS: Final = 256
 _POWERS: Final = tuple(pow(31, exponent, 1 << 32) for exponent in range(_RUN_UNITS + 1))
 _GROUP_CHARACTERS: Final = 1 << 15
 _VECTOR_KEYS_MIN: Final = 8
+KEY_CHARACTERS_MAX: Final = _GROUP_CHARACTERS
+"""The longest text that `joined_key_hashes` takes."""
+_REPLACE: Final = "tieredstore-java"
 
 
 def string_hash(text: str) -> int:
@@ -174,10 +177,6 @@ def joined_key_hashes(
     return _local(hashes.view(np.int32)), np.bincount(rows, minlength=len(topics))
 
 
-KEY_CHARACTERS_MAX: Final = _GROUP_CHARACTERS
-"""The longest text that `joined_key_hashes` takes."""
-
-
 def local_slot(key_hash: int, slot_count: int) -> int:
     return key_hash % slot_count
 
@@ -255,5 +254,4 @@ def _replace_like_java(problem: UnicodeError) -> tuple[str, int]:
     return "\ufffd", problem.start + (3 if whole else 2)
 
 
-_REPLACE: Final = "tieredstore-java"
 codecs.register_error(_REPLACE, _replace_like_java)

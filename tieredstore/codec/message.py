@@ -69,6 +69,24 @@ CODA_BYTES: Final = 16
 
 _BLANK: Final = Struct(">iI")
 _CODA: Final = Struct(">iIq")
+TOPIC_BYTES_MAX_V1: Final = 127
+TOPIC_BYTES_MAX: Final = 32767
+PROPERTY_BYTES_MAX: Final = 32767
+FIXED_LAYOUTS: Final = {
+    0: Struct(">iIiiiqqiq4siq4siiqi"),
+    BORN_HOST_IPV6: Struct(">iIiiiqqiq16siq4siiqi"),
+    STORE_HOST_IPV6: Struct(">iIiiiqqiq4siq16siiqi"),
+    HOSTS_IPV6: Struct(">iIiiiqqiq16siq16siiqi"),
+}
+_FIELDS: Final = (
+    *("total size", "magic", "body_crc", "queue_id", "flag", "queue_offset", "log_offset"),
+    *("sys_flag", "born_timestamp", "born_host", "born_host port", "store_timestamp"),
+    *("store_host", "store_host port", "reconsume_times", "prepared_transaction_offset"),
+    "body",
+)
+_MAGICS: Final = {1: MESSAGE_MAGIC_V1, 2: MESSAGE_MAGIC_V2}
+_ADDRESS_BITS: Final = {4: 0, 16: HOSTS_IPV6}
+_NO_OFFSET: Final = (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
 
 
 def encode_blank(rest_bytes: int) -> bytes:
@@ -91,27 +109,6 @@ def is_coda(data: Buffer, position: int = 0) -> bool:
         return False
     size, magic, _ = _CODA.unpack_from(data, position)
     return bool(size == CODA_BYTES and magic == BLANK_MAGIC)
-
-
-TOPIC_BYTES_MAX_V1: Final = 127
-TOPIC_BYTES_MAX: Final = 32767
-PROPERTY_BYTES_MAX: Final = 32767
-
-FIXED_LAYOUTS: Final = {
-    0: Struct(">iIiiiqqiq4siq4siiqi"),
-    BORN_HOST_IPV6: Struct(">iIiiiqqiq16siq4siiqi"),
-    STORE_HOST_IPV6: Struct(">iIiiiqqiq4siq16siiqi"),
-    HOSTS_IPV6: Struct(">iIiiiqqiq16siq16siiqi"),
-}
-_FIELDS: Final = (
-    *("total size", "magic", "body_crc", "queue_id", "flag", "queue_offset", "log_offset"),
-    *("sys_flag", "born_timestamp", "born_host", "born_host port", "store_timestamp"),
-    *("store_host", "store_host port", "reconsume_times", "prepared_transaction_offset"),
-    "body",
-)
-_MAGICS: Final = {1: MESSAGE_MAGIC_V1, 2: MESSAGE_MAGIC_V2}
-_ADDRESS_BITS: Final = {4: 0, 16: HOSTS_IPV6}
-_NO_OFFSET: Final = (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,8 @@ INDEX_TOPIC: Final = "rmq_sys_INDEX"
 
 _OFFSET_DIGITS: Final = 20
 _SEGMENT_CHARACTERS: Final = 28
+_TAIL: Final = Struct(">iq")
+_FIELDS: Final = ("port", "log_offset")
 
 
 def h8(text: str) -> str:
@@ -73,10 +75,6 @@ def _checked(offset: int, field: str) -> int:
     if not 0 <= offset <= INT64_MAX:
         raise ValueError(f"{field}: {offset} is not within 0 to {INT64_MAX}")
     return offset
-
-
-_TAIL: Final = Struct(">iq")
-_FIELDS: Final = ("port", "log_offset")
 
 
 def encode_offset_id(store_host: Host, *, log_offset: int) -> str:

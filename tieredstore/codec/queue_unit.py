@@ -36,7 +36,7 @@ UNIT_DTYPE: Final = np.dtype(
 _UNIT: Final = Struct(">qiq")
 # So many units stay in the cache of a core while their three columns are taken out of them.
 _BLOCK_UNITS: Final = 1 << 14
-_EXTENSION_ADDRESS_MAX: Final = -(2**31) - 1
+EXTENSION_ADDRESS_MAX: Final = -(2**31) - 1
 
 
 class QueueUnit(NamedTuple):
@@ -115,4 +115,4 @@ def decode_units(data: Buffer, *, path: str = "") -> QueueUnits:
 
 def is_extension_address(tags_code: int) -> bool:
     """Whether a tags code is an address in an extended queue: no 32-bit hash is that small."""
-    return tags_code <= _EXTENSION_ADDRESS_MAX
+    return tags_code <= EXTENSION_ADDRESS_MAX

@@ -72,6 +72,16 @@ INT32: Final = Struct(">i")
 UINT32: Final = Struct(">I")
 INT64: Final = Struct(">q")
 TOPIC_LENGTHS: Final = {MESSAGE_MAGIC_V1: INT8, MESSAGE_MAGIC_V2: INT16}
+TAGS: Final = "TAGS"
+KEYS: Final = "KEYS"
+UNIQUE_KEY: Final = "UNIQ_KEY"
+DELAY_LEVEL: Final = "DELAY"
+WAIT_STORE_OK: Final = "WAIT"
+INNER_COUNT: Final = "INNER_NUM"
+LIGHT_QUEUES: Final = "INNER_MULTI_DISPATCH"
+LIGHT_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
+NAME_END: Final = "\x01"
+VALUE_END: Final = "\x02"
 
 
 def _peek(layout: Struct, data: Buffer, position: int, offset: int, path: str, what: str) -> int:
@@ -144,19 +154,6 @@ def _topic_span(data: Buffer, position: int, path: str) -> tuple[int, int]:
 def fixed_bytes(sys_flag: int) -> int:
     """The size of a record up to its body."""
     return FIXED_BYTES + IPV6_BYTES * (sys_flag & HOSTS_IPV6).bit_count()
-
-
-TAGS: Final = "TAGS"
-KEYS: Final = "KEYS"
-UNIQUE_KEY: Final = "UNIQ_KEY"
-DELAY_LEVEL: Final = "DELAY"
-WAIT_STORE_OK: Final = "WAIT"
-INNER_COUNT: Final = "INNER_NUM"
-LIGHT_QUEUES: Final = "INNER_MULTI_DISPATCH"
-LIGHT_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
-
-NAME_END: Final = "\x01"
-VALUE_END: Final = "\x02"
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:

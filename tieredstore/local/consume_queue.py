@@ -48,6 +48,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.codec.queue_unit import (
+    EXTENSION_ADDRESS_MAX,
     PREFILL_BYTES,
     UNIT_BYTES,
     QueueUnit,
@@ -67,270 +68,11 @@ from tieredstore.model.printable import log_of
 from tieredstore.model.values import INT32_MAX, INT64_MAX, Boundary
 
 log = log_of(__name__)
-
-
-class NewUnits(NamedTuple):
-    """The first `skipped` messages were known; `data` are the units of the others."""
-
-    skipped: int
-    data: bytes
-    last_log_end: int
-
-
-def encode_new_units(
-    log_offsets: Sequence[int],
-    message_bytes: Sequence[int],
-    tags_codes: Sequence[int],
-    last_log_end: int,
-) -> NewUnits:
-    """The units of the messages whose record ends behind `last_log_end`.
-
-    Raises ValueError unless the columns are of one length, each message has a size, and each
-    begins where the one before ends or later: then nothing may be written.
-    """
-    count = len(log_offsets)
-    if not count == len(message_bytes) == len(tags_codes):
-        raise ValueError(
-            f"columns of different lengths: {count}, {len(message_bytes)}, {len(tags_codes)}"
-        )
-    ends = list(map(add, log_offsets, message_bytes))
-    if count and (min(message_bytes) <= 0 or any(map(gt, [0, *ends], log_offsets))):
-        raise _disorder(log_offsets, message_bytes)
-    skipped = bisect_right(ends, last_log_end)
-    values: list[int] = [0] * (3 * (count - skipped))
-    values[::3] = log_offsets[skipped:]
-    values[1::3] = message_bytes[skipped:]
-    values[2::3] = tags_codes[skipped:]
-    try:
-        data = _units(count - skipped).pack(*values)
-    except error:
-        units = zip(log_offsets, message_bytes, tags_codes, strict=True)
-        data = b"".join(starmap(_encoded, units))  # which names what does not fit
-    return NewUnits(skipped, data, ends[-1] if ends else 0)
-
-
-@lru_cache(maxsize=1024)
-def _units(count: int) -> Struct:
-    return Struct(">" + "qiq" * count)
-
-
-def _encoded(log_offset: int, message_bytes: int, tags_code: int) -> bytes:
-    return encode_unit(log_offset=log_offset, message_bytes=message_bytes, tags_code=tags_code)
-
-
-def _disorder(log_offsets: Sequence[int], message_bytes: Sequence[int]) -> ValueError:
-    end = 0
-    for log_offset, size in zip(log_offsets, message_bytes, strict=True):
-        if not 0 < size <= INT32_MAX:
-            return ValueError(f"message_bytes: {size} is no size of a record")
-        if log_offset < end:
-            break
-        end = log_offset + size
-    return ValueError(f"log_offset: {log_offset} is below {end}, where the record before ends")
-
-
+StoreTime = Callable[[int, int], int | None]
+"""The store time of the record at (log_offset, message_bytes); None if it cannot be read."""
 _FILES_SCANNED: Final = 3
 _BLOCK_BYTES: Final = UNIT_BYTES << 14
 _FIRST_BLOCK_BYTES: Final = UNIT_BYTES << 9
-_EXTENSION_ADDRESS_MAX: Final = -(2**31) - 1
-
-
-class Found(NamedTuple):
-    """What there is, in queue offsets; `last_log_end` is 0 where there is no message."""
-
-    first_message: int
-    end: int
-    last_log_end: int
-
-
-def scan(files: Sequence[MappedFile]) -> Found:
-    """Find the end of a queue, looking at its last files only.
-
-    The files are read, not mapped: opening a store comes here once for each of its queues, and
-    most of those are not touched again for a long time.
-    """
-    if not files:
-        return Found(0, 0, 0)
-    number = max(0, len(files) - _FILES_SCANNED)
-    while number > 0 and not _begins_well(files[number]):
-        number -= 1
-    end, last = _end_of_units(files[number:])
-    if last is None and number > 0:
-        last = _last_unit(files[number - 1])
-    first_file = files[0]
-    first = first_where(
-        first_file.start_offset // UNIT_BYTES,
-        min(end, first_file.end_offset) // UNIT_BYTES,
-        lambda unit: not _unit_in(first_file, unit).is_prefill,
-    )
-    known = last is not None and not last.is_prefill
-    return Found(first, end // UNIT_BYTES, _log_end(last) if last and known else 0)
-
-
-def first_where(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The first number in [low, high) from which on something holds, or `high`.
-
-    One number that lies about it changes the answer by one at most: where two on one side of the
-    place that was found gainsay it, the search goes on there.
-    """
-    first, end = low, high
-    while True:
-        found = _halved(first, end, holds)
-        if found - 2 >= first and holds(found - 2) and (found - 3 < first or holds(found - 3)):
-            end = found - 2
-        elif found + 2 < end and not holds(found + 1) and not holds(found + 2):
-            first = found + 1
-        else:
-            return found
-
-
-def _halved(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def matching_tags(units: QueueUnits, codes: Collection[int]) -> NDArray[np.bool_]:
-    """Which units may hold a message with one of these 32-bit tag hashes.
-
-    As in Java the low 32 bits are compared, and a unit whose tags code is an address in an
-    extended queue matches everything: what it stands for is not known here.
-    """
-    tags_codes = units.tags_codes
-    low = tags_codes.astype(np.int32)  # keeps the low 32 bits, with their sign
-    wanted = np.array(sorted({_int32(code) for code in codes}), np.int32)
-    mask: NDArray[np.bool_] = tags_codes <= _EXTENSION_ADDRESS_MAX
-    if len(wanted) > 8:
-        return mask | np.isin(low, wanted)
-    for code in wanted:
-        mask |= low == code
-    return mask
-
-
-def _int32(code: int) -> int:
-    return (code & 0xFFFFFFFF) - ((code & 0x80000000) << 1)
-
-
-def _log_end(unit: QueueUnit) -> int:
-    return unit.log_offset + unit.message_bytes
-
-
-def _begins_well(file: MappedFile) -> bool:
-    unit = _unit_in(file, file.start_offset // UNIT_BYTES)
-    return unit.log_offset >= 0 and unit.message_bytes > 0
-
-
-def _last_unit(file: MappedFile) -> QueueUnit:
-    return _unit_in(file, file.end_offset // UNIT_BYTES - 1)
-
-
-def _unit_in(file: MappedFile, unit: int) -> QueueUnit:
-    position = unit * UNIT_BYTES - file.start_offset
-    descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return decode_unit(os.pread(descriptor, UNIT_BYTES, position), path=file.path)
-    finally:
-        os.close(descriptor)
-
-
-def _end_of_units(files: Sequence[MappedFile]) -> tuple[int, QueueUnit | None]:
-    """The byte at which the valid units end, and the last of them."""
-    last: QueueUnit | None = None
-    for before, file in zip((None, *files), files, strict=False):
-        if before is not None and before.end_offset != file.start_offset:
-            return before.end_offset, last
-        position, last = _end_within(file, last)
-        if position < file.size:
-            return file.start_offset + position, last
-    return files[-1].end_offset, last
-
-
-def _end_within(file: MappedFile, last: QueueUnit | None) -> tuple[int, QueueUnit | None]:
-    position, block_bytes = 0, _FIRST_BLOCK_BYTES  # most queues are short
-    descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        while position < file.size:
-            length = min(block_bytes, file.size - position)
-            data = os.pread(descriptor, length, position)
-            units = decode_units(data[: len(data) - len(data) % UNIT_BYTES])
-            previous_end = 0 if last is None or last.is_prefill else _log_end(last)
-            valid = _valid_prefix(units, previous_end)
-            position += valid * UNIT_BYTES
-            if valid:
-                last = decode_unit(data, (valid - 1) * UNIT_BYTES)
-            if valid * UNIT_BYTES < length:
-                break
-            block_bytes = _BLOCK_BYTES
-    finally:
-        os.close(descriptor)
-    return position, last
-
-
-def _valid_prefix(units: QueueUnits, previous_end: int) -> int:
-    """How many of the units are valid, up to the first that is not."""
-    if len(units) == 0:
-        return 0
-    log_offsets, sizes = units.log_offsets, units.message_bytes
-    ends = np.empty_like(log_offsets)
-    ends[0] = previous_end
-    ends[1:] = log_offsets[:-1] + sizes[:-1]
-    # A unit that only fills a place has log offset 0, which the first message may have as well.
-    ends[1:][(sizes[:-1] == INT32_MAX) & (log_offsets[:-1] == 0)] = 0
-    invalid = (log_offsets < ends) | (log_offsets < 0) | (sizes <= 0)
-    invalid |= log_offsets > INT64_MAX - INT32_MAX
-    first = int(invalid.argmax())
-    return first if invalid[first] else len(log_offsets)
-
-
-StoreTime = Callable[[int, int], int | None]
-"""The store time of the record at (log_offset, message_bytes); None if it cannot be read."""
-
-
-def offset_by_time(
-    timestamp: int,
-    boundary: Boundary,
-    *,
-    minimum: int,
-    maximum: int,
-    unit: Callable[[int], QueueUnit | None],
-    store_time: StoreTime,
-    min_log_offset: int = 0,
-) -> int:
-    """The queue offset to start from for `timestamp`.
-
-    Units below `min_log_offset` count as too old without being read: the log may expire files
-    faster than the queue's minimum follows.
-    """
-
-    def time_of(offset: int) -> int | None:
-        """None where there is nothing to compare; what has expired is older than everything."""
-        at = unit(offset)
-        if at is None or at.is_prefill or at.message_bytes <= 0:
-            return None
-        return -1 if at.log_offset < min_log_offset else store_time(at.log_offset, at.message_bytes)
-
-    lower = boundary is Boundary.LOWER
-    first_after, last_before = max(minimum, maximum), minimum
-    low, high = minimum, maximum
-    while low < high:
-        middle = (low + high) // 2
-        # Damage is rare and short: walking over it costs more probes only where there is some.
-        probe, time = middle, time_of(middle)
-        while time is None and probe + 1 < high:
-            probe += 1
-            time = time_of(probe)
-        if time is None:
-            high = middle
-        elif time > timestamp or (lower and time == timestamp):
-            first_after, high = probe, middle
-        else:
-            low = probe + 1
-            last_before = max(minimum, probe)
-    return first_after if lower else last_before
 
 
 class QueueEnd(NamedTuple):
@@ -499,7 +241,7 @@ class ConsumeQueue:
         min_log_offset: int = 0,
         unit: Callable[[int], QueueUnit | None] | None = None,
     ) -> int:
-        """The queue offset to start from for a time: see queue_search for what is meant.
+        """The queue offset to start from for a time: the table above says which.
 
         Units are taken as they are, unless `unit` says what each must be, or None of a damaged one.
         """
@@ -662,3 +404,257 @@ class ConsumeQueue:
     def _is_from(self, offset: int, log_offset: int) -> bool:
         unit = self._peek_any(offset)
         return unit is not None and unit.log_offset >= log_offset
+
+
+class Found(NamedTuple):
+    """What there is, in queue offsets; `last_log_end` is 0 where there is no message."""
+
+    first_message: int
+    end: int
+    last_log_end: int
+
+
+def scan(files: Sequence[MappedFile]) -> Found:
+    """Find the end of a queue, looking at its last files only.
+
+    The files are read, not mapped: opening a store comes here once for each of its queues, and
+    most of those are not touched again for a long time.
+    """
+    if not files:
+        return Found(0, 0, 0)
+    number = max(0, len(files) - _FILES_SCANNED)
+    while number > 0 and not _begins_well(files[number]):
+        number -= 1
+    end, last = _end_of_units(files[number:])
+    if last is None and number > 0:
+        last = _last_unit(files[number - 1])
+    first_file = files[0]
+    first = first_where(
+        first_file.start_offset // UNIT_BYTES,
+        min(end, first_file.end_offset) // UNIT_BYTES,
+        lambda unit: not _unit_in(first_file, unit).is_prefill,
+    )
+    known = last is not None and not last.is_prefill
+    return Found(first, end // UNIT_BYTES, _log_end(last) if last and known else 0)
+
+
+def first_where(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The first number in [low, high) from which on something holds, or `high`.
+
+    One number that lies about it changes the answer by one at most: where two on one side of the
+    place that was found gainsay it, the search goes on there.
+    """
+    first, end = low, high
+    while True:
+        found = _halved(first, end, holds)
+        if found - 2 >= first and holds(found - 2) and (found - 3 < first or holds(found - 3)):
+            end = found - 2
+        elif found + 2 < end and not holds(found + 1) and not holds(found + 2):
+            first = found + 1
+        else:
+            return found
+
+
+def offset_by_time(
+    timestamp: int,
+    boundary: Boundary,
+    *,
+    minimum: int,
+    maximum: int,
+    unit: Callable[[int], QueueUnit | None],
+    store_time: StoreTime,
+    min_log_offset: int = 0,
+) -> int:
+    """The queue offset to start from for `timestamp`.
+
+    Units below `min_log_offset` count as too old without being read: the log may expire files
+    faster than the queue's minimum follows.
+    """
+
+    def time_of(offset: int) -> int | None:
+        """None where there is nothing to compare; what has expired is older than everything."""
+        at = unit(offset)
+        if at is None or at.is_prefill or at.message_bytes <= 0:
+            return None
+        return -1 if at.log_offset < min_log_offset else store_time(at.log_offset, at.message_bytes)
+
+    lower = boundary is Boundary.LOWER
+    first_after, last_before = max(minimum, maximum), minimum
+    low, high = minimum, maximum
+    while low < high:
+        middle = (low + high) // 2
+        # Damage is rare and short: walking over it costs more probes only where there is some.
+        probe, time = middle, time_of(middle)
+        while time is None and probe + 1 < high:
+            probe += 1
+            time = time_of(probe)
+        if time is None:
+            high = middle
+        elif time > timestamp or (lower and time == timestamp):
+            first_after, high = probe, middle
+        else:
+            low = probe + 1
+            last_before = max(minimum, probe)
+    return first_after if lower else last_before
+
+
+def matching_tags(units: QueueUnits, codes: Collection[int]) -> NDArray[np.bool_]:
+    """Which units may hold a message with one of these 32-bit tag hashes.
+
+    As in Java the low 32 bits are compared, and a unit whose tags code is an address in an
+    extended queue matches everything: what it stands for is not known here.
+    """
+    tags_codes = units.tags_codes
+    low = tags_codes.astype(np.int32)  # keeps the low 32 bits, with their sign
+    wanted = np.array(sorted({_int32(code) for code in codes}), np.int32)
+    mask: NDArray[np.bool_] = tags_codes <= EXTENSION_ADDRESS_MAX
+    if len(wanted) > 8:
+        return mask | np.isin(low, wanted)
+    for code in wanted:
+        mask |= low == code
+    return mask
+
+
+class NewUnits(NamedTuple):
+    """The first `skipped` messages were known; `data` are the units of the others."""
+
+    skipped: int
+    data: bytes
+    last_log_end: int
+
+
+def encode_new_units(
+    log_offsets: Sequence[int],
+    message_bytes: Sequence[int],
+    tags_codes: Sequence[int],
+    last_log_end: int,
+) -> NewUnits:
+    """The units of the messages whose record ends behind `last_log_end`.
+
+    Raises ValueError unless the columns are of one length, each message has a size, and each
+    begins where the one before ends or later: then nothing may be written.
+    """
+    count = len(log_offsets)
+    if not count == len(message_bytes) == len(tags_codes):
+        raise ValueError(
+            f"columns of different lengths: {count}, {len(message_bytes)}, {len(tags_codes)}"
+        )
+    ends = list(map(add, log_offsets, message_bytes))
+    if count and (min(message_bytes) <= 0 or any(map(gt, [0, *ends], log_offsets))):
+        raise _disorder(log_offsets, message_bytes)
+    skipped = bisect_right(ends, last_log_end)
+    values: list[int] = [0] * (3 * (count - skipped))
+    values[::3] = log_offsets[skipped:]
+    values[1::3] = message_bytes[skipped:]
+    values[2::3] = tags_codes[skipped:]
+    try:
+        data = _units(count - skipped).pack(*values)
+    except error:
+        units = zip(log_offsets, message_bytes, tags_codes, strict=True)
+        data = b"".join(starmap(_encoded, units))  # which names what does not fit
+    return NewUnits(skipped, data, ends[-1] if ends else 0)
+
+
+@lru_cache(maxsize=1024)
+def _units(count: int) -> Struct:
+    return Struct(">" + "qiq" * count)
+
+
+def _encoded(log_offset: int, message_bytes: int, tags_code: int) -> bytes:
+    return encode_unit(log_offset=log_offset, message_bytes=message_bytes, tags_code=tags_code)
+
+
+def _disorder(log_offsets: Sequence[int], message_bytes: Sequence[int]) -> ValueError:
+    end = 0
+    for log_offset, size in zip(log_offsets, message_bytes, strict=True):
+        if not 0 < size <= INT32_MAX:
+            return ValueError(f"message_bytes: {size} is no size of a record")
+        if log_offset < end:
+            break
+        end = log_offset + size
+    return ValueError(f"log_offset: {log_offset} is below {end}, where the record before ends")
+
+
+def _halved(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _int32(code: int) -> int:
+    return (code & 0xFFFFFFFF) - ((code & 0x80000000) << 1)
+
+
+def _log_end(unit: QueueUnit) -> int:
+    return unit.log_offset + unit.message_bytes
+
+
+def _begins_well(file: MappedFile) -> bool:
+    unit = _unit_in(file, file.start_offset // UNIT_BYTES)
+    return unit.log_offset >= 0 and unit.message_bytes > 0
+
+
+def _last_unit(file: MappedFile) -> QueueUnit:
+    return _unit_in(file, file.end_offset // UNIT_BYTES - 1)
+
+
+def _unit_in(file: MappedFile, unit: int) -> QueueUnit:
+    position = unit * UNIT_BYTES - file.start_offset
+    descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return decode_unit(os.pread(descriptor, UNIT_BYTES, position), path=file.path)
+    finally:
+        os.close(descriptor)
+
+
+def _end_of_units(files: Sequence[MappedFile]) -> tuple[int, QueueUnit | None]:
+    """The byte at which the valid units end, and the last of them."""
+    last: QueueUnit | None = None
+    for before, file in zip((None, *files), files, strict=False):
+        if before is not None and before.end_offset != file.start_offset:
+            return before.end_offset, last
+        position, last = _end_within(file, last)
+        if position < file.size:
+            return file.start_offset + position, last
+    return files[-1].end_offset, last
+
+
+def _end_within(file: MappedFile, last: QueueUnit | None) -> tuple[int, QueueUnit | None]:
+    position, block_bytes = 0, _FIRST_BLOCK_BYTES  # most queues are short
+    descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while position < file.size:
+            length = min(block_bytes, file.size - position)
+            data = os.pread(descriptor, length, position)
+            units = decode_units(data[: len(data) - len(data) % UNIT_BYTES])
+            previous_end = 0 if last is None or last.is_prefill else _log_end(last)
+            valid = _valid_prefix(units, previous_end)
+            position += valid * UNIT_BYTES
+            if valid:
+                last = decode_unit(data, (valid - 1) * UNIT_BYTES)
+            if valid * UNIT_BYTES < length:
+                break
+            block_bytes = _BLOCK_BYTES
+    finally:
+        os.close(descriptor)
+    return position, last
+
+
+def _valid_prefix(units: QueueUnits, previous_end: int) -> int:
+    """How many of the units are valid, up to the first that is not."""
+    if len(units) == 0:
+        return 0
+    log_offsets, sizes = units.log_offsets, units.message_bytes
+    ends = np.empty_like(log_offsets)
+    ends[0] = previous_end
+    ends[1:] = log_offsets[:-1] + sizes[:-1]
+    # A unit that only fills a place has log offset 0, which the first message may have as well.
+    ends[1:][(sizes[:-1] == INT32_MAX) & (log_offsets[:-1] == 0)] = 0
+    invalid = (log_offsets < ends) | (log_offsets < 0) | (sizes <= 0)
+    invalid |= log_offsets > INT64_MAX - INT32_MAX
+    first = int(invalid.argmax())
+    return first if invalid[first] else len(log_offsets)

@@ -25,6 +25,7 @@ WAIT_SECONDS: Final = 1.0
 END_WAIT_SECONDS: Final = 30.0
 
 Batch = Callable[[], Sequence[DispatchRequest]]
+FAILURES_COUNTED_MAX = 9
 
 
 class Notifier:
@@ -87,9 +88,6 @@ class Notifier:
                 dispatcher(requests)
             except Exception:
                 log.exception("a dispatcher failed; the others go on")
-
-
-FAILURES_COUNTED_MAX = 9
 
 
 @dataclass(slots=True, kw_only=True)

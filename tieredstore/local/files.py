@@ -28,6 +28,13 @@ from tieredstore.model.errors import BackendRefusedError, InvalidConfigError, Se
 LOCK_CONTENT: Final = b"lock"
 
 _lock_guard = threading.Lock()
+SIZE_SETTINGS: Final = (
+    "commit_log_file_bytes",
+    "queue_file_bytes",
+    "index_slot_count",
+    "index_item_count",
+)
+_INDEX_NAMES: Final = "index_slot_count, index_item_count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +134,6 @@ class StoreFiles:
             finally:
                 os.close(descriptor)
             return FileLock.acquire(self.lock)
-
-
-SIZE_SETTINGS: Final = (
-    "commit_log_file_bytes",
-    "queue_file_bytes",
-    "index_slot_count",
-    "index_item_count",
-)
-_INDEX_NAMES: Final = "index_slot_count, index_item_count"
 
 
 def check_sizes(files: StoreFiles, config: LocalConfig, *, write: bool = True) -> None:

@@ -30,6 +30,11 @@ from tieredstore.model.errors import (
 _PAGE_BYTES: Final = 4_096
 _STEP_BYTES_MAX: Final = 1 << 20
 _CANNOT: Final = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+OPEN_MAX_LEAST: Final = 64
+OPEN_MAX_MOST: Final = 8192
+DESCRIPTORS_SHARE: Final = 4  # a file takes two, and the process has other uses for the rest
+_ZEROS: Final = bytes(1 << 20)
+_WRITE_BYTES_MIN: Final = 16 * 1024  # from here on one call costs less than faults on new pages
 
 
 class Blocks:
@@ -75,11 +80,6 @@ def _allocate(descriptor: int, start: int, end: int) -> int:
         if error.errno not in _CANNOT:
             raise
     return end
-
-
-OPEN_MAX_LEAST: Final = 64
-OPEN_MAX_MOST: Final = 8192
-DESCRIPTORS_SHARE: Final = 4  # a file takes two, and the process has other uses for the rest
 
 
 def open_files_max() -> int:
@@ -194,10 +194,6 @@ def data_extents(descriptor: int, position: int, end: int) -> Iterator[tuple[int
             return
         yield start, min(stop, end)
         position = stop
-
-
-_ZEROS: Final = bytes(1 << 20)
-_WRITE_BYTES_MIN: Final = 16 * 1024  # from here on one call costs less than faults on new pages
 
 
 class MappedFile:

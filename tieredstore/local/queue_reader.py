@@ -27,6 +27,12 @@ from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError
 from tieredstore.model.messages import GetResult, MessageRun, SelectedMessage
 from tieredstore.model.values import INT32_MAX, GetStatus, QueueKey
 
+SCAN_COUNT_MIN = 800  # units looked at in one read, if the caller asks for no more messages
+PULL_BYTES_MIN, PULL_BYTES_MAX = 100, 128 * 1024 * 1024
+MEMORY_PERCENT = 40
+FEW_ROWS_MAX = 32  # read one by one: columns are quicker from here on
+_ROWS_AT_ONCE = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
@@ -71,13 +77,6 @@ class ReadLimits:
             full |= on_disk
         first = int(full.argmax())
         return start + first if full[first] else None
-
-
-SCAN_COUNT_MIN = 800  # units looked at in one read, if the caller asks for no more messages
-PULL_BYTES_MIN, PULL_BYTES_MAX = 100, 128 * 1024 * 1024
-MEMORY_PERCENT = 40
-FEW_ROWS_MAX = 32  # read one by one: columns are quicker from here on
-_ROWS_AT_ONCE = 64
 
 
 class QueueReader:

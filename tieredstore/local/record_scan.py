@@ -33,6 +33,9 @@ from tieredstore.model.values import INT32_MAX, INT64_MAX
 
 _FRAME: Final = Struct(">iI")  # size, magic
 _HEAD: Final = Struct(">iIi16xqi")  # size, magic, body CRC, log offset, system flag
+BLOCK_RECORDS: Final = 4096
+DAY_MS: Final = 86_400_000
+_MAGICS: Final = re.compile(rb"\xda\xa3\x20[\xa7\xab]|\xcb\xd4\x31\x94")
 
 
 class RecordState(Enum):
@@ -117,11 +120,6 @@ def _check_message(
 
 def _damaged(reason: str) -> RecordCheck:
     return RecordCheck(-1, RecordState.DAMAGED, reason)
-
-
-BLOCK_RECORDS: Final = 4096
-DAY_MS: Final = 86_400_000
-_MAGICS: Final = re.compile(rb"\xda\xa3\x20[\xa7\xab]|\xcb\xd4\x31\x94")
 
 
 class Damage(NamedTuple):

@@ -48,6 +48,7 @@ LIGHT_QUEUE_ID: Final = 0
 
 _NEVER_LIGHT: Final = ("%RETRY%", "rmq_sys_")
 _OFFSET_DIGITS_MAX: Final = 18
+_Key = tuple[str, int]
 
 
 def light_places(
@@ -108,9 +109,6 @@ def _queue_offset(text: str) -> int | None:
     return int(text)
 
 
-_Key = tuple[str, int]
-
-
 class _Place(NamedTuple):
     """A claim to a place in one queue; `row` is -1 for one of the run that follows."""
 
@@ -119,7 +117,7 @@ class _Place(NamedTuple):
 
 
 def run_of_scan(columns: RecordColumns, delays: DelayLevels) -> DispatchRun:
-    """The same for records that a scan of the log found."""
+    """What a scan of the log found, as rows to be dispatched."""
     run = DispatchRun(
         topics=columns.topics(),
         queue_ids=columns.queue_ids.tolist(),
@@ -244,7 +242,7 @@ class _Row(NamedTuple):
 class Redispatch:
     """Puts records into queues and index again; both pass over what they have.
 
-    Records of deleted topics are left out: see `queues/deleted_topics`. A light queue is a topic
+    Records of deleted topics are left out. A light queue is a topic
     of its own: what it has of a deleted topic stays in it, as it would have without a rebuild.
 
     `dispatched` says up to where in the log every record was in its queue, and where each queue
