@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.access import elsewhere_kit
+from tests.access import care_kit
 from tests.access.care_kit import Elsewhere
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.access.survey import MONTH_SECONDS, Load, monthly_cost
@@ -55,7 +55,7 @@ def test_puts_and_lists_of_a_steady_load_are_as_many_as_estimated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queues: int
 ) -> None:
     """A message every ten seconds in each queue, a look at all queues every twenty."""
-    monkeypatch.setattr(elsewhere_kit, "SIZES", {})
+    monkeypatch.setattr(care_kit, "SIZES", {})
     there = Elsewhere(tmp_path, "objects")
     store, clock = there.broker.store, there.broker.runtime.clock
     assert isinstance(clock, ManualClock)
