@@ -17,7 +17,7 @@ import pytest
 
 from tests.access.tiered_kit import a_config
 from tests.codec.golden_files import BROKER, GOLDEN, expected
-from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
+from tests.jobs.written_tier import START_MS, WrittenTier, a_run, posix_config
 from tieredstore.access.reader import TieredReader, retry_after_refresh
 from tieredstore.access.wiring import AnotherTierError, NoCatalogueError, open_tier
 from tieredstore.codec.tiered_index import TieredIndexHeader, encode_header, file_bytes
@@ -387,7 +387,8 @@ def test_what_a_running_broker_has_put_and_not_noted_is_found_or_said_to_be_miss
     parts = open_tier(config, runtime=Runtime.inline(now_ms=START_MS))
     try:
         parts.load()
-        made._write(parts, next(iter(made.ends)), LATER, 50, (), 0)
+        key = QueueKey(ORDERS, 0)
+        made._write(parts, key, a_run(key, made.ends[key], LATER))
         index = parts.index
         assert isinstance(index, IndexStore)
         index._writer.drain()  # on no disk yet
