@@ -130,7 +130,7 @@ class Answers:
         self._metrics = metrics
         self._logs_outcomes = logs_outcomes
 
-    # -- pages of messages --------------------------------------------------------------------
+    # -- pages of messages ---------------------------------------------------------------------
 
     def get(self, request: ReadRequest) -> GetResult:
         for _ in range(_TRIES):
@@ -181,6 +181,122 @@ class Answers:
         if hot is None or (hot.status in _ENDS and self._is_on_disk_only(request)):
             return None
         return self._answer(request, lambda: hot, started)
+
+    # -- where queues begin and end, and what lies at a time or under a key --------------------
+
+    def min_offset(self, topic: str, queue_id: int) -> int | None:
+        """The smaller one; a tier without a message of the queue has no say beside the other."""
+        near = self._next.min_offset(topic, queue_id)
+        if not self._decision.may_read_tier(topic):
+            return near
+        far = self._fetcher.min_offset(topic, queue_id)
+        if near is None or far is None:
+            return far if near is None else near
+        end = self._fetcher.commit_offset(topic, queue_id)
+        return min(near, far) if end is not None and far < end else near
+
+    def max_offset(self, topic: str, queue_id: int) -> int | None:
+        """The next store's: the tier only follows it. The tier's where that has no such queue."""
+        near = self._next.max_offset(topic, queue_id)
+        if near is not None or not self._decision.may_read_tier(topic):
+            return near
+        return self._fetcher.commit_offset(topic, queue_id)
+
+    def contains(self, topic: str, queue_id: int, offset: int) -> bool:
+        if self._next.contains(topic, queue_id, offset):
+            return True
+        if not self._decision.may_read_tier(topic):
+            return False
+        return self._fetcher.contains(topic, queue_id, offset)
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """From the store that a read of this one message would go to."""
+        if not self._decision.reads_tier(self._fetcher, topic, queue_id, offset):
+            return self._next.store_time(topic, queue_id, offset)
+        try:
+            time = self._timed(
+                "get_time_by_offset",
+                topic,
+                lambda: self._fetcher.store_time(topic, queue_id, offset),
+            )
+        except BackendUnavailableError:
+            if not self._next.contains(topic, queue_id, offset):
+                raise
+            self._count_fallback("get_time_by_offset", topic)
+            time = None
+        return self._next.store_time(topic, queue_id, offset) if time is None else time
+
+    def earliest_time(self, topic: str | None, queue_id: int) -> int | None:
+        """Of a queue the smaller one. Of the whole store the next store's, as RocketMQ has it."""
+        if topic is None:
+            return self._next.earliest_time()
+        near = self._next.earliest_time(topic, queue_id)
+        if not self._decision.may_read_tier(topic):
+            return near
+        return _smaller(near, self._fetcher.earliest_time(topic, queue_id))
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary
+    ) -> int | None:
+        """The tier's where something as old may lie there only.
+
+        What the next store has is all stored at `timestamp` or later then, so its oldest message
+        is the answer where the tier has none that comes before it.
+        """
+        near = self._near_by_time(topic, queue_id, timestamp, boundary)
+        if near is not None:
+            return near
+        if not self._decision.may_read_tier(topic):
+            return self._first_of_next(topic, queue_id, timestamp, boundary)
+        far = self._timed(
+            "get_offset_by_time",
+            topic,
+            lambda: self._fetcher.offset_by_time(topic, queue_id, timestamp, boundary),
+        )
+        if self._decision.is_forced:
+            return far
+        if far is None:
+            return self._first_of_next(topic, queue_id, timestamp, boundary)
+        return _smaller(far, self._next.min_offset(topic, queue_id))
+
+    def query_message(
+        self, topic: str, key: str, *, count_max: int, begin: int, end: int
+    ) -> QueryResult:
+        """Newest first, each message once: what the next store does not give from the tier."""
+        near = QueryResult()
+        if count_max <= 0:
+            return near
+        if not self._decision.may_read_tier(topic):
+            return self._next.query_message(topic, key, count_max=count_max, begin=begin, end=end)
+        forced = self._decision.is_forced
+        earliest = self._next.earliest_time()
+        if not forced and earliest is not None and end >= earliest:
+            near = self._all_near(topic, key, count_max, begin, end)
+            if len(near.messages) >= count_max or (begin > earliest and near.complete):
+                return near
+        # What was stored in that very millisecond may be in the one or in the other.
+        oldest_end = end if forced or earliest is None else min(end, earliest)
+        try:
+            far = self._timed(
+                "query_message",
+                topic,
+                lambda: self._fetcher.query_message(
+                    topic,
+                    key,
+                    count_max=count_max,
+                    begin=begin,
+                    end=oldest_end if near.complete else end,
+                ),
+            )
+        except BackendUnavailableError:
+            far = QueryResult(complete=False)
+        return QueryResult(
+            messages=_newest_first(near.messages, far.messages)[:count_max],
+            complete=near.complete and far.complete,
+            lags=near.complete and far.lags,
+        )
+
+    # -- of pages ------------------------------------------------------------------------------
 
     def _reads_tier(self, request: ReadRequest) -> bool:
         return self._decision.reads_tier(
@@ -275,82 +391,7 @@ class Answers:
             max_offset=self._next.max_offset(request.topic, request.queue_id) or 0,
         )
 
-    # -- where queues begin and end, and what lies at a time or under a key ----------------------
-
-    def min_offset(self, topic: str, queue_id: int) -> int | None:
-        """The smaller one; a tier without a message of the queue has no say beside the other."""
-        near = self._next.min_offset(topic, queue_id)
-        if not self._decision.may_read_tier(topic):
-            return near
-        far = self._fetcher.min_offset(topic, queue_id)
-        if near is None or far is None:
-            return far if near is None else near
-        end = self._fetcher.commit_offset(topic, queue_id)
-        return min(near, far) if end is not None and far < end else near
-
-    def max_offset(self, topic: str, queue_id: int) -> int | None:
-        """The next store's: the tier only follows it. The tier's where that has no such queue."""
-        near = self._next.max_offset(topic, queue_id)
-        if near is not None or not self._decision.may_read_tier(topic):
-            return near
-        return self._fetcher.commit_offset(topic, queue_id)
-
-    def contains(self, topic: str, queue_id: int, offset: int) -> bool:
-        if self._next.contains(topic, queue_id, offset):
-            return True
-        if not self._decision.may_read_tier(topic):
-            return False
-        return self._fetcher.contains(topic, queue_id, offset)
-
-    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
-        """From the store that a read of this one message would go to."""
-        if not self._decision.reads_tier(self._fetcher, topic, queue_id, offset):
-            return self._next.store_time(topic, queue_id, offset)
-        try:
-            time = self._timed(
-                "get_time_by_offset",
-                topic,
-                lambda: self._fetcher.store_time(topic, queue_id, offset),
-            )
-        except BackendUnavailableError:
-            if not self._next.contains(topic, queue_id, offset):
-                raise
-            self._count_fallback("get_time_by_offset", topic)
-            time = None
-        return self._next.store_time(topic, queue_id, offset) if time is None else time
-
-    def earliest_time(self, topic: str | None, queue_id: int) -> int | None:
-        """Of a queue the smaller one. Of the whole store the next store's, as RocketMQ has it."""
-        if topic is None:
-            return self._next.earliest_time()
-        near = self._next.earliest_time(topic, queue_id)
-        if not self._decision.may_read_tier(topic):
-            return near
-        return _smaller(near, self._fetcher.earliest_time(topic, queue_id))
-
-    def offset_by_time(
-        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary
-    ) -> int | None:
-        """The tier's where something as old may lie there only.
-
-        What the next store has is all stored at `timestamp` or later then, so its oldest message
-        is the answer where the tier has none that comes before it.
-        """
-        near = self._near_by_time(topic, queue_id, timestamp, boundary)
-        if near is not None:
-            return near
-        if not self._decision.may_read_tier(topic):
-            return self._first_of_next(topic, queue_id, timestamp, boundary)
-        far = self._timed(
-            "get_offset_by_time",
-            topic,
-            lambda: self._fetcher.offset_by_time(topic, queue_id, timestamp, boundary),
-        )
-        if self._decision.is_forced:
-            return far
-        if far is None:
-            return self._first_of_next(topic, queue_id, timestamp, boundary)
-        return _smaller(far, self._next.min_offset(topic, queue_id))
+    # -- of times and keys ---------------------------------------------------------------------
 
     def _near_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary
@@ -397,43 +438,6 @@ class Answers:
         is_upper = boundary is Boundary.UPPER
         return is_upper and self._next.store_time(topic, queue_id, near) == timestamp
 
-    def query_message(
-        self, topic: str, key: str, *, count_max: int, begin: int, end: int
-    ) -> QueryResult:
-        """Newest first, each message once: what the next store does not give from the tier."""
-        near = QueryResult()
-        if count_max <= 0:
-            return near
-        if not self._decision.may_read_tier(topic):
-            return self._next.query_message(topic, key, count_max=count_max, begin=begin, end=end)
-        forced = self._decision.is_forced
-        earliest = self._next.earliest_time()
-        if not forced and earliest is not None and end >= earliest:
-            near = self._all_near(topic, key, count_max, begin, end)
-            if len(near.messages) >= count_max or (begin > earliest and near.complete):
-                return near
-        # What was stored in that very millisecond may be in the one or in the other.
-        oldest_end = end if forced or earliest is None else min(end, earliest)
-        try:
-            far = self._timed(
-                "query_message",
-                topic,
-                lambda: self._fetcher.query_message(
-                    topic,
-                    key,
-                    count_max=count_max,
-                    begin=begin,
-                    end=oldest_end if near.complete else end,
-                ),
-            )
-        except BackendUnavailableError:
-            far = QueryResult(complete=False)
-        return QueryResult(
-            messages=_newest_first(near.messages, far.messages)[:count_max],
-            complete=near.complete and far.complete,
-            lags=near.complete and far.lags,
-        )
-
     def _all_near(self, topic: str, key: str, count_max: int, begin: int, end: int) -> QueryResult:
         """What the next store has; asked again for older ones where it gives only some."""
         found: dict[int, SelectedMessage] = {}  # by place in the log: half messages share offsets
@@ -450,7 +454,7 @@ class Answers:
             # Not below that millisecond: the cut may go through messages of the same time.
             end = peek_store_timestamp(answer.messages[-1].record)
 
-    # -- what is measured ---------------------------------------------------------------------
+    # -- what is measured ----------------------------------------------------------------------
 
     def _timed(self, operation: str, topic: str, call: Callable[[], T]) -> T:
         started = self._runtime.clock.monotonic()

@@ -280,9 +280,12 @@ class Expired:
     undeleted: tuple[str, ...] = ()
 
 
-def kept_from(config: StoreConfig, topic: TopicRecord, now_ms: int) -> int | None:
-    """The time from which on messages of a topic are kept; None: all of them, always."""
-    if not config.expiry_enabled:
+def kept_from(config: StoreConfig, topic: TopicRecord | None, now_ms: int) -> int | None:
+    """The time from which on messages of a topic are kept; None: all of them, always.
+
+    So it is for a topic that the catalogue does not know.
+    """
+    if topic is None or not config.expiry_enabled:
         return None
     hours = topic.reserve_hours
     if hours is None or hours <= 0:
@@ -369,7 +372,7 @@ class Retention:
 
     def _expire(self, file: FlatMessageFile) -> None:
         topic = self._metadata.topic(file.key.topic)
-        before_ms = None if topic is None else kept_from(self._config, topic, self._clock.now_ms())
+        before_ms = kept_from(self._config, topic, self._clock.now_ms())
         if before_ms is None:
             return
         with self._dispatcher.alone_with(file.key, timeout=BUSY_SECONDS_MAX) as alone:
@@ -404,7 +407,7 @@ def expire_tier(
     """
     for file in sorted(files.files(), key=lambda file: file.key):
         topic = metadata.topic(file.key.topic)
-        before_ms = None if topic is None else kept_from(config, topic, now_ms)
+        before_ms = kept_from(config, topic, now_ms)
         if before_ms is None:
             continue
         try:
