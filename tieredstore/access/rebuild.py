@@ -131,11 +131,11 @@ def rebuild(
     metadata.apply([])
     restored, known = ([], metadata) if known is None else (list(known.contents()), known)
     below = f"{config.broker_name}/"
+    going = known.notes(append_file.DELETION_NOTE)
     listed = [
         segment
         for segment in provider.list(config.broker_name)
-        if f"{segment.path}/{segment.type.name}/{segment.base}"
-        not in known.notes(append_file.DELETION_NOTE)
+        if f"{segment.path}/{segment.type.name}/{segment.base}" not in going
     ]
     present = [row for row in known.segments() if row.path.startswith(below)]
     ends = _ends((found.path, found.type, found.base + found.size) for found in listed)
