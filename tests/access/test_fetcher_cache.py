@@ -88,14 +88,14 @@ def test_many_readers_of_one_cold_block_cost_one_read_of_each_file() -> None:
 @pytest.mark.parametrize("count_max", [32, 4096])
 def test_a_cold_queue_is_read_in_few_large_requests(count_max: int) -> None:
     shelf = Shelf()
-    record = a_record(0, body_bytes=860)
+    record = a_record(0, body_bytes=8_000)
     count = 64 * MIB // len(record)
     batch = [bytearray(record) for _ in range(4096)]
     at = 0
     while at < count:
-        for number, each in enumerate(batch, at):
-            each[20:28] = number.to_bytes(8, "big")
-        shelf.put([bytes(each) for each in batch[: count - at]])
+        for number, copy in enumerate(batch, at):
+            copy[20:28] = number.to_bytes(8, "big")
+        shelf.put([bytes(copy) for copy in batch[: count - at]])
         at += 4096
     file, at = shelf.queue(), 0
     while (result := shelf.get(at, count_max, bytes_max=1 << 30)).status is GetStatus.FOUND:
@@ -293,7 +293,7 @@ def first_kept(file: Any, part: FlatAppendFile) -> int:
 
 def test_readers_and_one_who_destroys_queues_never_see_anything_but_answers(backend: str) -> None:
     # Readers that never wait leave little of the interpreter to the threads of a client over HTTP.
-    times = 5 if backend in CLIENTS else 100
+    times = 5 if backend in CLIENTS else 40
     with Runtime.threads() as runtime:
         shelf = Shelf(runtime=runtime)
         wanted = numbered(0, 50)
