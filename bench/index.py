@@ -27,8 +27,8 @@ from bench._rows import Row, report
 from tieredstore.codec.checks import Buffer
 from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.index.compaction import Compaction
+from tieredstore.index.keys import IndexColumns
 from tieredstore.index.local_file import IndexStoreFile
-from tieredstore.index.rows import IndexColumns
 from tieredstore.model.values import INT64_MAX
 
 SLOTS, ITEMS = 5_000_000, 20_000_000

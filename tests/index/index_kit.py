@@ -16,8 +16,8 @@ from tieredstore.codec.java import index_key
 from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.index.compaction import Compaction
 from tieredstore.index.footer import NearFooter, decode_tail
+from tieredstore.index.keys import IndexColumns, Match
 from tieredstore.index.local_file import IndexStoreFile
-from tieredstore.index.rows import IndexColumns, Match
 from tieredstore.index.uploaded import UploadedFile
 
 SLOTS, ITEMS = 97, 1300

@@ -50,8 +50,8 @@ from tieredstore.index.footer import (
     has_footer,
     may_hold,
 )
+from tieredstore.index.keys import TimeRange
 from tieredstore.index.local_file import IndexStoreFile
-from tieredstore.index.rows import TimeRange
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT32_MAX, SegmentType
 from tieredstore.providers.memory import MemoryProvider

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.index.store_kit import ALL, Shop, check_like_scan
 from tieredstore.codec.java import string_hash
-from tieredstore.index.rows import SECOND_SLACK_MS
+from tieredstore.index.keys import SECOND_SLACK_MS
 from tieredstore.model.values import INT64_MAX
 from tieredstore.testing.faults import Fault
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC

@@ -32,8 +32,8 @@ from tests.index.index_kit import (
 )
 from tieredstore.codec.tiered_index import BEGIN_MAGIC, decode_header, item_position, slot_position
 from tieredstore.index.footer import decode_tail
+from tieredstore.index.keys import IndexColumns
 from tieredstore.index.local_file import IndexStoreFile
-from tieredstore.index.rows import IndexColumns
 from tieredstore.model.errors import (
     BackendRefusedError,
     InvalidConfigError,

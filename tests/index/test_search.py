@@ -15,7 +15,7 @@ from tests.index.store_kit import ALL, INDEX_PATH, SLOTS, Shop, running
 from tieredstore.codec.java import tiered_probes
 from tieredstore.codec.tiered_index import BEGIN_MAGIC, END_MAGIC
 from tieredstore.index.contract import NOTHING, IndexHit
-from tieredstore.index.rows import DAY_MS
+from tieredstore.index.keys import DAY_MS
 from tieredstore.model.values import INT64_MAX, SegmentRecord, SegmentType
 from tieredstore.testing.faults import Fault
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC

@@ -23,8 +23,8 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.index.compaction import Compaction
 from tieredstore.index.contract import IndexAnswer
 from tieredstore.index.footer import NearFooter
+from tieredstore.index.keys import IndexColumns
 from tieredstore.index.local_file import IndexStoreFile
-from tieredstore.index.rows import IndexColumns
 from tieredstore.index.uploaded import UploadedFile
 from tieredstore.model.errors import (
     BackendUnavailableError,

@@ -42,7 +42,7 @@ from tieredstore.codec.tiered_index import (
 from tieredstore.index.compaction import fences_of_table
 from tieredstore.index.footer import NearFooter
 from tieredstore.index.footer_cache import FooterCache, Origin
-from tieredstore.index.rows import Match, TimeRange
+from tieredstore.index.keys import Match, TimeRange
 from tieredstore.index.uploaded import ASKED_OFTEN, UploadedFile
 from tieredstore.model.values import INT64_MAX, SegmentType
 from tieredstore.testing.samples import TOPIC

@@ -26,7 +26,7 @@ from tieredstore.codec.names import index_queue_path
 from tieredstore.driver.provider import Scratch
 from tieredstore.driver.runtime import ManualClock, Runtime, SystemClock
 from tieredstore.index.contract import CommittedRun
-from tieredstore.index.rows import IndexColumns
+from tieredstore.index.keys import IndexColumns
 from tieredstore.index.store import IndexStore
 from tieredstore.jobs import key_runs
 from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine, run_job

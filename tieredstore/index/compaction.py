@@ -39,9 +39,8 @@ from tieredstore.index.footer import (
     filter_block_count,
     first_slots,
 )
-from tieredstore.index.keys import KeyNotes
+from tieredstore.index.keys import KeyNotes, TimeDisorder, TimeRange
 from tieredstore.index.local_file import IndexStoreFile
-from tieredstore.index.rows import TimeDisorder, TimeRange
 from tieredstore.model.errors import SegmentCorruptError
 
 RANGE_BITS: Final = 16

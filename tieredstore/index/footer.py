@@ -73,7 +73,7 @@ from tieredstore.codec.tiered_index import (
     TieredIndexHeader,
     decode_header,
 )
-from tieredstore.index.rows import TimeRange
+from tieredstore.index.keys import TimeRange
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT32_MAX
 

@@ -38,13 +38,15 @@ from tieredstore.codec.tiered_index import (
     view_items,
 )
 from tieredstore.driver.durable import fsync_directory, write_all
-from tieredstore.index.keys import KeyNotes, SyncedFile, notes_path
-from tieredstore.index.rows import (
+from tieredstore.index.keys import (
     SECOND_SLACK_MS,
     IndexColumns,
+    KeyNotes,
     Match,
+    SyncedFile,
     TimeDisorder,
     TimeRange,
+    notes_path,
     seconds_window,
     times_of_seconds,
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from heapq import heappush, heapreplace
 from itertools import chain
@@ -16,13 +16,13 @@ from typing import Final
 from tieredstore.codec.java import index_key, wrap_int32
 from tieredstore.driver.runtime import Runtime
 from tieredstore.index.contract import IndexAnswer, IndexHit
-from tieredstore.index.local_file import IndexStoreFile, ItemsChecksum
-from tieredstore.index.rows import (
+from tieredstore.index.keys import (
     Match,
     foreign_times,
     undated,
     with_true_times,
 )
+from tieredstore.index.local_file import IndexStoreFile, ItemsChecksum
 from tieredstore.index.watermarks import Durable, QueueId, Watermarks
 from tieredstore.index.writer import LocalFolder
 from tieredstore.model.errors import (
@@ -37,34 +37,26 @@ from tieredstore.model.values import INT64_MAX
 
 log = log_of(__name__)
 FILES_AT_ONCE: Final = 8
+ASKED_AGAIN_MAX: Final = 16  # after files that went away while they were read
 Source = Callable[["KeyQuery"], list[IndexHit]]
 FILES_MAX: Final = 64  # that are not uploaded: a broker has one or two
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyQuery:
-    """One query: messages of a topic with a key, stored about within begin to end."""
+    """One query: messages of a topic with a key, stored about within begin to end.
 
-    topic: str
-    topic_id: int
-    key: str
-    count_max: int
-    begin: int
-    end: int
+    Its numbers are such that any file can compare them with its own.
+    """
 
-    @classmethod
-    def of(
-        cls, topic: str, topic_id: int, key: str, *, count_max: int, begin: int, end: int
-    ) -> KeyQuery:
-        """With numbers that any file can compare with its own."""
-        return cls(
-            topic=topic,
-            topic_id=topic_id,
-            key=key,
-            count_max=min(count_max, INT64_MAX),
-            begin=max(begin, -INT64_MAX - 1),
-            end=min(end, INT64_MAX),
-        )
+    def __init__(
+        self, topic: str, topic_id: int, key: str, count_max: int, begin: int, end: int
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.key = key
+        self.count_max = min(count_max, INT64_MAX)
+        self.begin = max(begin, -INT64_MAX - 1)
+        self.end = min(end, INT64_MAX)
 
     @property
     def can_have_answers(self) -> bool:

@@ -39,7 +39,7 @@ from tieredstore.index.footer import Footer, footer_or_header
 from tieredstore.index.footer_cache import FooterCache, FooterCopy
 from tieredstore.index.keys import keys_of_run
 from tieredstore.index.local_file import IndexStoreFile
-from tieredstore.index.search import KeyQuery, ask
+from tieredstore.index.search import ASKED_AGAIN_MAX, KeyQuery, ask
 from tieredstore.index.uploaded import UploadedSegment, UploadedTable
 from tieredstore.index.watermarks import QueueId, QueueLag, Watermarks
 from tieredstore.index.writer import IndexWriter, LocalFolder
@@ -60,7 +60,6 @@ log = log_of(__name__)
 TAKEN_OVER_BYTES_MAX: Final = 2 << 30  # of files that are read at an open
 STEP_MS: Final = 5_000
 UPLOAD_AGAIN_MS: Final = 60_000
-_ASKED_AGAIN_MAX: Final = 16
 
 
 class IndexStore:
@@ -86,6 +85,7 @@ class IndexStore:
         self._metadata = metadata
         self._runtime = runtime
         self._folder = LocalFolder(config)
+        self._name = f"the key index in {self._folder.path}"
         self._watermarks = Watermarks(metadata, config.broker_name)
         self._cache = FooterCache(
             Path(self._folder.path) / footer_cache.FOLDER,
@@ -101,7 +101,7 @@ class IndexStore:
         self._is_open = self._is_closing = False
         self._next_upload = 0
         self.failure: TieredStoreError | None = None
-        self._process = self._this_process()
+        self._process = OneProcess(self._name)
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class IndexStore:
             begins += self._watermarks.begins()
             self._writer.open(self._open_local_files(), begins=begins)
             self._is_open, self._is_closing = True, False
-            self._process = self._this_process()
+            self._process = OneProcess(self._name)
 
     def start(self) -> None:
         """Upload and expire in the background from now on."""
@@ -212,10 +212,10 @@ class IndexStore:
         Of equal seconds any come first. As many as were asked for: there may be more. Of
         messages at or above `indexed_offset` nothing is promised, also where it is complete.
         """
-        query = KeyQuery.of(topic, topic_id, key, count_max=count_max, begin=begin, end=end)
+        query = KeyQuery(topic, topic_id, key, count_max, begin, end)
         if not query.can_have_answers:
             return NOTHING
-        for _ in range(_ASKED_AGAIN_MAX):
+        for _ in range(ASKED_AGAIN_MAX):
             self._check_open()
             is_drained = self._writer.has_drained()
             files = self._writer.files  # before those that are uploaded: one may become one
@@ -357,9 +357,6 @@ class IndexStore:
         if not self._is_open:
             raise StoreClosedError("the key index is not open")
         self._process.require()
-
-    def _this_process(self) -> OneProcess:
-        return OneProcess(f"the key index in {self._folder.path}")
 
     # -- opening ------------------------------------------------------------------------------
 

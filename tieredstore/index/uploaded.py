@@ -62,8 +62,7 @@ from tieredstore.index.footer import (
     may_hold,
 )
 from tieredstore.index.footer_cache import FooterCache, Origin
-from tieredstore.index.local_file import IndexStoreFile
-from tieredstore.index.rows import (
+from tieredstore.index.keys import (
     DAY_MS,
     Match,
     TimeRange,
@@ -72,7 +71,8 @@ from tieredstore.index.rows import (
     undated,
     with_true_times,
 )
-from tieredstore.index.search import KeyQuery, LocalFiles, ask
+from tieredstore.index.local_file import IndexStoreFile
+from tieredstore.index.search import ASKED_AGAIN_MAX, KeyQuery, LocalFiles, ask
 from tieredstore.index.watermarks import QueueId, Watermarks, indexed_offset
 from tieredstore.index.writer import LocalFolder
 from tieredstore.model.config import StoreConfig
@@ -96,7 +96,6 @@ FENCES_BYTES_MIN: Final = 4200
 FAILED_COPIES_MAX: Final = 30
 ASKED_OFTEN: Final = 8  # so many lookups, and a file without a footer gets fences of its own
 UNITS_AT_ONCE: Final = 1 << 16
-_ASKED_AGAIN_MAX: Final = 16
 
 
 class UploadedIndex:
@@ -122,22 +121,15 @@ class UploadedIndex:
         self._provider = provider
         self._metadata = metadata
         self._runtime = runtime
+        self._uploaded = UploadedTable(
+            config, provider=provider, metadata=metadata, runtime=runtime, cache=None
+        )
         self._watermarks = Watermarks(metadata, config.broker_name)
         self._local_folder = local_folder
         self._local: LocalFiles | None = None
         self._missing: set[int] = set()  # local files that the newest catalogue names all the same
-        self._uploaded = self._table(config)
         self._refreshing = threading.Lock()
         self._is_open = False
-
-    def _table(self, config: StoreConfig) -> UploadedTable:
-        return UploadedTable(
-            config,
-            provider=self._provider,
-            metadata=self._metadata,
-            runtime=self._runtime,
-            cache=None,
-        )
 
     @property
     def problem(self) -> str | None:
@@ -154,7 +146,7 @@ class UploadedIndex:
         if slots is not None:
             items = marks.item_capacity() or config.index_item_count
             config = replace(config, index_slot_count=slots, index_item_count=items)
-            self._uploaded = self._table(config)
+            self._uploaded.slot_count = slots
         if self._local_folder is not None:
             self._local = LocalFiles(LocalFolder(config, self._local_folder), marks)
         self._uploaded.load()
@@ -202,7 +194,7 @@ class UploadedIndex:
         """Where messages may lie that have the key: at most `count_max`, the newest first."""
         if not self._is_open:
             raise StoreClosedError("the key index is not open")
-        query = KeyQuery.of(topic, topic_id, key, count_max=count_max, begin=begin, end=end)
+        query = KeyQuery(topic, topic_id, key, count_max, begin, end)
         if not query.can_have_answers:
             return NOTHING
         with ExitStack() as opened:
@@ -217,31 +209,26 @@ class UploadedIndex:
         try:
             files = opened.enter_context(self._local.opened())
         except (TieredStoreError, OSError) as error:
-            log.warning("a key index file of the broker's disk is not query: %s", error)
+            log.warning("a key index file on the broker's disk is not searched: %s", error)
             return (), False
         self._see_what_was_uploaded(self._local)
         return files, True
 
     def _ask_until_known(self, query: KeyQuery, local: Sequence[IndexStoreFile]) -> IndexAnswer:
-        known = self._segments()
-        answer = self._ask(query, local, known)
-        for _ in range(_ASKED_AGAIN_MAX):
+        known: Sequence[UploadedSegment] | None = None
+        answer = NOTHING
+        for _ in range(ASKED_AGAIN_MAX):
+            before, known = known, self._segments()
+            if known == before:  # nothing has expired meanwhile: it is damage
+                break
+            newest_first = [segment.ask for segment in reversed(known)]
+            answer = ask(query, local, newest_first, self._runtime)
             if answer.complete:
                 break
             with suppress(TieredStoreError):  # that the answer is not complete says enough
                 self._metadata.refresh()
                 self._provider.refresh()
-            before, known = known, self._segments()
-            if known == before:  # nothing has expired meanwhile: it is damage
-                break
-            answer = self._ask(query, local, known)
         return answer
-
-    def _ask(
-        self, query: KeyQuery, local: Sequence[IndexStoreFile], segments: Sequence[UploadedSegment]
-    ) -> IndexAnswer:
-        newest_first = [segment.ask for segment in reversed(segments)]
-        return ask(query, local, newest_first, self._runtime)
 
     def _segments(self) -> tuple[UploadedSegment, ...]:
         """Those that the catalogue names now."""
@@ -270,13 +257,13 @@ class UploadedTable:
         self._provider = provider
         self._metadata = metadata
         self._cache = cache
-        self._slot_count = config.index_slot_count
+        self.slot_count = config.index_slot_count  # of files without a footer of ours
         self.path = index_queue_path(config.broker_name)
         self._runtime = runtime
         self._file = self._unopened()
 
     def load(self) -> None:
-        """What the catalogue names; the backend is not query."""
+        """What the catalogue names; the backend is not asked."""
         self._file.load()
         self.renew()
 
@@ -363,7 +350,7 @@ class UploadedTable:
             reason = f"{size} bytes were uploaded, not {sent.bytes}"
             raise SegmentCorruptError(flat.segment.path, reason, position=0)
         self._note(flat, begin, end, *also, size=size)
-        return UploadedSegment(flat, self._cache, slot_count=self._slot_count)
+        return UploadedSegment(flat, self._cache, slot_count=self.slot_count)
 
     def _note(self, flat: FlatSegment, begin: int, end: int, *also: Change, size: int) -> None:
         """Say in the catalogue that a file is there as a whole: its row, and the first one's."""
@@ -454,7 +441,7 @@ class UploadedTable:
             if not _is_unfinished(flat.record):
                 known = held.get(Origin.of(flat.record))
                 table.append(
-                    known or UploadedSegment(flat, self._cache, slot_count=self._slot_count)
+                    known or UploadedSegment(flat, self._cache, slot_count=self.slot_count)
                 )
         self.segments = tuple(table)
 
@@ -469,7 +456,7 @@ class UploadedTable:
             log.warning("%s", error)
             return None
         if not isinstance(found, Footer):
-            items, slots = found.item_count, self._slot_count
+            items, slots = found.item_count, self.slot_count
             if items < 1 or size != compacted_file_bytes(slot_count=slots, item_count=items):
                 return None
         return found.begin_timestamp, found.end_timestamp, size

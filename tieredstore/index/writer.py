@@ -26,9 +26,8 @@ from tieredstore.codec.tiered_index import is_legacy_written
 from tieredstore.driver.durable import fsync_directory, make_directories
 from tieredstore.driver.metadata import Change, MetadataStore
 from tieredstore.driver.runtime import Clock
-from tieredstore.index.keys import RunKeys, notes_path
+from tieredstore.index.keys import IndexColumns, RunKeys, notes_path
 from tieredstore.index.local_file import FileSizes, IndexStoreFile, ItemsChecksum, is_begin
-from tieredstore.index.rows import IndexColumns
 from tieredstore.index.watermarks import Durable, QueueId, Watermarks
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from tieredstore.driver.provider import Scratch, StagedObject
 from tieredstore.driver.runtime import Runtime
-from tieredstore.index.rows import IndexColumns
+from tieredstore.index.keys import IndexColumns
 from tieredstore.model.errors import SegmentCorruptError
 
 ENTRY_DTYPE: Final = np.dtype(

@@ -21,9 +21,8 @@ from tieredstore.driver.runtime import Clock
 from tieredstore.flat import append_file
 from tieredstore.index.compaction import Compaction
 from tieredstore.index.contract import CommittedRun
-from tieredstore.index.keys import keys_of_run
+from tieredstore.index.keys import IndexColumns, keys_of_run
 from tieredstore.index.local_file import IndexStoreFile
-from tieredstore.index.rows import IndexColumns
 from tieredstore.index.watermarks import QueueId
 from tieredstore.jobs.job import (
     Engine,

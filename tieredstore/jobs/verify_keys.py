@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.codec.key_hashes import mixed
-from tieredstore.index.rows import SECOND_SLACK_MS
+from tieredstore.index.keys import SECOND_SLACK_MS
 from tieredstore.index.watermarks import QueueId
 from tieredstore.jobs.slices import Slice
 from tieredstore.jobs.verify_findings import Findings, Sums, VerifyKind, entry_hashes, prints
