@@ -254,7 +254,7 @@ class FlatAppendFile:
         return last.record
 
     def doubt(self, error: BaseException | None = None) -> None:
-        """What became of the upload is not known."""
+        """The outcome of the upload is unknown: the next one begins with a look."""
         self._writing.doubt(error)
 
     def discard(self) -> None:

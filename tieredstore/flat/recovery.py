@@ -442,7 +442,7 @@ def _base(segment: FlatSegment) -> int:
 
 
 def _gone_from(file: FlatMessageFile) -> list[str]:
-    """What is missing of the full segments of a queue; nothing of those that were seen before.
+    """What full segments of a queue have lost; those that were seen before are passed over.
 
     One listing, and none where nothing is new. Only what a listing does not have is asked for by
     itself: it may be older than its writer.

@@ -133,7 +133,7 @@ def first_unit_from(file: FlatMessageFile, log_offset: int, *, source: ByteSourc
     """The first message whose record lies at or behind the end of a log segment; the queue's end
     if there is none.
 
-    The record right there, if one begins there, tells its own queue offset: two reads mostly.
+    The record right there, if one begins there, has its own queue offset: mostly two reads.
     """
     spans = UnitSpans.of(file.queue, file.queue.min_unit, file.queue.commit_unit)
     if log_offset >= file.log.commit_offset or not spans.count:
@@ -248,7 +248,7 @@ class _Search:
         return self.high
 
     def _narrow_by_catalogue(self) -> None:
-        """Leave out the segments whose times tell that the answer is not in them: no read."""
+        """Leave out the segments whose times rule the answer out: no read."""
         now = self.file.clock.now_ms()
         for segment in self.file.queue.segments:
             record = segment.record
@@ -272,7 +272,7 @@ class _Search:
                 self.times = times
 
     def _narrow_by_log_segments(self) -> None:
-        """What the log's segments tell, in queue offsets: worth its reads in a long queue only."""
+        """The same by the log's segments, in queue offsets: only a long queue is worth the reads."""
         if self.log_low > self.file.log.min_offset:
             found = first_unit_from(self.file, self.log_low, source=self.source)
             self.low = min(max(self.low, found), self.high)

@@ -99,7 +99,7 @@ class Index(Protocol):
         """Below this queue offset `query` finds every message, and a crash loses none of them.
 
         What was committed at or above it is put again after a start; until then a look-up reads
-        those messages themselves. None: the index cannot tell, and answers count as they are. A
+        those messages themselves. None: the index does not know, and answers count as they are. A
         topic that was deleted and made anew has another id, and 0 until a message of it was put.
         """
 

@@ -29,7 +29,7 @@ the file cannot hold, and where the items of a slot lie.
     |     72 | i32   | version: 1                                                            |
     |     76 |     8 | magic `TSINDEX1`                                                      |
 
-The length of the whole file stays what it was modulo 28, by which files of RocketMQ 5.1 are told;
+The length of the whole file stays what it was modulo 28, by which files of RocketMQ 5.1 are known;
 they end in another magic. A footer with filter blocks says that all keys were put by us, so that
 their hashes follow the classic rule.
 

@@ -1,6 +1,6 @@
 """Copies of footers of uploaded index files on the broker's disk.
 
-A copy is a file `<base>-<created>-<size>-<bytes>.footer`: its name tells which object it belongs to
+A copy is a file `<base>-<created>-<size>-<bytes>.footer`: its name says which object it belongs to
 and how long it is, so that a restart needs to read nothing, and a copy that was cut off is noticed.
 """
 
@@ -42,7 +42,7 @@ class Origin(NamedTuple):
 class FooterCache:
     """At most `bytes_max` bytes of footers; those that were made or asked for last stay.
 
-    It is only a cache: what goes wrong with it is logged and costs reads of the backend.
+    It is only a cache: its failures are logged and cost reads of the backend.
     """
 
     def __init__(self, folder: Path, *, bytes_max: int) -> None:
@@ -57,7 +57,7 @@ class FooterCache:
             return sum(self._kept.values())
 
     def load(self) -> None:
-        """Look at what is there; leftovers of a crash go."""
+        """Take in the copies that are there; leftovers of a crash are removed."""
         found: list[tuple[int, Origin, int]] = []
         with self._tolerant("load"):
             if not self.folder.is_dir():

@@ -282,9 +282,9 @@ class IndexStoreFile:
         self._sealed = True
 
     def flush(self) -> int:
-        """Make every put so far durable; how many items that is, as `open` may be told later.
+        """Make every put so far durable; the count of items, which `open` may be given later.
 
-        One that failed fails for ever: the kernel drops the pages that it could not write.
+        After one failure all fail: the kernel drops the pages that it could not write.
         """
         count = self.item_count
         with refused_by_system(str(self.path), "flush"):
@@ -294,7 +294,7 @@ class IndexStoreFile:
         return count
 
     def close(self) -> None:
-        """Let go of the files; does not flush. Idempotent."""
+        """Release the files without a flush. Idempotent."""
         self._sealed = True
         self._mapped.close()
         if self.notes is not None:
@@ -316,7 +316,7 @@ class ItemsChecksum:
     hashes: int = 0
 
     def with_more(self, file: IndexStoreFile, item_count: int) -> ItemsChecksum:
-        """The same of so many items of the file, of which the first are known.
+        """The checksums of so many items of the file, continued from these.
 
         BackendRefusedError where the hashes cannot be read.
         """

@@ -71,7 +71,7 @@ class KeyQuery:
     def newest(
         self, items: Iterable[Match], disorder_seconds: Callable[[], int | None] | None = None
     ) -> list[IndexHit]:
-        """Of the items of one file, those put last first, the newest: each message once.
+        """The newest items of one file, each message once; `items` come last put first.
 
         All are looked at, unless it is known by how many seconds one may be older than one put
         before it.

@@ -66,9 +66,9 @@ class IndexStore:
     """Finds messages of the tier by their keys, in files on the broker's disk and in the backend.
 
     * A message whose `put` returned is found at once, and after a crash as soon as it was put
-      again: `indexed_offset` tells from where on. It may be found twice and is shown once.
+      again: `indexed_offset` says from where on. It may be found twice and is shown once.
     * Files are full, or old enough, before they are uploaded; small ones stay over restarts.
-    * What fails in the background is tried again at the next step; `failure` tells the last one.
+    * What fails in the background is tried again at the next step; `failure` is the last one.
     * Any thread may call anything.
     """
 
@@ -95,7 +95,7 @@ class IndexStore:
             config, provider=provider, metadata=metadata, runtime=runtime, cache=self._cache
         )
         self._writer = self._new_writer()
-        self._uploading = threading.RLock()  # of the table of uploaded files, and who changes it
+        self._uploading = threading.RLock()  # of the table of uploaded files and of changes to it
         self._life_guard = threading.RLock()
         self._service: Service | None = None
         self._is_open = self._is_closing = False
@@ -240,7 +240,7 @@ class IndexStore:
     # -- in the background --------------------------------------------------------------------
 
     def step(self) -> None:
-        """One look at what is to be done. What fails is logged and done the next time."""
+        """Do what is due. A failure is logged, and that work is tried again at the next step."""
         if not self._is_open:
             return
         now = self._runtime.clock.now_ms()
@@ -323,7 +323,7 @@ class IndexStore:
         return block
 
     def _upload_in_time(self, now: int) -> None:
-        """One that failed waits a while: it may be hundreds of MiB."""
+        """After a failure wait a while: a file may be hundreds of MiB."""
         if now < self._next_upload:
             return
         self._next_upload = now + UPLOAD_AGAIN_MS
@@ -405,7 +405,7 @@ class IndexStore:
         return [*(file for file in opened[:-1] if file.item_count), *opened[-1:]]
 
     def _check_sizes(self) -> None:
-        """The sizes are those of the store, or become so. Somebody else's index is taken over.
+        """Compare the sizes with the store's, or note them. Somebody else's index is taken over.
 
         One of ours whose notes are lost is not: nobody knows what it has. Then all is put again.
         """
@@ -426,7 +426,7 @@ class IndexStore:
         self._metadata.apply(changes)
 
     def _is_uploaded(self, begin: int) -> bool:
-        """Whether a local file is of no use any more; no where the backend does not tell."""
+        """Whether a local file is of no use any more; False where the backend does not answer."""
         durable = self._watermarks.durable(begin)
         # Its upload was noted to its end, or nothing in it was durable.
         if durable is None or not durable.item_count:
@@ -444,7 +444,7 @@ class IndexStore:
 
     def _take_over_puts(self) -> None:
         """Move the watermarks over what RocketMQ has committed and put since, as its uploaded files
-        show message by message. All else is put again, also where the backend does not tell."""
+        show message by message. All else is put again, also where the backend fails."""
         lags = {lag.queue: lag for lag in self._watermarks.behind()}
         since = min((lag.put_at for lag in lags.values()), default=0)
         recent = [

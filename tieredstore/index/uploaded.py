@@ -184,7 +184,7 @@ class UploadedIndex:
         """Refresh the catalogue where a local file is gone: it is an uploaded one by now."""
         missing = local.missing()
         if missing != self._missing:
-            with suppress(TieredStoreError):  # else `indexed_offset` tells
+            with suppress(TieredStoreError):  # else `indexed_offset` takes them for lost
                 self._metadata.refresh()
             self._missing = local.missing()
 
@@ -276,7 +276,7 @@ class UploadedTable:
             self.load()
 
     def figures(self, unsealed_count: int, sealed_count: int) -> IndexFigures:
-        """With those of the files that are not uploaded yet."""
+        """Counts of these files, beside those of files that are not uploaded yet."""
         return IndexFigures(
             unsealed_count=unsealed_count,
             sealed_count=sealed_count,
@@ -498,7 +498,7 @@ class UploadedSegment:
 
     @property
     def latest(self) -> int:
-        """No message in it was stored later, as far as its row tells; RocketMQ's end is too early
+        """No message in it was stored later, as far as its row says; RocketMQ's end is too early
         where the file was open over a restart."""
         record = self.record
         if record.end_timestamp is None:  # the last time there is stands for none in the catalogue
@@ -641,7 +641,7 @@ class UploadedSegment:
         return self._is_near and not isinstance(error, TieredStoreError)
 
     def _trusts_less(self, failed: UploadedFile | None) -> bool:
-        """Try again without what may be damaged; False if there is nothing left to do without."""
+        """Give up what may be damaged, for another try; False if nothing is left to give up."""
         if self._file is not failed:
             return True  # another thread has seen to it
         if self._is_near:

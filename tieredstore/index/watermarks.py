@@ -186,7 +186,7 @@ class Watermarks:
     def moved(
         queues: Mapping[QueueId, int], put_at: Mapping[QueueId, int] | None = None
     ) -> list[Change]:
-        """The time of the last put tells a queue from one made anew; it is noted where known."""
+        """Notes with the time of the last put where it is known: a queue made anew began later."""
         times = put_at or {}
         return [
             PutNote(QUEUE, queue.key, [offset, times[queue]] if queue in times else offset)

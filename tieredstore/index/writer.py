@@ -89,7 +89,7 @@ class IndexWriter:
         self._put_at: dict[QueueId, int] = {}
         self._moved_since = 0
         self._unsynced: dict[int, IndexStoreFile] = {}
-        self._checksums: dict[int, ItemsChecksum] = {}  # by begin; of who syncs
+        self._checksums: dict[int, ItemsChecksum] = {}  # by begin; used by the thread that syncs
         self._starts: dict[tuple[int, QueueId], int] = {}
         self._known_starts: dict[tuple[int, QueueId], int] = {}
         self._given_up: dict[int, IndexStoreFile] = {}
@@ -163,7 +163,7 @@ class IndexWriter:
                 del self._gaps[queue]
 
     def drain(self) -> None:
-        """Put what waits into files. Raises what a disk raises: then the rest goes on pending."""
+        """Put pending keys into files. Raises what the disk raises; the rest stays pending."""
         with self._guard:
             while self._pending:
                 pending, self._pending = self._pending, []
@@ -241,7 +241,7 @@ class IndexWriter:
         return Durable(item_count, checksum.items, checksum.hashes)
 
     def _flushed(self, file: IndexStoreFile) -> bool:
-        """False if it never will be: then it is given up."""
+        """Whether it is durable. A file that never will be is given up."""
         try:
             file.flush()
             return True
@@ -361,7 +361,7 @@ class IndexWriter:
 
 
 class LocalFolder:
-    """Names and files; nothing is known here of what is uploaded."""
+    """The local index files by their names: opened, made and removed. It knows of no uploads."""
 
     def __init__(self, config: StoreConfig, path: Path | None = None) -> None:
         self.path = Path(config.store_path) / FOLDER if path is None else path
@@ -454,7 +454,7 @@ class LocalFolder:
         return notes_path(self.path / str(begin)).exists()
 
     def last_put(self, file: IndexStoreFile) -> tuple[int, int]:
-        """The greater the later keys were put into a file of ours."""
+        """When keys were last put into a file of ours, for sorting: greater is later."""
         try:
             written = notes_path(file.path).stat().st_mtime_ns
         except OSError:
@@ -474,7 +474,7 @@ class LocalFolder:
             notes_path(path).unlink(missing_ok=True)
 
     def remove_stray_notes(self) -> None:
-        """Hashes whose file is gone."""
+        """Remove notes of hashes whose index file is gone."""
         for path in self.path.glob("*.keys"):
             if not path.with_suffix("").exists():
                 path.unlink(missing_ok=True)

@@ -130,7 +130,7 @@ class OpenReport:
     stale_journal: Path | None = None
     """A journal that RocketMQ's own writing overtook, or without a whole line: not replayed."""
     used_backup: bool = False
-    """Was the snapshot missing or unreadable, so that the backup had to serve?"""
+    """Whether the snapshot was missing or unreadable, so that the backup had to serve."""
 
     @classmethod
     def of(cls, files: CatalogueFiles, catalogue: Catalogue, stale: Path | None) -> OpenReport:
@@ -219,7 +219,7 @@ class CatalogueWriter:
 
     @property
     def outgrown(self) -> bool:
-        """Is the journal so long that a new snapshot is due? Its cost is then O(1) a commit."""
+        """Whether the journal is long enough for a new snapshot, whose cost is then O(1) a commit."""
         length = 0 if self._snapshot is None else self._snapshot.length
         limit = self._journal_bytes_max or max(JOURNAL_BYTES_MIN, length)
         return self._journal.bytes_count > max(limit, self._next_try_bytes)
@@ -378,7 +378,7 @@ class Follower:
         return None if self._descriptor is None else _facts(os.fstat(self._descriptor))
 
     def _journal_is_current(self) -> bool:
-        """Is the journal that we read still the one that has the name?"""
+        """Whether the journal that we read still has the name."""
         named, read = _stamp(self._files.journal), self._open_stamp()
         return named == read if named is None or read is None else named[:2] == read[:2]
 

@@ -21,7 +21,7 @@ class Severity(Enum):
 
 
 class FindingKind(StrEnum):
-    """One word for each thing that can be found, and its severity: damage unless it says else."""
+    """One word for each thing that can be found, with its severity: damage unless given."""
 
     severity: Severity
 
