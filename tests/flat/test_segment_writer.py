@@ -50,13 +50,6 @@ def send(writer: SegmentWriter) -> Upload | None:
     return upload
 
 
-def test_a_new_writer_has_nothing_waiting_and_nothing_committed() -> None:
-    writer = a_writer()
-    assert (writer.append_bytes, writer.committed_bytes, writer.waiting_bytes) == (0, 0, 0)
-    assert writer.room() == 1000
-    assert writer.prepare() is None
-
-
 def test_an_empty_append_succeeds_and_leaves_nothing_to_commit() -> None:
     writer = a_writer()
     assert writer.append(b"") is AppendStatus.SUCCESS
@@ -89,21 +82,6 @@ def test_an_empty_segment_takes_one_message_of_any_size() -> None:
     assert writer.append(b"x") is AppendStatus.FILE_FULL
 
 
-def test_what_is_appended_during_a_commit_waits_for_the_next() -> None:
-    segment = a_segment()
-    writer = a_writer(segment)
-    writer.append(b"first")
-    upload = writer.prepare()
-    assert upload is not None
-    assert upload.write is not None
-    writer.append(b"second")
-    segment.write(0, upload.write.data)
-    writer.settle(upload)
-    assert (writer.committed_bytes, writer.waiting_bytes) == (5, 6)
-    send(writer)
-    assert segment.read(0, 11) == b"firstsecond"
-
-
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER, Fault.HALF])
 def test_a_failed_attempt_is_repaired_by_sending_only_what_is_missing(fault: Fault) -> None:
     # Steps: the size, the write that fails, the size again, then whatever the repair takes.
@@ -121,15 +99,6 @@ def test_a_failed_attempt_is_repaired_by_sending_only_what_is_missing(fault: Fau
     assert upload.write.position == landed
     assert segment.read(0, segment.size()) == b"0123456789next batch"
     assert writer.committed_bytes == 20
-
-
-def test_an_attempt_that_landed_whole_sends_nothing_again() -> None:
-    writer = a_writer(a_segment(Faults({1: Fault.AFTER})))
-    writer.append(b"0123456789")
-    with pytest.raises(BackendUnavailableError):
-        send(writer)
-    assert send(writer) == Upload(end=10, write=None)
-    assert writer.committed_bytes == 10
 
 
 def test_failure_after_failure_keeps_the_place_of_every_byte() -> None:
@@ -200,23 +169,3 @@ def test_committed_bytes_that_are_gone_stop_the_writer() -> None:
     writer.append(b"more")
     with pytest.raises(SegmentCorruptError, match="4 bytes that were committed are gone"):
         writer.prepare()
-
-
-def test_what_was_discarded_and_appended_again_is_not_sent_twice() -> None:
-    segment = a_segment(Faults({1: Fault.AFTER}))
-    writer = a_writer(segment)
-    writer.append(b"0123456789")
-    with pytest.raises(BackendUnavailableError):
-        send(writer)
-    writer.discard()
-    assert (writer.waiting_bytes, writer.knows_its_end) == (0, False)
-    writer.append(b"0123456789")
-    assert send(writer) == Upload(end=10, write=None)
-    assert segment.size() == 10
-
-
-def test_what_waits_can_go_to_the_next_segment() -> None:
-    full, following = a_writer(committed_bytes=5), a_writer()
-    full.append(b"abc")
-    full.move_to(following)
-    assert (full.waiting_bytes, following.waiting_bytes) == (0, 3)
