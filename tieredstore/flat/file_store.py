@@ -259,19 +259,12 @@ class FlatFileStore:
 
     def _open(self, files: Sequence[FlatMessageFile]) -> None:
         """Recover queues side by side; each is in the table afterwards, whatever came of it."""
-        failures = self._recover_all(files)
-        with self._guard:
-            for file in files:
-                self._files[file.key] = file
-                self._settle(file, failures.get(file.key))
-
-    def _recover_all(self, files: Sequence[FlatMessageFile]) -> dict[QueueKey, TieredStoreError]:
-        """Those that failed, and why."""
         futures = [self._runtime.fetch.submit(self._recovered, file) for file in files]
-        outcomes = [
-            (file.key, future.result()) for file, future in zip(files, futures, strict=True)
-        ]
-        return {key: failure for key, failure in outcomes if failure is not None}
+        failures = [future.result() for future in futures]
+        with self._guard:
+            for file, failure in zip(files, failures, strict=True):
+                self._files[file.key] = file
+                self._settle(file, failure)
 
     def _retry(self, file: FlatMessageFile, alone: Alone) -> None:
         with alone(file.key) as is_alone:

@@ -272,7 +272,7 @@ class _Search:
                 self.times = times
 
     def _narrow_by_log_segments(self) -> None:
-        """The same by the log's segments, in queue offsets: only a long queue is worth the reads."""
+        """The same by the log's segments, in queue offsets: worth the reads in a long queue."""
         if self.log_low > self.file.log.min_offset:
             found = first_unit_from(self.file, self.log_low, source=self.source)
             self.low = min(max(self.low, found), self.high)

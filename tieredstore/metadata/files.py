@@ -219,7 +219,7 @@ class CatalogueWriter:
 
     @property
     def outgrown(self) -> bool:
-        """Whether the journal is long enough for a new snapshot, whose cost is then O(1) a commit."""
+        """Whether the journal is long enough for a new snapshot, which then costs O(1) a commit."""
         length = 0 if self._snapshot is None else self._snapshot.length
         limit = self._journal_bytes_max or max(JOURNAL_BYTES_MIN, length)
         return self._journal.bytes_count > max(limit, self._next_try_bytes)

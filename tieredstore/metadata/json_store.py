@@ -132,12 +132,7 @@ class JsonMetadataStore(MemoryReads):
             known = self.topic(topic)
             if known is not None:
                 return known
-            record = TopicRecord(
-                topic=topic,
-                topic_id=self._tables.topic_serial + 1,
-                reserve_hours=reserve_hours,
-                update_timestamp=self._clock_ms(),
-            )
+            record = self._tables.new_topic(topic, reserve_hours, self._clock_ms())
             ticket = self._ticket([Put(record)])
             self._commit(writer, [ticket])
             self._settle(ticket)

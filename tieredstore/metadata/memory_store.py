@@ -153,12 +153,7 @@ class MemoryMetadataStore(MemoryReads):
         with self._tables_lock:
             tables = self._open_tables()
             if topic not in tables.topics:
-                record = TopicRecord(
-                    topic=topic,
-                    topic_id=tables.topic_serial + 1,
-                    reserve_hours=reserve_hours,
-                    update_timestamp=self._clock_ms(),
-                )
+                record = tables.new_topic(topic, reserve_hours, self._clock_ms())
                 tables.apply([Put(record)])
             return tables.topics[topic]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
@@ -153,37 +153,43 @@ class Tables:
 
     def _read_topics(self, table: Row) -> None:
         for topic, row in table.items():
-            if row is None:
-                continue
-            try:
-                members = _row(row)
-                record = self.topics[topic] = read_topic(members, topic)
-                self._keep_unknown((topic,), members, TopicRow)
-            except ValueError as error:
-                raise ValueError(f"{TOPIC_TABLE} {topic}: {error}") from error
-            self.topic_serial = max(self.topic_serial, record.topic_id)
+            if row is not None:
+                record = self._read_row(TOPIC_TABLE, (topic,), row, read_topic, TopicRow)
+                self.topics[topic] = record
+                self.topic_serial = max(self.topic_serial, record.topic_id)
 
     def _read_queues(self, table: Row) -> None:
         for topic, of_topic in table.items():
-            found = self.queues[topic] = {}
-            for queue_id, row in _numbered(QUEUE_TABLE, topic, of_topic):
-                try:
-                    members = _row(row)
-                    found[queue_id] = read_queue(members, topic, queue_id)
-                    self._keep_unknown((topic, queue_id), members, QueueRow)
-                except ValueError as error:
-                    raise ValueError(f"{QUEUE_TABLE} {topic} {queue_id}: {error}") from error
+            self.queues[topic] = {
+                queue_id: self._read_row(QUEUE_TABLE, (topic, queue_id), row, read_queue, QueueRow)
+                for queue_id, row in _numbered(QUEUE_TABLE, topic, of_topic)
+            }
 
     def _read_segments(self, name: str, type: SegmentType, table: Row) -> None:
         for path, of_path in table.items():
-            found = self.segments[type][path] = {}
-            for base, row in _numbered(name, path, of_path):
-                try:
-                    members = _row(row)
-                    found[base] = read_segment(members, path, type, base)
-                    self._keep_unknown((path, type, base), members, SegmentRow)
-                except ValueError as error:
-                    raise ValueError(f"{name} {path} {base}: {error}") from error
+            self.segments[type][path] = {
+                base: self._read_row(name, (path, type, base), row, read_segment, SegmentRow)
+                for base, row in _numbered(name, path, of_path)
+            }
+
+    def _read_row(
+        self,
+        table: str,
+        key: RowKey,
+        row: Json,
+        read: Callable[..., V],
+        kind: type[msgspec.Struct],
+    ) -> V:
+        """The record of a row and, kept beside it, the fields that are not ours."""
+        try:
+            if not isinstance(row, dict):
+                raise ValueError("it is no object")
+            record = read(row, *key)
+            self._keep_unknown(key, row, kind)
+        except ValueError as error:
+            place = " ".join(str(part) for part in key if not isinstance(part, SegmentType))
+            raise ValueError(f"{table} {place}: {error}") from error
+        return record
 
     def _keep_unknown(self, key: RowKey, row: Row, kind: type[msgspec.Struct]) -> None:
         found = unknown_fields(row, kind.__struct_encode_fields__)
@@ -242,6 +248,15 @@ class Tables:
                 case DeleteNote(kind, key):
                     _delete(self.notes, kind, key)
                     self.notes_changed = True
+
+    def new_topic(self, topic: str, reserve_hours: int | None, now_ms: int) -> TopicRecord:
+        """The row of a topic that comes now, with the next number; nothing is changed."""
+        return TopicRecord(
+            topic=topic,
+            topic_id=self.topic_serial + 1,
+            reserve_hours=reserve_hours,
+            update_timestamp=now_ms,
+        )
 
     def _put(self, record: Record) -> None:
         match record:
@@ -559,9 +574,3 @@ def _numbered(name: str, outer: str, table: Json) -> Iterator[tuple[int, Json]]:
             raise ValueError(f"{name} {outer}: {text[:40]!r} is no key")
         if row is not None:
             yield int(text), row
-
-
-def _row(row: Json) -> Row:
-    if not isinstance(row, dict):
-        raise ValueError("it is no object")
-    return row
