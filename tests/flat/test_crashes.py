@@ -283,7 +283,9 @@ def tiers(stores: Stores) -> Tiers:
 def test_after_a_crash_at_any_request_nothing_acknowledged_is_lost(
     stores: Stores, tiers: Tiers, fault: Fault
 ) -> None:
-    steps = stores.sample(steps_of_a_quiet_run(in_memory), over_http=3, at_length=8)
+    steps = stores.sample(
+        from_the_middle(steps_of_a_quiet_run(in_memory)), over_http=1, at_length=8
+    )
     every_step(lambda step: crash_and_return(tiers(), step, fault), steps=steps)
 
 

@@ -202,13 +202,18 @@ def test_an_error_at_any_step_loses_nothing_that_was_acknowledged(
 
 
 @pytest.mark.slow
-def test_a_crash_while_recovering_from_a_crash_is_no_different(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("apart", "apart_again"), [(5, 3), pytest.param(1, 1, marks=pytest.mark.torture)]
+)
+def test_a_crash_while_recovering_from_a_crash_is_no_different(
+    tmp_path: Path, apart: int, apart_again: int
+) -> None:
     start = tmp_path / "start"
     start.mkdir()
     java_files(start)
     states = expected_states(start, tmp_path / "expected")
-    for first in range(1, 80, 3):
-        for second in range(1, 20, 2):
+    for first in range(1, 80, apart):
+        for second in range(1, 20, apart_again):
             folder, history = tmp_path / f"at-{first}-{second}", History(states)
             shutil.copytree(start, folder)
             with ForgetfulDisk(folder, stop_at=first) as disk:
