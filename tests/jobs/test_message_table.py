@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.flat.tiers import run_of
 from tieredstore.codec.columns import RecordFields
 from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.codec.record import decode_properties, split_keys
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS, MessageTable, PropertyColumns
 from tieredstore.model.errors import SegmentCorruptError
-from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import Host, QueueKey
 
 KEY = QueueKey("Tøpic", 3)
@@ -54,19 +55,6 @@ def records(draw: st.DrawFn) -> bytes:
     )
 
 
-def run_of(found: list[bytes], *, first: int = 5) -> MessageRun:
-    sizes = np.array([len(record) for record in found], np.int32)
-    starts = np.cumsum(sizes, dtype=np.int64) - sizes
-    return MessageRun(
-        first_offset=first,
-        log_offsets=starts + 1000,
-        message_bytes=sizes,
-        tags_codes=np.zeros(len(found), np.int64),
-        starts=starts,
-        records=b"".join(found),
-    )
-
-
 def expected(record: bytes, row: int) -> dict[str, Any]:
     one = decode_message(record, check_crc=False)
     with_crc = True
@@ -101,7 +89,7 @@ def moment(ms: int) -> datetime | None:
 
 @given(st.lists(records(), min_size=1, max_size=6))
 def test_a_batch_says_what_the_decoder_says_of_each_record(found: list[bytes]) -> None:
-    fields = RecordFields(run_of(found))
+    fields = RecordFields(run_of(5, found))
     batch = MessageTable().batch(KEY, fields)
     batch.validate(full=True)
     rows = batch.to_pylist()
@@ -126,64 +114,30 @@ def test_property_texts_are_taken_apart_as_one_by_one(texts: list[bytes]) -> Non
     assert columns.unique_keys().to_pylist() == [each.get("UNIQ_KEY") for each in wanted]
 
 
-@given(
-    found=st.lists(records(), min_size=1, max_size=3),
-    row=st.integers(0, 2),
-    place=st.integers(0, 400),
-    value=st.integers(0, 255),
-)
-def test_a_changed_byte_makes_a_row_unsound_exactly_where_the_decoder_refuses_it(
-    found: list[bytes], row: int, place: int, value: int
-) -> None:
-    row %= len(found)
-    changed = bytearray(found[row])
-    place %= len(changed)
-    if place < 4:  # the size is the queue's to say
-        return
-    changed[place] = value
-    run = run_of([*found[:row], bytes(changed), *found[row + 1 :]])
-    fields = RecordFields(run)
-    try:
-        decode_message(bytes(changed), check_crc=False)
-        is_sound = True
-    except SegmentCorruptError:
-        is_sound = False
-    assert fields.sound.tolist() == [is_sound if at == row else True for at in range(len(found))]
-    batch = MessageTable().batch(KEY, fields)
-    batch.validate(full=True)
-    assert batch.num_rows == int(fields.sound.sum())
-
-
 def test_units_that_point_beyond_the_bytes_read_nothing_of_them() -> None:
-    run = run_of([b"x" * 200])
-    wild = MessageRun(
-        first_offset=0,
-        log_offsets=run.log_offsets,
-        message_bytes=np.array([2**31 - 1], np.int32),
-        tags_codes=run.tags_codes,
-        starts=np.array([150]),
-        records=run.records,
-    )
-    fields = RecordFields(wild)
+    run = run_of(5, [b"x" * 200])
+    sizes = np.array([2**31 - 1], np.int32)
+    fields = RecordFields(replace(run, message_bytes=sizes, starts=np.array([150])))
     assert not fields.is_sound
     assert MessageTable().batch(KEY, fields).num_rows == 0
 
 
+def a_record(body: bytes) -> bytes:
+    return encode_message(
+        topic="t",
+        queue_id=0,
+        queue_offset=0,
+        log_offset=0,
+        born_timestamp=0,
+        born_host=Host(b"\x0a\x00\x00\x01", 4711),
+        store_timestamp=1,
+        store_host=Host(bytes(15) + b"\x01", 10911),
+        body=body,
+    )
+
+
 def test_only_the_columns_asked_for_are_made_and_in_their_order() -> None:
-    found = [
-        encode_message(
-            topic="t",
-            queue_id=0,
-            queue_offset=0,
-            log_offset=0,
-            born_timestamp=0,
-            born_host=Host(b"\x0a\x00\x00\x01", 4711),
-            store_timestamp=1,
-            store_host=Host(bytes(15) + b"\x01", 10911),
-            body=b"abc",
-        )
-    ]
-    fields = RecordFields(run_of(found))
+    fields = RecordFields(run_of(5, [a_record(b"abc")]))
     table = MessageTable(["body", "store_host", "born_host"])
     assert table.batch(KEY, fields).to_pylist() == [
         {"body": b"abc", "store_host": "[::1]:10911", "born_host": "10.0.0.1:4711"}
@@ -194,24 +148,9 @@ def test_only_the_columns_asked_for_are_made_and_in_their_order() -> None:
 
 
 def test_rows_that_are_chosen_are_those_given() -> None:
-    run = run_of([encode(body=str(number).encode()) for number in range(10)])
-    batch = MessageTable(["queue_offset", "body"]).batch(
-        KEY, RecordFields(run), np.array([1, 4, 9])
-    )
+    run = run_of(5, [a_record(str(number).encode()) for number in range(10)])
+    table = MessageTable(["queue_offset", "body"])
+    batch = table.batch(KEY, RecordFields(run), np.array([1, 4, 9]))
     assert batch.column(1).to_pylist() == [b"1", b"4", b"9"]
     assert batch.column(0).to_pylist() == [6, 9, 14]
     assert set(MESSAGE_COLUMNS) >= set(batch.schema.names)
-
-
-def encode(*, body: bytes) -> bytes:
-    return encode_message(
-        topic="t",
-        queue_id=0,
-        queue_offset=0,
-        log_offset=0,
-        born_timestamp=0,
-        born_host=Host(bytes(4), 1),
-        store_timestamp=0,
-        store_host=Host(bytes(4), 1),
-        body=body,
-    )

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.flat.tiers import FaultyCatalogue
+from tests.flat.tiers import FaultyCatalogue, run_of
 from tests.jobs.dying import LOADED, NEW, OLD, config_in, dying, load, reindexed
 from tests.jobs.job_kit import copy_of_golden
 from tests.jobs.load_kit import assert_found, open_tier_of, report_of
@@ -254,14 +254,8 @@ def stored_messages(queues: list[list[tuple[int, int]]]) -> list[Stored]:
 
 
 def one_run(message: Stored, log_offset: int) -> MessageRun:
-    return MessageRun(
-        first_offset=message.queue_offset,
-        log_offsets=np.array([log_offset]),
-        message_bytes=np.array([len(message.record)], np.int32),
-        tags_codes=np.zeros(1, np.int64),
-        starts=np.zeros(1, np.int64),
-        records=message.record,
-    )
+    run = run_of(message.queue_offset, [message.record], [0])
+    return replace(run, log_offsets=np.array([log_offset]))
 
 
 def write_tier(config: StoreConfig, messages: list[Stored]) -> dict[tuple[QueueKey, int], int]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from tests.flat.tiers import run_of
 from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.codec.message import encode_message
 from tieredstore.codec.record import encode_properties, tags_code
@@ -139,19 +138,8 @@ def a_run(
         )
         for number in range(first, first + count)
     ]
-    sizes = np.array([len(record) for record in records], np.int32)
-    starts = np.cumsum(sizes, dtype=np.int64) - sizes
-    return MessageRun(
-        first_offset=first,
-        log_offsets=starts,
-        message_bytes=sizes,
-        tags_codes=np.array(
-            [tags_code(properties_of(number)["TAGS"]) for number in range(first, first + count)],
-            np.int64,
-        ),
-        starts=starts,
-        records=b"".join(records),
-    )
+    numbers = range(first, first + count)
+    return run_of(first, records, [tags_code(properties_of(number)["TAGS"]) for number in numbers])
 
 
 def run_part(run: MessageRun, start: int, end: int) -> MessageRun:
