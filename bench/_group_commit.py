@@ -1,7 +1,6 @@
 """Writers that wait for the disk together, and what one thread does without a store.
 
-What lives here: the two measures; `bench.local` makes rows of them. The plain way writes records
-of the same size to a file that has its blocks, and syncs each of them.
+The plain way writes records of the same size to a file that has its blocks, and syncs each of them.
 """
 
 from __future__ import annotations

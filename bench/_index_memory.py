@@ -1,7 +1,4 @@
-"""How much anonymous memory the compaction of an index file takes, in a process of its own.
-
-What lives here: the child, which compacts the file it is told, and the call that starts it.
-"""
+"""How much anonymous memory the compaction of an index file takes, in a process of its own."""
 
 from __future__ import annotations
 

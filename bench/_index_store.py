@@ -1,7 +1,4 @@
-"""How fast a key index takes runs of messages, and how long it takes to make them durable.
-
-What lives here: messages as a broker stores them, and one measurement. The table is in `index`.
-"""
+"""How fast a key index takes runs of messages, and how long it takes to make them durable."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a benchmark comes to: rows of figures beside what they are held against.
-
-What lives here: `Row`, the table of rows, and results as JSON. How time is measured is in
-`_timing`.
-"""
+"""What a benchmark comes to: rows of figures beside what they are held against."""
 
 from __future__ import annotations
 

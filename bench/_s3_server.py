@@ -1,7 +1,7 @@
 """A fast S3 server in its own process, for benchmarks: ministack where it is installed.
 
-What lives here: starting and ending it. It is no dependency: TIEREDSTORE_BENCH_SERVER names a
-Python that has it (`pip install ministack`), else the Python that runs this is asked.
+It is no dependency: TIEREDSTORE_BENCH_SERVER names a Python that has it (`pip install ministack`),
+else the Python that runs this is asked.
 """
 
 from __future__ import annotations

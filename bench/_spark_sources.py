@@ -1,6 +1,6 @@
 """What the scan is measured with: a source of prepared batches, and files that count their reads.
 
-What lives here: `PreparedSource` and `CountedPosix`. Workers import both by name.
+Workers import both by name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Tiers for the benchmark on Spark, made as fast as a disk takes them; and Spark itself.
-
-What lives here: `written`, which makes one queue, with its key index if asked for, and `spark`.
-"""
+"""Tiers for the benchmark on Spark, made as fast as a disk takes them; and Spark itself."""
 
 from __future__ import annotations
 

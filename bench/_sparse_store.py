@@ -1,7 +1,7 @@
 """How much memory it takes to open a store of many sparse files.
 
-What lives here: making such a store, which takes next to no disk, and opening it in a process of
-its own. Prints the anonymous memory in bytes after the imports and after opening:
+Such a store takes next to no disk, and is opened in a process of its own. Prints the anonymous
+memory in bytes after the imports and after opening:
 
     python -m bench._sparse_store DIRECTORY [LOG_FILES]
 """

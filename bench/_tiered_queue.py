@@ -1,7 +1,4 @@
-"""One queue of 1 KB messages in files, and ways to read all of it.
-
-What lives here: `Bench`. What is measured and promised is in `fetch`.
-"""
+"""One queue of 1 KB messages in files, and ways to read all of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """How benchmarks take times: medians, and two ways compared in turns.
 
-What lives here: `median_seconds`, `compare` and `report`. On shared machines only ratios mean
-much, so a promise is a ratio: `report` says which are missed.
+On shared machines only ratios mean much, so a promise is a ratio: `report` says which are missed.
 """
 
 from __future__ import annotations

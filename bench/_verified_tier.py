@@ -1,7 +1,4 @@
-"""A tier with messages of 1 KB and two keys each, written through the real parts.
-
-What lives here: `written_tier`. What is measured on it is in `verify_export`.
-"""
+"""A tier with messages of 1 KB and two keys each, written through the real parts."""
 
 from __future__ import annotations
 
