@@ -1,8 +1,6 @@
 """The tables of docs/metrics.md, made from the declarations themselves.
 
-    python -m tests.exporters.metrics_page     writes them into the page
-
-That the page has them is tested in `test_metrics_page`.
+python -m tests.exporters.metrics_page     writes them into the page
 """
 
 from __future__ import annotations

@@ -7,17 +7,34 @@ import json
 import re
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.exporters.promql import Named, read
 from tests.exporters.shown import sample_names
 from tieredstore.driver.metrics import BASE_LABELS, OUR_METRICS, ROCKETMQ_METRICS
 from tieredstore.model.config import StoreConfig
 
+FUNCTIONS = frozenset(
+    {
+        *("absent", "avg", "clamp_max", "clamp_min", "count", "delta", "deriv"),
+        *("histogram_quantile", "increase", "max", "min", "rate", "sum", "topk", "vector"),
+    }
+)
+GROUPINGS = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
+KEYWORDS = frozenset({"and", "or", "unless", "bool", "offset"})
+
+_TOKEN = re.compile(
+    r"""(?P<string>"(?:[^"\\]|\\.)*")
+      | (?P<range>\[[^\]]*\])
+      | (?P<number>\d[\w.+]*)
+      | (?P<name>[A-Za-z_:][\w:]*)
+      | (?P<match>=~|!~|!=|==|>=|<=|=)
+      | (?P<other>\S)""",
+    re.VERBOSE,
+)
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "grafana"
 METRICS = {
     name: metric for metric in (*ROCKETMQ_METRICS, *OUR_METRICS) for name in sample_names(metric)
@@ -27,6 +44,50 @@ OF_THE_SCRAPE = {"job", "instance"}  # Prometheus adds them
 _LEGEND = re.compile(r"\{\{\s*([^}\s]+)\s*\}\}")
 _QUOTED_LABEL = re.compile(r"\$labels\.(\w+)")
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+
+
+@dataclass(slots=True)
+class Named:
+    """What an expression names: metrics, each with the labels in braces behind it, and the rest."""
+
+    metrics: list[tuple[str, set[str]]] = field(default_factory=list)
+    grouped_by: set[str] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)  # functions
+
+
+def read(expression: str) -> Named:
+    """Takes every name of a PromQL expression apart, and evaluates nothing."""
+    found = Named()
+    tokens = [(str(each.lastgroup), each.group()) for each in _TOKEN.finditer(expression)]
+    place = 0
+    while place < len(tokens):
+        kind, text = tokens[place]
+        place += 1
+        following = tokens[place][1] if place < len(tokens) else ""
+        if text == "{" and found.metrics:
+            place, labels = _until(tokens, place, "}")
+            found.metrics[-1][1].update(labels)
+        elif kind != "name" or text in KEYWORDS:
+            continue
+        elif text in GROUPINGS and following == "(":
+            place, labels = _until(tokens, place + 1, ")")
+            found.grouped_by |= labels
+        elif following == "(" or (following in GROUPINGS and text in FUNCTIONS):
+            if text not in FUNCTIONS:
+                found.unknown.add(text)
+        else:
+            found.metrics.append((text, set()))
+    return found
+
+
+def _until(tokens: list[tuple[str, str]], place: int, end: str) -> tuple[int, set[str]]:
+    """The names up to a closing bracket, and the place behind it."""
+    labels = set()
+    while tokens[place][1] != end:
+        if tokens[place][0] == "name":
+            labels.add(tokens[place][1])
+        place += 1
+    return place + 1, labels
 
 
 def complaints(expression: str, *, shown: AbstractSet[str] = frozenset()) -> list[str]:

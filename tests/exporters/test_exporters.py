@@ -1,39 +1,252 @@
-"""What a store measures arrives in Prometheus and OpenTelemetry, under RocketMQ's names and labels.
+"""Every declared metric shows with its labels, in both exporters and in the docs, and is true.
 
-Both get the same measurements and must show the same.
+Both exporters get the same measurements and must show the same. What only an object store has is in
+tests/s3/test_metrics_on_s3.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.exporters.metrics_page import PAGE, TABLES, with_tables
 from tests.exporters.shown import (
     BROKER,
+    NEW_TOPIC,
+    EventfulBroker,
     Exporter,
     OpenTelemetry,
     Prometheus,
     labels_of,
     measured_store,
+    sample_names,
+    shown_metrics,
+    wrong_labels,
 )
+from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metrics import (
     API_LATENCY,
     BASE_LABELS,
+    BUFFERED_BYTES,
     DISPATCH_BEHIND,
+    FOOTER_CACHE_BYTES,
+    GET_MESSAGE_FALLBACK,
+    HELD_LOG_BYTES,
+    INDEX_BEHIND,
+    INDEX_FILES,
+    INDEX_PROBLEM,
+    JOURNAL_BYTES,
+    LOST_MESSAGES,
     MESSAGES_OUT,
+    OBJECT_BILL,
+    OBJECT_BYTES,
+    OBJECT_REQUESTS,
+    OUR_METRICS,
+    PUBLISH_PROBLEM,
+    PUBLISHED,
+    QUEUE_HELD_LOG_BYTES,
+    QUEUE_PROBLEM,
+    QUEUES,
     READ_CACHE_ACCESS,
     READ_CACHE_BYTES,
+    READ_CACHE_COUNT,
+    READ_CACHE_HIT,
+    RETRIES,
+    ROCKETMQ_METRICS,
     RPC_LATENCY,
     STORAGE_RESERVE_TIME,
+    STORAGE_SIZE,
     UPLOAD_BYTES,
+    UPLOADS,
     GaugeRead,
     Labels,
+    Metric,
+    MetricKind,
 )
 from tieredstore.exporters import instruments
 from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.values import SegmentType
 from tieredstore.testing.samples import TOPIC, a_message
+
+ALL = (*ROCKETMQ_METRICS, *OUR_METRICS)
+METRICS = {name: metric for metric in ALL for name in sample_names(metric)}
+ONLY_OBJECTS = {OBJECT_REQUESTS, OBJECT_BYTES, OBJECT_BILL}
+ONLY_FAILURES = {RETRIES, GET_MESSAGE_FALLBACK}
+
+
+@pytest.fixture
+def broker(exporter: Exporter, tmp_path: Path) -> Iterator[EventfulBroker]:
+    made = EventfulBroker(tmp_path, exporter.metrics)
+    yield made
+    made.store.shutdown(drain=False)
+
+
+def test_declarations_are_complete_and_told_apart() -> None:
+    names = [name for metric in ALL for name in sample_names(metric)]
+    assert len(names) == len(set(names))
+    assert all(metric.meaning for metric in ALL)
+    assert all(metric.name.startswith("tieredstore_") for metric in OUR_METRICS)
+    counters = {metric for metric in ALL if metric.kind is MetricKind.COUNTER}
+    assert counters == {metric for metric in ALL if metric.name.endswith("_total")}
+
+
+def test_every_metric_is_shown_with_its_labels_by_a_store_on_posix(
+    exporter: Exporter, broker: EventfulBroker
+) -> None:
+    broker.live()
+    broker.put(5, 6)  # which waits
+    first = exporter.samples()
+    broker.live_again()
+    found = first | exporter.samples()
+    assert wrong_labels(found, ALL) == []
+    missing = {metric.name for metric in ONLY_OBJECTS | ONLY_FAILURES}
+    assert shown_metrics(found, ALL) == {metric.name for metric in ALL} - missing
+
+
+def test_storage_is_what_the_catalogue_says(exporter: Exporter, broker: EventfulBroker) -> None:
+    broker.live()
+    found = exporter.samples()
+    path = f"broker-a/{TOPIC}/0"
+    rows = broker.store._loaded().tier.metadata.segments(path)
+    log_bytes = sum(row.size for row in rows if row.type is SegmentType.COMMIT_LOG)
+
+    def stored(file_type: str, path: str = path) -> float:
+        return found[STORAGE_SIZE.name, labels_of(topic=path, file_type=file_type)]
+
+    assert stored("commit_log") == log_bytes > 0
+    assert stored("consume_queue") == 5 * UNIT_BYTES
+    assert stored("index", "broker-a/rmq_sys_INDEX/0") > 0
+    # Five messages a second apart, each put when the one before was.
+    reserve = found[STORAGE_RESERVE_TIME.name, labels_of(topic=TOPIC, queue_id="0")]
+    assert reserve == 5_000
+
+
+def test_the_read_cache_shows_what_it_holds(exporter: Exporter, broker: EventfulBroker) -> None:
+    def shown(metric: Metric) -> float:
+        return exporter.samples()[metric.name, labels_of()]
+
+    broker.put(*range(5))
+    assert broker.store.flush()
+    assert [shown(READ_CACHE_ACCESS), shown(READ_CACHE_BYTES), shown(READ_CACHE_COUNT)] == [0, 0, 0]
+    assert broker.store.get_message(TOPIC, 0, 0).messages
+    cache = broker.store._loaded().tier.fetcher.cache
+    assert cache is not None
+    assert (shown(READ_CACHE_BYTES), shown(READ_CACHE_COUNT)) == (
+        cache.held_bytes,
+        cache.extent_count,
+    )
+    assert shown(READ_CACHE_BYTES) > 5 * UNIT_BYTES
+    asked, hits = shown(READ_CACHE_ACCESS), shown(READ_CACHE_HIT)
+    assert hits < asked
+    assert broker.store.get_message(TOPIC, 0, 0).messages
+    assert shown(READ_CACHE_HIT) - hits == shown(READ_CACHE_ACCESS) - asked > 0
+
+
+def test_a_queue_that_stops_and_one_with_a_gap_are_named(
+    exporter: Exporter, broker: EventfulBroker
+) -> None:
+    broker.live()
+    calm = exporter.samples()
+    assert calm[QUEUES.name, labels_of(state="ok")] == 1
+    assert not {QUEUE_PROBLEM.name, LOST_MESSAGES.name} & {name for name, _ in calm}
+    broker.live_again()
+    found = exporter.samples()
+    states = {s: found[QUEUES.name, labels_of(state=s)] for s in ("ok", "failing", "stopped")}
+    assert states == {"ok": 1, "failing": 0, "stopped": 1}
+    queue = labels_of(topic=TOPIC, queue_id="0", state="stopped")
+    assert found[QUEUE_PROBLEM.name, queue] == 1
+    assert found[LOST_MESSAGES.name, labels_of(topic=NEW_TOPIC, queue_id="0")] == 2
+
+
+def test_what_waits_and_what_was_published_and_indexed_is_shown(
+    exporter: Exporter, broker: EventfulBroker
+) -> None:
+    broker.live()
+    found = exporter.samples()
+    files = {s: found[INDEX_FILES.name, labels_of(state=s)] for s in ("sealed", "uploaded")}
+    assert files == {"sealed": 0, "uploaded": 1}
+    for metric in (BUFFERED_BYTES, UPLOADS, HELD_LOG_BYTES, INDEX_BEHIND):
+        assert found[metric.name, labels_of()] == 0, metric.name
+    for metric in (INDEX_PROBLEM, PUBLISH_PROBLEM):
+        assert found[metric.name, labels_of()] == 0, metric.name
+    assert found[JOURNAL_BYTES.name, labels_of()] > 0
+    assert found[FOOTER_CACHE_BYTES.name, labels_of()] > 0
+    health = broker.store.health().catalogue
+    assert found[PUBLISHED.name, labels_of(success="true")] == health.published_count > 0
+    assert found[PUBLISHED.name, labels_of(success="false")] == 0
+    before = broker.local.confirmed_offset()
+    broker.put(5, 6)
+    held = exporter.samples()[HELD_LOG_BYTES.name, labels_of()]
+    assert held == broker.local.confirmed_offset() - before > 0
+
+
+def test_each_queue_that_waits_says_how_much_of_the_local_log_it_holds(
+    exporter: Exporter, broker: EventfulBroker
+) -> None:
+    broker.live()
+    calm = exporter.samples()
+    assert QUEUE_HELD_LOG_BYTES.name not in {name for name, _ in calm}
+    first = broker.local.confirmed_offset()
+    broker.local.put_message(a_message(queue_id=0))
+    second = broker.local.confirmed_offset()
+    broker.local.put_message(a_message(queue_id=1))
+    end = broker.local.confirmed_offset()
+    found = exporter.samples()
+    held = {
+        queue_id: found[QUEUE_HELD_LOG_BYTES.name, labels_of(topic=TOPIC, queue_id=queue_id)]
+        for queue_id in ("0", "1")
+    }
+    assert held == {"0": end - first, "1": end - second}
+    assert found[HELD_LOG_BYTES.name, labels_of()] == end - first
+
+
+def test_a_topic_that_is_deleted_is_shown_no_more(
+    exporter: Exporter, broker: EventfulBroker
+) -> None:
+    broker.live()
+    broker.store.delete_topics([TOPIC])
+    found = exporter.samples()
+    named = {
+        METRICS[name].kind
+        for name, labels in found
+        if any(TOPIC in value.split("/") for _, value in labels)
+    }
+    if isinstance(exporter, Prometheus):
+        assert named == set()
+    else:  # the SDK keeps what it has counted
+        assert MetricKind.GAUGE not in named
+
+
+def test_a_store_that_was_shut_down_shows_no_gauges_and_one_loaded_again_shows_its_own(
+    exporter: Exporter, broker: EventfulBroker
+) -> None:
+    broker.live()
+    while_open = exporter.samples()
+    broker.store.shutdown()
+    observed = {metric.name for metric in ALL if metric.kind is MetricKind.GAUGE} | {
+        READ_CACHE_ACCESS.name,
+        PUBLISHED.name,
+    }
+    closed = exporter.samples()
+    assert not observed & {name for name, _ in closed}
+    assert closed  # what was counted stays
+    broker.store.load()
+    broker.store.start()
+    again = exporter.samples()
+    size = (STORAGE_SIZE.name, labels_of(topic=f"broker-a/{TOPIC}/0", file_type="consume_queue"))
+    assert again[size] == while_open[size]
+
+
+def test_what_destroys_the_data_leaves_no_gauge_behind(
+    exporter: Exporter, broker: EventfulBroker
+) -> None:
+    broker.live()
+    broker.store.destroy()
+    gauges = {metric.name for metric in ALL if metric.kind is MetricKind.GAUGE}
+    assert not gauges & {name for name, _ in exporter.samples()}
 
 
 def always(value: float, **labels: str) -> GaugeRead:
@@ -167,3 +380,22 @@ def test_many_threads_count_forget_and_look_at_once(exporter: Exporter) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(count, range(4)))
     assert exporter.samples()[MESSAGES_OUT.name, labels_of(topic="stays", group="g")] == 800
+
+
+def test_the_tables_are_those_of_the_code() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == with_tables(text), "run: python -m tests.exporters.metrics_page"
+
+
+def test_a_page_that_says_something_else_is_made_true() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for metrics in TABLES.values():
+        wrong = text.replace(f"`{metrics[0].name}`", "`another`")
+        assert wrong != text
+        assert with_tables(wrong) == text
+
+
+def test_the_base_labels_are_named() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for name, value in BASE_LABELS.items():
+        assert f'`{name}="{value}"`' in text
