@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bench._messages import run_of
 from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.runtime import Runtime
@@ -17,7 +18,6 @@ from tieredstore.index.contract import CommittedRun
 from tieredstore.index.store import IndexStore
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.messages import MessageRun
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_record
 
@@ -35,7 +35,7 @@ class StoreFigures:
     sync_seconds: float
 
 
-def run_of(first: int) -> CommittedRun:
+def committed_run(first: int) -> CommittedRun:
     """Messages of one queue: a UNIQ_KEY, one key and three other properties each."""
     records = [
         a_record(
@@ -50,17 +50,8 @@ def run_of(first: int) -> CommittedRun:
         )
         for number in range(first, first + RUN_MESSAGES)
     ]
-    sizes = np.array([len(record) for record in records], np.int32)
-    starts = np.cumsum(sizes, dtype=np.int64) - sizes
-    run = MessageRun(
-        first_offset=first,
-        log_offsets=starts,
-        message_bytes=sizes,
-        tags_codes=np.zeros(RUN_MESSAGES, np.int64),
-        starts=starts,
-        records=b"".join(records),
-    )
-    return CommittedRun(run=run, log_offsets=starts + 400 * first)
+    run = run_of(first, records)
+    return CommittedRun(run=run, log_offsets=run.starts + 400 * first)
 
 
 def hashed_one_by_one(run: CommittedRun) -> NDArray[np.uint64]:
@@ -84,7 +75,7 @@ def measured(folder: Path) -> StoreFigures:
         spent, plain = [], []
         for turn in range(TURNS):
             first = turn * RUNS_A_TURN * RUN_MESSAGES
-            runs = [run_of(first + number * RUN_MESSAGES) for number in range(RUNS_A_TURN)]
+            runs = [committed_run(first + number * RUN_MESSAGES) for number in range(RUNS_A_TURN)]
             started = time.perf_counter()
             for run in runs:
                 index.put(TOPIC, topic_id, 0, run)

@@ -1,11 +1,13 @@
-"""The messages that the benchmarks of the local store put, in batches as a producer sends them."""
+"""Messages for benchmarks: in batches as a producer sends them, and as runs of records."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from tieredstore.model.messages import Message
+import numpy as np
+
+from tieredstore.model.messages import Message, MessageRun
 
 BATCH_MESSAGES = 256
 QUEUES = 4
@@ -35,6 +37,20 @@ def batches(count: int, *, mixed: bool = False, unique: bool = False) -> list[li
 def properties(number: int, *, unique: bool) -> dict[str, str]:
     found = {"KEYS": f"order-{number:08d} user-{number % 9_973:06d}", "TAGS": "TagA"}
     return {"UNIQ_KEY": f"7F00000100002A139F5516E3{number:08X}", **found} if unique else found
+
+
+def run_of(first: int, records: Sequence[bytes], *, tags_code: int = 0) -> MessageRun:
+    """Records of one queue as a broker's store hands them over."""
+    sizes = np.array([len(record) for record in records], np.int32)
+    starts = np.cumsum(sizes, dtype=np.int64) - sizes
+    return MessageRun(
+        first_offset=first,
+        log_offsets=starts,
+        message_bytes=sizes,
+        tags_codes=np.full(len(records), tags_code, np.int64),
+        starts=starts,
+        records=b"".join(records),
+    )
 
 
 def a_second(work: Callable[[], object], count: int) -> float:

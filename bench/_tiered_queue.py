@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
+from bench._messages import run_of
 from tieredstore.access.fetcher import Fetcher
 from tieredstore.codec.message import encode_message
 from tieredstore.codec.names import segment_name
@@ -141,16 +140,6 @@ def a_run(first: int) -> MessageRun:
         body=bytes(range(250)) * 3 + bytes(140),
         property_bytes=b"KEYS\x01order-00000001\x02TAGS\x01TagA\x02",
     )
-    starts = np.arange(BATCH, dtype=np.int64) * len(record)
-    data = bytearray(record * BATCH)
-    for row in range(BATCH):
-        at = row * len(record) + QUEUE_OFFSET_POSITION
-        data[at : at + 8] = (first + row).to_bytes(8, "big")
-    return MessageRun(
-        first_offset=first,
-        log_offsets=starts,
-        message_bytes=np.full(BATCH, len(record), np.int32),
-        tags_codes=np.zeros(BATCH, np.int64),
-        starts=starts,
-        records=bytes(data),
-    )
+    head, tail = record[:QUEUE_OFFSET_POSITION], record[QUEUE_OFFSET_POSITION + 8 :]
+    numbers = range(first, first + BATCH)
+    return run_of(first, [head + number.to_bytes(8, "big") + tail for number in numbers])

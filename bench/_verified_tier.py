@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import numpy as np
-
+from bench._messages import run_of
 from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.codec.message import encode_message
 from tieredstore.codec.record import encode_properties, tags_code
@@ -14,7 +13,6 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.index.contract import CommittedRun
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import Host
 
 TOPIC, QUEUES, BATCH = "Orders", 2, 4_096
@@ -67,19 +65,10 @@ def _batch(parts: Tier, file: FlatMessageFile, first: int, now_ms: int) -> int:
         )
         for offset in range(first, first + BATCH)
     ]
-    sizes = np.array([len(record) for record in records], np.int32)
-    starts = np.cumsum(sizes, dtype=np.int64) - sizes
-    run = MessageRun(
-        first_offset=first,
-        log_offsets=starts,
-        message_bytes=sizes,
-        tags_codes=np.full(BATCH, tags_code("TagA"), np.int64),
-        starts=starts,
-        records=bytearray(b"".join(records)),
-    )
+    run = run_of(first, records, tags_code=tags_code("TagA"))
     appended = file.append(run)
     assert appended.count == BATCH
     assert file.commit()
     committed = CommittedRun(run=run, log_offsets=appended.log_offsets)
     parts.index.put(TOPIC, file.topic_id, queue_id, committed)
-    return int(sizes.sum())
+    return len(run.records)

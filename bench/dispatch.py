@@ -21,8 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
+from bench._messages import run_of
 from bench._rows import Row, rate_row, report
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.codec.queue_unit import encode_units
@@ -74,16 +73,7 @@ class Tier:
 def prepared_run() -> MessageRun:
     """What a local store reads for one batch."""
     records = [a_record(number, body_bytes=BODY_BYTES) for number in range(BATCH)]
-    sizes = np.array([len(record) for record in records], np.int32)
-    starts = np.cumsum(sizes, dtype=np.int64) - sizes
-    return MessageRun(
-        first_offset=0,
-        log_offsets=starts,
-        message_bytes=sizes,
-        tags_codes=np.zeros(BATCH, np.int64),
-        starts=starts,
-        records=b"".join(records),
-    )
+    return run_of(0, records)
 
 
 def bare_seconds(run: MessageRun, root: Path) -> float:

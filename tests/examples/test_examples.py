@@ -15,6 +15,7 @@ import pytest
 
 from tests.codec.golden_files import GOLDEN
 from tests.examples.example_kit import EXAMPLES, output, serving
+from tests.jobs.job_kit import picture
 from tests.s3.moto_server import moto_server
 from tieredstore import StoreConfig, TieredReader
 
@@ -159,14 +160,7 @@ def broker_conf(tmp_path: Path) -> Path:
 
 
 def test_a_tier_of_rocketmq_opens_and_is_not_touched(broker_conf: Path, tmp_path: Path) -> None:
-    def picture() -> dict[str, tuple[bytes, int]]:
-        return {
-            str(path): (path.read_bytes(), path.stat().st_mtime_ns)
-            for path in tmp_path.rglob("*")
-            if path.is_file()
-        }
-
-    before = picture()
+    before = picture(tmp_path)
     queues = output("open_rocketmq_tier.py", broker_conf).splitlines()
     assert len(queues) == 9
     assert "GoldBB/1: offsets 7 to " in "\n".join(queues)
@@ -175,7 +169,7 @@ def test_a_tier_of_rocketmq_opens_and_is_not_touched(broker_conf: Path, tmp_path
     assert first[0].startswith("  GoldAa/0/0  ")
     assert output("open_rocketmq_tier.py", broker_conf, "GoldAa", "no such key") == ""
     assert "GoldAa/" in output("open_rocketmq_tier.py", broker_conf, "GoldAa", "Aa")
-    assert picture() == before
+    assert picture(tmp_path) == before
 
 
 def test_no_example_is_forgotten() -> None:
