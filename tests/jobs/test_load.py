@@ -415,7 +415,7 @@ def check_a_death_at(place: Path, choose: Callable[[int], Iterable[int]]) -> Non
             load(config, "again")
             assert bodies(config, OLD)[PRESENT:] == names_of(OLD, range(90))
             assert bodies(config, NEW) == names_of(NEW, range(60))
-            assert_found(config, LOADED)
+            assert_found(config, LOADED, samples=10)
             assert report_of(config).findings == ()
     assert len(outcomes) == 2
 

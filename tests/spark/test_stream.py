@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config
-from tests.spark.read_options import options_of
+from tests.spark.spark_kit import options_of
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.values import QueueKey
 from tieredstore.spark.options import ReadOptions
