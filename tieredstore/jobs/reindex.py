@@ -220,8 +220,8 @@ def stage_keys(config: StoreConfig, item: KeysItem) -> list[KeyRun]:
 
     # A message whose body is damaged has its keys all the same.
     reader = SliceReader(config, item.slice, on_damage=passed_over, checks_bodies=False)
-    for run in reader.runs():
-        committed = CommittedRun(run=run, log_offsets=run.log_offsets)
+    for fields in reader.fields():
+        committed = CommittedRun(run=fields.run, log_offsets=fields.run.log_offsets)
         writer.add(keys_of_run(key.topic, item.topic_id, key.queue_id, committed).columns)
     return writer.finish()
 

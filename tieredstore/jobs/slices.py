@@ -382,13 +382,9 @@ class SliceReader:
         self._count_max = run_count
         self._pending: Damage | None = None  # may go on in the next message
 
-    def runs(self) -> Iterator[MessageRun]:
-        """Runs that follow each other, but for what is damaged."""
-        for fields in self.fields():
-            yield fields.run
-
     def fields(self) -> Iterator[RecordFields]:
-        """Runs with the places of their records' fields; rows may not be `sound`."""
+        """Runs that follow each other, but for what is damaged, with the places of their records'
+        fields. Rows may not be `sound`."""
         step = self._ask(self._slice.first_offset)
         while True:
             found = step.result()

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,7 +64,7 @@ class SparkEngine(Engine):
         self, work: Work[ItemT, RowT], plan: Plan[ItemT], *, on_progress: OnProgress
     ) -> Generator[ItemResult[RowT], None, None]:
         counter = self._context.accumulator((0, 0), _Counts(plan, on_progress))
-        task = _Task(work, counter)
+        task = partial(_run, work, counter)
         for begin in range(0, len(plan.items), self._wave_items):
             end = min(begin + self._wave_items, len(plan.items))
             wave = [(at, plan.items[at], plan.bytes_of(at)) for at in range(begin, end)]
@@ -80,20 +81,14 @@ class SparkEngine(Engine):
         return max(1, min(len(wave), wanted if size else TASKS_A_CORE * cores * 4))
 
 
-class _Task:
-    """What a task runs; it goes to the worker by pickle."""
-
-    def __init__(self, work: Any, counter: Any) -> None:
-        self._work = work
-        self._counter = counter
-
-    def __call__(
-        self, groups: Iterable[Sequence[tuple[int, Any, int]]]
-    ) -> Iterator[ItemResult[Any]]:
-        for number, item, size in chain.from_iterable(groups):
-            result: ItemResult[Any] = run_item(self._work, item, number)
-            self._counter.add((1, size))
-            yield result
+def _run(
+    work: Any, counter: Any, groups: Iterable[Sequence[tuple[int, Any, int]]]
+) -> Iterator[ItemResult[Any]]:
+    """What a task does; it goes to the worker by pickle."""
+    for number, item, size in chain.from_iterable(groups):
+        result: ItemResult[Any] = run_item(work, item, number)
+        counter.add((1, size))
+        yield result
 
 
 class _Counts(AccumulatorParam[tuple[int, int]]):
