@@ -388,7 +388,7 @@ def test_what_a_running_broker_has_put_and_not_noted_is_found_or_said_to_be_miss
     try:
         parts.load()
         key = QueueKey(ORDERS, 0)
-        made._write(parts, key, a_run(key, made.ends[key], LATER))
+        made.write(parts, key, a_run(key, made.ends[key], LATER))
         index = parts.index
         assert isinstance(index, IndexStore)
         index._writer.drain()  # on no disk yet

@@ -80,7 +80,7 @@ class WrittenTier:
                 run = a_run(
                     key, first, chunk, body_bytes=body_bytes, bodies=part, sys_flag=sys_flag
                 )
-                self._write(parts, key, run)
+                self.write(parts, key, run)
             if seal:
                 parts.index.seal()
 
@@ -98,7 +98,8 @@ class WrittenTier:
             assert parts.files.delete_topics([topic]) == 1
         self.ends = {key: end for key, end in self.ends.items() if key.topic != topic}
 
-    def _write(self, parts: Tier, key: QueueKey, run: MessageRun) -> None:
+    def write(self, parts: Tier, key: QueueKey, run: MessageRun) -> None:
+        """Write and index a run that follows what the queue has, in an open tier."""
         file = parts.files.create(*key)
         file.start_at(run.first_offset)
         while len(run):
