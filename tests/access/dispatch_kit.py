@@ -1,6 +1,6 @@
 """What the tests of the dispatcher share: a local store that can lose things, a tier beside it.
 
-What lives here: no tests.
+No tests.
 """
 
 from __future__ import annotations

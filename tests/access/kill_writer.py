@@ -1,6 +1,6 @@
 """A broker that does everything at once until it is killed, and tells what it did: see test_kills.
 
-What lives here: no tests. Each line it writes is something that had happened by then.
+No tests. Each line it writes is something that had happened by then.
 
     P <topic> <queue> <offset> <key>   a put returned
     D / E                              the topic BRIEF is being deleted / has been deleted

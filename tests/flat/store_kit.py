@@ -1,7 +1,6 @@
 """A tier of many queues for tests: reopened like a new process would, and made to fail anywhere.
 
-What lives here: `Tier`, whose backend and catalogue outlive the stores opened on it, and ways to
-put messages in and to read all of them back.
+`Tier` has a backend and a catalogue that outlive the stores opened on it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A key index on a tier for tests: one process after another, its own time, counted reads.
 
-What lives here: `Shop`, whose bytes and catalogue outlive the indexes opened on them, and a linear
-scan over what was put. No expectations.
+`Shop` has bytes and a catalogue that outlive the indexes opened on them, and a linear scan over
+what was put.
 """
 
 from __future__ import annotations

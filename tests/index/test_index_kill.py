@@ -1,7 +1,7 @@
 """A process that is killed while it puts, compacts or uploads: all committed keys are found again.
 
-What lives here: a child that puts messages of a real directory tier and is killed at a given file
-event, and what a new process finds then.
+A child puts messages into a real directory tier and is killed at a given file event; then a new
+process looks for them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Single flipped bits in every kind of file of a local store, and what may come of them.
 
-What lives here: no tests. `Flips` makes one store, shuts it down in order, and knows what it holds.
+No tests. `Flips` makes one store, shuts it down in order, and knows what it holds.
 Each flip goes into a copy: it is opened, read in all ways, put to, and compared with what is known.
 An answer may be right, an explicit error, a damage or `complete=False`; else it is silently wrong.
 

@@ -1,6 +1,6 @@
 """A process that puts until it is killed, and tells what was acknowledged: see test_store_crash.
 
-What lives here: no tests. Each line it writes is one message whose put had returned by then.
+No tests. Each line it writes is one message whose put had returned by then.
 """
 
 from __future__ import annotations

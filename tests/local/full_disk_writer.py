@@ -1,6 +1,6 @@
 """A process that fills a small disk with a store's files and tells how far it came.
 
-What lives here: no tests. `test_mapped_file` runs it on a disk of its own, of half a mebibyte.
+No tests. `test_mapped_file` runs it on a disk of its own, of half a mebibyte.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the tests of the key index share: golden messages as batches, small stores, a slow index.
 
-What lives here: no tests.
+No tests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the tests of a store's recovery share: small stores, and an audit against the log.
 
-What lives here: no tests.
+No tests.
 """
 
 from __future__ import annotations
