@@ -164,7 +164,7 @@ def _footers() -> list[bytes]:
         file = create(Path(folder), BEGINS[0])
         file.put(columns_of(golden_rows(0)))
         filtered = uploaded(file)[FOOTER_AT:]
-        file.notes.delete()
+        file.notes.close()
         file.notes = None
         plain = uploaded(file)[FOOTER_AT:]
         file.delete()
