@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
@@ -17,7 +19,16 @@ LOG = SegmentType.COMMIT_LOG
 DATA = bytes(range(250))
 
 
-def test_reads_go_on_while_a_segment_is_sealed() -> None:
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns between any two steps of theirs."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def test_reads_go_on_while_a_segment_is_sealed(switching: None) -> None:
     with Runtime.threads() as runtime:
         for _ in range(20):
             bucket = Bucket()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -68,7 +68,6 @@ class SegmentParts:
         "delete_wanted",
         "deleting",
         "doubtful_at",
-        "ends",
         "gone",
         "guard",
         "in_doubt",
@@ -86,7 +85,6 @@ class SegmentParts:
         self.key = key
         self.guard = threading.RLock()
         self.parts: tuple[Part, ...] = ()
-        self.ends: tuple[int, ...] = ()
         self.marks: tuple[str, ...] = ()  # that a sealed object may be there
         self.strays: tuple[str, ...] = ()  # parts that do not count
         self.sealed_marks: tuple[str, ...] = ()  # that it is sealed, whatever parts there are
@@ -104,8 +102,8 @@ class SegmentParts:
     @property
     def end(self) -> int:
         """Of the parts."""
-        ends = self.ends
-        return ends[-1] if ends else 0
+        parts = self.parts
+        return parts[-1].end if parts else 0
 
     @property
     def may_be_sealed(self) -> bool:
@@ -121,7 +119,6 @@ class SegmentParts:
 
     def take(self, parts: Iterable[Part]) -> None:
         self.parts = tuple(parts)
-        self.ends = tuple(part.end for part in self.parts)
 
     def doom(self) -> None:
         """Nothing of it counts, and what is there goes when it is deleted or sealed again."""
@@ -138,18 +135,19 @@ class SegmentParts:
         self.doubtful_at = None
         self.absent_known = True
 
-    def ranges(self, position: int, length: int) -> list[tuple[Part, Range]]:
-        """Which bytes of which parts."""
-        parts, found = self.parts, []
-        number = bisect_right(self.ends, position)
-        end = position + length
-        while position < end:
-            part = parts[number]
-            count = min(end, part.end) - position
-            found.append((part, Range(part.key, position - part.position, count)))
-            position += count
-            number += 1
-        return found
+
+def ranges_of(parts: Sequence[Part], position: int, length: int) -> list[tuple[Part, Range]]:
+    """Which bytes of which parts."""
+    found = []
+    number = bisect_right(parts, position, key=lambda part: part.end)
+    end = position + length
+    while position < end:
+        part = parts[number]
+        count = min(end, part.end) - position
+        found.append((part, Range(part.key, position - part.position, count)))
+        position += count
+        number += 1
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

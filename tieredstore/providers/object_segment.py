@@ -23,7 +23,13 @@ from tieredstore.model.errors import (
     StoreClosedError,
 )
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.broker_objects import BrokerParts, Part, SegmentParts, SharedLooks
+from tieredstore.providers.broker_objects import (
+    BrokerParts,
+    Part,
+    SegmentParts,
+    SharedLooks,
+    ranges_of,
+)
 from tieredstore.providers.object_calls import EPOCH, crc32c
 from tieredstore.providers.object_layout import part_key
 from tieredstore.providers.sealing import carefully, delete, end_deletion, seal
@@ -141,9 +147,10 @@ class ObjectFileSegment(FileSegment):
     def _ranges_in(
         self, segment: SegmentParts, position: int, length: int
     ) -> list[tuple[Part | None, Range]]:
+        parts = segment.parts  # first: a sealing says that it is done, and then takes them away
         if segment.sealed is not None:
             return [(None, Range(self._key, position, length))]
-        return [*segment.ranges(position, length)]
+        return [*ranges_of(parts, position, length)]
 
     # Writing
 
@@ -285,7 +292,8 @@ def check_part(part: Part, checksum: int) -> None:
 
 
 def _total(segment: SegmentParts) -> int:
-    return segment.sealed.size if segment.sealed is not None else segment.end
+    end = segment.end  # first: a sealing says that it is done, and then takes the parts away
+    return segment.sealed.size if segment.sealed is not None else end
 
 
 class ObjectRound:
