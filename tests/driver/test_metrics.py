@@ -19,7 +19,7 @@ from tieredstore.driver.metrics import (
     MetricKind,
     NoMetrics,
 )
-from tieredstore.driver.provider import SegmentWrapper
+from tieredstore.driver.provider import SegmentRead, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import SegmentNotFoundError
@@ -99,6 +99,25 @@ def test_a_creation_is_measured_as_a_write() -> None:
     assert [(name, value) for name, value, _ in noted.records] == [
         (RPC_LATENCY.name, 0),
         (UPLOAD_BYTES.name, 5),
+    ]
+
+
+@pytest.mark.parametrize("reads_together", [True, False])
+def test_each_of_the_reads_that_are_made_together_is_measured(reads_together: bool) -> None:
+    runtime = Runtime.inline()
+    noted = Noted()
+    memory = MemoryProvider(runtime)
+    memory.reads_together = reads_together
+    memory.open("b/t/0", SegmentType.INDEX, 0).write(0, b"12345")
+    provider = MeasuredProvider(memory, noted, runtime)
+    reads = [SegmentRead("b/t/0", SegmentType.INDEX, 0, 0, length) for length in (5, 6)]
+    answers = provider.read_together(reads)
+    assert answers[0] == b"12345"
+    read = {"path": "b/t/0", "file_type": "index", "operation": "read"}
+    assert noted.records == [
+        (RPC_LATENCY.name, 0, {**read, "success": "true"}),
+        (DOWNLOAD_BYTES.name, 5, read),
+        (RPC_LATENCY.name, 0, {**read, "success": "false"}),
     ]
 
 

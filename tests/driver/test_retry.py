@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from tieredstore.driver.metrics import RETRIES, Labels, Metric, NoMetrics
 from tieredstore.driver.object_client import ObjectFacts
 from tieredstore.driver.object_requests import RetryingClient
+from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentRead
 from tieredstore.driver.retry import Retry, RetryingProvider, RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
     InvalidConfigError,
+    OffsetOutOfRangeError,
     PositionMismatchError,
+    TieredStoreError,
 )
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.memory import MemoryProvider
@@ -155,6 +158,40 @@ def test_a_retried_listing_skips_and_repeats_nothing() -> None:
     inner = FaultyProvider(memory, Faults({0: Fault.BEFORE, 1: Fault.BEFORE}), runtime)
     provider = RetryingProvider(inner, RetryPolicy(), runtime)
     assert [found.path for found in provider.list("b")] == [f"b/t/{n}" for n in range(5)]
+
+
+class Together(ProviderWrapper):
+    """Reads together, and notes how many at a time."""
+
+    def __init__(self, inner: SegmentProvider, runtime: Runtime) -> None:
+        super().__init__(inner, runtime)
+        self.reads_together = True
+        self.asked: list[int] = []
+
+    def read_together(self, reads: Sequence[SegmentRead]) -> Sequence[bytes | TieredStoreError]:
+        self.asked.append(len(reads))
+        return SegmentProvider.read_together(self, reads)
+
+
+def test_of_reads_made_together_those_that_failed_are_tried_again() -> None:
+    runtime, metrics = Runtime.inline(), Counted()
+    memory = MemoryProvider(runtime)
+    for number in range(4):
+        memory.open(f"b/t/{number}", LOG, 0).write(0, b"%d" % number)
+    faults = Faults(dict.fromkeys([1, 3, 4, 6], Fault.BEFORE))
+    together = Together(FaultyProvider(memory, faults, runtime), runtime)
+    provider = RetryingProvider(together, RetryPolicy(retries_max=3), runtime)
+    provider.report_to(metrics)
+    reads = [SegmentRead(f"b/t/{number}", LOG, 0, 0, 1) for number in range(4)]
+    beyond = SegmentRead("b/t/0", LOG, 0, 0, 2)  # of its own, however often it is asked for
+    *answers, refused = provider.read_together([*reads, beyond])
+    assert answers == [b"0", b"1", b"2", b"3"]
+    assert isinstance(refused, OffsetOutOfRangeError)
+    assert (together.asked, len(metrics.operations)) == ([5, 3, 1], 2)
+
+    faults.always = Fault.BEFORE
+    assert all(isinstance(a, BackendUnavailableError) for a in provider.read_together(reads))
+    assert together.asked[3:] == [4, 4, 4, 4]
 
 
 class Counted(NoMetrics):

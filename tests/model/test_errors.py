@@ -13,6 +13,7 @@ from tieredstore.model.errors import (
     BackendUnavailableError,
     BodyNotPlainError,
     CatalogueLockedError,
+    FencedError,
     InvalidArgumentError,
     InvalidConfigError,
     MetadataError,
@@ -42,6 +43,7 @@ ONE_OF_EACH: list[TieredStoreError] = [
     SegmentCorruptError("b/t/0", "no magic", position=7),
     BackendUnavailableError("b/t/0", "read", "timed out"),
     BackendRefusedError("b/t/0", "write", "no permission"),
+    FencedError("b/t/0", "write", epoch=7),
     MetadataError("m.json", "torn"),
     CatalogueLockedError("m.json"),
 ]

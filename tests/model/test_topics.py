@@ -23,8 +23,8 @@ from tieredstore.model.topics import (
 )
 from tieredstore.model.values import PutStatus, SegmentType
 from tieredstore.providers.memory import MemoryProvider
-from tieredstore.providers.object_layout import ObjectLayout
 from tieredstore.providers.posix import PosixProvider
+from tieredstore.roundlog.layout import ObjectLayout
 from tieredstore.testing.samples import a_message
 
 TOPICS = [

@@ -76,7 +76,7 @@ PREFIX: Final = ".certify"
 RACERS: Final = 16
 RACES: Final = 8  # some stores race now and then only
 _DATA: Final = bytes(range(256)) * 16
-_PARTS: Final = (bytes(4 * 1024 * 1024),) * 2 + (b"end",)  # more than any client puts at once
+_PARTS: Final = (bytes(4 * 1024 * 1024),) * 4 + (b"end",)  # more than any client puts at once
 # A name as topics have them: a store that mangles keys is found here.
 _ODD: Final = "%RETRY%a|b/主题 +~&=;(*)"
 

@@ -18,6 +18,11 @@ LINEAGE: Final = "published"
 published."""
 
 
+LOG: Final = "log"
+"""The source that the facts of a catalogue name which its provider keeps with the bytes: read
+only it is a copy, and whole as of the moment at which it was read."""
+
+
 class StaleCatalogueError(MetadataError):
     """The published catalogue is not this one's to replace: another writer's, or a newer one."""
 
@@ -91,6 +96,32 @@ class Publisher(ABC):
     @abstractmethod
     def adopt(self) -> None:
         """What is published has become part of this catalogue, which may replace it from now on."""
+
+
+class CatalogueCopy(ABC):
+    """A file on this machine that says what a catalogue elsewhere says; it has the writer's lock.
+
+    No writer ever reads it, and nothing depends on it: a failure is logged, and the next step
+    tries again. A class of it has `locked(path)`, which raises CatalogueLockedError where another
+    writer holds the lock. Any thread may call.
+    """
+
+    @abstractmethod
+    def follow(self, source: MetadataStore) -> None:
+        """From now on this is what is copied; it stays the caller's."""
+
+    @property
+    @abstractmethod
+    def upkeep(self) -> CatalogueUpkeep:
+        """When the file was last written."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Write what the catalogue says now, unless the file says so already."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the lock back; idempotent. No step does anything afterwards."""
 
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -188,6 +219,14 @@ class MetadataStore(ABC):
     @abstractmethod
     def apply(self, changes: Iterable[Change]) -> None:
         """Make all changes durable together; see the class for what that means."""
+
+    def stage(self, changes: Iterable[Change]) -> None:
+        """Changes that nothing rests on yet: seen by reads at once, durable no later than the next
+        `apply`, or the next bytes of a provider that keeps this catalogue.
+
+        So a crash before then takes them back, with all that came after. By default as `apply`.
+        """
+        self.apply(changes)
 
     @abstractmethod
     def add_topic(self, topic: str, *, reserve_hours: int | None = None) -> TopicRecord:

@@ -12,11 +12,13 @@ from typing import Final, ParamSpec, Protocol, TypeAlias, TypeVar
 from tieredstore.driver.provider import (
     ProviderWrapper,
     SegmentProvider,
+    SegmentRead,
     SegmentWrapper,
     WritePair,
 )
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
+from tieredstore.model.errors import TieredStoreError
 
 Labels: TypeAlias = Mapping[str, str]
 GaugeRead: TypeAlias = Callable[[], Iterable[tuple[float, Labels]]]
@@ -344,6 +346,12 @@ PUBLISH_PROBLEM = Metric(
     meaning="1 while the newest changes cannot be published; the log says why",
 )
 
+FENCED = Metric(
+    _OURS + "fenced",
+    _GAUGE,
+    meaning="1 once another writer has taken over this tier: nothing is uploaded any more",
+)
+
 OUR_METRICS: Final = tuple(found for found in _defined() if found not in ROCKETMQ_METRICS)
 
 
@@ -401,13 +409,32 @@ class MeasuredProvider(ProviderWrapper):
 
     def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
         """Each by itself, or in the provider's own way: then both of a pair took as long."""
-        if not self.retries_itself:
+        if not (self.retries_itself or self.shares_rounds):
             return super().write_many(pairs)
         started = self._runtime.clock.monotonic()
         futures = self.inner.write_many(pairs)
         for pair, future in zip(pairs, futures, strict=True):
             future.add_done_callback(partial(self._record_pair, pair, started))
         return futures
+
+    def seal_many(self, segments: Sequence[FileSegment]) -> Sequence[TieredStoreError | None]:
+        """Each by itself, or in the provider's own way."""
+        if not self.shares_rounds:
+            return super().seal_many(segments)
+        return self.inner.seal_many(segments)
+
+    def read_together(self, reads: Sequence[SegmentRead]) -> Sequence[bytes | TieredStoreError]:
+        """Each by itself, or in the provider's own way: then each took as long as all."""
+        if not self.reads_together:
+            return super().read_together(reads)
+        started = self._runtime.clock.monotonic()
+        answers = self.inner.read_together(reads)
+        for read, answer in zip(reads, answers, strict=True):
+            with self.wrap(self.inner.open(read.path, read.type, read.base)) as segment:
+                segment.record_call("read", started, success=isinstance(answer, bytes))
+                if isinstance(answer, bytes):
+                    segment.record_download(len(answer))
+        return answers
 
     def _record_pair(self, pair: WritePair, started: float, future: Future[None]) -> None:
         success = not future.cancelled() and future.exception() is None

@@ -13,6 +13,7 @@ from tieredstore.model.errors import OffsetOutOfRangeError, SegmentError, Tiered
 T = TypeVar("T")
 
 KEYS_PER_REQUEST: Final = 1_000  # of a listing's page and of a batch delete
+UPLOAD_PART_BYTES: Final = 16 << 20  # of a stream that is longer
 
 
 class ObjectExistsError(SegmentError):

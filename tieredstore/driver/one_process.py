@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import AbstractContextManager
 from typing import Final
 
 from tieredstore.model.errors import OtherProcessError
@@ -53,13 +54,15 @@ class LockOfOneProcess:
 
     __slots__ = ("_lock", "_process")
 
-    def __init__(self, process: OneProcess) -> None:
+    def __init__(
+        self, process: OneProcess, lock: AbstractContextManager[bool] | None = None
+    ) -> None:
         self._process = process
-        self._lock = threading.Lock()
+        self._lock = lock or threading.Lock()
 
     def __enter__(self) -> None:
         self._process.require()
-        self._lock.acquire()
+        self._lock.__enter__()
 
     def __exit__(self, *exception: object) -> None:
-        self._lock.release()
+        self._lock.__exit__(None, None, None)

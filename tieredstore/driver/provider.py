@@ -14,20 +14,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
 from tieredstore.model.errors import (
     BackendRefusedError,
+    BackendUnavailableError,
+    FencedError,
     MetadataError,
     PositionMismatchError,
     SegmentNotFoundError,
+    TieredStoreError,
 )
 from tieredstore.model.findings import Finding
-from tieredstore.model.values import INT64_MAX, SegmentType
+from tieredstore.model.values import INT64_MAX, SegmentRecord, SegmentType
 
 if TYPE_CHECKING:
+    from tieredstore.driver.metadata import MetadataStore
     from tieredstore.driver.metrics import Metrics
     from tieredstore.model.config import StoreConfig
 
@@ -61,11 +66,70 @@ class SegmentWrite:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentRead:
+    """One range of one segment, as `read_together` is asked for many."""
+
+    path: str
+    type: SegmentType
+    base: int
+    position: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class WritePair:
-    """One queue's share of a round: its log bytes, then the queue units that name them."""
+    """One queue's share of a round: its log bytes, then the queue units that name them.
+
+    `rows` are what the catalogue says of both segments once the bytes are durable: a provider that
+    keeps the catalogue with the bytes commits them together, others leave them to the caller.
+    """
 
     log: SegmentWrite | None
     queue: SegmentWrite | None
+    rows: tuple[SegmentRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Another writer has taken over: the newer epoch, and when this one found out."""
+
+    epoch: int
+    since_ms: int
+
+    def describe(self) -> str:
+        since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(timespec="seconds")
+        return f"fenced by epoch {self.epoch} since {since}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenIn:
+    """What a provider has taken in, and what it knows to be gone."""
+
+    segment_count: int = 0
+    size: int = 0
+    losses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSizes:
+    """How a provider packs the rounds that queues share: what its requests are reckoned from.
+
+    A round of `inline_bytes` is one request, a larger one has one more for each `data_bytes`.
+    `rounds_merged`, or as many as have `merged_bytes`, become one object; `chunks_merged` of these
+    are merged again, and so on, while a segment has less than `range_bytes` in each.
+    """
+
+    inline_bytes: int
+    data_bytes: int
+    recent_bytes: int  # of rounds that need not be read back
+    rounds_merged: int
+    merged_bytes: int
+    chunks_merged: int
+    range_bytes: int  # of one read
+    one_put_bytes: int  # of a sealed segment: what is longer travels in parts
+    part_bytes: int
+    state_every: int  # entries
+    grace_ms: int  # from one deletion of what is dead to the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +158,9 @@ class SegmentProvider(ABC):
     """
 
     retries_itself: bool = False
+    shares_rounds: bool = False  # a round costs the same however many queues are in it
+    reads_together: bool = False  # bytes of many segments lie side by side, see `read_together`
+    round_sizes: ClassVar[RoundSizes | None] = None  # of one that shares rounds and tells
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -115,6 +182,30 @@ class SegmentProvider(ABC):
         `broker/ab` nor `broker/a-1`.
         """
 
+    def read_together(self, reads: Sequence[SegmentRead]) -> Sequence[bytes | TieredStoreError]:
+        """Each range or its error, in order. All of them are in memory at once: the caller asks
+        for no more than it can hold.
+
+        A provider that says `reads_together` makes fewer requests of many reads. This default
+        makes one read after the other.
+        """
+        return [self._read(read) for read in reads]
+
+    def reading_order(self, segments: Sequence[SegmentRecord]) -> Sequence[int]:
+        """A number for each segment: those whose numbers are near each other lie side by side.
+
+        Read together in this order, they take the fewest requests. All the same where each
+        segment lies by itself.
+        """
+        return [0] * len(segments)
+
+    def _read(self, read: SegmentRead) -> bytes | TieredStoreError:
+        try:
+            with self.open(read.path, read.type, read.base) as segment:
+                return segment.read(read.position, read.length)
+        except TieredStoreError as error:
+            return error
+
     def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
         """Write a round; one future a pair, done as its pair is done.
 
@@ -122,6 +213,21 @@ class SegmentProvider(ABC):
         the queue untouched.
         """
         return [self._runtime.dispatch.submit(_write_pair, pair) for pair in pairs]
+
+    def seal_many(self, segments: Sequence[FileSegment]) -> Sequence[TieredStoreError | None]:
+        """Seal segments that nobody writes to any more; of each why it could not be, or None.
+
+        This default seals one after the other, and tries no more where the backend cannot be
+        reached or is another writer's: what is left has that error too.
+        """
+        errors: list[TieredStoreError | None] = []
+        ending: TieredStoreError | None = None
+        for segment in segments:
+            error = ending or _seal(segment)
+            if isinstance(error, (BackendUnavailableError, FencedError)):
+                ending = error
+            errors.append(error)
+        return errors
 
     def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
         """A whole segment from a stream of blocks, in bounded memory; returns its size.
@@ -141,6 +247,43 @@ class SegmentProvider(ABC):
             segment.delete()
             raise
         return position
+
+    def claim(self, broker: str) -> None:  # noqa: B027 - most backends have no epochs
+        """Be the writer of this broker's tier from now on: whoever was one before is fenced.
+
+        To be called before anything is read that will be written to. Idempotent. Raises
+        FencedError where this process was the writer, and another has taken over since.
+        """
+
+    def fence(self, broker: str) -> Fence | None:
+        """Set from the moment another writer is known to have taken over; asks no backend."""
+        return None
+
+    def catalogue(self, broker: str, *, read_only: bool) -> MetadataStore | None:
+        """The catalogue that this provider keeps with the bytes; None where it keeps none.
+
+        Read only: None too where nothing was ever written. A writer's needs `claim` first.
+        """
+        return None
+
+    def tend(self, broker: str) -> bool:
+        """One bounded step of what is to be done in the background; whether more is left.
+
+        For the writer. Nothing is lost where it is never called, it only costs more.
+        """
+        return False
+
+    def untaken(self, broker: str) -> Sequence[ListedSegment]:
+        """Segments that lie there, and that what the provider itself remembers does not name."""
+        return ()
+
+    def take_in(self, broker: str) -> TakenIn:
+        """Remember these from now on, and what else can be found. For the writer, in a rebuild."""
+        return TakenIn()
+
+    def damage(self, broker: str) -> Sequence[Finding]:
+        """What the provider itself remembers that makes no sense, or is not there, for an audit."""
+        return ()
 
     def refresh(self) -> None:  # noqa: B027 - most providers remember nothing
         """Sizes asked from now on are those of now: for a reader whose catalogue is newer.
@@ -328,6 +471,14 @@ def remove_staged(leftovers: Sequence[Leftover], scratch: Callable[[str], Scratc
             scratch(leftover.id).delete([leftover.name])
 
 
+def _seal(segment: FileSegment) -> TieredStoreError | None:
+    try:
+        segment.seal()
+    except TieredStoreError as error:
+        return error
+    return None
+
+
 def _write_pair(pair: WritePair) -> None:
     for write in (pair.log, pair.queue):
         if write is not None:
@@ -412,6 +563,8 @@ class ProviderWrapper(SegmentProvider):
         super().__init__(runtime)
         self.inner = inner
         self.retries_itself = inner.retries_itself
+        self.shares_rounds = inner.shares_rounds
+        self.reads_together = inner.reads_together
 
     def wrap(self, segment: FileSegment) -> SegmentWrapper:
         return SegmentWrapper(segment)
@@ -422,10 +575,40 @@ class ProviderWrapper(SegmentProvider):
     def list(self, prefix: str = "") -> Iterator[ListedSegment]:
         return self.inner.list(prefix)
 
+    def read_together(self, reads: Sequence[SegmentRead]) -> Sequence[bytes | TieredStoreError]:
+        """In the inner provider's own way, if it has one: then not through wrapped segments."""
+        return (
+            self.inner.read_together(reads) if self.reads_together else super().read_together(reads)
+        )
+
+    def reading_order(self, segments: Sequence[SegmentRecord]) -> Sequence[int]:
+        return self.inner.reading_order(segments)
+
     def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
         """By the inner provider, which may know a better way than write after write."""
         inner = segment.inner if isinstance(segment, SegmentWrapper) else segment
         return self.inner.create(inner, blocks)
+
+    def claim(self, broker: str) -> None:
+        self.inner.claim(broker)
+
+    def fence(self, broker: str) -> Fence | None:
+        return self.inner.fence(broker)
+
+    def catalogue(self, broker: str, *, read_only: bool) -> MetadataStore | None:
+        return self.inner.catalogue(broker, read_only=read_only)
+
+    def tend(self, broker: str) -> bool:
+        return self.inner.tend(broker)
+
+    def untaken(self, broker: str) -> Sequence[ListedSegment]:
+        return self.inner.untaken(broker)
+
+    def take_in(self, broker: str) -> TakenIn:
+        return self.inner.take_in(broker)
+
+    def damage(self, broker: str) -> Sequence[Finding]:
+        return self.inner.damage(broker)
 
     def refresh(self) -> None:
         self.inner.refresh()

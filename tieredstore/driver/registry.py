@@ -14,6 +14,7 @@ from tieredstore.model.errors import InvalidConfigError
 PROVIDERS: Final = "tieredstore.providers"
 METADATA_STORES: Final = "tieredstore.metadata"
 CATALOGUE_COPIES: Final = "tieredstore.catalogue_copies"
+CATALOGUE_FILES: Final = "tieredstore.catalogue_files"
 MESSAGE_STORES: Final = "tieredstore.message_stores"
 
 _BUILT_IN: Final[Mapping[str, Mapping[str, str]]] = {
@@ -27,8 +28,12 @@ _BUILT_IN: Final[Mapping[str, Mapping[str, str]]] = {
         "json": "tieredstore.metadata.json_store:JsonMetadataStore",
     },
     CATALOGUE_COPIES: {
+        "file": "tieredstore.metadata.local_copy:ReadCopy",
         "published": "tieredstore.metadata.published:PublishedMetadataStore",
         "rebuild": "tieredstore.metadata.memory_store:MemoryMetadataStore",
+    },
+    CATALOGUE_FILES: {
+        "json": "tieredstore.metadata.local_copy:LocalCopy",
     },
     MESSAGE_STORES: {
         "tiered": "tieredstore.access.store:TieredMessageStore",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -13,11 +13,12 @@ from tieredstore.driver.provider import (
     ListedSegment,
     ProviderWrapper,
     SegmentProvider,
+    SegmentRead,
     SegmentWrapper,
 )
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
-from tieredstore.model.errors import BackendUnavailableError, InvalidConfigError
+from tieredstore.model.errors import BackendUnavailableError, InvalidConfigError, TieredStoreError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -142,6 +143,33 @@ class RetryingProvider(ProviderWrapper):
     def report_to(self, metrics: Metrics) -> None:
         self._retry.report_to(metrics)
         super().report_to(metrics)
+
+    def read_together(self, reads: Sequence[SegmentRead]) -> Sequence[bytes | TieredStoreError]:
+        """Only those that failed are tried again."""
+        if not self.reads_together:
+            return super().read_together(reads)
+        found: list[bytes | TieredStoreError] = []
+        pending = list(range(len(reads)))
+
+        def attempt() -> None:
+            answers = self.inner.read_together([reads[place] for place in pending])
+            if not found:
+                found.extend(answers)
+            for place, answer in zip(pending, answers, strict=True):
+                found[place] = answer
+            failed = [each for each in pending if isinstance(found[each], BackendUnavailableError)]
+            pending[:] = failed
+            for place in failed[:1]:
+                failure = found[place]
+                assert isinstance(failure, BackendUnavailableError)
+                raise failure
+
+        try:
+            self._retry(attempt)
+        except BackendUnavailableError:
+            if not found:
+                raise  # else it is among the answers
+        return found
 
     def list(self, prefix: str = "") -> Iterator[ListedSegment]:
         """The whole listing is one attempt, so that a retry neither skips nor repeats."""

@@ -255,6 +255,12 @@ class Runtime:
             return InlineService(step)
         return ThreadService(name, step, interval_ms)
 
+    def pool(self, name: str, *, threads: int) -> Pool:
+        """One more, for calls that wait for calls in the two; the caller closes it."""
+        if isinstance(self.dispatch, InlinePool):
+            return InlinePool()
+        return ThreadPool(name, threads=threads, pending_max=PENDING_MAX)
+
     @classmethod
     def threads(
         cls,

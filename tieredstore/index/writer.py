@@ -226,7 +226,8 @@ class IndexWriter:
                         starts = {place: at for place, at in starts.items() if place[0] != begin}
                 sure = {queue: end for queue, end in moved.items() if queue not in self._gaps}
                 filled = self._watermarks.filled(durable, starts)
-                self._metadata.apply([*filled, *self._watermarks.moved(sure, put_at), *lost])
+                # What a crash takes of this is put again: it may go with what comes next.
+                self._metadata.stage([*filled, *self._watermarks.moved(sure, put_at), *lost])
             except BaseException:
                 with self._guard:
                     self._moved = {**moved, **self._moved}

@@ -70,10 +70,13 @@ class StoreConfig(Settings):
     catalogue: str = setting(
         "auto",
         "What a reader starts from: the catalogue's 'file', the 'published' one, or a 'rebuild' in"
-        " memory; auto: the file where there is one, else what is published",
+        " memory; auto: the log of a bucket, else the file where there is one, else what is"
+        " published",
     )
     publish_interval_ms: int = setting(
-        60_000, "Time between two publications of the catalogue beside the tier; 0: none"
+        60_000,
+        "Time between two publications of the catalogue beside a tier in a directory, and between"
+        " two copies of a bucket's catalogue in its file; 0: none",
     )
     plugins: tuple[str, ...] = setting(
         (), "Message stores around the broker's own, outermost first", "messageStorePlugIn"
@@ -123,8 +126,8 @@ class StoreConfig(Settings):
     )
     claim_epoch: bool = setting(
         True,
-        "A writer of an object store takes over from any other; jobs of many processes set it to"
-        " False and share the writer's epoch that is there, while no broker runs",
+        "A writer of an object store takes over from any other before it reads; jobs of many"
+        " processes set it to False and share the epoch that is there, while no broker runs",
     )
     # segments
     commit_log_segment_bytes: int = setting(

@@ -152,6 +152,14 @@ class BackendRefusedError(BackendError):
     """The backend will refuse again: permissions, names, quota, a full disk."""
 
 
+class FencedError(BackendRefusedError):
+    """Another writer has taken over this broker's tier: this one writes nothing more, ever."""
+
+    def __init__(self, path: str, operation: str, *, epoch: int) -> None:
+        super().__init__(path, operation, f"fenced by epoch {epoch}: another writer has taken over")
+        self.epoch = epoch
+
+
 class MetadataError(TieredStoreError):
     """The catalogue cannot be read or written."""
 
