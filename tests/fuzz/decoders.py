@@ -1,4 +1,5 @@
-"""Every decoder of the codecs as a function of an input and of random arguments.
+"""Every decoder of the codecs, and of a bucket's log, as a function of an input and of random
+arguments.
 
 Each is called the way its users call it, and starts from golden bytes.
 """
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
 
 from tests.codec.encoders import decode_coda, encode_stored
 from tests.codec.golden_files import GOLDEN, files_under, local_records
@@ -19,8 +21,15 @@ from tieredstore.codec import checks, java, local_index, message, names, queue_u
 from tieredstore.codec import record as properties
 from tieredstore.codec import record as record_fields
 from tieredstore.codec.checks import Buffer
+from tieredstore.driver.metadata import Put
 from tieredstore.index import footer
+from tieredstore.model.errors import MetadataError, SegmentCorruptError
+from tieredstore.model.values import SegmentRecord, SegmentType, TopicRecord
+from tieredstore.roundlog import frames
+from tieredstore.roundlog.entry import Begun, Entry, Extents, Sealed
+from tieredstore.roundlog.state import LogState
 
+Decode: TypeAlias = Callable[[Buffer, Random], object]
 LOCAL_SLOTS, TIER_SLOTS = 101, 64
 FOOTER_SLOTS, FOOTER_ITEMS = 97, 1299
 FOOTER_AT = tiered_index.compacted_file_bytes(slot_count=FOOTER_SLOTS, item_count=FOOTER_ITEMS)
@@ -28,12 +37,13 @@ FOOTER_AT = tiered_index.compacted_file_bytes(slot_count=FOOTER_SLOTS, item_coun
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A decoder, what it is fed with, and what it may raise besides SegmentCorruptError."""
+    """A decoder, what it is fed with, and what it may raise."""
 
     name: str
-    decode: Callable[[Buffer, Random], object]
+    decode: Decode
     seeds: Sequence[bytes]
     is_text_parser: bool = False
+    refusals: tuple[type[Exception], ...] = (SegmentCorruptError,)
 
 
 def _some_position(data: Buffer, random: Random) -> int:
@@ -176,6 +186,78 @@ def _parse_names(data: Buffer, random: Random) -> object:
     return random.choice((names.parse_segment_name, names.parse_local_file_name))(text)
 
 
+_ABOUT: dict[str, Any] = {"epoch": 1, "nonce": "n", "time_ms": 1_000}
+
+
+def _same(decode: Decode) -> Decode:
+    return decode
+
+
+def _log_entry(data: Buffer, random: Random) -> object:
+    entry = Entry.decoded(data, "log/1", object_bytes=len(data))
+    state = LogState()
+    state.sequence = entry.sequence - 1
+    return state.fold(entry)
+
+
+def _log_state(data: Buffer, random: Random) -> object:
+    return LogState.decoded(data, "state/1")
+
+
+def _log_table(data: Buffer, random: Random) -> object:
+    return frames.decode_tail(data, 100 + len(data), name="data/1")
+
+
+def _resealed(decode: Decode) -> Decode:
+    """With checksums that are right, as if the damage came before they were made."""
+
+    def decode_resealed(data: Buffer, random: Random) -> object:
+        whole = bytearray(data)
+        if len(whole) >= frames.HEADER_BYTES:
+            stored = sum(int.from_bytes(whole[at : at + 4], "little") for at in (12, 20))
+            end = min(frames.HEADER_BYTES + stored, len(whole))
+            held = frames.crc32c(whole[frames.HEADER_BYTES : end])
+            whole[56:60] = held.to_bytes(4, "little")
+            whole[60:64] = frames.crc32c(whole[:60]).to_bytes(4, "little")
+        return decode(bytes(whole), random)
+
+    return decode_resealed
+
+
+def _log_objects() -> tuple[list[bytes], list[bytes], list[bytes]]:
+    """Entries that begin, grow and seal segments, a state of the first two, and a table."""
+    log, queue = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE
+    topic = TopicRecord(topic="T", topic_id=1)
+    row = SegmentRecord(path="b/T/0", type=log, base_offset=0, size=9)
+    grown = Extents.of([(1, 0, 9, 0, 0, 7, 3, 5), (2, 0, 20, 1, 4, 8, -1, -1)])
+    further = Extents.of([(1, 9, 4, 0, 0, 7, 6, 6), (2, 20, 40, 0, 4, 8, 6, 6)])
+    first = Entry(
+        **(_ABOUT | {"sequence": 1, "begins_epoch": True}),
+        begun=(Begun(1, "b/T/0", log, 0), Begun(2, "b/T/0", queue, 0)),
+        changes=(Put(topic), Put(row)),
+        objects=("data/0000000001-x-1-0",),
+        extents=grown,
+    )
+    second = Entry(**(_ABOUT | {"sequence": 2}), extents=further)
+    third = Entry(
+        **(_ABOUT | {"sequence": 3}), sealed=(Sealed(1, "D/b/T/0/0", 13, 5),), merged=(1,)
+    )
+    objects = [
+        first.encoded([bytes(9)]),
+        second.encoded([bytes(44)]),
+        third.encoded(),
+    ]
+    state, states = LogState(), []
+    for data in objects[:2]:
+        state.fold(Entry.decoded(data, "log/1", object_bytes=len(data)))
+        states.append(state.encoded())
+    tables = [
+        frames.encode_table({"a": 1}, each.columns(), payload_bytes=100, payload_crc=5)
+        for each in (grown, further)
+    ]
+    return objects, states, tables
+
+
 def _read_all(folder: str) -> list[bytes]:
     return [path.read_bytes() for path in files_under(folder)]
 
@@ -194,6 +276,7 @@ def targets() -> list[Target]:
     crcs = [checks.reserve_property_crc(text)[:-20] for text in texts]
     crcs = [text + checks.encode_property_crc(checks.body_crc(text)) for text in crcs]
     footers = _footers()
+    entries, states, tables = _log_objects()
     return [
         Target("message", _decode_message, records),
         Target("checked_message", _decode_checked_message, records),
@@ -210,5 +293,14 @@ def targets() -> list[Target]:
         Target("uploaded_slot", _uploaded_slot, uploaded),
         Target("index_footer", _footer, footers),
         Target("index_footer_resealed", _resealed_footer, footers),
+        *(
+            Target(f"{name}{end}", wrap(decode), seeds, refusals=(MetadataError, frames.NeedMore))
+            for name, decode, seeds in (
+                ("log_entry", _log_entry, entries),
+                ("log_state", _log_state, states),
+                ("log_table", _log_table, tables),
+            )
+            for end, wrap in (("", _same), ("_resealed", _resealed))
+        ),
         Target("names", _parse_names, [n.encode() for n in files if n], True),
     ]

@@ -37,7 +37,7 @@ def feed(target: Target, count: int) -> int:
                 else:
                     check_peak(target, data, number)
                 read += 1
-            except SegmentCorruptError:
+            except target.refusals:
                 pass
             except ValueError:
                 if not target.is_text_parser:
@@ -49,7 +49,9 @@ def decode(target: Target, data: bytes, number: int) -> object:
     kind = (bytes, bytearray, memoryview)[number % 3]
     try:
         return target.decode(kind(data), Random(number))
-    except (SegmentCorruptError, ValueError):
+    except target.refusals:
+        raise
+    except ValueError:
         raise
     except BaseException as error:
         error.add_note(f"{target.name}, input {number}: {data[:200].hex()}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,8 +13,14 @@ import pytest
 from tests.every_step import every_step
 from tests.providers.object_kit import StruckClient
 from tieredstore.driver.metadata import LINEAGE, Publisher, PutNote, StaleCatalogueError
-from tieredstore.driver.object_client import ObjectClient
-from tieredstore.driver.provider import Generations, ListedGeneration, generation_name
+from tieredstore.driver.object_client import ObjectClient, ObjectExistsError, Range
+from tieredstore.driver.provider import (
+    Generations,
+    GenerationTakenError,
+    ListedGeneration,
+    generation_name,
+    generation_of,
+)
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.metadata import published as published_format
@@ -23,7 +30,7 @@ from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.metadata.published import KEPT, PublishedMetadataStore
 from tieredstore.model.errors import BackendUnavailableError, MetadataError, StoreClosedError
 from tieredstore.model.values import SegmentRecord, SegmentType
-from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.roundlog.object_calls import ObjectCalls
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 
@@ -60,10 +67,43 @@ class Process:
         self.store.close()
 
 
+class ClientGenerations(Generations):
+    """Behind a client of objects, whose requests can be counted and fail."""
+
+    def __init__(self, calls: ObjectCalls) -> None:
+        self._calls = calls
+
+    def describe(self) -> str:
+        return f".catalog/{BROKER}/"
+
+    def listed(self) -> Sequence[ListedGeneration]:
+        found = self._calls.listed(self.describe())
+        return [
+            ListedGeneration(number, each.size)
+            for each in found
+            if (number := generation_of(each.key.removeprefix(self.describe())))
+        ]
+
+    def read(self, listed: ListedGeneration) -> bytes:
+        return self._calls.ranges([Range(self._key(listed.number), 0, listed.size)])[0]
+
+    def create(self, number: int, data: bytes) -> None:
+        try:
+            self._calls.put(self._key(number), data)
+        except ObjectExistsError as error:
+            raise GenerationTakenError(self._key(number)) from error
+
+    def delete(self, numbers: Sequence[int]) -> None:
+        if numbers:
+            self._calls.delete([self._key(number) for number in numbers])
+
+    def _key(self, number: int) -> str:
+        return self.describe() + generation_name(number)
+
+
 def generations_of(client: ObjectClient, retries: int = 0) -> Generations:
     runtime = Runtime.inline(now_ms=NOW_MS)
-    provider = ObjectProvider(client, "c", runtime, retry=RetryPolicy(retries_max=retries))
-    return provider.generations(BROKER)
+    return ClientGenerations(ObjectCalls(client, runtime, RetryPolicy(retries_max=retries)))
 
 
 def published(objects: MemoryObjects) -> PublishedMetadataStore | None:

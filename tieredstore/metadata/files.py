@@ -291,7 +291,7 @@ class CatalogueWriter:
     def _replace_snapshot(self) -> None:
         files = self._files
         if self._snapshot_is_sound:
-            _keep_backup(files)
+            keep_backup(files)
         elif files.snapshot.exists():  # the backup is the only sound one: it stays
             os.rename(files.snapshot, files.aside(SNAPSHOT_ASIDE))
         # The name is made durable when the journal is removed: before it goes.
@@ -489,7 +489,7 @@ def _read_snapshot(files: CatalogueFiles) -> tuple[Tables, SnapshotName | None, 
     return Tables(), None, False
 
 
-def _keep_backup(files: CatalogueFiles) -> None:
+def keep_backup(files: CatalogueFiles) -> None:
     """Copy the snapshot. A second name for the same file would not do: RocketMQ writes in place."""
     data = read_bytes(files.snapshot)
     if data is not None:

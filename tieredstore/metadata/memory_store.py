@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from contextlib import AbstractContextManager
 
 import msgspec
 
@@ -11,11 +11,9 @@ from tieredstore.driver.metadata import (
     CatalogueFacts,
     Change,
     DeleteSegment,
-    DeleteTopic,
     Json,
     MetadataStore,
     Put,
-    PutNote,
 )
 from tieredstore.driver.one_process import LockOfOneProcess, OneProcess
 from tieredstore.metadata import journal
@@ -23,8 +21,6 @@ from tieredstore.metadata import tables as rocketmq_json
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.errors import MetadataError, StoreClosedError
 from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
-
-_NOBODY: Final = "\0copied"
 
 
 class MemoryReads(MetadataStore):
@@ -35,10 +31,12 @@ class MemoryReads(MetadataStore):
     off from the one that opened the store is refused: OtherProcessError.
     """
 
-    def __init__(self, tables: Tables, *, name: str) -> None:
+    def __init__(
+        self, tables: Tables, *, name: str, lock: AbstractContextManager[bool] | None = None
+    ) -> None:
         self._tables = tables
         self._process = OneProcess(name)
-        self._tables_lock = LockOfOneProcess(self._process)
+        self._tables_lock = LockOfOneProcess(self._process, lock)
         self._name = name
         self._closed = False
 
@@ -100,16 +98,7 @@ class MemoryReads(MetadataStore):
     def contents(self) -> Sequence[Change]:
         with self._tables_lock:
             tables = self._open_tables().copied()
-        # The number first, so that no topic that is deleted by now gives its own away again.
-        last = TopicRecord(topic=_NOBODY, topic_id=max(0, tables.topic_serial))
-        changes: list[Change] = [Put(last), DeleteTopic(_NOBODY)] if tables.topic_serial > 0 else []
-        changes += [Put(row) for row in tables.topics.values()]
-        changes += [Put(row) for found in tables.queues.values() for row in found.values()]
-        for of_type in tables.segments.values():
-            changes += [Put(row) for found in of_type.values() for row in found.values()]
-        for kind, notes in tables.notes.items():
-            changes += [PutNote(kind, key, _note(text)) for key, text in notes.items()]
-        return changes
+        return tables.contents()
 
     def __exit__(self, kind: object = None, *exception: object) -> None:
         if not self._process.is_left_by(kind):

@@ -48,6 +48,7 @@ TOPIC_TABLE: Final = "topicMetadataTable"
 SERIAL: Final = "topicSerialNumber"
 _KNOWN: Final = frozenset({*SEGMENT_TABLES.values(), QUEUE_TABLE, TOPIC_TABLE, SERIAL})
 INT64_DIGITS: Final = 19
+_NOBODY: Final = "\0copied"
 SNAPSHOT_BYTES_MAX: Final = 2**31 - 1
 """Java reads the file into one array: more than this it cannot hold."""
 UNSET_TIME: Final = INT64_MAX
@@ -224,6 +225,20 @@ class Tables:
         copy._unknown = dict(self._unknown)
         copy._unknown_members = self._unknown_members
         return copy
+
+    def contents(self) -> list[Change]:
+        """Changes that make empty tables say all that these do, but for unknown fields."""
+        # The number first, so that no topic that is deleted by now gives its own away again.
+        last = TopicRecord(topic=_NOBODY, topic_id=max(0, self.topic_serial))
+        changes: list[Change] = [Put(last), DeleteTopic(_NOBODY)] if self.topic_serial > 0 else []
+        changes += [Put(row) for row in self.topics.values()]
+        changes += [Put(row) for found in self.queues.values() for row in found.values()]
+        for of_type in self.segments.values():
+            changes += [Put(row) for found in of_type.values() for row in found.values()]
+        for kind, notes in self.notes.items():
+            for key, text in notes.items():
+                changes.append(PutNote(kind, key, msgspec.json.decode(text)))
+        return changes
 
     # -- changes ------------------------------------------------------------------------------
 

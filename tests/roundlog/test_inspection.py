@@ -1,0 +1,142 @@
+"""What lies beside a log and nothing names, what is damaged in it, and which logs there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.providers.object_kit import CLUSTER, PATH, Bucket, Process
+from tieredstore.driver.provider import Leftover
+from tieredstore.driver.runtime import ManualClock, Runtime
+from tieredstore.model.values import SegmentType
+from tieredstore.roundlog import upkeep
+from tieredstore.roundlog.inspection import DEAD, ORPHAN, STATE
+from tieredstore.roundlog.layout import log_name, state_name
+
+LOG = SegmentType.COMMIT_LOG
+BROKER = "broker-a"
+
+
+@pytest.fixture(autouse=True)
+def _busy_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "ROUNDS_MERGED", 4)
+    monkeypatch.setattr(upkeep, "STATE_EVERY", 8)
+
+
+class Lived:
+    """A tier that has merged, written states and released, for longer than readers may lag."""
+
+    def __init__(self) -> None:
+        self.bucket, self.runtime = Bucket(), Runtime.inline()
+        self.writer = self.bucket.process(runtime=self.runtime)
+        self.live(0, 60)
+
+    def live(self, begin: int, end: int) -> None:
+        segment, clock = self.writer.open(PATH, LOG, 0), self.runtime.clock
+        assert isinstance(clock, ManualClock)
+        for position in range(begin, end):
+            segment.write(position, b"x")
+            clock.advance(60_000)
+            while self.writer.provider.tend(BROKER):
+                pass
+
+    def reader(self) -> Process:
+        return self.bucket.process(runtime=self.runtime)
+
+    def found(self) -> list[Leftover]:
+        by_writer = list(self.writer.provider.leftovers(BROKER))
+        assert by_writer == list(self.reader().provider.leftovers(BROKER))
+        return by_writer
+
+    def put(self, name: str) -> str:
+        key = self.writer.provider._log_of(BROKER).key(name)
+        self.bucket.objects.put(key, b"orphan", {})
+        return key
+
+
+def test_a_tier_at_work_has_no_orphans() -> None:
+    lived = Lived()
+    assert {each.kind for each in lived.found()} <= {DEAD}
+    lived.writer.provider.remove_leftovers(lived.found())
+    assert lived.found() == []
+    assert list(lived.reader().provider.damage(BROKER)) == []
+    assert lived.reader().open(PATH, LOG, 0).read(0, 60) == b"x" * 60
+    lived.live(60, 120)
+    assert lived.reader().open(PATH, LOG, 0).read(0, 120) == b"x" * 120
+    assert list(lived.reader().provider.damage(BROKER)) == []
+
+
+def test_what_nothing_names_is_found_and_removed() -> None:
+    lived = Lived()
+    lived.writer.provider.remove_leftovers(lived.found())
+    kept = lived.put("data/0000000001-of-this-epoch")  # its writer may be about to name it
+    of_before = lived.put("data/0000000000-of-one-before")
+    entry = lived.put(log_name(1))  # deleted long ago, and sent again
+    old = lived.put(state_name(2))
+    lived.put("data/another-name")
+    assert {(each.kind, each.name) for each in lived.found()} == {
+        (ORPHAN, of_before),
+        (ORPHAN, entry),
+        (STATE, old),
+    }
+    lived.writer.provider.remove_leftovers(lived.found())
+    assert lived.found() == []
+    assert kept in lived.bucket.objects.held
+    next_writer = lived.reader()
+    next_writer.provider.claim(BROKER)
+    assert [each.name for each in next_writer.provider.leftovers(BROKER)] == [kept]
+    assert [each.name for each in next_writer.provider.leftovers()] == [kept]
+    assert list(next_writer.provider.leftovers("broker-b")) == []
+
+
+def test_abandoned_uploads_are_leftovers() -> None:
+    lived = Lived()
+    lived.writer.provider.remove_leftovers(lived.found())
+    for key in (lived.writer.open(PATH, LOG, 9).path, lived.put("data/0000000001-a")):
+        lived.bucket.objects.begin_upload(key)
+    found = lived.found()
+    assert [each.kind for each in found] == ["abandoned-upload"] * 2
+    lived.writer.provider.remove_leftovers(found)
+    assert lived.found() == []
+    assert not lived.bucket.objects.uploads
+
+
+@pytest.mark.parametrize("kind", ["log", "state"])
+def test_a_damaged_entry_or_state_is_damage(kind: str) -> None:
+    lived = Lived()
+    key = max(key for key in lived.bucket.objects.held_keys() if f"/{kind}/" in key)
+    with lived.bucket.objects.guard:
+        data, facts = lived.bucket.objects.held[key]
+        lived.bucket.objects.held[key] = data[:60] + bytes([data[60] ^ 1]) + data[61:], facts
+    for process in (lived.reader(), lived.writer):
+        assert key in {each.where for each in process.provider.damage(BROKER)}
+
+
+def test_a_data_object_that_is_gone_or_cut_short_is_damage() -> None:
+    lived = Lived()
+    state = lived.writer.provider._log_of(BROKER).state()
+    key = next(
+        key
+        for key in lived.bucket.objects.held_keys()
+        if key.partition(f"{BROKER}/")[2] in state.names() and "/data/" in key
+    )
+    with lived.bucket.objects.guard:
+        lived.bucket.objects.held.pop(key)
+    (found,) = lived.reader().provider.damage(BROKER)
+    assert (found.kind, found.where, found.is_damage) == ("missing", key, True)
+    lived.bucket.objects.put(key, b"", {})
+    (found,) = lived.writer.provider.damage(BROKER)
+    assert (found.kind, found.where) == ("size", key)
+
+
+def test_the_places_of_a_bucket_are_its_logs() -> None:
+    bucket = Bucket()
+    assert bucket.process().provider.places() is None
+    for broker in ("broker-b", "broker-a", "broker", "broker-a.b", "主"):
+        bucket.process().provider.claim(broker)
+    reader = bucket.process()
+    assert reader.provider.places() == [
+        (CLUSTER, broker) for broker in ("broker", "broker-a", "broker-a.b", "broker-b", "主")
+    ]
+    assert reader.requests == {"list": 8}  # one a name, and one more at each level
+    reader.provider.probe()
+    assert len(reader.provider.places() or ()) == 5

@@ -1,0 +1,467 @@
+"""A broker's log in a bucket: which requests it makes, and what it makes of their answers."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from tieredstore.driver.metadata import Put, PutNote
+from tieredstore.driver.object_client import ObjectClient, ObjectClientWrapper, ObjectFacts, Range
+from tieredstore.driver.retry import RetryPolicy
+from tieredstore.driver.runtime import ManualClock, Runtime
+from tieredstore.driver.segment import Buffer
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    FencedError,
+    MetadataError,
+    PositionMismatchError,
+    TieredStoreError,
+)
+from tieredstore.model.values import SegmentType, TopicRecord
+from tieredstore.roundlog.draft import Draft, DraftWrite
+from tieredstore.roundlog.entry import NO_ROW, Entry, Extents, SegmentKey
+from tieredstore.roundlog.frames import crc32c
+from tieredstore.roundlog.layout import ObjectLayout, log_name, state_name
+from tieredstore.roundlog.log import INLINE_BYTES_MAX, BrokerLog
+from tieredstore.roundlog.object_calls import ObjectCalls
+from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
+
+KEY: SegmentKey = ("broker/topic/0", SegmentType.COMMIT_LOG, 0)
+MIB = 1 << 20
+
+
+class Moody(ObjectClientWrapper):
+    """A client that `mood` is asked of before each request, and after it."""
+
+    def __init__(self, objects: MemoryObjects) -> None:
+        self.memory = MemoryObjectClient(objects)
+        super().__init__(self.memory)
+        self.mood: Callable[[str, str, bool], None] = lambda *_: None
+
+    def _request(self, name: str, key: str, call: Callable[[], Any]) -> Any:
+        self.mood(name, key, False)
+        found = call()
+        self.mood(name, key, True)
+        return found
+
+    def head(self, key: str) -> ObjectFacts:
+        found: ObjectFacts = self._request("head", key, lambda: self.inner.head(key))
+        return found
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        found: bytes = self._request("get", key, lambda: self.inner.get_range(key, start, length))
+        return found
+
+    def get_ranges(self, ranges: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
+        return ObjectClient.get_ranges(self, ranges)
+
+    def put(self, key: str, data: Buffer, **how: Any) -> ObjectFacts:
+        found: ObjectFacts = self._request("put", key, lambda: self.inner.put(key, data, **how))
+        return found
+
+
+class Tier:
+    """A bucket, and logs of one broker in it."""
+
+    def __init__(self) -> None:
+        self.objects = MemoryObjects()
+        self.runtime = Runtime.inline()
+        self.clients: list[Moody] = []
+        self.layout = ObjectLayout("cluster")
+
+    def open(self, *, claims: bool = True, runtime: Runtime | None = None, **how: Any) -> BrokerLog:
+        runtime = runtime or self.runtime
+        client = Moody(self.objects)
+        self.clients.append(client)
+        calls = ObjectCalls(client, runtime, RetryPolicy(retries_max=2))
+        log = BrokerLog(calls, self.layout, "broker", runtime, **how)
+        if claims:
+            log.claim()
+        return log
+
+    def requests(self, call: Callable[[], object], which: int = -1) -> Counter[str]:
+        """Those of one call, of the client that was made last."""
+        counts = self.clients[which].memory.requests
+        before = counts.copy()
+        call()
+        return counts - before
+
+    def drop(self, name: str) -> None:
+        del self.objects.held[self.layout.rounds("broker") + name]
+
+
+def put(log: BrokerLog, data: bytes, key: SegmentKey = KEY) -> Draft:
+    """The next bytes of a segment."""
+    segment = log.state().segment(key)
+    draft = Draft(writes=[DraftWrite(key, 0 if segment is None else segment.size, data)])
+    log.append([draft])
+    assert draft.error is None
+    return draft
+
+
+def contents(tier: Tier, key: SegmentKey = KEY) -> bytes:
+    """What whoever opens it now finds."""
+    reader = tier.open(claims=False)
+    state = reader.follow()
+    segment = state.segment(key)
+    if segment is None:
+        return b""
+    held, found = tier.objects.held, b""
+    for each in state.places(segment.number):
+        data = held[reader.key(each.object)][0]
+        found += data[each.offset : each.offset + each.length]
+    return found
+
+
+@pytest.fixture
+def tier() -> Tier:
+    return Tier()
+
+
+# Requests
+
+
+def test_an_append_is_a_put_and_a_look_whatever_it_has(tier: Tier) -> None:
+    log = tier.open()
+    many = [
+        DraftWrite((f"broker/topic/{queue}", SegmentType.COMMIT_LOG, 0), 0, b"x" * 100)
+        for queue in range(1_000)
+    ]
+    assert tier.requests(lambda: log.append([Draft(writes=many)])) == {"put": 1, "head": 1}
+    assert tier.requests(lambda: log.append([])) == {}
+    assert tier.requests(lambda: (log.state(recent=True), log.settled(), log.follow())) == {}
+
+
+def test_opening_costs_five_requests_and_one_for_each_entry_since_the_state(tier: Tier) -> None:
+    first = tier.open()
+    for _ in range(4):
+        put(first, b"x")
+    state = first.state()
+    first.calls.put(first.key(state_name(state.sequence)), state.encoded())
+    put(first, b"y")
+    put(first, b"z")
+    second = tier.open(claims=False)
+    assert tier.requests(second.claim) == {"list": 2, "get": 1 + 2, "put": 2}
+    assert second.epoch == 2
+    reader = tier.open(claims=False)
+    assert tier.requests(reader.follow) == {"list": 2, "get": 1 + 3}
+
+
+def test_following_is_a_listing_and_a_get_for_each_entry(tier: Tier) -> None:
+    writer, reader = tier.open(), tier.open(claims=False)
+    reader.follow()
+    assert tier.requests(reader.follow) == {"list": 1}
+    put(writer, b"one")
+    put(writer, b"two")
+    assert tier.requests(reader.follow) == {"list": 1, "get": 2}
+    assert tier.requests(lambda: reader.state(recent=True)) == {}
+    tier.runtime.clock.sleep(2)
+    assert tier.requests(lambda: reader.state(recent=True)) == {"list": 1}
+
+
+def test_what_is_too_much_for_an_entry_goes_side_by_side_before_it(tier: Tier) -> None:
+    log = tier.open()
+    data = bytes(INLINE_BYTES_MAX + 5 * MIB)
+    assert tier.requests(lambda: put(log, data)) == {"put": 3, "head": 1}
+    assert tier.requests(lambda: put(log, bytes(INLINE_BYTES_MAX))) == {"put": 1, "head": 1}
+    assert len(contents(tier)) == len(data) + INLINE_BYTES_MAX
+
+
+def test_those_who_append_meanwhile_share_the_next_entry(tier: Tier) -> None:
+    with Runtime.threads() as runtime:
+        log = tier.open(runtime=runtime)
+        waits, goes_on = threading.Event(), threading.Event()
+
+        def mood(name: str, key: str, is_done: bool) -> None:
+            if name == "put" and not waits.is_set():
+                waits.set()
+                goes_on.wait(10)
+
+        tier.clients[-1].mood = mood
+        before = log.state().sequence
+        keys = [(f"broker/topic/{queue}", SegmentType.COMMIT_LOG, 0) for queue in range(5)]
+        threads = [threading.Thread(target=put, args=(log, b"x", key)) for key in keys]
+        threads[0].start()
+        waits.wait(10)
+        for thread in threads[1:]:
+            thread.start()
+        while len(log._waiting) < 4:
+            pass
+        goes_on.set()
+        for thread in threads:
+            thread.join(10)
+    assert log.state().sequence == before + 2
+    assert {contents(tier, key) for key in keys} == {b"x"}
+
+
+def test_a_draft_that_is_refused_leaves_the_others_of_its_entry(tier: Tier) -> None:
+    log = tier.open()
+    wrong = Draft(writes=[DraftWrite(KEY, 7, b"x")])
+    right = Draft(changes=[PutNote("kind", "key", 1)])
+    log.append([wrong, right])
+    assert isinstance(wrong.error, PositionMismatchError)
+    assert log.state().tables.notes == {"kind": {"key": b"1"}}
+    assert tier.requests(lambda: log.append([wrong])) == {}
+
+
+def test_what_is_staged_goes_along_with_the_next_entry(tier: Tier) -> None:
+    log = tier.open()
+    row = Put(TopicRecord(topic="topic", topic_id=1))
+    log.state().tables.apply([row])
+    log.staged.append(row)
+    put(log, b"x")
+    assert log.staged == []
+    assert tier.open(claims=False).follow().tables.topics == {"topic": row.record}
+
+
+# Doubt
+
+
+def outage(fails_after: bool, times: int, of: str = "/log/") -> Callable[[str, str, bool], None]:
+    """Requests that change something at such keys fail so often; they land, or do not."""
+    left = [times]
+
+    def mood(name: str, key: str, is_done: bool) -> None:
+        if of in key and is_done == fails_after and left[0]:
+            left[0] -= 1
+            raise BackendUnavailableError(key, name, "an outage")
+
+    return mood
+
+
+@pytest.mark.parametrize("lands", [True, False])
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("of", ["/log/", "/epoch/"])
+def test_a_request_that_fails_for_a_moment_is_not_seen(
+    tier: Tier, lands: bool, times: int, of: str
+) -> None:
+    log = tier.open()
+    tier.clients[-1].mood = outage(lands, times, of)
+    put(log, b"one")
+    put(log, b"two")
+    assert contents(tier) == b"onetwo"
+
+
+@pytest.mark.parametrize(("of", "lands"), [("/log/", True), ("/log/", False), ("/epoch/", False)])
+def test_an_append_in_doubt_is_settled_before_anything_else(
+    tier: Tier, of: str, lands: bool
+) -> None:
+    log = tier.open()
+    put(log, b"one")
+    tier.clients[-1].mood = outage(lands, 1_000, of)
+    with pytest.raises(BackendUnavailableError):
+        put(log, b"two")
+    was_in_doubt = log.in_doubt
+    with pytest.raises(BackendUnavailableError):
+        log.settled()
+    assert log.state().segments[1].size == 3
+    tier.clients[-1].mood = lambda *_: None
+    assert log.settled().segments[1].size == 6
+    assert (was_in_doubt, log.in_doubt) == (True, False)
+    put(log, b"three")
+    assert contents(tier) == b"onetwothree"
+
+
+def test_an_append_that_is_refused_is_in_no_doubt(tier: Tier) -> None:
+    log = tier.open()
+
+    def mood(name: str, key: str, is_done: bool) -> None:
+        raise BackendRefusedError(key, name, "no")
+
+    tier.clients[-1].mood = mood
+    with pytest.raises(BackendRefusedError):
+        put(log, b"one")
+    assert not log.in_doubt
+    tier.clients[-1].mood = lambda *_: None
+    put(log, b"two")
+    assert contents(tier) == b"two"
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_claim_that_failed_goes_on_with_the_same_number(tier: Tier, lands: bool) -> None:
+    log = tier.open(claims=False)
+    tier.clients[-1].mood = outage(lands, 1_000)
+    with pytest.raises(BackendUnavailableError):
+        log.claim()
+    assert not log.is_writer
+    tier.clients[-1].mood = lambda *_: None
+    assert log.claim() == 1
+    put(log, b"one")
+    assert contents(tier) == b"one"
+
+
+# Several writers
+
+
+def test_a_fenced_writer_says_so_for_ever_and_sees_nothing_of_the_winner(tier: Tier) -> None:
+    first = tier.open()
+    put(first, b"one")
+    second = tier.open()
+    put(second, b"two")
+    for _ in range(2):
+        with pytest.raises(FencedError):
+            put(first, b"wrong")
+    assert first.fence is not None
+    assert first.fence.epoch == 2
+
+    def all_calls() -> None:
+        for call in (first.claim, first.settled, first.data_name, lambda: first.append([Draft()])):
+            with pytest.raises(FencedError):
+                call()
+        first.expire()
+        assert first.state(recent=True).segments[1].size == 3
+        assert first.follow().epoch == 1
+
+    assert tier.requests(all_calls, 0) == {}
+    assert contents(tier) == b"onetwo"
+
+
+def test_an_entry_that_landed_before_the_winner_began_counts_and_is_not_acknowledged(
+    tier: Tier,
+) -> None:
+    first = tier.open()
+    put(first, b"one")
+    second = tier.open(claims=False)
+    seconds = tier.clients[-1]
+    caught: list[BaseException] = []
+
+    def mood(name: str, key: str, is_done: bool) -> None:
+        if name == "put" and "/log/" in key and not caught:
+            with pytest.raises(FencedError) as error:
+                put(first, b"two")
+            caught.append(error.value)
+
+    seconds.mood = mood
+    second.claim()
+    assert caught
+    assert second.state().segments[1].size == 6
+    assert contents(tier) == b"onetwo"
+
+
+def test_those_that_join_append_side_by_side(tier: Tier) -> None:
+    logs = [tier.open(joins=True) for _ in range(3)]
+    assert {log.epoch for log in logs} == {1}
+    keys = [(f"broker/topic/{queue}", SegmentType.COMMIT_LOG, 0) for queue in range(3)]
+    for _ in range(3):
+        for log, key in zip(logs, keys, strict=True):
+            put(log, b"x", key)
+    assert {contents(tier, key) for key in keys} == {b"xxx"}
+    tier.runtime.clock.sleep(2)
+    assert {log.settled().sequence for log in logs} == {9}
+    owner = tier.open()
+    assert owner.epoch == 2
+    for log in logs:
+        with pytest.raises(FencedError):
+            log.append([Draft()])
+        assert log.follow().epoch == 1
+
+
+def test_a_writer_that_slept_till_its_sequence_was_deleted_is_fenced(tier: Tier) -> None:
+    first = tier.open()
+    put(first, b"one")
+    lagging = tier.open(claims=False)
+    lagging.follow()
+    second = tier.open()
+    put(second, b"two")
+    state = second.state()
+    second.calls.put(second.key(state_name(state.sequence)), state.encoded())
+    tier.drop(log_name(3))
+    with pytest.raises(FencedError):
+        put(first, b"wrong")
+    assert second.key(log_name(3)) in tier.objects.held
+    assert first.state().segments[1].size == 3
+    assert lagging.follow().segments[1].size == 6
+    assert contents(tier) == b"onetwo"
+
+
+def test_a_writer_believes_no_entry_that_was_put_again_where_it_slept(tier: Tier) -> None:
+    first = tier.open()
+    put(first, b"one")
+    second = tier.open()
+    put(second, b"two")
+    state = second.state()
+    second.calls.put(second.key(state_name(state.sequence)), state.encoded())
+    tier.drop(log_name(3))
+    row = (1, 3, 5, 0, 0, crc32c(b"wrong"), NO_ROW, NO_ROW)
+    late = Entry(
+        sequence=3, epoch=1, nonce="late", time_ms=0, extents=Extents.of([row]), payload_bytes=5
+    )
+    tier.objects.put(second.key(log_name(3)), late.encoded([b"wrong"]), None)
+    with pytest.raises(FencedError):
+        put(first, b"more")
+    assert first.state().segments[1].size == 3
+
+
+# Readers
+
+
+def test_a_reader_that_lags_behind_what_was_deleted_begins_at_the_state(tier: Tier) -> None:
+    writer, reader = tier.open(), tier.open(claims=False)
+    put(writer, b"one")
+    reader.follow()
+    for _ in range(3):
+        put(writer, b"two")
+    state = writer.state()
+    writer.calls.put(writer.key(state_name(state.sequence)), state.encoded())
+    put(writer, b"three")
+    for sequence in range(1, 4):
+        tier.drop(log_name(sequence))
+    assert tier.requests(reader.follow) == {"list": 1, "get": 2}
+    assert reader.state().segments[1].size == 3 + 9 + 5
+
+
+def test_a_missing_entry_is_damage(tier: Tier) -> None:
+    writer = tier.open()
+    for _ in range(3):
+        put(writer, b"x")
+    tier.drop(log_name(2))
+    with pytest.raises(MetadataError, match=f"{log_name(2)}: is missing"):
+        tier.open()
+    with pytest.raises(MetadataError, match="is missing"):
+        tier.open(claims=False).follow()
+
+
+def test_an_entry_or_a_state_under_another_name_is_damage(tier: Tier) -> None:
+    writer = tier.open()
+    put(writer, b"x")
+    held = tier.objects.held
+    held[writer.key(log_name(3))] = held[writer.key(log_name(2))]
+    with pytest.raises(MetadataError, match="it is entry 2"):
+        tier.open()
+    tier.drop(log_name(3))
+    tier.objects.put(writer.key(state_name(7)), writer.state().encoded(), None)
+    with pytest.raises(MetadataError, match="it is the state of entry 2"):
+        tier.open()
+
+
+def test_a_reader_that_reads_for_minutes_lists_again(tier: Tier) -> None:
+    writer = tier.open()
+    for _ in range(20):
+        put(writer, b"x")
+    reader = tier.open(claims=False)
+    slept: list[str] = []
+
+    def mood(name: str, key: str, is_done: bool) -> None:
+        if name == "get" and log_name(12) in key and not slept:
+            slept.append(key)
+            clock = tier.runtime.clock
+            assert isinstance(clock, ManualClock)
+            clock.advance(400_000)
+
+    tier.clients[-1].mood = mood
+    assert tier.requests(reader.follow)["list"] == 3
+    assert reader.state().segments[1].size == 20
+
+
+def test_open_segments_of_the_older_layout_are_refused(tier: Tier) -> None:
+    key = ".parts/" + tier.layout.below("broker") + "topic/0/COMMIT_LOG/x"
+    tier.objects.put(key, b"x", None)
+    with pytest.raises(BackendRefusedError, match="older layout"):
+        tier.open()
+    assert not tier.objects.held_keys(".rounds/")
+    assert tier.open(claims=False).follow().sequence == 0

@@ -1,0 +1,119 @@
+"""What is left of a tier whose log was lost: the bytes of data objects, by their tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.roundlog.log_kit import Killed, Tier, key_of
+from tieredstore.driver.provider import TakenIn
+from tieredstore.model.values import SegmentType
+from tieredstore.roundlog import log as log_module
+from tieredstore.roundlog import taking
+from tieredstore.roundlog.log import BrokerLog
+from tieredstore.roundlog.salvage import LOST
+from tieredstore.roundlog.upkeep import Upkeep
+
+A, B, UNITS = key_of("a"), key_of("b"), key_of("a", type=SegmentType.CONSUME_QUEUE)
+KEYS = (A, B, UNITS)
+
+
+def write(tier: Tier, log: BrokerLog, rounds: int) -> None:
+    for number in range(rounds):
+        tier.write(log, {key: f"{key[0]}{number};".encode() * 9 for key in KEYS})
+
+
+def lose_the_log(tier: Tier) -> None:
+    for name in list(tier.objects.held):
+        if "/log/" in name or "/state/" in name:
+            del tier.objects.held[name]
+
+
+def merged(tier: Tier) -> None:
+    """32 rounds that were merged, and two that were not: these alone are lost with the log."""
+    log, _ = tier.opened()
+    write(tier, log, 32)
+    upkeep = Upkeep(log)
+    while upkeep.step():
+        pass
+    found = dict(tier.acknowledged)
+    write(tier, log, 2)
+    tier.acknowledged = found
+
+
+def test_what_was_merged_is_found_when_the_log_is_lost() -> None:
+    tier = Tier()
+    merged(tier)
+    lose_the_log(tier)
+    log, _ = tier.opened()
+    taken = taking.take_in(log)
+    tier.check(log)
+    tier.check()
+    assert taken.segment_count == 3
+    assert taken.size == sum(map(len, tier.acknowledged.values()))
+    assert "was not merged yet, is gone" in taken.losses[-1]
+    assert LOST not in log.state().tables.notes
+    assert taking.take_in(log).losses == ()  # it was lost once
+    tier.write(log, {A: b"it goes on"})
+    tier.check()
+
+
+def test_bytes_that_follow_on_nothing_are_named() -> None:
+    tier = Tier()
+    log, _ = tier.opened()
+    write(tier, log, 1)  # in an entry
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_module, "INLINE_BYTES_MAX", 0)
+        write(tier, log, 1)  # in a data object
+    lose_the_log(tier)
+    taken = taking.take_in(tier.opened()[0])
+    assert taken.segment_count == 0
+    assert any(
+        "broker-a/a/0/COMMIT_LOG/0: bytes 0 and on are gone" in loss for loss in taken.losses
+    )
+
+
+def test_a_damaged_object_is_named_and_the_others_are_found() -> None:
+    tier = Tier()
+    log, _ = tier.opened()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_module, "INLINE_BYTES_MAX", 0)
+        write(tier, log, 1)
+        found = dict(tier.acknowledged)
+        write(tier, log, 2)
+    names = tier.objects.held_keys(log.key("data/"))
+    data, facts = tier.objects.held[names[1]]
+    tier.objects.held[names[1]] = b"?" + data[1:], facts
+    data, facts = tier.objects.held[names[2]]
+    tier.objects.held[names[2]] = data[:-3] + b"???", facts
+    lose_the_log(tier)
+    taken = taking.take_in(tier.opened()[0])
+    assert any(f"{names[1]} is damaged at byte 0" in loss for loss in taken.losses)
+    assert any("a data object tells nothing" in loss for loss in taken.losses)
+    assert taken.size >= len(found[A])
+
+
+def test_a_log_that_is_there_is_left_alone() -> None:
+    tier = Tier()
+    merged(tier)
+    log, _ = tier.opened()
+    before = log.state().sequence
+    assert taking.take_in(log) == TakenIn()
+    assert log.state().sequence == before + 1  # the claim
+
+
+def test_a_salvage_that_is_cut_off_anywhere_begins_anew() -> None:
+    at = 0
+    while True:
+        tier = Tier()
+        merged(tier)
+        lose_the_log(tier)
+        log, _ = tier.opened(at, lands=bool(at % 2))
+        try:
+            taking.take_in(log)
+        except Killed:
+            taking.take_in(tier.opened()[0])
+            tier.check()
+        else:
+            break
+        at += 1
+    assert at > 10

@@ -1,0 +1,103 @@
+"""Several writers and readers of one log, with every request late, lost, doubled or the last."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from tests.roundlog.world import World
+from tieredstore.driver.segment import Buffer
+from tieredstore.roundlog import draft, upkeep
+from tieredstore.roundlog import log as log_module
+from tieredstore.roundlog.entry import Entry
+from tieredstore.roundlog.log import BrokerLog
+
+SCHEDULES = int(os.environ.get("ROUNDLOG_SCHEDULES", "120"))
+FIRST = int(os.environ.get("ROUNDLOG_FIRST", "0"))
+
+
+@pytest.fixture(autouse=True)
+def everything_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Data objects, merges, states and releases within some dozen requests. An entry is decoded
+    once, however many read it."""
+    monkeypatch.setattr(log_module, "INLINE_BYTES_MAX", 150)
+    monkeypatch.setattr(draft, "PIECE_BYTES_MAX", 120)
+    monkeypatch.setattr(draft, "DATA_BYTES_MAX", 120)
+    monkeypatch.setattr(upkeep, "ROUNDS_MERGED", 3)
+    monkeypatch.setattr(upkeep, "CHUNKS_MERGED", 2)
+    monkeypatch.setattr(upkeep, "STATE_EVERY", 3)
+    monkeypatch.setattr(upkeep, "STATES_KEPT", 2)
+    decoded = Entry.decoded
+
+    def once(data: Buffer, name: str, *, object_bytes: int | None = None) -> Entry:
+        return known(bytes(data), name, object_bytes)
+
+    @cache
+    def known(data: bytes, name: str, object_bytes: int | None) -> Entry:
+        return decoded(data, name, object_bytes=object_bytes)
+
+    monkeypatch.setattr(Entry, "decoded", once)
+    log_module.log.disabled = upkeep.log.disabled = True
+    yield
+    log_module.log.disabled = upkeep.log.disabled = False
+
+
+def run(count: int, log: type[BrokerLog] = BrokerLog) -> None:
+    """Raises AssertionError with the schedule that shows something."""
+    for seed in range(FIRST, FIRST + count):
+        world = World(seed, log=log)
+        try:
+            world.run()
+        except Exception as error:
+            story = "\n".join(world.trace)
+            raise AssertionError(f"seed {seed}: {error}\n{story}") from error
+
+
+def test_whatever_happens_to_requests_nothing_acknowledged_is_lost() -> None:
+    run(SCHEDULES)
+
+
+@pytest.mark.torture
+def test_nor_in_a_hundred_thousand_schedules() -> None:
+    run(100_000)
+
+
+# The same schedules show each of these.
+
+
+class NoLook(BrokerLog):
+    """Acknowledges as soon as its entry is there."""
+
+    def _look(self) -> None:
+        pass
+
+
+class BeginsFirst(BrokerLog):
+    """Claims its epoch when it has begun it."""
+
+    def _claimed_after(self, epoch: int) -> int:
+        return epoch + 1
+
+    def _begin(self) -> None:
+        super()._begin()
+        assert self._epoch is not None
+        self._put_claim(self._epoch)
+
+
+class MeetsAnybody(BrokerLog):
+    """Goes on behind entries of a later epoch as behind those of an earlier one."""
+
+    def _refuse_overtaken(self, epoch: int) -> None:
+        pass
+
+    def _meet(self, found: Entry) -> None:
+        self._fold(found, 0)
+
+
+@pytest.mark.parametrize("log", [NoLook, BeginsFirst, MeetsAnybody])
+def test_a_protocol_with_a_step_less_is_seen_to_lose(log: type[BrokerLog]) -> None:
+    with pytest.raises(AssertionError, match="seed"):
+        run(SCHEDULES, log)

@@ -1,0 +1,145 @@
+"""RocketMQ's JSON file as a copy of a catalogue that lies elsewhere, with the bytes.
+
+It has the name, and the lock, that the file has where it is the catalogue itself. `LocalCopy`
+writes it, `ReadCopy` is what it says.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Final, Self
+
+from tieredstore.driver.durable import FileLock, make_directories, write_atomically
+from tieredstore.driver.metadata import (
+    CatalogueCopy,
+    CatalogueFacts,
+    CatalogueUpkeep,
+    Change,
+    DeleteSegment,
+    MetadataStore,
+    Put,
+)
+from tieredstore.metadata.files import CatalogueFiles, keep_backup, load, read_bytes
+from tieredstore.metadata.memory_store import MemoryMetadataStore
+from tieredstore.model.errors import CatalogueLockedError, MetadataError, TieredStoreError
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import SegmentRecord, TopicRecord
+
+log = log_of(__name__)
+
+ASIDE: Final = ".stale"
+
+
+class LocalCopy(CatalogueCopy):
+    """Holds the lock of a catalogue's file, and writes into that file what a catalogue says.
+
+    * One writer a file, in any process, as with `JsonMetadataStore`.
+    * It is for people and for readers that ask for the file; no writer ever reads it. So nothing
+      depends on it: what fails is logged, and tried again when it is due again.
+    * What lay there before is kept as the backup; a journal and notes beside it, which belong to a
+      catalogue that was a file, get another name.
+    """
+
+    def __init__(self, files: CatalogueFiles, lock: FileLock) -> None:
+        self._files = files
+        self._lock: FileLock | None = lock
+        self._source: MetadataStore | None = None
+        self._written: bytes | None = None
+        self._guard = threading.Lock()  # held while the file is written
+
+    @classmethod
+    def locked(cls, path: str | os.PathLike[str]) -> LocalCopy:
+        """Lock the file at `path`, which need not be there; nothing in it is read.
+
+        Raises CatalogueLockedError where another writer has it open, MetadataError where the
+        system refuses.
+        """
+        files = CatalogueFiles.at(path)
+        try:
+            make_directories(files.snapshot.parent)
+            lock = FileLock.acquire(files.lock)
+        except OSError as error:
+            reason = f"locking it failed: {error}"
+            raise MetadataError(str(files.snapshot), reason) from error
+        if lock is None:
+            raise CatalogueLockedError(str(files.snapshot))
+        return cls(files, lock)
+
+    def follow(self, source: MetadataStore) -> None:
+        self._source = source
+
+    @property
+    def upkeep(self) -> CatalogueUpkeep:
+        try:
+            written_ms: int | None = os.stat(self._files.snapshot).st_mtime_ns // 1_000_000
+        except OSError:
+            written_ms = None
+        return CatalogueUpkeep(snapshot_ms=written_ms)
+
+    def step(self) -> None:
+        with self._guard:
+            if self._source is None or self._lock is None:
+                return
+            try:
+                data = self._source.snapshot_bytes()
+                if data != self._written:
+                    self._replace(data)
+                    self._written = data
+            except (OSError, TieredStoreError) as error:
+                name = self._files.snapshot
+                log.warning("%s: the catalogue was not copied there: %s", name, error)
+
+    def close(self) -> None:
+        with self._guard:
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
+
+    def _replace(self, data: bytes) -> None:
+        files = self._files
+        if self._written is None:
+            keep_backup(files)
+            for path in (files.journal, files.notes):
+                if path.exists():
+                    os.rename(
+                        path, files.aside(path.name.removeprefix(files.snapshot.name) + ASIDE)
+                    )
+        write_atomically(files.snapshot, [data])
+
+
+class ReadCopy(MemoryMetadataStore):
+    """The catalogue as of when it was last copied here; to be looked at only."""
+
+    def __init__(self, files: CatalogueFiles) -> None:
+        super().__init__(place=str(files.snapshot), clock_ms=lambda: 0)
+        self._files = files
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """What the file at `path` says. Raises MetadataError where it makes no sense."""
+        found = cls(CatalogueFiles.at(path))
+        found.refresh()
+        return found
+
+    @property
+    def facts(self) -> CatalogueFacts:
+        return CatalogueFacts(source="file", place=self._name, copy=True)
+
+    def refresh(self) -> None:
+        files = self._files
+        tables = load(files, lambda: read_bytes(files.journal)).tables
+        with self._tables_lock:
+            self._require_open()
+            self._tables = tables
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        raise MetadataError(self._name, "it is a copy: nothing is written to it")
+
+    def add_topic(self, topic: str, *, reserve_hours: int | None = None) -> TopicRecord:
+        raise MetadataError(self._name, "it is a copy: nothing is written to it")
+
+    def amend(self, *, gone: Sequence[SegmentRecord], come: Sequence[SegmentRecord]) -> None:
+        deleted = [DeleteSegment(row.path, row.type, row.base_offset) for row in gone]
+        super().apply([*deleted, *map(Put, come)])

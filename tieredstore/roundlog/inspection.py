@@ -1,0 +1,168 @@
+"""What lies beside a broker's log that it does not name, and what it names that is not there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+from tieredstore.driver.object_client import ListedKey, Range
+from tieredstore.driver.provider import Leftover
+from tieredstore.model.errors import MetadataError, SegmentNotFoundError
+from tieredstore.model.findings import Finding
+from tieredstore.roundlog.layout import OLD_LAYOUT, OLD_PARTS, number_of
+from tieredstore.roundlog.log import BrokerLog, side_by_side
+from tieredstore.roundlog.object_calls import ObjectCalls
+from tieredstore.roundlog.state import LogState
+from tieredstore.roundlog.upkeep import GRACE_MS, STATES_KEPT
+
+READ_TOGETHER: Final = 8
+ORPHAN, DEAD, STATE = "orphan", "released", "state"
+KINDS: Final = frozenset((ORPHAN, DEAD, STATE))
+
+_DATA: Final = re.compile(r"data/([0-9]{10})-.+")
+
+
+def leftovers(log: BrokerLog) -> list[Leftover]:
+    """Objects that nothing is read from, and that no writer is about to name.
+
+    An orphan is what a crash left before an entry named it, or what was put again after it was
+    deleted. A data object of the newest epoch may be named by the next entry: it is none yet.
+    """
+    listed = {
+        each.key.removeprefix(log.prefix): each.size for each in log.calls.client.list(log.prefix)
+    }
+    # The log after the listing: what an older epoch has named by then, it says.
+    state = log.settled() if log.is_writer else log.follow()
+    found = []
+    with log.guard:
+        named = state.names()
+        states = sorted(name for name in listed if name.startswith("state/"))[-STATES_KEPT:]
+        oldest = number_of(states[0]) if len(states) == STATES_KEPT else None
+        for name, size in listed.items():
+            kind = None if name in named else _kind(log, state, name, oldest or 0)
+            if kind is not None:
+                found.append(Leftover(kind=kind, name=log.key(name), size=size))
+    return found
+
+
+def _kind(log: BrokerLog, state: LogState, name: str, oldest: int) -> str | None:
+    """`oldest` is the number of the oldest state that stays."""
+    number = number_of(name)
+    if name.startswith("log/"):
+        if number is None or number > oldest:
+            return None  # readers that begin at a state need it
+        if name not in state.dead:
+            return ORPHAN
+    elif name.startswith("state/"):
+        return STATE if number is not None and number < oldest else None
+    elif data := _DATA.fullmatch(name):
+        if name not in state.dead:
+            return ORPHAN if int(data[1]) < state.epoch else None
+    else:
+        return None
+    return DEAD if log.clock.now_ms() - state.dead[name] > GRACE_MS else None
+
+
+def names_below(calls: ObjectCalls, prefix: str) -> Iterator[str]:
+    """The names below a prefix, up to the next `/`: a request each, and one more."""
+    after = ""
+    while True:
+        first = next(iter(calls.client.list(prefix, after=after)), None)
+        if first is None:
+            return
+        name, slash, _ = first.key.removeprefix(prefix).partition("/")
+        if slash:
+            yield name
+        after = f"{prefix}{name}0" if slash else first.key  # 0 is what comes behind a slash
+
+
+def damage(log: BrokerLog) -> list[Finding]:
+    """Entries and states that make no sense; objects that are not there, or not as long as said."""
+    calls, layout = log.calls, log.layout
+    found: list[Finding] = []
+    sizes: dict[str, int] = {}
+    for below in (log.key("data/"), layout.below(log.broker)):
+        sizes |= {each.key: each.size for each in calls.client.list(below)}
+    entries = [*calls.client.list(log.key("log/"))]
+    sizes |= {each.key: each.size for each in entries}
+
+    def check(listed: ListedKey) -> None:
+        try:
+            log.entry(listed)
+        except SegmentNotFoundError:
+            return  # it was released since
+        except MetadataError as error:
+            found.append(_damaged(listed.key, error))
+
+    numbered = (each for each in entries if number_of(each.key.removeprefix(log.prefix)))
+    side_by_side(log.pool, numbered, check, helpers=READ_TOGETHER - 1)
+    found += _damaged_states(log)
+    try:
+        state = log.settled() if log.is_writer else log.follow()
+    except MetadataError as error:
+        return found or [_damaged(log.key("log/"), error)]
+    if not entries and not state.chunks:
+        found += _lost(log, sizes)
+    with log.guard:
+        wanted = _wanted(log, state)
+    for key, (size, is_whole) in wanted.items():
+        there = sizes.get(key)
+        if there is None and (facts := calls.head(key)) is not None:
+            there = facts.size  # younger than the listing
+        if there is None:
+            found.append(Finding.of_damage("missing", key, f"the log has {size} bytes in it"))
+        elif there < size or (is_whole and there != size):
+            detail = f"it has {there} bytes, the log says {size}"
+            found.append(Finding.of_damage("size", key, detail))
+    return found
+
+
+def _lost(log: BrokerLog, there: Iterable[str]) -> Iterator[Finding]:
+    """Where there is no log, and something that must have been in one."""
+    data = [key for key in there if key.startswith(log.key("data/"))]
+    if data:
+        detail = f"of {len(data)} data objects: no entry is left that names them"
+        yield Finding.of_damage("log", log.key("log/"), detail)
+    for listed in islice(log.calls.client.list(OLD_PARTS + log.layout.below(log.broker)), 1):
+        yield Finding.of_damage("old-layout", listed.key, OLD_LAYOUT)
+
+
+def _damaged_states(log: BrokerLog) -> Iterator[Finding]:
+    for each in log.calls.client.list(log.key("state/")):
+        if number_of(each.key.removeprefix(log.prefix)) is None:
+            continue
+        try:
+            LogState.decoded(log.calls.ranges([Range(each.key, 0, each.size)])[0], each.key)
+        except SegmentNotFoundError:
+            continue
+        except MetadataError as error:
+            yield _damaged(each.key, error)
+
+
+def _wanted(log: BrokerLog, state: LogState) -> Mapping[str, tuple[int, bool]]:
+    """How long each object must be at least, or exactly."""
+    found: dict[str, tuple[int, bool]] = {}
+    for chunk in state.chunks.values():
+        alive = chunk.extents.taken(state.live_rows(chunk))
+        ends = alive.offset + alive.length
+        for number, name in enumerate(chunk.objects):
+            of_object = ends[alive.object == number]
+            if len(of_object):
+                key = log.key(name)
+                found[key] = max(found.get(key, (0, False))[0], int(of_object.max())), False
+    for segment in state.segments.values():
+        if segment.sealed is not None:
+            found[log.key(segment.sealed.key)] = segment.sealed.size, True
+    return found
+
+
+def _damaged(key: str, error: MetadataError) -> Finding:
+    return Finding.of_damage("log", key, str(error))
+
+
+def remove(calls: ObjectCalls, leftovers: Sequence[Leftover]) -> None:
+    names = [each.name for each in leftovers if each.kind in KINDS]
+    if names:
+        calls.delete(names)

@@ -1,0 +1,102 @@
+"""Where the objects of a broker's tier lie in a bucket: keys, and what they name.
+
+    <rounds>/log/<sequence, 20 digits>     an entry
+    <rounds>/data/<epoch, 10 digits>-<name>    bytes that are too many for an entry, or merged
+    <rounds>/state/<sequence, 20 digits>   what all entries up to that one come to
+    <rounds>/epoch/<epoch, 10 digits>      a writer's claim
+    <h8>_<cluster>/<broker>/<topic>/<queue id>/<TYPE>/<segment name>    a sealed segment
+
+where <rounds> is `.rounds/<h8>_<cluster>/<broker>`. Names in the log are relative to it, those of
+sealed segments are whole keys: RocketMQ's own, so a bucket that is copied to a folder opens there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from tieredstore.codec.names import cluster_directory, parse_segment_name, segment_name
+from tieredstore.driver.segment import check_queue_path
+from tieredstore.model.errors import BackendRefusedError, InvalidConfigError
+from tieredstore.model.values import INT64_MAX, SegmentType
+
+ROUNDS: Final = ".rounds/"
+OLD_PARTS: Final = ".parts/"
+"""What an open segment was made of before there was a log."""
+OLD_LAYOUT: Final = (
+    "open segments of an older layout lie there: seal them with the version that wrote them, then"
+    " `rebuild` takes them in"
+)
+
+_TYPES: Final = {kind.name: kind for kind in SegmentType}
+_NUMBERED: Final = re.compile(r"(log|state|epoch)/([0-9]{10,20})")
+
+
+def log_name(sequence: int) -> str:
+    return f"log/{sequence:020d}"
+
+
+def state_name(sequence: int) -> str:
+    return f"state/{sequence:020d}"
+
+
+def epoch_name(epoch: int) -> str:
+    return f"epoch/{epoch:010d}"
+
+
+def number_of(name: str) -> int | None:
+    """The number of an entry, a state or a claim with this name; None for any other name."""
+    found = _NUMBERED.fullmatch(name)
+    if found is None:
+        return None
+    number = int(found[2])
+    of_kind = {"log": log_name, "state": state_name, "epoch": epoch_name}[found[1]]
+    return number if 0 < number <= INT64_MAX and of_kind(number) == name else None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentName:
+    """Which segment a sealed key is."""
+
+    path: str
+    type: SegmentType
+    base: int
+
+    @property
+    def broker(self) -> str:
+        return self.path.split("/", 1)[0]
+
+
+class ObjectLayout:
+    """The keys of one cluster."""
+
+    def __init__(self, cluster: str) -> None:
+        if cluster in ("", ".", "..") or "/" in cluster or "\0" in cluster:
+            raise InvalidConfigError(f"cluster_name: {cluster!r} is no name of a directory")
+        self.directory = cluster_directory(cluster)
+
+    def rounds(self, broker: str) -> str:
+        """What the names of a broker's log are relative to."""
+        return f"{ROUNDS}{self.directory}/{broker}/"
+
+    def segment_key(self, path: str, type: SegmentType, base: int) -> str:
+        return f"{self.directory}/{path}/{type.name}/{segment_name(base)}"
+
+    def below(self, prefix: str) -> str:
+        """What the sealed keys of all queue paths that lie at or below `prefix` begin with."""
+        parts = [part for part in prefix.split("/") if part]
+        return "/".join((self.directory, *parts)) + "/"
+
+    def segment_of(self, key: str) -> SegmentName | None:
+        """The segment with this sealed key; None for any other key."""
+        directory, _, rest = key.partition("/")
+        try:
+            path, type_name, name = rest.rsplit("/", 2)
+            base = parse_segment_name(name)
+            check_queue_path(path, base)
+        except (ValueError, BackendRefusedError):
+            return None
+        if directory != self.directory or type_name not in _TYPES:
+            return None
+        return SegmentName(path, _TYPES[type_name], base)

@@ -1,0 +1,694 @@
+"""A broker's log in a bucket: claimed, appended to and followed.
+
+claim     PUT epoch n + 1, read state and tail, PUT an entry "epoch n + 1 begins"
+append    PUT the next sequence, HEAD the next epoch's claim: absent means acknowledged
+follow    LIST the tail, GET each entry's beginning, fold
+
+Keys that sort behind an entry's are those of later entries, and then those of states: one listing
+shows both. An entry that a state stands for may have been deleted, and put again by a request that
+comes days late. So a reader that lags behind the newest state goes on from there, and believes no
+entry in front of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from tieredstore.driver.metadata import Change
+from tieredstore.driver.object_client import ListedKey, ObjectExistsError, Range
+from tieredstore.driver.provider import Fence
+from tieredstore.driver.runtime import Pool, Runtime
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    FencedError,
+    MetadataError,
+    OffsetOutOfRangeError,
+    SegmentNotFoundError,
+)
+from tieredstore.model.printable import log_of
+from tieredstore.roundlog.draft import DataObject, Draft, Placed, compose, place
+from tieredstore.roundlog.entry import Entry
+from tieredstore.roundlog.frames import NeedMore
+from tieredstore.roundlog.layout import (
+    OLD_LAYOUT,
+    OLD_PARTS,
+    ObjectLayout,
+    epoch_name,
+    log_name,
+    number_of,
+)
+from tieredstore.roundlog.object_calls import ObjectCalls
+from tieredstore.roundlog.recent import RECENT_BYTES_MAX, RecentObjects
+from tieredstore.roundlog.state import LogState
+
+log = log_of(__name__)
+
+T = TypeVar("T")
+_NOTHING: Final = object()
+
+INLINE_BYTES_MAX: Final = 8 << 20  # of an entry: what is more goes into data objects first
+TOGETHER_BYTES_MAX: Final = 64 << 20  # of all that waits, in one entry
+BEGINNING_BYTES: Final = 1 << 20  # of an entry: nearly always more than all but its payload
+SIDE_BY_SIDE: Final = 8  # entries read, or small objects written, at a time
+UNDER_WAY_MAX: Final = 2  # data objects: 64 MiB
+MEETINGS_MAX: Final = 1_000  # entries of others that may take the sequence first
+RELOADS_MAX: Final = 5  # while a log is read whose beginning is being deleted
+LISTED_SECONDS_MAX: Final = 300  # a listing is believed, less than dead entries stay
+CLAIMS_MAX: Final = 1_000
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    """One caller's drafts; `is_alone` where no other may be in their entry."""
+
+    drafts: Sequence[Draft]
+    is_alone: bool = False
+    is_done: bool = False
+    failure: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """An entry that may have landed, and how many staged changes it has."""
+
+    entry: Entry
+    data: bytes
+    staged: int
+
+
+class BrokerLog:
+    """The log of one broker, in one process.
+
+    * Before `claim` it is read: `follow` shows what a writer has done since.
+    * After it this process is the only writer: the state is the truth until it is overtaken.
+      From then on `fence` is set, and every append raises FencedError without a request.
+    * One entry is under way at a time. Those who append meanwhile share the next one.
+    * An entry whose outcome is not known is settled before anything else is appended: by looking,
+      and by putting the very same again.
+    * `guard` holds the state still. It is held for moments, never while bytes travel.
+
+    Raises: BackendUnavailableError (of an append the outcome is unknown), BackendRefusedError,
+    FencedError, MetadataError for a damaged log.
+    """
+
+    def __init__(
+        self,
+        calls: ObjectCalls,
+        layout: ObjectLayout,
+        broker: str,
+        runtime: Runtime,
+        *,
+        before_write: Callable[[], None] = lambda: None,
+        taken_in: Callable[[LogState], None] = lambda _: None,
+        listing_ms: int = 1_000,
+        recent_bytes: int = RECENT_BYTES_MAX,
+        joins: bool = False,
+    ) -> None:
+        self.calls = calls
+        self.layout = layout
+        self.broker = broker
+        self.prefix = layout.rounds(broker)
+        self.clock = runtime.clock
+        self.recent = RecentObjects(calls, bytes_max=recent_bytes)
+        self.pool: Pool = runtime.fetch
+        self.guard = threading.RLock()
+        self.staged: list[Change] = []  # in the state's tables already, and in no entry yet
+        self.fence: Fence | None = None
+        self._before_write = before_write  # raises where the store is not to be written to
+        self._taken_in = taken_in  # what lies there without any log
+        self._listing_ms = listing_ms
+        self._joins = joins  # shares the epoch that there is
+        self._state: LogState | None = None
+        self._listed_at = 0.0
+        self._claimed: int | None = None  # an epoch of ours, from its PUT on
+        self._epoch: int | None = None  # the same, once it has begun
+        self._doubt: _Sent | None = None
+        self._waiting: deque[_Ticket] = deque()
+        self._turn = threading.RLock()  # of whoever sends, claims or follows
+        self._is_sending = False
+        self._names = itertools.count()
+        self._id = uuid.uuid4().hex[:16]
+
+    # What there is
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process has claimed an epoch. One that was fenced stays what it was: it
+        reads what it knew, and nothing of the writer behind it."""
+        return self._epoch is not None
+
+    @property
+    def epoch(self) -> int | None:
+        """Ours, once it was claimed."""
+        return self._epoch
+
+    @property
+    def known(self) -> LogState | None:
+        """The state as far as it is known, without a request: None before the first. Hold `guard`
+        to look at it."""
+        return self._state
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether an append has failed, and its entry may have landed or may land later."""
+        return not self._is_sending and self._doubt is not None
+
+    def state(self, *, recent: bool = False) -> LogState:
+        """The state as far as it is known; `recent` is for those who want to see others' writes.
+
+        Hold `guard` to look at it.
+        """
+        state = self._state
+        if state is None or (recent and self._is_old()):
+            with self._turn:
+                state = self._state
+                if state is None or (recent and self._is_old()):
+                    state = self.follow()
+        return state
+
+    def settled(self) -> LogState:
+        """The same, and nothing of ours is in doubt. FencedError where it always will be."""
+        self._check()
+        if self.in_doubt:
+            with self._turn:
+                self._settle()
+        return self.state(recent=True)
+
+    def expire(self) -> None:
+        """What was read is too old for whoever asks next; the writer's own never is."""
+        self._listed_at = float("-inf")
+
+    def follow(self) -> LogState:
+        """Read what others have appended since. The only writer knows it all."""
+        with self._turn:
+            known = self._state
+            if known is not None and self._knows_all:
+                return known
+            self._check()
+            # What was taken in is no state of any log: it goes when there is one.
+            state = self._caught_up(known if known is not None and known.sequence else None)
+            if not state.sequence:
+                state = LogState()
+                self._taken_in(state)
+            self._believe(state)
+            return state
+
+    def _believe(self, state: LogState) -> None:
+        with self.guard:
+            if state is not self._state and self.staged:
+                state.tables.apply(self.staged)
+            self._state, self._listed_at = state, self.clock.monotonic()
+
+    def exists(self) -> bool:
+        """Whether anything was ever appended, as far as is known."""
+        return self.state().sequence > 0
+
+    def key(self, name: str) -> str:
+        """Where an object lies that the log names."""
+        return (
+            self.prefix + name if name.startswith(("log/", "data/", "state/", "epoch/")) else name
+        )
+
+    # Being the writer
+
+    def claim(self) -> int:
+        """Be the writer from now on; whoever was before is fenced. Idempotent.
+
+        After a failure it goes on with the same number: who was overtaken claims no other.
+        """
+        with self._turn:
+            self._check()
+            if self._epoch is None:
+                self._before_write()
+                if self._joins:
+                    self._join()
+                else:
+                    self._begin()
+            assert self._epoch is not None
+            return self._epoch
+
+    def _begin(self) -> None:
+        if self._claimed is None:
+            newest, state = self._looked()
+            if not newest:
+                self._refuse_old_layout()
+            self._claimed = self._claimed_after(newest)
+        else:
+            state = self._newest_state()
+        state = self._caught_up(state)
+        self._refuse_newer(state)
+        self._believe(state)
+        self._epoch = self._claimed
+        try:
+            self._append([_Ticket([Draft()])], looks=False)
+        except BaseException:
+            self._epoch = self._doubt = None  # the next try looks what became of it
+            raise
+
+    def _join(self) -> None:
+        state = self._caught_up(None)
+        newest = self._newest_claim(state.epoch)
+        if not newest:
+            self._refuse_old_layout()
+            self._put_claim(1)  # or another that joins has
+            newest = 1
+        self._believe(state)
+        self._claimed = self._epoch = newest
+
+    def _looked(self) -> tuple[int, LogState]:
+        """The newest claim, 0 where there is none, and the newest state: both from one listing."""
+        claimed, newest = 0, None
+        for each in self.calls.client.list(self.prefix, after=self.key("epoch/")):
+            number = self._number_of(each)
+            if number is not None and each.key.startswith(self.key("epoch/")):
+                claimed = number
+            elif number is not None and each.key.startswith(self.key("state/")):
+                newest = each
+        try:
+            state = LogState() if newest is None else self._state_of(newest)
+        except SegmentNotFoundError:
+            state = self._newest_state()  # a newer one is there by now
+        return max(claimed, state.epoch), state
+
+    def _claimed_after(self, epoch: int) -> int:
+        """Claim the first number behind this one that nobody has: nearly always the next."""
+        if self._put_claim(epoch + 1):
+            return epoch + 1
+        newest = self._newest_claim(epoch + 1)
+        for number in range(newest + 1, newest + 1 + CLAIMS_MAX):
+            if self._put_claim(number):
+                return number
+        raise BackendRefusedError(self.key("epoch/"), "claim", "others claim all the time")
+
+    def _newest_claim(self, known: int) -> int:
+        after = self.key(epoch_name(known)) if known else ""
+        listed = self.calls.client.list(self.key("epoch/"), after=after)
+        found = (number_of(each.key.removeprefix(self.prefix)) for each in listed)
+        return max((number for number in found if number is not None), default=known)
+
+    def _put_claim(self, epoch: int) -> bool:
+        try:
+            self.calls.put(self.key(epoch_name(epoch)), self._id.encode())
+        except ObjectExistsError:
+            return False
+        return True
+
+    def _refuse_old_layout(self) -> None:
+        """Open segments of the layout before this one have no place in a log."""
+        below = OLD_PARTS + self.layout.below(self.broker)
+        found = next(iter(self.calls.client.list(below)), None)
+        if found is not None:
+            raise BackendRefusedError(found.key, "claim", OLD_LAYOUT)
+
+    def _refuse_newer(self, state: LogState) -> None:
+        if self._claimed is not None and state.epoch > self._claimed:
+            self._fenced_by(state.epoch)
+            self._check()
+
+    # Appending
+
+    def append(self, drafts: Sequence[Draft], *, alone: bool = False) -> None:
+        """Durable and acknowledged on return, but for drafts that have an `error` then.
+
+        Raises for all of them: BackendUnavailableError where nobody knows what became of them.
+        """
+        ticket = _Ticket(drafts, alone)
+        self._waiting.append(ticket)
+        with self._turn:
+            while not ticket.is_done:
+                self._append_waiting()
+        if ticket.failure is not None:
+            raise ticket.failure
+
+    def data_name(self) -> str:
+        """A name for a data object that no other has or will have."""
+        return f"data/{self.claim():010d}-{self._id}-{os.getpid()}-{next(self._names)}"
+
+    def put_data(self, objects: Sequence[DataObject]) -> list[str]:
+        """Data objects, side by side; their names. No entry names them yet."""
+        names = [self.data_name() for _ in objects]
+        helpers = min(UNDER_WAY_MAX, len(objects)) - 1
+        side_by_side(self.pool, zip(names, objects, strict=True), self._put_one, helpers=helpers)
+        return names
+
+    def _put_one(self, named: tuple[str, DataObject]) -> None:
+        name, data = named
+        encoded = data.encoded()
+        self.calls.put(self.key(name), encoded)
+        self.recent.add(self.key(name), encoded)
+
+    def _append_waiting(self) -> None:
+        """The tickets that have waited longest, in one entry."""
+        tickets = self._together()
+        try:
+            self.claim()
+            self._append(tickets)
+        except BaseException as error:
+            for ticket in tickets:
+                ticket.failure = error
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            for ticket in tickets:
+                ticket.is_done = True
+
+    def _together(self) -> list[_Ticket]:
+        tickets = [self._waiting.popleft()]
+        total = _bytes_of(tickets[0])
+        while self._waiting and not tickets[0].is_alone:
+            following = self._waiting[0]
+            total += _bytes_of(following)
+            if following.is_alone or total > TOGETHER_BYTES_MAX:
+                break
+            tickets.append(self._waiting.popleft())
+        return tickets
+
+    def _append(self, tickets: Sequence[_Ticket], *, looks: bool = True) -> None:
+        """One entry for all of them, behind whatever others have put first."""
+        self._check()
+        self._settle()
+        drafts = [draft for ticket in tickets for draft in ticket.drafts]
+        placed = place(drafts, inline_bytes_max=INLINE_BYTES_MAX)
+        objects = self.put_data(placed.objects) if placed.objects else []
+        for _ in range(MEETINGS_MAX):
+            sent = self._composed(drafts, placed, objects)
+            if sent is None or self._send(sent, looks=looks):
+                return
+        raise BackendUnavailableError(self.key("log/"), "append", "others append all the time")
+
+    def _composed(
+        self, drafts: Sequence[Draft], placed: Placed, objects: Sequence[str]
+    ) -> _Sent | None:
+        """The entry; None where there is nothing left to say."""
+        assert self._state is not None
+        assert self._epoch is not None
+        with self.guard:
+            staged = list(self.staged)
+            entry = compose(
+                self._state,
+                drafts,
+                placed,
+                objects,
+                staged,
+                epoch=self._epoch,
+                nonce=f"{self._id}-{os.getpid()}-{next(self._names)}",
+                time_ms=self.clock.now_ms(),
+                path_of=lambda key: self.layout.segment_key(*key),
+            )
+        if all(draft.error is not None for draft in drafts) and not staged:
+            return None
+        data = entry.encoded(placed.inline)
+        return _Sent(entry.placed_at(len(data)), data, len(staged))
+
+    def _send(self, sent: _Sent, *, looks: bool = True) -> bool:
+        """Put the entry; False where another's is there, which is folded now."""
+        was_in_doubt = self._doubt is not None
+        self._doubt, self._is_sending = sent, True
+        try:
+            return self._sent(sent, looks=looks)
+        except BackendRefusedError as error:
+            if not was_in_doubt and not isinstance(error, FencedError):
+                self._doubt = None  # nothing was written
+            raise
+        finally:
+            self._is_sending = False
+
+    def _sent(self, sent: _Sent, *, looks: bool) -> bool:
+        entry = sent.entry
+        key = self.key(log_name(entry.sequence))
+        try:
+            self.calls.put(key, sent.data)
+        except ObjectExistsError:
+            found = self._standing(key)
+            if found.nonce != entry.nonce:
+                self._meet(found)
+                self._doubt = None
+                return False
+        if looks:
+            self._look()
+        self._fold(entry, sent.staged)
+        self._doubt = None
+        if entry.payload_bytes:
+            self.recent.add(key, sent.data)
+        return True
+
+    def _settle(self) -> None:
+        """What became of an entry whose outcome is not known."""
+        if self._doubt is not None:
+            self._check()
+            self._send(self._doubt)
+
+    def check_writer(self) -> None:
+        """FencedError where this process was the writer and is no more: asks the bucket, for one
+        that misses objects."""
+        if self.is_writer:
+            self._check()
+            self._look()
+
+    def _look(self) -> None:
+        """FencedError where somebody has claimed the epoch behind ours."""
+        assert self._epoch is not None
+        if self.calls.head(self.key(epoch_name(self._epoch + 1))) is not None:
+            self._fenced_by(self._epoch + 1)
+            self._check()
+
+    def _meet(self, found: Entry) -> None:
+        """Another's entry took our sequence. It is true where nobody has claimed the epoch behind
+        ours: else the true one may have been deleted, and this one put again days late."""
+        self._refuse_overtaken(found.epoch)
+        self._look()
+        self._fold(found, 0)
+
+    def _fold(self, entry: Entry, staged: int) -> None:
+        assert self._state is not None
+        with self.guard:
+            self._state.fold(entry)
+            del self.staged[:staged]
+            if self.staged:  # they are newer than what was folded
+                self._state.tables.apply(self.staged)
+
+    def _fenced_by(self, epoch: int) -> None:
+        if self.fence is None:
+            self.fence = Fence(epoch, self.clock.now_ms())
+            log.error(
+                "%s: fenced by epoch %d: another writer has taken over, this one writes nothing"
+                " more",
+                self.broker,
+                epoch,
+            )
+
+    def _check(self) -> None:
+        if self.fence is not None:
+            raise FencedError(self.prefix, "append", epoch=self.fence.epoch)
+
+    # Reading
+
+    @property
+    def _knows_all(self) -> bool:
+        """Whether nothing that is in the log by now may be read: ours alone is, or it is not ours
+        any more."""
+        return self.fence is not None or (self.is_writer and not self._joins)
+
+    def _is_old(self) -> bool:
+        if self._knows_all:
+            return False
+        return (self.clock.monotonic() - self._listed_at) * 1000 >= self._listing_ms
+
+    def _newest_state(self) -> LogState:
+        """The newest state that can be read; an empty one where there is none."""
+        for _ in range(RELOADS_MAX):
+            newest: ListedKey | None = None
+            for each in self.calls.listed(self.key("state/")):
+                if self._number_of(each) is not None:
+                    newest = each  # they are listed in order
+            if newest is None:
+                return LogState()
+            try:
+                return self._state_of(newest)
+            except SegmentNotFoundError:
+                continue  # a newer one is there by now
+        raise BackendUnavailableError(self.key("state/"), "read", "states come and go all the time")
+
+    def _state_of(self, listed: ListedKey) -> LogState:
+        data = self.calls.ranges([Range(listed.key, 0, listed.size)])[0]
+        state = LogState.decoded(data, listed.key)
+        if state.sequence != self._number_of(listed):
+            raise MetadataError(listed.key, f"it is the state of entry {state.sequence}")
+        return state
+
+    def _number_of(self, listed: ListedKey) -> int | None:
+        return number_of(listed.key.removeprefix(self.prefix))
+
+    def _caught_up(self, state: LogState | None) -> LogState:
+        """With all that lies behind it; from the newest state where that is None, or too old."""
+        if state is None:
+            state = self._newest_state()
+        missing, reloads = 0, 0
+        while reloads < RELOADS_MAX:
+            try:
+                state, is_all = self._catch_up(state)
+            except _GapError as gap:
+                missing, reloads = gap.missing, reloads + 1
+                state = self._newest_state()
+            else:
+                if is_all:
+                    return state
+        raise MetadataError(self.key(log_name(missing)), "is missing")
+
+    def _catch_up(self, state: LogState) -> tuple[LogState, bool]:
+        """Fold what lies behind the state, or behind the newest one that is listed; whether that is
+        all. _GapError where something is gone that this needs."""
+        listed_at = self.clock.monotonic()
+        listed, newest = self._listed(state.sequence)
+        if newest is not None:
+            try:
+                state = self._state_of(newest)
+            except SegmentNotFoundError as error:
+                raise _GapError(state.sequence + 1) from error
+            self._refuse_overtaken(state.epoch)
+        listed = [(number, each) for number, each in listed if number > state.sequence]
+        for expected, (number, _) in enumerate(listed, state.sequence + 1):
+            if number != expected:
+                raise _GapError(expected)
+        for start in range(0, len(listed), SIDE_BY_SIDE):
+            some = [each for _, each in listed[start : start + SIDE_BY_SIDE]]
+            try:
+                found = list(self._entries(some, state))
+            except MetadataError:
+                if not self._is_stale(listed_at):
+                    raise
+                found = []
+            if self._is_stale(listed_at):
+                if not start:
+                    raise BackendUnavailableError(self.prefix, "read", "it takes minutes")
+                return state, False
+            for entry in found:
+                self._refuse_overtaken(entry.epoch)
+                with self.guard:
+                    state.fold(entry)
+        return state, True
+
+    def _is_stale(self, listed_at: float) -> bool:
+        """Whether an entry may be another by now than was listed: deleted, and put by a sleeper."""
+        return self.clock.monotonic() - listed_at > LISTED_SECONDS_MAX
+
+    def _listed(self, sequence: int) -> tuple[list[tuple[int, ListedKey]], ListedKey | None]:
+        """Entries behind this one with their numbers, and the newest state behind it."""
+        after = self.key(log_name(sequence) if sequence else "log/")
+        entries: list[tuple[int, ListedKey]] = []
+        newest: ListedKey | None = None
+        for each in self.calls.client.list(self.prefix, after=after):
+            number = self._number_of(each)
+            if number is None:
+                continue
+            if each.key.startswith(self.key("log/")):
+                entries.append((number, each))
+            elif number > sequence:
+                newest = each
+        return entries, newest
+
+    def _refuse_overtaken(self, epoch: int) -> None:
+        """A writer reads nothing of the one that has overtaken it."""
+        if self._epoch is not None and epoch > self._epoch:
+            self._fenced_by(epoch)
+            self._check()
+
+    def _entries(self, listed: Sequence[ListedKey], state: LogState) -> Iterator[Entry]:
+        wanted = [Range(each.key, 0, min(each.size, BEGINNING_BYTES)) for each in listed]
+        try:
+            found = self._beginnings(wanted)
+        except SegmentNotFoundError as error:
+            raise _GapError(state.sequence + 1) from error
+        for each, data in zip(listed, found, strict=True):
+            yield self._decoded(each, data)
+
+    def entry(self, listed: ListedKey) -> Entry:
+        """All but the payload of an entry that was listed. MetadataError for a damaged one."""
+        wanted = Range(listed.key, 0, min(listed.size, BEGINNING_BYTES))
+        return self._decoded(listed, self._beginnings([wanted])[0])
+
+    def _beginnings(self, wanted: Sequence[Range]) -> list[bytes]:
+        """What has fewer bytes than were listed is damaged, or another by now."""
+        try:
+            return self.calls.ranges(wanted)
+        except OffsetOutOfRangeError as error:
+            raise MetadataError(self.prefix, f"an entry is cut short: {error}") from error
+
+    def _decoded(self, listed: ListedKey, data: bytes) -> Entry:
+        try:
+            entry = Entry.decoded(data, listed.key, object_bytes=listed.size)
+        except NeedMore as more:
+            needed = more.bytes
+        else:
+            return self._named(listed, entry)
+        data = self._beginnings([Range(listed.key, 0, needed)])[0]
+        return self._named(listed, Entry.decoded(data, listed.key, object_bytes=listed.size))
+
+    def _named(self, listed: ListedKey, entry: Entry) -> Entry:
+        if entry.sequence != self._number_of(listed):
+            raise MetadataError(listed.key, f"it is entry {entry.sequence}")
+        return entry
+
+    def _standing(self, key: str) -> Entry:
+        """The entry that has our sequence."""
+        facts = self.calls.head(key)
+        try:
+            if facts is not None:
+                return self.entry(ListedKey(key, facts.size))
+        except SegmentNotFoundError:
+            pass
+        except MetadataError:
+            self._look()  # deleted by a newer writer, and put again between the two requests
+            raise
+        raise BackendUnavailableError(key, "append", "an entry was there, and is not")
+
+
+class _GapError(Exception):
+    """An entry is not there that must be: a state that stands for it is newer than ours."""
+
+    def __init__(self, missing: int) -> None:
+        super().__init__(missing)
+        self.missing = missing
+
+
+def side_by_side(
+    pool: Pool, work: Iterator[T], call: Callable[[T], object], *, helpers: int
+) -> None:
+    """Do all of the work, with that many threads of the pool beside the caller's own.
+
+    The caller waits for no thread that has not begun: it may itself be one of the pool. Raises
+    the first error, when all that had begun has ended.
+    """
+    guard = threading.Lock()
+    errors: list[BaseException] = []
+
+    def step() -> None:
+        while not errors:
+            with guard:
+                item = next(work, _NOTHING)
+            if item is _NOTHING:
+                return
+            try:
+                call(item)  # type: ignore[arg-type]
+            except BaseException as error:  # noqa: BLE001 - the caller raises it
+                errors.append(error)
+
+    futures = [pool.submit(step) for _ in range(helpers)]
+    step()
+    for future in futures:
+        if not future.cancel():
+            future.result()
+    if errors:
+        raise errors[0]
+
+
+def _bytes_of(ticket: _Ticket) -> int:
+    return sum(draft.payload_bytes for draft in ticket.drafts)

@@ -1,0 +1,189 @@
+"""Requests of a tier to an object store: retried, and puts settled by looking."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Final
+
+from tieredstore.driver.object_client import (
+    ListedKey,
+    ObjectClient,
+    ObjectExistsError,
+    ObjectFacts,
+    Range,
+)
+from tieredstore.driver.object_requests import RetryingClient
+from tieredstore.driver.retry import RetryPolicy
+from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import Buffer
+from tieredstore.model.errors import BackendUnavailableError, SegmentNotFoundError, TieredStoreError
+from tieredstore.roundlog import frames
+
+_POLYNOMIAL: Final = 0x82F63B78  # Castagnoli's, its bits reflected
+_ONE: Final = 1 << 31
+
+
+def crc32c(data: Buffer) -> int:
+    return frames.crc32c(data)
+
+
+def joined(first: int, second: int, second_bytes: int) -> int:
+    """The checksum of two pieces from theirs and the length of the second."""
+    return _product(_power(8 * second_bytes), first) ^ second
+
+
+def _product(left: int, right: int) -> int:
+    """Of two polynomials over GF(2), modulo the one of the checksum."""
+    result, bit = 0, _ONE
+    while bit:
+        if left & bit:
+            result ^= right
+        right = (right >> 1) ^ (_POLYNOMIAL if right & 1 else 0)
+        bit >>= 1
+    return result
+
+
+@cache
+def _squared(times: int) -> int:
+    """x squared this often."""
+    if not times:
+        return _ONE >> 1
+    half = _squared(times - 1)
+    return _product(half, half)
+
+
+def _power(exponent: int) -> int:
+    """x to this power."""
+    result, times = _ONE, 0
+    while exponent:
+        if exponent & 1:
+            result = _product(_squared(times), result)
+        exponent >>= 1
+        times += 1
+    return result
+
+
+NONCE: Final = "tiered-nonce"
+CHECKSUM: Final = "tiered-crc32c"
+
+RANGE_BYTES_MAX: Final = 8 << 20  # the optimum of one GET
+
+
+class ObjectCalls:
+    """One client, with retries.
+
+    * A put is create-only and repeated until it is known what became of it.
+    * Every read is as long as was asked. A long range is several requests.
+    """
+
+    def __init__(self, client: ObjectClient, runtime: Runtime, policy: RetryPolicy) -> None:
+        self.client = RetryingClient(client, policy, runtime)
+        self._writer = uuid.uuid4().hex
+        self._number = itertools.count()
+
+    def head(self, key: str) -> ObjectFacts | None:
+        """What there is; None if nothing."""
+        try:
+            return self.client.head(key)
+        except SegmentNotFoundError:
+            return None
+
+    def get(self, key: str) -> bytes | None:
+        """A whole small object; None if there is none."""
+        facts = self.head(key)
+        try:
+            return None if facts is None else self.ranges([Range(key, 0, facts.size)])[0]
+        except SegmentNotFoundError:
+            return None
+
+    def listed(self, prefix: str) -> list[ListedKey]:
+        return list(self.client.list(prefix))
+
+    def put(self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None) -> bool:
+        """A new object. ObjectExistsError where one lies there that is not this very put's.
+
+        False where it had to be sent again: of the first request nobody knows when it lands.
+        """
+        mine = {**(metadata or {}), NONCE: self.nonce(), CHECKSUM: f"{crc32c(data):08x}"}
+
+        try:
+            return self.client.created(key, data, metadata=mine)
+        except ObjectExistsError:  # of an attempt whose reply was lost, or somebody else's
+            if not self._is_mine(key, mine, data):
+                raise
+            return False
+
+    def put_stream(
+        self, key: str, blocks: Iterable[Buffer], *, metadata: Mapping[str, str]
+    ) -> bool:
+        """A new object from a stream that can be read once; False and none if it has no bytes.
+
+        After a lost reply the store is asked. BackendUnavailableError where there is nothing:
+        whoever has the source starts over.
+        """
+        mine = {**metadata, NONCE: self.nonce()}
+        try:
+            return self.client.put_stream(key, blocks, metadata=mine, if_absent=True) is not None
+        except (BackendUnavailableError, ObjectExistsError):
+            found = self.head(key)
+            if found is None or found.metadata.get(NONCE) != mine[NONCE]:
+                raise
+            return True
+
+    def delete(self, keys: Sequence[str]) -> bool:
+        """All of them; the first error where some are still there. What is absent is no error.
+
+        False where requests had to be sent again: of the first ones nobody knows when they land.
+        """
+        errors, sent_once = self.client.deleted(keys)
+        for error in errors.values():
+            if not isinstance(error, SegmentNotFoundError):
+                raise error
+        return sent_once
+
+    def ranges(self, wanted: Sequence[Range]) -> list[bytes]:
+        """Each range, in order; the first error where some cannot be read."""
+        pieces = [_pieces(of_object) for of_object in wanted]
+        got = iter(self._got([piece for several in pieces for piece in several]))
+        found: list[bytes] = []
+        for several in pieces:
+            whole: list[bytes] = []
+            for piece in itertools.islice(got, len(several)):
+                if isinstance(piece, TieredStoreError):
+                    raise piece
+                whole.append(piece)
+            found.append(whole[0] if len(whole) == 1 else b"".join(whole))
+        return found
+
+    def _got(self, requests: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
+        if len(requests) == 1:
+            only = requests[0]
+            return [self.client.get_range(only.key, only.start, only.length)]
+        return self.client.get_ranges(requests) if requests else []
+
+    def nonce(self) -> str:
+        """Like no other, in this process and in any other."""
+        return f"{self._writer}-{os.getpid()}-{next(self._number)}"
+
+    def _is_mine(self, key: str, mine: Mapping[str, str], data: Buffer) -> bool:
+        try:
+            found = self.client.head(key)
+        except SegmentNotFoundError:
+            return False  # somebody has deleted it since
+        if NONCE in found.metadata:
+            return found.metadata[NONCE] == mine[NONCE]
+        # A client that keeps no metadata: the bytes themselves tell.
+        return found.size == len(data) and self.client.get_range(key, 0, found.size) == data
+
+
+def _pieces(wanted: Range) -> list[Range]:
+    """The requests for one range: none for no bytes."""
+    end = wanted.start + wanted.length
+    return [
+        Range(wanted.key, start, min(RANGE_BYTES_MAX, end - start))
+        for start in range(wanted.start, end, RANGE_BYTES_MAX)
+    ]

@@ -1,0 +1,56 @@
+"""Objects that this process sent last, so that merging or sealing need not read them back."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from tieredstore.driver.object_client import Range
+from tieredstore.driver.segment import Buffer
+from tieredstore.roundlog.object_calls import ObjectCalls
+
+RECENT_BYTES_MAX: Final = 64 << 20  # as many as one merge takes
+
+
+class RecentObjects:
+    """The last of them, of RECENT_BYTES_MAX in all. An object never changes, so they stay true."""
+
+    def __init__(self, calls: ObjectCalls, *, bytes_max: int = RECENT_BYTES_MAX) -> None:
+        self._calls = calls
+        self._bytes_max = bytes_max
+        self._held: OrderedDict[str, bytes] = OrderedDict()
+        self._bytes = 0
+        self._guard = threading.Lock()
+
+    def add(self, key: str, data: Buffer) -> None:
+        """It is durable. Those that were sent first make room."""
+        if not isinstance(data, bytes) or len(data) > self._bytes_max:
+            return
+        with self._guard:
+            self._bytes += len(data) - len(self._held.pop(key, b""))
+            self._held[key] = data
+            while self._bytes > self._bytes_max:
+                _, gone = self._held.popitem(last=False)
+                self._bytes -= len(gone)
+
+    def ranges(self, wanted: Sequence[Range]) -> list[Buffer]:
+        """Each range, in order: from here, and from the store what is not here."""
+        with self._guard:
+            held = [self._held.get(each.key) for each in wanted]
+        is_here = [
+            data is not None and each.start + each.length <= len(data)
+            for each, data in zip(wanted, held, strict=True)
+        ]
+        read = iter(
+            self._calls.ranges(
+                [each for each, here in zip(wanted, is_here, strict=True) if not here]
+            )
+        )
+        return [
+            memoryview(data)[each.start : each.start + each.length]
+            if here and data is not None
+            else next(read)
+            for each, data, here in zip(wanted, held, is_here, strict=True)
+        ]

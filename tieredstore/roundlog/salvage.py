@@ -1,0 +1,199 @@
+"""A log that was lost, made anew from the tables at the ends of its data objects.
+
+Entries and states are gone, and with them the bytes that lay in entries. What was merged, or was
+too much for an entry, is still there: the table of each data object says which bytes of which
+segments it has. They are read, compared with their checksums and appended once more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+import msgspec
+
+from tieredstore.driver.metadata import DeleteNote, PutNote
+from tieredstore.driver.object_client import ListedKey, Range
+from tieredstore.metadata.tables import describe
+from tieredstore.model.errors import MetadataError, SegmentNotFoundError
+from tieredstore.model.values import INT64_MAX
+from tieredstore.roundlog.draft import Draft, DraftWrite, segment_path
+from tieredstore.roundlog.entry import SegmentKey, Whole, begun_of, no_change
+from tieredstore.roundlog.frames import Frame, NeedMore, crc32c, decode_tail
+from tieredstore.roundlog.log import BrokerLog
+
+LOST: Final = "lost-log"
+"""A note: data objects of epochs below this one are of a log that was lost."""
+APPENDED_BYTES: Final = 32 << 20  # in memory at a time
+TAIL_BYTES: Final = 64 << 10  # of an object: nearly always more than its table
+
+_NAME: Final = re.compile(r"data/([0-9]{10})-.*?([0-9]+)")
+_COLUMNS: Final = ("segment", "position", "length", "offset", "crc")
+
+
+@dataclass(slots=True)
+class Salvaged:
+    """How many segments and bytes were found, and what is known to be gone."""
+
+    segment_count: int = 0
+    size: int = 0
+    losses: list[str] = field(default_factory=list)
+
+
+class _TableHead(msgspec.Struct):
+    segments: list[tuple[str, int, Whole]]
+
+
+describe(_TableHead)
+
+
+class _Found(NamedTuple):
+    """Bytes of a segment in a data object."""
+
+    position: int
+    end: int
+    key: str
+    offset: int
+    crc: int
+
+
+def begin(log: BrokerLog) -> None:
+    """Note it where a log that never had a segment has begun beside objects of another one."""
+    state = log.settled()
+    with log.guard:
+        is_new = state.next_number == 1 and LOST not in state.tables.notes
+        epoch = state.epoch
+    if is_new and _objects(log, epoch):
+        log.append([Draft(changes=[PutNote(LOST, log.broker, epoch)])])
+
+
+def finish(log: BrokerLog) -> Salvaged:
+    """Append what is to be found of the log that was lost. Whoever was cut off begins anew."""
+    salvaged = Salvaged()
+    state = log.settled()
+    with log.guard:
+        noted = state.tables.notes.get(LOST, {}).get(log.broker)
+    if noted is None:
+        return salvaged
+    with no_change(log.prefix):
+        below = msgspec.json.decode(noted, type=int)
+    found = _tables(log, _objects(log, below), salvaged)
+    for key in sorted(found):
+        _append(log, key, found[key], salvaged)
+    log.append([Draft(changes=[DeleteNote(LOST, log.broker)])])
+    what = f"{salvaged.size} bytes of {salvaged.segment_count} open segments were found"
+    salvaged.losses.append(
+        f"the log was lost: {what}; what lay in its entries, and was not merged yet, is gone"
+    )
+    return salvaged
+
+
+def _objects(log: BrokerLog, below: int) -> list[ListedKey]:
+    """Data objects of older epochs, the newest first."""
+    found = []
+    for listed in log.calls.client.list(log.key("data/")):
+        name = _NAME.fullmatch(listed.key.removeprefix(log.prefix))
+        if name is not None and int(name[1]) < below:
+            found.append(((int(name[1]), int(name[2])), listed))
+    return [listed for _, listed in sorted(found, key=lambda pair: pair[0], reverse=True)]
+
+
+def _tables(
+    log: BrokerLog, objects: Sequence[ListedKey], salvaged: Salvaged
+) -> dict[SegmentKey, list[_Found]]:
+    """What the tables say, by segment: of the newest object first."""
+    found: dict[SegmentKey, list[_Found]] = {}
+    for listed in objects:
+        try:
+            for key, row in _rows(listed, _table(log, listed)):
+                found.setdefault(key, []).append(row)
+        except SegmentNotFoundError:
+            continue  # it was about to be deleted
+        except MetadataError as error:
+            salvaged.losses.append(f"a data object tells nothing: {error}")
+    return found
+
+
+def _table(log: BrokerLog, listed: ListedKey) -> Frame:
+    wanted = min(TAIL_BYTES, listed.size)
+    for _ in range(3):  # more cannot be asked for
+        tail = log.calls.ranges([Range(listed.key, listed.size - wanted, wanted)])[0]
+        try:
+            return decode_tail(tail, listed.size, name=listed.key)
+        except NeedMore as more:
+            wanted = min(more.bytes, listed.size)
+    raise MetadataError(listed.key, "its table never ends")
+
+
+def _rows(listed: ListedKey, table: Frame) -> Iterator[tuple[SegmentKey, _Found]]:
+    with no_change(listed.key):
+        head = msgspec.convert(table.head, _TableHead)
+        if not table.columns.keys() >= set(_COLUMNS):
+            raise ValueError("its table has other columns")
+        keys = [begun_of((0, *each)).key for each in head.segments]
+        columns = [table.columns[name].tolist() for name in _COLUMNS]
+        rows = list(zip(*columns, strict=True))
+    for number, position, length, offset, crc in rows:
+        inside = offset >= 0 and length > 0 and offset + length <= table.payload_bytes
+        if not inside or not 0 <= number < len(keys) or not 0 <= position <= INT64_MAX - length:
+            raise MetadataError(listed.key, "its table says what cannot be")
+        yield keys[number], _Found(position, position + length, listed.key, offset, crc)
+
+
+def _append(log: BrokerLog, key: SegmentKey, found: Sequence[_Found], salvaged: Salvaged) -> None:
+    """All bytes of a segment that follow on each other, from where the new log ends."""
+    state = log.settled()
+    with log.guard:
+        segment = state.segment(key)
+        at = 0 if segment is None else segment.size
+        is_sealed = segment is not None and segment.sealed is not None
+    if is_sealed:
+        return
+    before = at
+    waiting: list[DraftWrite] = []
+    for row in _following(found, at):
+        data = log.calls.ranges([Range(row.key, row.offset, row.end - row.position)])[0]
+        if crc32c(data) != row.crc:
+            salvaged.losses.append(f"{row.key} is damaged at byte {row.offset}")
+            break
+        waiting.append(DraftWrite(key, at, memoryview(data)[at - row.position :]))
+        at = row.end
+        if at - waiting[0].position >= APPENDED_BYTES:
+            _send(log, waiting)
+    _send(log, waiting)
+    salvaged.segment_count += at > 0
+    salvaged.size += at - before
+    end = max(row.end for row in found)
+    if at < end:
+        lost = f"bytes {at} and on are gone, though some up to {end} are there"
+        salvaged.losses.append(f"{segment_path(key)}: {lost}")
+
+
+def _following(found: Sequence[_Found], at: int) -> Iterator[_Found]:
+    """What goes on where the last one ends; of several the longest, and then the newest."""
+    ordered = sorted(found, key=attrgetter("position"))
+    number = 0
+    while True:
+        best: _Found | None = None
+        while number < len(ordered) and ordered[number].position <= at:
+            if best is None or ordered[number].end > best.end:
+                best = ordered[number]
+            number += 1
+        if best is None or best.end <= at:
+            return
+        yield best
+        at = best.end
+
+
+def _send(log: BrokerLog, waiting: list[DraftWrite]) -> None:
+    """One entry of these writes to one segment."""
+    if not waiting:
+        return
+    draft = Draft(writes=tuple(waiting))
+    log.append([draft])
+    if draft.error is not None:
+        raise draft.error
+    waiting.clear()

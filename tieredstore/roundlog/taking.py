@@ -1,0 +1,76 @@
+"""Sealed objects at RocketMQ's keys that no entry names: of a tier that was copied into a bucket,
+or of one whose log is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from tieredstore.driver.object_client import ListedKey
+from tieredstore.driver.provider import TakenIn
+from tieredstore.roundlog import salvage
+from tieredstore.roundlog.draft import Draft
+from tieredstore.roundlog.entry import Sealed, SegmentKey
+from tieredstore.roundlog.layout import ObjectLayout
+from tieredstore.roundlog.log import BrokerLog
+from tieredstore.roundlog.object_calls import ObjectCalls
+from tieredstore.roundlog.state import LogState
+
+TAKEN_TOGETHER: Final = 1_000  # by one entry
+
+
+def sealed_objects(
+    calls: ObjectCalls, layout: ObjectLayout, broker: str
+) -> Iterator[tuple[SegmentKey, ListedKey]]:
+    """All objects of a broker that have a segment's key, and some bytes."""
+    for listed in calls.client.list(layout.below(broker)):
+        name = layout.segment_of(listed.key)
+        if name is not None and listed.size:
+            yield (name.path, name.type, name.base), listed
+
+
+def untaken(log: BrokerLog) -> list[tuple[SegmentKey, ListedKey]]:
+    """Those that the log does not name: neither as a segment, nor as deleted a short time ago.
+
+    Listed before the log is read, so that one that is sealed meanwhile is named.
+    """
+    found = [*sealed_objects(log.calls, log.layout, log.broker)]
+    state = log.settled() if log.is_writer else log.follow()
+    with log.guard:
+        return [
+            (key, listed)
+            for key, listed in found
+            if key not in state.numbers
+            and listed.key not in state.dead
+            and listed.key not in state.rested
+        ]
+
+
+def take_in(log: BrokerLog) -> TakenIn:
+    """Have the log name them, and what is to be found of a log that was lost. For the writer."""
+    log.claim()
+    salvage.begin(log)
+    count = size = 0
+    found = untaken(log)
+    for start in range(0, len(found), TAKEN_TOGETHER):
+        drafts = [
+            Draft(taken=[(key, Sealed(0, listed.key, listed.size, None))])
+            for key, listed in found[start : start + TAKEN_TOGETHER]
+        ]
+        log.append(drafts)
+        taken = [sealed for draft in drafts if draft.error is None for _, sealed in draft.taken]
+        count += len(taken)  # others have begun such a segment
+        size += sum(sealed.size for sealed in taken)
+    salvaged = salvage.finish(log)
+    return TakenIn(
+        segment_count=count + salvaged.segment_count,
+        size=size + salvaged.size,
+        losses=tuple(salvaged.losses),
+    )
+
+
+def into(state: LogState, calls: ObjectCalls, layout: ObjectLayout, broker: str) -> None:
+    """All that lies there, in memory: for a reader of a bucket that has no log."""
+    for key, listed in sealed_objects(calls, layout, broker):
+        state.take_in(key, listed.key, listed.size)
