@@ -24,10 +24,10 @@ from tieredstore.driver.provider import SegmentWrite, WritePair
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.object_calls import ObjectCalls
 from tieredstore.providers.object_provider import ObjectProvider, open_client
 from tieredstore.providers.s3_admin import create_bucket
 from tieredstore.providers.s3_settings import ObjectStoreSettings
+from tieredstore.roundlog.object_calls import ObjectCalls
 
 MIB: Final = 1 << 20
 READS, READ_BYTES = 64, 8 << 10

@@ -44,7 +44,7 @@ HOMES = {
     "tieredstore.providers": {
         "MemoryFileSegment": "memory.MemoryFileSegment",
         "PosixFileSegment": "posix.PosixFileSegment",
-        "S3FileSegment": "object_segment.ObjectFileSegment",
+        "S3FileSegment": "object_provider.LogSegment",
     },
 }
 

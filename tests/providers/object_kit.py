@@ -21,14 +21,13 @@ from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import BackendUnavailableError, TieredStoreError
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.object_provider import ObjectProvider
-from tieredstore.providers.writer_epoch import LIVES
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 
 T = TypeVar("T")
 
 CLUSTER = "DefaultCluster"
-FIRST, SECOND = LIVES, 2 * LIVES  # what the first writer claims, and the second
+FIRST, SECOND = 1, 2  # what the first writer claims, and the second
 PATH = "broker-a/TopicTest/0"
 CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF)
 FAILURES = (Fault.BEFORE, Fault.AFTER, Fault.HALF)

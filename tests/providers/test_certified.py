@@ -74,7 +74,7 @@ def test_the_first_write_asks_and_later_ones_and_later_processes_do_not() -> Non
     assert later.read(0, 4) == b"data"
     assert client.requests["put"] == 0
     later.write(4, b"more")
-    assert client.requests["put"] == 3  # claim, boundary, part
+    assert client.requests["put"] == 3  # a claim, its entry, the bytes
     later.write(8, b"more")
     assert client.requests["put"] == 4
 

@@ -1,4 +1,4 @@
-"""Where catalogues are published: in a directory, and in an object store's double."""
+"""Where catalogues are published: in a directory."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.providers.object_kit import StruckClient
 from tieredstore.driver.provider import Generations, generation_name
-from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import BackendRefusedError
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.providers.posix import PosixProvider
-from tieredstore.providers.writer_epoch import WriterStalledError
-from tieredstore.testing.faults import Fault, Faults
-from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
+from tieredstore.testing.memory_objects import MemoryObjectClient
 from tieredstore.testing.provider_contract import GenerationsContract
 
 
@@ -32,67 +28,26 @@ class TestPosix(GenerationsContract):
         return PosixProvider(self.folder, "cluster-a", Runtime.inline()).generations(broker)
 
 
-class TestObjects(GenerationsContract):
-    @pytest.fixture(autouse=True)
-    def bucket(self) -> None:
-        self.objects = MemoryObjects()
-
-    def open_generations(self, broker: str) -> Generations:
-        return in_objects(self.objects).generations(broker)
-
-
-def in_objects(objects: MemoryObjects, faults: Faults | None = None) -> ObjectProvider:
-    client = StruckClient(MemoryObjectClient(objects), faults or Faults())
-    retry = RetryPolicy(retries_max=3)
-    return ObjectProvider(client, "cluster-a", Runtime.inline(), retry=retry)
-
-
-def test_both_backends_have_the_same_names(tmp_path: Path) -> None:
-    objects = MemoryObjects()
-    in_objects(objects).generations("broker").create(12, b"data")
-    PosixProvider(tmp_path, "cluster-a", Runtime.inline()).generations("broker").create(12, b"data")
-    (key,) = objects.held_keys()
-    (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
-    assert file.relative_to(tmp_path).as_posix() == key
-    assert key.startswith(".catalog/")
-    assert key.endswith("_cluster-a/broker/00000000000000000012.json")
-
-
 def test_no_listing_takes_a_published_catalogue_for_a_segment(tmp_path: Path) -> None:
-    for provider in (
-        in_objects(MemoryObjects()),
-        PosixProvider(tmp_path, "cluster-a", Runtime.inline()),
-    ):
-        with provider.open("broker/topic/0", SegmentType.COMMIT_LOG, 0) as segment:
-            segment.write(0, b"data")
-        provider.generations("broker").create(1, b"data")
-        provider.generations("broker/topic").create(1, b"data")
-        for prefix in ("", "broker", "broker/topic", ".catalog"):
-            assert [each.path for each in provider.list(prefix)] == (
-                [] if prefix == ".catalog" else ["broker/topic/0"]
-            )
-        assert list(provider.leftovers()) == []
+    provider = PosixProvider(tmp_path, "cluster-a", Runtime.inline())
+    with provider.open("broker/topic/0", SegmentType.COMMIT_LOG, 0) as segment:
+        segment.write(0, b"data")
+    provider.generations("broker").create(1, b"data")
+    provider.generations("broker/topic").create(1, b"data")
+    for prefix in ("", "broker", "broker/topic", ".catalog"):
+        assert [each.path for each in provider.list(prefix)] == (
+            [] if prefix == ".catalog" else ["broker/topic/0"]
+        )
+    assert list(provider.leftovers()) == []
+
+
+def test_a_log_is_published_by_itself() -> None:
+    provider = ObjectProvider(MemoryObjectClient(), "cluster-a", Runtime.inline())
+    assert provider.generations("broker") is None
 
 
 def test_what_is_gone_with_its_process_is_published_nowhere() -> None:
     assert MemoryProvider(Runtime.inline()).generations("broker") is None
-
-
-def test_a_lost_reply_is_settled_by_looking() -> None:
-    objects = MemoryObjects()
-    generations = in_objects(objects, Faults({0: Fault.AFTER})).generations("broker")
-    generations.create(1, b"data")
-    assert [each.number for each in generations.listed()] == [1]
-
-
-def test_a_writer_that_was_overtaken_publishes_nothing() -> None:
-    objects = MemoryObjects()
-    old, new = in_objects(objects), in_objects(objects)
-    for provider in (old, new):
-        provider.open("broker/topic/0", SegmentType.COMMIT_LOG, 0).delete()  # claims an epoch
-    with pytest.raises(WriterStalledError):
-        old.generations("broker").create(1, b"old")
-    new.generations("broker").create(1, b"new")
 
 
 def test_other_files_are_passed_over_and_what_a_crash_left_goes(tmp_path: Path) -> None:

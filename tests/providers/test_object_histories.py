@@ -11,22 +11,34 @@ import pytest
 
 from tests.providers.object_kit import PATH, Bucket, Process
 from tieredstore.driver.object_client import ObjectExistsError
+from tieredstore.driver.provider import SegmentWrite, WritePair
+from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.model.errors import (
     BackendUnavailableError,
+    FencedError,
     OffsetOutOfRangeError,
     PositionMismatchError,
-    SegmentCorruptError,
     SegmentNotFoundError,
     SegmentSealedError,
     TieredStoreError,
 )
-from tieredstore.model.values import SegmentType
-from tieredstore.providers.writer_epoch import WriterStalledError
+from tieredstore.model.values import SegmentRecord, SegmentType
+from tieredstore.roundlog import upkeep
+from tieredstore.roundlog.state import NAME_RESTS_MS
 
 LOG, INDEX = SegmentType.COMMIT_LOG, SegmentType.INDEX
 PLACES = ((PATH, LOG, 0), (PATH, LOG, 10), ("broker-a/rmq_sys_INDEX/0", INDEX, 0))
+PAUSES_MS = (0, 0, 1_000, 60_000, 3_600_000, 86_400_000, 31 * 86_400_000)
 Place = tuple[str, SegmentType, int]
+
+
+@pytest.fixture(autouse=True)
+def _busy_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after hours in a tier comes after a few rounds here."""
+    monkeypatch.setattr(upkeep, "ROUNDS_MERGED", 2)
+    monkeypatch.setattr(upkeep, "CHUNKS_MERGED", 2)
+    monkeypatch.setattr(upkeep, "STATE_EVERY", 3)
 
 
 def content(segment: FileSegment) -> bytes | None:
@@ -47,7 +59,7 @@ class Network:
     def __init__(self, history: History, process: Process) -> None:
         self._history = history
         self._inner: Any = process.client.inner
-        self.late: list[Callable[[], object]] = []
+        self.late: list[tuple[int, Callable[[], object]]] = []  # and when it was sent
         process.client.inner = self  # type: ignore[assignment]
 
     def head(self, key: str) -> Any:
@@ -64,11 +76,20 @@ class Network:
 
     def put(self, key: str, data: Any, **options: Any) -> Any:
         whole = bytes(data)
-        return self._sent(lambda: self._inner.put(key, whole, **options))
+        return self._changed(lambda: self._inner.put(key, whole, **options))
 
     def delete_many(self, keys: Any) -> Any:
         named = list(keys)
-        return self._sent(lambda: self._inner.delete_many(named))
+        return self._changed(lambda: self._inner.delete_many(named))
+
+    def _delay(self, call: Callable[[], object]) -> None:
+        self.late.append((self._history.now_ms(), call))
+
+    def _changed(self, call: Callable[[], Any]) -> Any:
+        found = self._sent(call)
+        if self._history.dice.random() < 0.03:
+            self._delay(call)  # on its way a second time
+        return found
 
     def _sent(self, call: Callable[[], Any]) -> Any:
         dice = self._history.dice
@@ -76,7 +97,7 @@ class Network:
         if roll < 0.03 and self._history.depth < 2:
             self._history.step()  # others act before this request lands
         elif roll < 0.05:
-            self.late.append(call)
+            self._delay(call)
             raise BackendUnavailableError("request", "any", "lost on its way")
         elif roll < 0.07:
             call()
@@ -93,6 +114,7 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
+        self.runtime = Runtime.inline()
         self.bucket = Bucket(listing_ms=0)
         self.processes: list[tuple[Process, Network]] = []
         self.truth: dict[Place, bytes] = {}
@@ -102,12 +124,17 @@ class History:
         self._busy: list[Process] = []
         self._acted: Counter[Place] = Counter()
 
+    def now_ms(self) -> int:
+        return self.runtime.clock.now_ms()
+
     def step(self) -> None:
         self.depth += 1
         try:
             if not self.processes or self.dice.random() < 0.12:
-                process = self.bucket.process()
+                process = self.bucket.process(runtime=self.runtime)
                 self.processes.append((process, Network(self, process)))
+            assert isinstance(self.runtime.clock, ManualClock)
+            self.runtime.clock.advance(self.dice.choice(PAUSES_MS))
             process, _ = self.dice.choice(self.processes[-3:])
             if process not in self._busy:  # it stalls within a call of its own
                 self._busy.append(process)
@@ -120,7 +147,7 @@ class History:
     def check(self) -> None:
         """For a process that knows nothing, whatever lands now and later."""
         for _ in range(2):
-            reader = self.bucket.process()
+            reader = self.bucket.process(runtime=self.runtime)
             for place in PLACES:
                 found, wanted = content(reader.open(*place)) or b"", self.truth.get(place, b"")
                 listed = reader.sizes().get(place, 0)
@@ -132,9 +159,10 @@ class History:
 
     def _act(self, process: Process) -> None:
         place = self.dice.choice(PLACES)
-        actions = (self._write, self._write, self._write, self._seal, self._delete)
+        actions = [self._write, self._write, self._round, self._round, self._seal, self._delete]
         if place[1] is INDEX:
-            actions = (self._create, self._create, self._create, self._delete, self._delete)
+            actions = [self._create, self._create, self._create, self._delete, self._delete]
+        actions += [self._tend] * 2
         self._acted[place] += 1
         self.dice.choice(actions)(process, place)
 
@@ -145,10 +173,11 @@ class History:
         return self._acted[place] != before
 
     def _land(self) -> None:
-        for process, network in self.processes:
-            stalled = (process, network) != self.processes[-1]
-            if network.late and self.dice.random() < (0.3 if stalled else 0.0):
-                late = network.late.pop(self.dice.randrange(len(network.late)))
+        for _, network in self.processes:
+            oldest_ms = self.now_ms() - NAME_RESTS_MS
+            network.late = [each for each in network.late if each[0] > oldest_ms]
+            if network.late and self.dice.random() < 0.3:
+                _, late = network.late.pop(self.dice.randrange(len(network.late)))
                 try:
                     late()
                 except (SegmentNotFoundError, OffsetOutOfRangeError, ObjectExistsError):
@@ -163,21 +192,49 @@ class History:
             segment.write(end, data)
         except (PositionMismatchError, SegmentSealedError):
             return
-        except WriterStalledError:
+        except FencedError:
             return  # it may have landed before the claim: more is there, never less
-        except (BackendUnavailableError, ObjectExistsError):
-            return
-        except SegmentCorruptError:
-            # An earlier put of its own, lost and sent again with other bytes, came late: after the
-            # next writer had deleted the segment. Neither that writer nor a reader sees it.
-            assert process is not self.processes[-1][0]
+        except BackendUnavailableError:
             return
         if self._others_acted(place, before):
             return
         assert end >= len(self.truth.get(place, b"")) or place in self.doubted
-        found = content(self.bucket.process().open(*place)) or b""
+        found = content(self.bucket.process(runtime=self.runtime).open(*place)) or b""
         assert found[end : end + len(data)] == data, (place, found, data)
         self.truth[place] = found[: end + len(data)]
+        self.doubted.discard(place)
+
+    def _round(self, process: Process, place: Place) -> None:
+        """A pair and its rows: all of it or nothing, and the catalogue says what the bytes are."""
+        path, _, base = place
+        queue_place = path, SegmentType.CONSUME_QUEUE, base
+        log, queue = process.open(*place), process.open(*queue_place)
+        self._written += 1
+        data, before = b"<%d>" % self._written, self._acted[place]
+        try:
+            ends = len(content(log) or b""), len(content(queue) or b"")
+            rows = [
+                SegmentRecord(path=path, type=kind, base_offset=base, size=end + len(data))
+                for kind, end in zip((LOG, queue_place[1]), ends, strict=True)
+            ]
+            writes = SegmentWrite(log, ends[0], data), SegmentWrite(queue, ends[1], data)
+            (future,) = process.provider.write_many([WritePair(*writes, tuple(rows))])
+            future.result()
+        except (PositionMismatchError, SegmentSealedError, FencedError, BackendUnavailableError):
+            return
+        if self._others_acted(place, before):
+            return
+        reader = self.bucket.process(runtime=self.runtime)
+        catalogue = reader.provider.catalogue("broker-a", read_only=True)
+        assert catalogue is not None
+        for row, end in zip(rows, ends, strict=True):
+            found = content(reader.open(*row.key)) or b""
+            assert found[end : end + len(data)] == data, (row, found)
+            said = catalogue.segment(*row.key)
+            assert said is not None
+            assert said.size == end + len(data)
+        found = content(reader.open(*place)) or b""
+        self.truth[place] = found[: ends[0] + len(data)]
         self.doubted.discard(place)
 
     def _create(self, process: Process, place: Place) -> None:
@@ -189,18 +246,33 @@ class History:
             return
         if self._others_acted(place, before):
             return
-        assert content(self.bucket.process().open(*place)) == data
+        assert content(self.bucket.process(runtime=self.runtime).open(*place)) == data
         self.truth[place] = data
         self.doubted.discard(place)
 
     def _seal(self, process: Process, place: Place) -> None:
         try:
             process.open(*place).seal()
-        except (BackendUnavailableError, WriterStalledError, SegmentNotFoundError):
+        except (BackendUnavailableError, FencedError, PositionMismatchError):
+            return
+
+    def _tend(self, process: Process, place: Place) -> None:
+        """What is done in the background: merge, write the state, delete what is dead."""
+        try:
+            process.provider.claim("broker-a")
+            for _ in range(self.dice.randrange(6)):
+                process.provider.tend("broker-a")
+        except (BackendUnavailableError, FencedError):
             return
 
     def _delete(self, process: Process, place: Place) -> None:
         before = self._acted[place]
+        try:
+            process.open(*place).size()
+        except SegmentNotFoundError:  # as it knows: it deletes nothing and asks nobody
+            return
+        except (BackendUnavailableError, FencedError):
+            pass
         self.doubted.add(place)  # whoever hears of no success knows nothing
         try:
             process.open(*place).delete()
@@ -211,7 +283,7 @@ class History:
             return
         self.truth.pop(place, None)
         self.doubted.discard(place)
-        assert content(self.bucket.process().open(*place)) is None
+        assert content(self.bucket.process(runtime=self.runtime).open(*place)) is None
 
 
 def run(seed: int, steps: int) -> None:

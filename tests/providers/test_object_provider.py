@@ -51,11 +51,15 @@ def test_any_history_with_restarts_equals_that_of_a_byte_string() -> None:
 
 
 class TestObjectProvider(SegmentProviderContract):
+    pairs_are_whole = True
+
     def open_provider(self, runtime: Runtime) -> SegmentProvider:
         return ObjectProvider(MemoryObjectClient(), CLUSTER, runtime)
 
 
 class TestMeasuredObjectProvider(SegmentProviderContract):
+    pairs_are_whole = True
+
     def open_provider(self, runtime: Runtime) -> SegmentProvider:
         provider = ObjectProvider(MemoryObjectClient(), CLUSTER, runtime)
         return MeasuredProvider(provider, NoMetrics(), runtime)

@@ -3,43 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
-from tests.providers.object_kit import FIRST, PATH, Bucket, Process
-from tests.providers.two_writers import Two, a_part, a_sealed_object, content, stalls
-from tieredstore.driver.provider import SegmentWrite, WritePair
-from tieredstore.model.errors import (
-    PositionMismatchError,
-    TieredStoreError,
+from tests.providers.object_kit import PATH, SECOND, Bucket, Process
+from tests.providers.two_writers import (
+    Two,
+    a_look,
+    a_sealed_object,
+    an_entry,
+    content,
+    stalls,
 )
+from tieredstore.driver.object_client import ObjectExistsError
+from tieredstore.driver.provider import SegmentWrite, WritePair
+from tieredstore.driver.runtime import ManualClock, Runtime
+from tieredstore.driver.segment import FileSegment
+from tieredstore.model.errors import FencedError, PositionMismatchError, SegmentNotFoundError
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.object_layout import part_key
-from tieredstore.providers.writer_epoch import WriterStalledError
 from tieredstore.testing.faults import SimulatedCrash
+from tieredstore.testing.memory_objects import MemoryObjects
 
 LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
+BROKER = "broker-a"
 
 
-def test_a_late_part_does_not_count() -> None:
+def test_a_late_entry_does_not_count() -> None:
     two = Two()
     two.stalled(lambda new: new.open(PATH, LOG, 0).write(10, b"new"))
     two.counts(b"0123456789new")
 
 
-def test_a_late_part_behind_the_end_does_not_count_where_nobody_went_on() -> None:
+def test_nor_where_nobody_went_on_with_the_segment() -> None:
     two = Two()
     two.stalled(lambda new: new.open("broker-a/TopicTest/1", LOG, 0).write(0, b"other"))
     two.counts(b"0123456789")
 
 
-def test_a_late_part_of_a_deleted_segment_does_not_bring_it_back() -> None:
+def test_nor_where_the_newer_one_has_only_claimed() -> None:
+    two = Two()
+    two.stalled(lambda new: new.provider.claim(BROKER))
+    two.counts(b"0123456789")
+
+
+def test_a_late_entry_does_not_bring_a_deleted_segment_back() -> None:
     two = Two()
     two.stalled(lambda new: new.open(PATH, LOG, 0).delete())
     two.counts(None)
 
 
-def test_a_late_part_does_not_count_in_a_segment_made_anew() -> None:
+def test_a_late_entry_does_not_count_in_a_segment_made_anew() -> None:
     two = Two()
 
     def anew(new: Process) -> None:
@@ -52,29 +66,80 @@ def test_a_late_part_does_not_count_in_a_segment_made_anew() -> None:
     two.counts(b"ABCDEFGHIJ")
 
 
-def test_a_first_part_that_comes_late_makes_no_segment() -> None:
+def test_a_first_entry_that_comes_late_makes_no_segment() -> None:
     bucket = Bucket()
     old, new = bucket.process(), bucket.process()
     old.open(PATH, QUEUE, 0).write(0, b"x")
-    stalls(old, a_part, lambda: new.open(PATH, QUEUE, 0).write(1, b"y"))
-    with pytest.raises(WriterStalledError):
+    stalls(old, an_entry, lambda: new.open(PATH, QUEUE, 0).write(1, b"y"))
+    with pytest.raises(FencedError):
         old.open(PATH, LOG, 0).write(0, b"late")
     assert bucket.process().sizes() == {(PATH, QUEUE, 0): 2}
     new.open(PATH, LOG, 0).write(0, b"mine")
     assert content(bucket.process().open(PATH, LOG, 0)) == b"mine"
 
 
-def test_the_double_of_an_old_request_does_not_bring_a_deleted_segment_back() -> None:
-    """A request that was sent twice lands a second time, long after it was acknowledged."""
-    two = Two()
-    segment = two.new.open(PATH, LOG, 0)
+def landed_again(objects: MemoryObjects, requests: dict[str, bytes]) -> None:
+    """Every put once more: it meets its key taken, or lands where nobody looks."""
+    for key, data in requests.items():
+        with suppress(ObjectExistsError):
+            objects.put(key, data, {}, if_absent=True)
+
+
+def test_the_double_of_an_old_request_changes_nothing_however_late() -> None:
+    """Sent twice, it lands a second time days after it was acknowledged, and after what it made
+    was deleted."""
+    bucket, runtime = Bucket(), Runtime.inline()
+    process = bucket.process(runtime=runtime)
+    segment = process.open(PATH, LOG, 0)
+    segment.write(0, b"0123456789")
+    segment.seal()
+    process.provider.create(process.open(PATH, INDEX, 0), [b"index"])
+    requests = {key: data for key, (data, _) in bucket.objects.held.items()}
     segment.delete()
-    two.bucket.objects.put(part_key(segment.path, 0, FIRST), b"0123456789", {})
-    two.counts(None)
-    third = two.bucket.process()
-    third.open(PATH, LOG, 0).write(0, b"anew")
-    two.bucket.objects.put(part_key(segment.path, 0, FIRST), b"0123456789", {})
-    assert content(two.bucket.process().open(PATH, LOG, 0)) == b"anew"
+    process.open(PATH, INDEX, 0).delete()
+    assert isinstance(runtime.clock, ManualClock)
+    for number in range(800):
+        process.open(PATH, QUEUE, 0).write(number, b"q")
+        runtime.clock.advance(60_000)
+        while process.provider.tend(BROKER):
+            pass
+    assert set(requests) - set(bucket.objects.held_keys())  # they have been released
+    landed_again(bucket.objects, requests)
+    for each in (process, bucket.process(), bucket.process()):
+        assert each.sizes() == {(PATH, QUEUE, 0): 800}
+        assert content(each.open(PATH, LOG, 0)) is None
+    anew = bucket.process()
+    segment = anew.open(PATH, LOG, 0)
+    segment.write(0, b"another")
+    segment.seal()
+    landed_again(bucket.objects, requests)
+    for each in (anew, bucket.process()):
+        assert content(each.open(PATH, LOG, 0)) == b"another"
+
+
+def test_the_double_of_a_delete_spares_a_segment_of_the_same_name() -> None:
+    bucket, runtime = Bucket(), Runtime.inline()
+    process = bucket.process(runtime=runtime)
+    segment = process.open(PATH, LOG, 0)
+    segment.write(0, b"0123456789")
+    segment.seal()
+    key = segment.path
+    assert key in bucket.objects.held
+    segment.delete()
+    assert isinstance(runtime.clock, ManualClock)
+    for _ in range(3):
+        runtime.clock.advance(3_600_000)
+        while process.provider.tend(BROKER):
+            pass
+    assert key not in bucket.objects.held  # a delete was sent
+    runtime.clock.advance(29 * 86_400_000)
+    segment = process.open(PATH, LOG, 0)
+    assert segment.path == key
+    segment.write(0, b"another")
+    segment.seal()
+    process.client.delete_many([key])  # and lands once more
+    for each in (process, bucket.process()):
+        assert content(each.open(PATH, LOG, 0)) == b"another"
 
 
 @pytest.mark.parametrize("deleted", [False, True])
@@ -89,34 +154,17 @@ def test_a_late_sealed_object_does_not_count(deleted: bool) -> None:
             segment.write(10, b"new")
 
     stalls(two.old, a_sealed_object, meanwhile)
-    with pytest.raises(WriterStalledError):
+    with pytest.raises(FencedError):
         two.old.open(PATH, LOG, 0).seal()
     assert segment.path in two.bucket.objects.held_keys()
     two.counts(None if deleted else b"0123456789new")
-
-
-def test_a_late_sealed_object_does_not_count_however_many_writers_came_since() -> None:
-    two = Two()
-
-    def meanwhile() -> None:
-        two.new.open(PATH, LOG, 0).delete()
-        for _ in range(3):
-            two.bucket.process().open(PATH, QUEUE, 0).delete()
-
-    stalls(two.old, a_sealed_object, meanwhile)
-    with pytest.raises(WriterStalledError):
-        two.old.open(PATH, LOG, 0).seal()
-    for process in (two.bucket.process(), two.bucket.process()):
-        assert process.sizes() == {}
-        assert content(process.open(PATH, LOG, 0)) is None
-        process.open(PATH, QUEUE, 0).delete()
 
 
 def test_a_late_index_file_does_not_count() -> None:
     two = Two()
     path = "broker-a/rmq_sys_INDEX/0"
     stalls(two.old, a_sealed_object, lambda: two.new.open(PATH, LOG, 0).write(10, b"new"))
-    with pytest.raises(WriterStalledError):
+    with pytest.raises(FencedError):
         two.old.provider.create(two.old.open(path, INDEX, 0), [b"late"])
     assert two.bucket.process().sizes() == {(PATH, LOG, 0): 13}
     third = two.bucket.process()
@@ -125,34 +173,58 @@ def test_a_late_index_file_does_not_count() -> None:
     assert content(two.bucket.process().open(path, INDEX, 0)) == b"whole"
 
 
-def test_whoever_is_stalled_before_it_marks_a_segment_seals_nothing() -> None:
-    two = Two()
-    stalls(
-        two.old,
-        lambda operation, key: "sealing" in key,
-        lambda: two.new.open(PATH, LOG, 0).write(10, b"new"),
-    )
-    with pytest.raises(WriterStalledError):
-        two.old.open(PATH, LOG, 0).seal()
-    assert two.new.open(PATH, LOG, 0).path not in two.bucket.objects.held_keys()
-    two.counts(b"0123456789new")
-
-
-@pytest.mark.parametrize("call", ["write", "seal", "delete", "create"])
+@pytest.mark.parametrize("call", ["write", "seal", "delete", "create", "round"])
 def test_an_older_writer_learns_of_it_at_its_next_call(call: str) -> None:
     two = Two()
     two.new.open(PATH, LOG, 0).write(10, b"new")
-    segment = two.old.open(PATH, LOG, 0)
+
+    def send() -> None:
+        pair = WritePair(SegmentWrite(two.old.open(PATH, LOG, 0), 10, b"late"), None)
+        (future,) = two.old.provider.write_many([pair])
+        future.result()
+
     calls: dict[str, Callable[[], object]] = {
-        "write": lambda: segment.write(10, b"late"),
-        "seal": segment.seal,
-        "delete": segment.delete,
+        "write": lambda: two.old.open(PATH, LOG, 0).write(10, b"late"),
+        "seal": lambda: two.old.open(PATH, LOG, 0).seal(),
+        "delete": lambda: two.old.open(PATH, LOG, 0).delete(),
         "create": lambda: two.old.provider.create(two.old.open(PATH, INDEX, 0), [b"late"]),
+        "round": send,
     }
-    for _ in range(2):
-        with pytest.raises(WriterStalledError):
-            calls[call]()
+    assert two.old.provider.fence(BROKER) is None
+    with pytest.raises(FencedError):
+        calls[call]()
+    fence = two.old.provider.fence(BROKER)
+    assert fence is not None
+    assert fence.epoch == SECOND
+    calls["claim"] = lambda: two.old.provider.claim(BROKER)
+    for again in calls.values():
+        with pytest.raises(FencedError):
+            again()
     two.counts(b"0123456789new")
+
+
+def test_a_fenced_writer_asks_nobody_any_more() -> None:
+    two = Two()
+    two.new.provider.claim(BROKER)
+    with pytest.raises(FencedError):
+        two.old.open(PATH, LOG, 0).write(10, b"late")
+    two.old.forget_requests()
+    with pytest.raises(FencedError):
+        two.old.open(PATH, LOG, 0).write(10, b"late")
+    assert not two.old.provider.tend(BROKER)
+    assert two.old.requests == {}
+
+
+def test_a_fenced_writer_reads_nothing_of_the_winner() -> None:
+    two = Two()
+    segment = two.old.open(PATH, LOG, 0)
+    two.new.open(PATH, LOG, 0).write(10, b"new")
+    with pytest.raises(FencedError):
+        segment.write(10, b"late")
+    assert segment.read(0, 10) == b"0123456789"
+    for wrong in (segment.size, lambda: segment.read(10, 3)):
+        with pytest.raises((FencedError, LookupError, ValueError)):
+            wrong()
 
 
 def test_a_round_of_an_older_writer_fails_as_a_whole() -> None:
@@ -166,20 +238,14 @@ def test_a_round_of_an_older_writer_fails_as_a_whole() -> None:
         for number in range(5)
     ]
     for future in two.old.provider.write_many(pairs):
-        assert isinstance(future.exception(), WriterStalledError)
+        assert isinstance(future.exception(), FencedError)
     assert two.bucket.process().sizes() == {(PATH, LOG, 0): 13}
-    # no unit was put: its log never counted
-    assert not [key for key in two.bucket.objects.held_keys() if f"/T/0/{QUEUE.name}/" in key]
 
 
-def test_what_landed_before_the_listing_counts_though_it_was_not_acknowledged() -> None:
+def test_what_landed_before_the_newer_one_read_counts_though_it_was_not_acknowledged() -> None:
     two = Two()
-    stalls(
-        two.old,
-        lambda operation, key: operation == "head" and ".epochs/" in key,
-        lambda: two.new.open(PATH, LOG, 0).write(14, b"new"),
-    )
-    with pytest.raises(WriterStalledError):
+    stalls(two.old, a_look, lambda: two.new.open(PATH, LOG, 0).write(14, b"new"))
+    with pytest.raises(FencedError):
         two.old.open(PATH, LOG, 0).write(10, b"tail")
     two.counts(b"0123456789tailnew")
 
@@ -196,26 +262,38 @@ def test_of_many_who_begin_at_once_each_has_an_epoch_of_its_own() -> None:
         first.open(PATH, LOG, 0).write(0, b"first")
     assert caught.value.actual == 6
     first.open(PATH, LOG, 0).write(6, b"first")
-    with pytest.raises(WriterStalledError):
+    with pytest.raises(FencedError):
         second.open(PATH, LOG, 0).write(6, b"late")
     assert content(bucket.process().open(PATH, LOG, 0)) == b"secondfirst"
 
 
-def test_a_writer_that_died_while_it_took_over_only_used_up_a_number() -> None:
-    for operation in ("put", "list", "get"):
-        two = Two()
+def is_like(when: tuple[str, str], operation: str, key: str) -> bool:
+    is_of_log = key.startswith(".rounds/") and (key.endswith(when[1]) or f"{when[1]}0" in key)
+    return operation == when[0] and is_of_log
 
-        def die(got: str, key: str, wanted: str = operation) -> None:
-            if (got == wanted and not key.startswith(".epochs/")) or key.endswith(".ends"):
-                raise SimulatedCrash
 
-        two.new.client.before = die
-        with pytest.raises(SimulatedCrash):
-            two.new.open(PATH, LOG, 0).write(10, b"new")
-        with pytest.raises(WriterStalledError):
-            two.old.open(PATH, LOG, 0).write(10, b"late")
-        two.new = two.bucket.process()
-        two.counts(b"0123456789late")  # it landed before anybody drew a boundary
+@pytest.mark.parametrize("when", [("put", "/log/"), ("list", "/broker-a/")])
+def test_a_writer_that_died_while_it_took_over_has_fenced_the_older_one(
+    when: tuple[str, str],
+) -> None:
+    two = Two()
+    is_claimed = False
+
+    def die(operation: str, key: str) -> None:
+        nonlocal is_claimed
+        if is_claimed and is_like(when, operation, key):
+            raise SimulatedCrash
+        is_claimed = is_claimed or (operation == "put" and "/epoch/" in key)
+
+    two.new.client.before = die
+    with pytest.raises(SimulatedCrash):
+        two.new.provider.claim(BROKER)
+    with pytest.raises(FencedError):
+        two.old.open(PATH, LOG, 0).write(10, b"late")
+    two.new = two.bucket.process()
+    found = content(two.new.open(PATH, LOG, 0))
+    assert found in (b"0123456789", b"0123456789late")  # it landed before anybody began an epoch
+    two.counts(found)
 
 
 def test_who_only_reads_claims_nothing_and_changes_nothing() -> None:
@@ -224,6 +302,8 @@ def test_who_only_reads_claims_nothing_and_changes_nothing() -> None:
     reader = two.bucket.process()
     assert content(reader.open(PATH, LOG, 0)) == b"0123456789"
     assert reader.sizes() == {(PATH, LOG, 0): 10}
+    assert list(reader.provider.leftovers(BROKER)) == []
+    assert list(reader.provider.damage(BROKER)) == []
     assert two.bucket.objects.held_keys() == before
     assert {"put", "delete"}.isdisjoint(reader.requests)
     two.old.open(PATH, LOG, 0).write(10, b"more")  # and the writer is still the writer
@@ -231,21 +311,35 @@ def test_who_only_reads_claims_nothing_and_changes_nothing() -> None:
 
 
 def test_a_reader_finds_what_was_sealed_or_deleted_meanwhile() -> None:
-    two = Two()
-    reader = two.bucket.process().open(PATH, LOG, 0)
+    bucket, runtime = Bucket(), Runtime.inline()
+    writer = bucket.process(runtime=runtime)
+    segment = writer.open(PATH, LOG, 0)
+    segment.write(0, b"0123456789")
+    reader = bucket.process().open(PATH, LOG, 0)
     assert content(reader) == b"0123456789"
-    two.old.open(PATH, LOG, 0).seal()
+    segment.seal()
     assert reader.read(2, 3) == b"234"
-    two.old.open(PATH, LOG, 0).delete()
-    with pytest.raises(TieredStoreError):
+    segment.delete()
+    release(writer, runtime)
+    with pytest.raises(SegmentNotFoundError):
         reader.read(2, 3)
 
 
-def test_a_sealed_object_without_metadata_counts() -> None:
-    """A bucket that was copied with a tool that drops it."""
+def release(process: Process, runtime: Runtime) -> None:
+    """As much background work and time as it takes for what is dead to go."""
+    assert isinstance(runtime.clock, ManualClock)
+    other: FileSegment = process.open("broker-a/Other/0", LOG, 0)
+    for number in range(800):
+        other.write(number, b"o")
+        if number % 8 == 0:
+            runtime.clock.advance(3_600_000)
+            while process.provider.tend(BROKER):
+                pass
+
+
+def test_a_tier_whose_objects_were_copied_without_metadata_counts() -> None:
     two = Two()
-    segment = two.old.open(PATH, LOG, 0)
-    segment.seal()
+    two.old.open(PATH, LOG, 0).seal()
     for key in two.bucket.objects.held_keys():
         with two.bucket.objects.guard:
             data, _ = two.bucket.objects.held[key]
@@ -253,29 +347,72 @@ def test_a_sealed_object_without_metadata_counts() -> None:
     two.counts(b"0123456789")
 
 
-def test_a_writer_that_is_overtaken_while_it_takes_over_leaves_all_as_it_is() -> None:
-    def the_boundary(operation: str, key: str) -> bool:
-        return operation == "put" and key.endswith(".ends")
+@pytest.mark.parametrize("when", [("list", "/broker-a/"), ("put", "/epoch/"), ("put", "/log/")])
+def test_a_writer_that_is_overtaken_while_it_takes_over_leaves_all_as_it_is(
+    when: tuple[str, str],
+) -> None:
+    two = Two()
+    third = two.bucket.process()
 
-    def the_listing(operation: str, key: str) -> bool:
-        return operation == "list" and key.startswith(".parts/")
+    def meanwhile() -> None:
+        third.open(PATH, LOG, 0).delete()
+        third.open(PATH, QUEUE, 0).write(0, b"third")
+        third.open(PATH, QUEUE, 0).seal()
 
-    for when in (the_listing, the_boundary):
-        two = Two()
-        third = two.bucket.process()
-
-        def meanwhile(process: Process = third) -> None:
-            process.open(PATH, LOG, 0).delete()
-            process.open(PATH, QUEUE, 0).write(0, b"third")
-            process.open(PATH, QUEUE, 0).seal()
-
-        stalls(two.new, when, meanwhile)
+    stalls(
+        two.new,
+        lambda operation, key: is_like(when, operation, key),
+        meanwhile,
+    )
+    is_first = when in [("list", "/broker-a/"), ("put", "/epoch/")]
+    if is_first:  # it had not claimed yet: it takes over from the third
+        with pytest.raises(PositionMismatchError):
+            two.new.open(PATH, LOG, 0).write(10, b"late")
+    else:
         for _ in range(2):
-            with pytest.raises(WriterStalledError):
+            with pytest.raises(FencedError):
                 two.new.open(PATH, LOG, 0).write(10, b"late")
-        key = part_key(two.old.open(PATH, LOG, 0).path, 0, 1)
-        two.bucket.objects.put(key, b"0123456789", {})  # sent twice, and landed late
         third.open(PATH, QUEUE, 5).write(0, b"on")
-        for process in (two.bucket.process(), two.bucket.process()):
-            assert process.sizes() == {(PATH, QUEUE, 0): 5, (PATH, QUEUE, 5): 2}
-            process.open(PATH, QUEUE, 9).delete()
+    expected = {(PATH, QUEUE, 0): 5}
+    if not is_first:
+        expected[PATH, QUEUE, 5] = 2
+    for process in (two.bucket.process(), two.bucket.process()):
+        assert process.sizes() == expected
+        process.provider.claim(BROKER)
+
+
+def test_processes_that_join_one_epoch_fill_a_tier_that_a_broker_goes_on_with() -> None:
+    bucket, joined = Bucket(), Bucket(joins_epoch=True)
+    joined.objects = bucket.objects
+    bucket.process().open("broker-a/Other/0", LOG, 0).write(0, b"kept")
+    first, second = joined.process(), joined.process()
+    first.open(PATH, LOG, 5).write(0, b"open")
+    for number, each in enumerate((first, second, first, second)):
+        segment = each.open(f"broker-a/TopicTest/{number + 1}", LOG, 0)
+        assert each.provider.create(segment, [b"whole"]) == 5
+    first.open(PATH, LOG, 5).write(4, b"-more")
+    second.open(PATH, QUEUE, 5).write(0, b"unit")
+    broker = bucket.process()
+    growing = broker.open(PATH, LOG, 5)
+    broker.provider.claim(BROKER)
+    assert content(growing) == b"open-more"
+    growing.write(9, b"!")
+    growing.seal()
+    with pytest.raises(FencedError):
+        second.open("broker-a/TopicTest/9", LOG, 0).write(0, b"late")
+    assert bucket.process().sizes() == {
+        ("broker-a/Other/0", LOG, 0): 4,
+        (PATH, LOG, 5): 10,
+        (PATH, QUEUE, 5): 4,
+        **{(f"broker-a/TopicTest/{n}", LOG, 0): 5 for n in (1, 2, 3, 4)},
+    }
+
+
+def test_a_bucket_with_open_segments_of_an_older_layout_is_not_written_to() -> None:
+    bucket = Bucket()
+    segment = bucket.process().open(PATH, LOG, 0)
+    bucket.objects.put(f".parts/{segment.path}/{0:020d}-{1:010d}", b"0123456789", {})
+    before = bucket.objects.held_keys()
+    with pytest.raises(Exception, match="older layout"):
+        segment.write(0, b"x")
+    assert bucket.objects.held_keys() == before

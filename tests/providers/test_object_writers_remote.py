@@ -9,8 +9,8 @@ import pytest
 
 from tests.crash_stores import REMOTE, Clients, Stores
 from tests.providers import test_object_writers as writers
-from tests.providers.object_kit import PATH, Bucket
-from tests.providers.two_writers import LOG, Two
+from tests.providers.object_kit import Bucket
+from tests.providers.two_writers import Two
 
 
 class TwoInFront(Two):
@@ -18,23 +18,23 @@ class TwoInFront(Two):
 
     def __init__(self, clients: Clients) -> None:
         self.bucket = Bucket(clients)
-        self.old, self.new = self.bucket.process(), self.bucket.process()
-        self.old.open(PATH, LOG, 0).write(0, b"0123456789")
+        self.begin()
 
 
 CHECKS: list[Callable[[], None]] = [
-    writers.test_a_late_part_does_not_count,
-    writers.test_a_late_part_behind_the_end_does_not_count_where_nobody_went_on,
-    writers.test_a_late_part_of_a_deleted_segment_does_not_bring_it_back,
-    writers.test_a_late_part_does_not_count_in_a_segment_made_anew,
-    writers.test_a_late_sealed_object_does_not_count_however_many_writers_came_since,
+    writers.test_a_late_entry_does_not_count,
+    writers.test_nor_where_the_newer_one_has_only_claimed,
+    writers.test_a_late_entry_does_not_bring_a_deleted_segment_back,
+    writers.test_a_late_entry_does_not_count_in_a_segment_made_anew,
     writers.test_a_late_index_file_does_not_count,
-    writers.test_what_landed_before_the_listing_counts_though_it_was_not_acknowledged,
-    writers.test_a_writer_that_died_while_it_took_over_only_used_up_a_number,
-    writers.test_a_reader_finds_what_was_sealed_or_deleted_meanwhile,
+    writers.test_what_landed_before_the_newer_one_read_counts_though_it_was_not_acknowledged,
+    partial(
+        writers.test_a_writer_that_died_while_it_took_over_has_fenced_the_older_one,
+        ("list", "/broker-a/"),
+    ),
     *(
         partial(writers.test_an_older_writer_learns_of_it_at_its_next_call, call)
-        for call in ("write", "seal", "delete", "create")
+        for call in ("write", "seal", "delete", "create", "round")
     ),
 ]
 

@@ -8,9 +8,8 @@ import pytest
 
 from tests.providers.object_kit import PATH, SECOND, Bucket, Process
 from tieredstore.driver.segment import FileSegment
-from tieredstore.model.errors import SegmentNotFoundError
+from tieredstore.model.errors import FencedError, SegmentNotFoundError
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.writer_epoch import WriterStalledError
 
 LOG = SegmentType.COMMIT_LOG
 
@@ -30,8 +29,12 @@ def stalls(
     process.client.before = before
 
 
-def a_part(operation: str, key: str) -> bool:
-    return operation == "put" and key.startswith(".parts/") and "sealing" not in key
+def an_entry(operation: str, key: str) -> bool:
+    return operation == "put" and "/log/" in key
+
+
+def a_look(operation: str, key: str) -> bool:
+    return operation == "head" and "/epoch/" in key
 
 
 def a_sealed_object(operation: str, key: str) -> bool:
@@ -50,13 +53,16 @@ class Two:
 
     def __init__(self) -> None:
         self.bucket = Bucket()
+        self.begin()
+
+    def begin(self) -> None:
         self.old, self.new = self.bucket.process(), self.bucket.process()
         self.old.open(PATH, LOG, 0).write(0, b"0123456789")
 
     def stalled(self, meanwhile: Callable[[Process], None]) -> None:
-        """The older one sends a part, and until that lands the newer one takes over."""
-        stalls(self.old, a_part, lambda: meanwhile(self.new))
-        with pytest.raises(WriterStalledError, match=f"taken over, in epoch {SECOND}"):
+        """The older one sends an entry, and until that lands the newer one takes over."""
+        stalls(self.old, an_entry, lambda: meanwhile(self.new))
+        with pytest.raises(FencedError, match=f"fenced by epoch {SECOND}"):
             self.old.open(PATH, LOG, 0).write(10, b"late and long")
 
     def counts(self, expected: bytes | None) -> None:
@@ -66,6 +72,7 @@ class Two:
             size = process.sizes().get((PATH, LOG, 0))
             assert size == (None if expected is None else len(expected))
         third = self.bucket.process()
+        third.provider.claim("broker-a")
         segment = third.open(PATH, LOG, 0)
         segment.seal()
         assert content(segment) == expected

@@ -12,15 +12,15 @@ if __name__ != "tieredstore.providers":
 
 if TYPE_CHECKING:
     from tieredstore.providers.memory import MemoryFileSegment
-    from tieredstore.providers.object_segment import ObjectFileSegment as S3FileSegment
     from tieredstore.providers.posix import PosixFileSegment
+    from tieredstore.roundlog.segment import LogSegment as S3FileSegment
 
 __all__ = ["MemoryFileSegment", "PosixFileSegment", "S3FileSegment"]
 
 _HOMES = {
     "MemoryFileSegment": "memory.MemoryFileSegment",
     "PosixFileSegment": "posix.PosixFileSegment",
-    "S3FileSegment": "object_segment.ObjectFileSegment",
+    "S3FileSegment": "object_provider.LogSegment",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

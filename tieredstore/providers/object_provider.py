@@ -1,4 +1,7 @@
-"""A tier in an object store: S3 and its kin, and anything else with an `ObjectClient`."""
+"""A tier in an object store: S3 and its kin, and anything else with an `ObjectClient`.
+
+The brokers' logs say what there is. Beside them lies what jobs stage.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,36 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Final, Self
 
 from tieredstore.codec.names import cluster_directory
+from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import Metrics
-from tieredstore.driver.object_client import AbandonedUpload, ListedKey, ObjectClient
+from tieredstore.driver.object_client import (
+    UPLOAD_PART_BYTES,
+    AbandonedUpload,
+    ObjectClient,
+    ObjectExistsError,
+    Range,
+)
 from tieredstore.driver.object_requests import CountedClient, PriceTable
 from tieredstore.driver.provider import (
-    CATALOGUES,
+    PROBE_PATH,
     STAGED,
+    Fence,
     Leftover,
     ListedSegment,
+    RoundSizes,
+    Scratch,
     SegmentProvider,
+    SegmentRead,
+    SegmentWrapper,
+    StagedObject,
+    TakenIn,
     WritePair,
+    check_staged_name,
     refuse_existing,
     remove_staged,
     staged_leftovers,
@@ -26,20 +46,27 @@ from tieredstore.driver.provider import (
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, CountedBlocks, FileSegment, check_queue_path
-from tieredstore.model.errors import BackendRefusedError, InvalidConfigError
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    InvalidConfigError,
+    OffsetOutOfRangeError,
+    TieredStoreError,
+)
+from tieredstore.model.findings import Finding
 from tieredstore.model.printable import log_of
-from tieredstore.model.values import SegmentType
-from tieredstore.providers.broker_objects import BrokerParts, sealed_of, segments_of
+from tieredstore.model.values import SegmentRecord, SegmentType
 from tieredstore.providers.certified import Certification
 from tieredstore.providers.fsspec import FsspecClient
-from tieredstore.providers.object_calls import ObjectCalls
-from tieredstore.providers.object_layout import ObjectLayout, part_of, parts_below
-from tieredstore.providers.object_segment import ObjectFileSegment, ObjectRound, bare
-from tieredstore.providers.object_shelf import ObjectFolder, ObjectGenerations, ObjectScratch
 from tieredstore.providers.obstore import obstore_can, obstore_installed
 from tieredstore.providers.s3_settings import ObjectStoreSettings
-from tieredstore.providers.sealing import create, end_deletion
-from tieredstore.providers.writer_epoch import Boundary, newest_boundary
+from tieredstore.roundlog import inspection, taking, together, upkeep
+from tieredstore.roundlog.catalogue import LogCatalogue
+from tieredstore.roundlog.draft import DATA_BYTES_MAX, Draft
+from tieredstore.roundlog.layout import ROUNDS, ObjectLayout
+from tieredstore.roundlog.log import INLINE_BYTES_MAX, BrokerLog
+from tieredstore.roundlog.object_calls import ObjectCalls
+from tieredstore.roundlog.recent import RECENT_BYTES_MAX
+from tieredstore.roundlog.segment import LogSegment, lost_to_another, seal_together
 
 if TYPE_CHECKING:
     from tieredstore.model.config import StoreConfig
@@ -47,59 +74,35 @@ if TYPE_CHECKING:
 log = log_of(__name__)
 
 UPLOAD: Final = "abandoned-upload"
-PART: Final = "stray-part"
-
-
-def leftovers(requests: ObjectCalls, layout: ObjectLayout, prefix: str) -> list[Leftover]:
-    """Parts only of epochs that are over: no later boundary lets them count again."""
-    below = layout.below(prefix)
-    found = [
-        Leftover(kind=UPLOAD, name=upload.key, id=upload.upload_id)
-        for upload in requests.client.abandoned_uploads(below)
-    ]
-    # The listing before the boundary: what a newer one fences is then fenced here too.
-    listed = requests.listed(parts_below(below))
-    sizes = {each.key: each.size for each in listed}
-    by_broker: dict[str, list[int]] = {}
-    for number, each in enumerate(listed):
-        name = part_of(each.key)
-        segment = None if name is None else layout.segment_of(name.segment_key)
-        if segment is not None:
-            by_broker.setdefault(segment.broker, []).append(number)
-    for broker, numbers in by_broker.items():
-        boundary = newest_boundary(requests, layout, broker)
-        for parts in segments_of((listed[n] for n in numbers), boundary).segments.values():
-            for key in parts.strays:
-                name = part_of(key)
-                if name is not None and name.epoch < boundary.epoch:
-                    found.append(Leftover(kind=PART, name=key, size=sizes[key]))
-    return found
-
-
-def remove(requests: ObjectCalls, leftovers: Sequence[Leftover]) -> None:
-    for each in leftovers:
-        if each.kind == UPLOAD:
-            requests.client.abort_upload(AbandonedUpload(each.name, each.id))
-    parts = [each.name for each in leftovers if each.kind == PART]
-    if parts:
-        requests.delete(parts)
-
-
-PARTS_MAX: Final = 1_000
-LISTING_MS: Final = 1_000  # a reader's listing that is older is made anew
+LISTING_MS: Final = 1_000  # a reader's look at the log that is older is made anew
 
 
 class ObjectProvider(SegmentProvider):
-    """Segments of one cluster in one object store.
+    """Segments of one cluster in one object store, a log for each broker.
 
     * Requests are tried again here, one by one: a wrapper that retries is not needed around it.
-    * Nothing is shared with a process that was forked off: that one lists, and claims, for itself.
-    * A writer that another one has taken over from raises WriterStalledError from then on.
+    * Nothing is shared with a process that was forked off: that one reads, and claims, for itself.
+    * A writer that another one has taken over from raises FencedError from then on.
     * `certification` asks the store for proof before the first write; without it none is asked.
     * `counted` knows how many requests were made, and about what they cost.
     """
 
     retries_itself = True
+    shares_rounds = True
+    reads_together = True
+    round_sizes = RoundSizes(
+        inline_bytes=INLINE_BYTES_MAX,
+        data_bytes=DATA_BYTES_MAX,
+        recent_bytes=RECENT_BYTES_MAX,
+        rounds_merged=upkeep.ROUNDS_MERGED,
+        merged_bytes=upkeep.MERGED_BYTES,
+        chunks_merged=upkeep.CHUNKS_MERGED,
+        range_bytes=upkeep.SPAN_BYTES,
+        one_put_bytes=upkeep.ONE_PUT_BYTES,
+        part_bytes=UPLOAD_PART_BYTES,
+        state_every=upkeep.STATE_EVERY,
+        grace_ms=upkeep.GRACE_MS,
+    )
 
     def __init__(
         self,
@@ -110,7 +113,6 @@ class ObjectProvider(SegmentProvider):
         retry: RetryPolicy | None = None,
         prices: PriceTable | None = None,
         certification: Certification | None = None,
-        parts_max: int = PARTS_MAX,
         listing_ms: int = LISTING_MS,
         joins_epoch: bool = False,
     ) -> None:
@@ -118,22 +120,15 @@ class ObjectProvider(SegmentProvider):
         self.counted = CountedClient(client, prices=prices)
         self._certification = certification or Certification("off")
         self._layout = ObjectLayout(cluster)
-        self._requests = ObjectCalls(self.counted, runtime, retry or RetryPolicy())
-        self._parts_max = parts_max
+        self._calls = ObjectCalls(self.counted, runtime, retry or RetryPolicy())
         self._listing_ms = listing_ms
         self._joins_epoch = joins_epoch
-        self._brokers: dict[tuple[int, str], BrokerParts] = {}
+        self._logs: dict[tuple[int, str], BrokerLog] = {}
+        self._chores: dict[tuple[int, str], upkeep.Upkeep] = {}
 
-    def open(self, path: str, type: SegmentType, base: int) -> ObjectFileSegment:
+    def open(self, path: str, type: SegmentType, base: int) -> LogSegment:
         check_queue_path(path, base)
-        return ObjectFileSegment(
-            self._broker_of(path),
-            self._layout.segment_key(path, type, base),
-            path,
-            type,
-            base,
-            parts_max=self._parts_max,
-        )
+        return LogSegment(partial(self._log_of, path.split("/", 1)[0]), path, type, base)
 
     def list(self, prefix: str = "") -> Iterator[ListedSegment]:
         wanted = [part for part in prefix.split("/") if part]
@@ -141,137 +136,279 @@ class ObjectProvider(SegmentProvider):
             check_queue_path("/".join([*wanted, *["0"] * (3 - len(wanted))]), base=0)
         except BackendRefusedError:
             return  # no segment has such a path
-        below = self._layout.below(prefix)
-        # The parts before the sealed objects: what is sealed in between is seen twice, not never.
-        parts = self._requests.listed(parts_below(below))
-        sealed = self._requests.listed(below)
-        boundaries: dict[str, Boundary] = {}
-        found: dict[str, int] = {}
-        gone: dict[str, int] = {}
-        for broker, listed in self._by_broker(parts):
-            boundary = boundaries.setdefault(broker, self._boundary(broker))
-            for key, segment in segments_of(listed, boundary).segments.items():
-                found[key], gone[key] = segment.end, segment.gone
-        for each in sealed:
-            name = self._layout.segment_of(each.key)
-            if name is None:
-                continue
-            if name.broker not in boundaries:
-                boundaries[name.broker] = self._boundary(name.broker)
-            if self._counts(each, boundaries[name.broker], gone.get(each.key, 0)):
-                found[each.key] = each.size
-        for key, size in found.items():
-            name = self._layout.segment_of(key)
-            if name is not None and size:
-                yield ListedSegment(name.path, name.type, name.base, size)
+        below = "/".join(wanted)
+        for broker in wanted[:1] or self._brokers():
+            broker_log = self._log_of(broker)
+            state = broker_log.settled() if broker_log.is_writer else broker_log.follow()
+            with broker_log.guard:
+                found = [
+                    ListedSegment(*each.key, each.size)
+                    for each in state.segments.values()
+                    if each.size and (not below or f"{each.path}/".startswith(f"{below}/"))
+                ]
+            yield from found
+
+    def read_together(self, reads: Sequence[SegmentRead]) -> Sequence[bytes | TieredStoreError]:
+        """Each object once, front to back, whatever lies in it."""
+        return together.read_together(self._log_of, reads)
+
+    def reading_order(self, segments: Sequence[SegmentRecord]) -> Sequence[int]:
+        return together.reading_order(self._log_of, segments)
 
     def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
-        """One put a write, and a few looks for all of them."""
-        return ObjectRound(self._runtime.dispatch, pairs).send()
+        """One entry of a broker's log for all of its pairs. Each pair is in it, or not at all."""
+        futures: list[Future[None]] = [Future() for _ in pairs]
+        rounds: dict[str, list[tuple[Draft, Future[None]]]] = {}
+        for pair, future in zip(pairs, futures, strict=True):
+            writes = [
+                (bare(write.segment), write)
+                for write in (pair.log, pair.queue)
+                if write is not None
+            ]
+            try:
+                draft = Draft(
+                    writes=[each.draft(write.position, write.data) for each, write in writes],
+                    rows=pair.rows,
+                )
+            except BaseException as error:  # noqa: BLE001 - the pair's own future tells
+                future.set_exception(error)
+                continue
+            if not writes:
+                future.set_result(None)
+                continue
+            rounds.setdefault(writes[0][0].key[0].split("/", 1)[0], []).append((draft, future))
+        for broker, drafts in rounds.items():
+            try:
+                self._runtime.dispatch.submit(self._write_round, broker, drafts)
+            except BaseException as error:  # noqa: BLE001
+                for _, future in drafts:
+                    future.set_exception(error)
+        return futures
+
+    def _write_round(self, broker: str, drafts: Sequence[tuple[Draft, Future[None]]]) -> None:
+        failure: BaseException | None = None
+        try:
+            self._log_of(broker).append([draft for draft, _ in drafts])
+        except BaseException as error:  # noqa: BLE001 - the futures tell
+            failure = error
+        for draft, future in drafts:
+            reason = failure or draft.error
+            if reason is None:
+                future.set_result(None)
+            else:
+                future.set_exception(reason)
+
+    def seal_many(self, segments: Sequence[FileSegment]) -> Sequence[TieredStoreError | None]:
+        """Those of a broker together: they share reads and entries."""
+        bare_ones = [bare(segment) for segment in segments]
+        brokers: dict[str, list[LogSegment]] = {}
+        for each in bare_ones:
+            brokers.setdefault(each.queue_path.split("/", 1)[0], []).append(each)
+        errors = {
+            id(each): error
+            for broker, those in brokers.items()
+            for each, error in zip(those, seal_together(self._log_of(broker), those), strict=True)
+        }
+        return [errors[id(each)] for each in bare_ones]
 
     def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
         """Straight to its sealed key, by multipart where it is long."""
         inner = bare(segment)
-        broker = self._broker_of(inner.queue_path)()
-        broker.claimed()  # before anything is looked at: what an older writer doomed is gone by now
+        broker_log = self._log_of(inner.queue_path.split("/", 1)[0])
+        broker_log.claim()
         refuse_existing(inner)
-        parts = broker.segment(inner.path)
-        with parts.guard:
-            end_deletion(broker, parts)
-            counted = CountedBlocks(blocks)
-            create(broker, parts, counted)
-        return counted.bytes
+        return upkeep.seal_stream(broker_log, inner.key, blocks)
+
+    # The logs
+
+    def claim(self, broker: str) -> None:
+        self._log_of(broker).claim()
+
+    def fence(self, broker: str) -> Fence | None:
+        found = self._logs.get((os.getpid(), broker))
+        return None if found is None else found.fence
+
+    def catalogue(self, broker: str, *, read_only: bool) -> MetadataStore | None:
+        broker_log = self._log_of(broker)
+        if not read_only:
+            broker_log.claim()
+        elif not broker_log.follow().sequence:
+            return None
+        return LogCatalogue(broker_log, read_only=read_only)
+
+    def tend(self, broker: str) -> bool:
+        broker_log = self._log_of(broker)
+        chores = self._chores.setdefault((os.getpid(), broker), upkeep.Upkeep(broker_log))
+        with lost_to_another(broker_log):
+            return chores.step()
+
+    def untaken(self, broker: str) -> Sequence[ListedSegment]:
+        found = taking.untaken(self._log_of(broker))
+        return [ListedSegment(*key, listed.size) for key, listed in found]
+
+    def take_in(self, broker: str) -> TakenIn:
+        return taking.take_in(self._log_of(broker))
+
+    def damage(self, broker: str) -> Sequence[Finding]:
+        return inspection.damage(self._log_of(broker))
 
     def refresh(self) -> None:
-        for (process, _), broker in [*self._brokers.items()]:
+        for (process, _), broker_log in [*self._logs.items()]:
             if process == os.getpid():
-                broker.refresh()
+                broker_log.expire()
 
     def report_to(self, metrics: Metrics) -> None:
         self.counted.report_to(metrics)
-        self._requests.client.report_to(metrics)
+        self._calls.client.report_to(metrics)
 
     def leftovers(self, prefix: str = "") -> Sequence[Leftover]:
-        found = leftovers(self._requests, self._layout, prefix)
+        wanted = [part for part in prefix.split("/") if part]
+        rounds = [self._layout.rounds(broker) for broker in wanted[:1]] or [ROUNDS]
+        places = [self._layout.below(prefix), *(rounds if len(wanted) < 2 else ())]
+        found = [
+            Leftover(kind=UPLOAD, name=upload.key, id=upload.upload_id)
+            for below in places
+            for upload in self._calls.client.abandoned_uploads(below)
+        ]
+        if len(wanted) < 2:
+            for broker in wanted or self._brokers():
+                found += inspection.leftovers(self._log_of(broker))
         return [*found, *staged_leftovers(prefix, self.scratch)]
 
     def remove_leftovers(self, leftovers: Sequence[Leftover]) -> None:
-        remove(self._requests, leftovers)
+        for each in leftovers:
+            if each.kind == UPLOAD:
+                self._calls.client.abort_upload(AbandonedUpload(each.name, each.id))
+        inspection.remove(self._calls, leftovers)
         remove_staged(leftovers, self.scratch)
 
-    def generations(self, broker: str) -> ObjectGenerations:
-        return ObjectGenerations(
-            self._folder(CATALOGUES, broker, lambda: self._check_publisher(broker))
-        )
-
     def places(self) -> Sequence[tuple[str, str]] | None:
-        """Those that published a catalogue: a listing of the segments could take very long."""
-        found = set()
-        for listed in self._requests.listed(f"{CATALOGUES}/"):
-            directory, _, rest = listed.key.removeprefix(f"{CATALOGUES}/").partition("/")
-            cluster, broker = directory.partition("_")[2], rest.partition("/")[0]
-            if cluster and broker and directory == cluster_directory(cluster):
-                found.add((cluster, broker))
+        """Those that have a log."""
+        found = []
+        for directory in inspection.names_below(self._calls, ROUNDS):
+            cluster = directory.partition("_")[2]
+            if cluster and directory == cluster_directory(cluster):
+                brokers = inspection.names_below(self._calls, f"{ROUNDS}{directory}/")
+                found += [(cluster, broker) for broker in brokers if broker != _PROBE]
         return sorted(found) or None
 
     def scratch(self, broker: str) -> ObjectScratch:
-        return ObjectScratch(self._folder(STAGED, broker, self._check_store))
+        prefix = f"{STAGED}/{self._layout.directory}/{broker}/"
+        return ObjectScratch(self._calls, prefix, self._check_store)
 
     def close(self) -> None:
         self.counted.close()
 
-    def _folder(self, kind: str, broker: str, before_put: Callable[[], None]) -> ObjectFolder:
-        prefix = f"{kind}/{self._layout.directory}/{broker}/"
-        return ObjectFolder(self._requests, prefix, before_put=before_put)
-
-    def _broker_of(self, path: str) -> Callable[[], BrokerParts]:
-        """The table of the broker, of whichever process asks."""
-        broker = path.split("/", 1)[0]
-
-        def table() -> BrokerParts:
-            place = os.getpid(), broker
-            return self._brokers.get(place) or self._brokers.setdefault(
-                place,
-                BrokerParts(
-                    self._requests,
-                    self._layout,
-                    broker,
-                    self._runtime.clock,
-                    listing_ms=self._listing_ms,
-                    before_claim=self._check_store,
-                    joins=self._joins_epoch,
+    def _log_of(self, broker: str) -> BrokerLog:
+        """The log of a broker, of whichever process asks."""
+        place = os.getpid(), broker
+        return self._logs.get(place) or self._logs.setdefault(
+            place,
+            BrokerLog(
+                self._calls,
+                self._layout,
+                broker,
+                self._runtime,
+                before_write=self._check_store,
+                taken_in=partial(
+                    taking.into, calls=self._calls, layout=self._layout, broker=broker
                 ),
-            )
+                listing_ms=self._listing_ms,
+                joins=self._joins_epoch,
+            ),
+        )
 
-        return table
+    def _brokers(self) -> Sequence[str]:
+        """Those with a log, and those that have sealed segments alone."""
+        with_log = inspection.names_below(self._calls, f"{ROUNDS}{self._layout.directory}/")
+        others = inspection.names_below(self._calls, self._layout.below(""))
+        return [*dict.fromkeys(chain(with_log, filter(_is_broker, others)))]
 
     def _check_store(self) -> None:
-        self._certification.check(self._requests.client)
+        self._certification.check(self._calls.client)
 
-    def _check_publisher(self, broker: str) -> None:
-        """Raises where another writer has taken over: what this one knows is history."""
-        self._check_store()
-        table = self._brokers.get((os.getpid(), broker))
-        if table is not None and table.is_writer:
-            table.looks.now()
 
-    def _by_broker(self, listed: Iterable[ListedKey]) -> Iterator[tuple[str, Sequence[ListedKey]]]:
-        grouped: dict[str, list[ListedKey]] = {}
-        start = len(parts_below(self._layout.below("")))
-        for each in listed:
-            grouped.setdefault(each.key[start:].split("/", 1)[0], []).append(each)
-        yield from grouped.items()
+_PROBE: Final = PROBE_PATH.split("/", 1)[0]
 
-    def _boundary(self, broker: str) -> Boundary:
-        return newest_boundary(self._requests, self._layout, broker)
 
-    def _counts(self, listed: ListedKey, boundary: Boundary, gone: int) -> bool:
-        if not listed.size:
-            return False
-        if not gone and not boundary.is_fenced(listed.key):
-            return True
-        facts = self._requests.head(listed.key)
-        return facts is not None and sealed_of(facts, boundary, gone) is not None
+def _is_broker(name: str) -> bool:
+    try:
+        check_queue_path(f"{name}/0/0", base=0)
+    except BackendRefusedError:
+        return False
+    return True
+
+
+def bare(segment: FileSegment) -> LogSegment:
+    """The segment within its wrappers."""
+    while isinstance(segment, SegmentWrapper):
+        segment = segment.inner
+    if not isinstance(segment, LogSegment):
+        raise TypeError(f"{segment!r} is no segment of an object store")
+    return segment
+
+
+_ONE_PUT_BYTES: Final = 16 << 20  # what is longer is sent in pieces
+
+
+class ObjectScratch(Scratch):
+    """Below `.staged/` of the tier's own bucket and prefix.
+
+    `before_put` raises where this process is not to write.
+    """
+
+    def __init__(self, calls: ObjectCalls, prefix: str, before_put: Callable[[], None]) -> None:
+        self._calls = calls
+        self._prefix = prefix
+        self._before_put = before_put
+
+    def describe(self) -> str:
+        return self._prefix
+
+    def put(self, name: str, blocks: Iterable[Buffer]) -> int:
+        key = self._prefix + check_staged_name(name)
+        counted = CountedBlocks(blocks)
+        beginning, is_all = _beginning(counted)
+        self._before_put()
+        try:
+            if is_all:
+                self._calls.put(key, b"".join(beginning))
+            else:
+                self._calls.put_stream(key, chain(beginning, counted), metadata={})
+        except ObjectExistsError:
+            facts = self._calls.head(key)
+            if facts is None:
+                raise BackendRefusedError(key, "stage", "it was deleted meanwhile") from None
+            return facts.size
+        return counted.bytes
+
+    def read(self, name: str, position: int, length: int) -> bytes:
+        key = self._prefix + check_staged_name(name)
+        data = self._calls.ranges([Range(key, position, length)])[0]
+        if len(data) != length:
+            raise OffsetOutOfRangeError(key, offset=length, minimum=0, maximum=len(data))
+        return data
+
+    def listed(self, folder: str = "") -> Sequence[StagedObject]:
+        below = self._prefix + (f"{folder}/" if folder else "")
+        return [
+            StagedObject(each.key.removeprefix(self._prefix), each.size)
+            for each in self._calls.client.list(below)
+        ]
+
+    def delete(self, names: Sequence[str]) -> None:
+        if names:
+            self._calls.delete([self._prefix + check_staged_name(name) for name in names])
+
+
+def _beginning(blocks: CountedBlocks) -> tuple[Sequence[Buffer], bool]:
+    """The blocks up to the first that makes them too much for one put; whether these are all."""
+    taken: list[Buffer] = []
+    for block in blocks:
+        taken.append(block)
+        if blocks.bytes > _ONE_PUT_BYTES:
+            return taken, False
+    return taken, True
 
 
 def open_client(settings: ObjectStoreSettings) -> ObjectClient:

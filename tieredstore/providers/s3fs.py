@@ -26,6 +26,7 @@ import google_crc32c
 
 from tieredstore.driver.object_client import (
     KEYS_PER_REQUEST,
+    UPLOAD_PART_BYTES,
     AbandonedUpload,
     Attempt,
     ListedKey,
@@ -246,7 +247,6 @@ def _release(filesystem: Any) -> None:
     filesystem.close_session(filesystem.loop, filesystem.s3)
 
 
-PART_BYTES: Final = 8 * 1024 * 1024
 PARTS_MAX: Final = 10_000
 _AT_ONCE_BYTES: Final = 512 * 1024
 
@@ -309,11 +309,11 @@ class S3Puts:
     ) -> ObjectFacts | None:
         """Part after part: what is in memory is one part and one block."""
         self._connection.check_open()
-        parts = gathered(blocks, PART_BYTES)
+        parts = gathered(blocks, UPLOAD_PART_BYTES)
         first = next(parts, None)
         if first is None:
             return None
-        if len(first) < PART_BYTES:  # there is no other
+        if len(first) < UPLOAD_PART_BYTES:  # there is no other
             whole = first
 
             def put() -> ObjectFacts:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tieredstore.driver.object_client import (
     KEYS_PER_REQUEST,
+    UPLOAD_PART_BYTES,
     AbandonedUpload,
     Attempt,
     ListedKey,
@@ -30,8 +31,6 @@ from tieredstore.model.errors import SegmentNotFoundError, StoreClosedError, Tie
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
-
-UPLOAD_PART_BYTES = 8 << 20
 
 
 class MemoryObjects:
