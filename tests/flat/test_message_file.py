@@ -14,6 +14,7 @@ from tieredstore.codec.record import BORN_HOST_IPV6, peek_log_offset
 from tieredstore.driver.provider import WritePair
 from tieredstore.flat.message_file import (
     HOUR_MS,
+    CommitAttempt,
     FlatConsumeQueueFile,
     FlatMessageFile,
     placed_records,
@@ -28,7 +29,7 @@ from tieredstore.model.errors import (
     StoreClosedError,
 )
 from tieredstore.model.messages import MessageRun
-from tieredstore.model.values import Host
+from tieredstore.model.values import Host, SegmentRecord
 from tieredstore.testing.faults import Fault, Faults
 from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
 
@@ -230,9 +231,83 @@ def test_a_commit_that_landed_whole_sends_an_empty_pair() -> None:
     file.fail_commit()  # the answer was lost
     again = file.begin_commit()
     assert again is not None
-    assert again.pair == WritePair(log=None, queue=None)
+    assert again.pair == WritePair(log=None, queue=None, rows=attempt.pair.rows)
+    assert len(again.pair.rows) == 2
     file.end_commit(again)
     assert len(content(file)) == 3
+
+
+def begun(file: FlatMessageFile) -> CommitAttempt:
+    attempt = file.begin_commit()
+    assert attempt is not None
+    return attempt
+
+
+def seconds_of(row: SegmentRecord) -> tuple[int | None, int | None]:
+    """The seconds of a row's times, which are the queue offsets of `numbered`."""
+    begin, end = row.begin_timestamp, row.end_timestamp
+    assert begin is not None
+    assert end is not None
+    return (begin - STORE_TIMESTAMP) // 10, (end - STORE_TIMESTAMP) // 10
+
+
+def test_a_pair_says_what_the_rows_will_be_and_settling_makes_them_so() -> None:
+    tier = Tier()
+    file = tier.file()
+    before = [file.log.segments[-1].record, file.queue.segments[-1].record]
+    file.append(run_of(0, numbered(0, 3)))
+    first = begun(file)
+    assert [file.log.segments[-1].record, file.queue.segments[-1].record] == before
+    file.append(run_of(3, numbered(3, 2)))  # waits for the next one: its times are not there yet
+    tier.inner.write_many([first.pair])[0].result()
+    assert file.end_commit(first) == list(first.pair.rows)
+    assert [row.size for row in first.pair.rows] == [file.log.segments[0].segment.size(), 60]
+    assert [seconds_of(row) for row in first.pair.rows] == [(0, 2), (0, 2)]
+    second = begun(file)
+    tier.inner.write_many([second.pair])[0].result()
+    assert file.end_commit(second) == list(second.pair.rows)
+    assert [row.size for row in second.pair.rows] == [file.log.segments[0].segment.size(), 100]
+    assert [seconds_of(row) for row in second.pair.rows] == [(0, 4), (0, 4)]
+    assert file.current_rows(second.pair.rows) == list(second.pair.rows)
+
+
+def test_a_pair_brings_the_rows_of_bytes_that_had_landed() -> None:
+    faults, size = Faults(), len(numbered(0, 1)[0])
+    tier = Tier()
+    file = tier.file(faults)
+    append(file, numbered(0, 2))
+    file.append(run_of(2, numbered(2, 2)))
+    faults.strike(Fault.AFTER, after=0)  # the log landed, and nobody heard of it
+    with pytest.raises(BackendUnavailableError):
+        file.commit()
+    faults.forgive()
+    file.append(run_of(4, numbered(4, 1)))
+    again = begun(file)
+    assert again.pair.log is not None
+    assert again.pair.log.position == 4 * size
+    assert [row.size for row in again.pair.rows] == [5 * size, 100]
+    assert [seconds_of(row) for row in again.pair.rows] == [(0, 4), (0, 4)]
+    file.fail_commit()
+    assert file.log.segments[-1].record.size == 2 * size
+    tier.inner.write_many([WritePair(log=again.pair.log, queue=None)])[0].result()
+    last = begun(file)
+    assert last.pair.log is None
+    assert last.pair.queue is not None
+    assert last.pair.rows == again.pair.rows
+    tier.inner.write_many([last.pair])[0].result()
+    assert file.end_commit(last) == list(last.pair.rows)
+    assert len(content(file)) == 5
+
+
+def test_a_pair_of_bytes_without_times_leaves_the_row_without_them() -> None:
+    tier = Tier()
+    file = tier.file()
+    file.log.append(b"torn")
+    attempt = begun(file)
+    (row,) = attempt.pair.rows
+    assert (row.size, row.begin_timestamp, row.end_timestamp) == (4, None, None)
+    tier.inner.write_many([attempt.pair])[0].result()
+    assert file.end_commit(attempt) == [row]
 
 
 def test_a_queue_with_a_problem_takes_nothing_and_can_be_read() -> None:

@@ -10,7 +10,6 @@ from tests.flat.store_kit import KEY, LOG, PATH, QUEUE, Tier, append, content, u
 from tests.flat.tiers import numbered, run_of
 from tests.providers.object_kit import CLUSTER
 from tieredstore.access.upkeep import roll_unsealed, seal_full
-from tieredstore.codec.names import segment_name
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.message_file import FlatMessageFile
@@ -21,29 +20,36 @@ from tieredstore.model.errors import (
     SegmentSealedError,
 )
 from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.roundlog.entry import Entry
 from tieredstore.testing.faults import Fault, Faults
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 
+MESSAGES = 3  # of a segment
 
-def a_provider(objects: MemoryObjects, *, parts_max: int = 3) -> ObjectProvider:
-    client = MemoryObjectClient(objects)
-    return ObjectProvider(client, CLUSTER, Runtime.inline(), parts_max=parts_max)
+
+def a_provider(objects: MemoryObjects) -> ObjectProvider:
+    return ObjectProvider(MemoryObjectClient(objects), CLUSTER, Runtime.inline())
 
 
 class ObjectTier(Tier):
-    """Each file is that of a new process."""
+    """Each file is that of a new process, in a tier whose segments hold three messages."""
 
-    def __init__(self, *, parts_max: int = 3) -> None:
+    def __init__(self) -> None:
         self.objects = MemoryObjects()
-        self._parts_max = parts_max
-        super().__init__(provider=a_provider(self.objects, parts_max=parts_max))
+        super().__init__(
+            provider=a_provider(self.objects),
+            log_bytes=MESSAGES * 172,
+            queue_units=MESSAGES,
+        )
 
     def restart(self) -> None:
-        self.inner: SegmentProvider = a_provider(self.objects, parts_max=self._parts_max)
+        self.inner: SegmentProvider = a_provider(self.objects)
 
-    def parts(self) -> list[str]:
-        """But for the marks of a segment that was sealed after an earlier process wrote to it."""
-        return [key for key in self.objects.held_keys(".parts/") if "/sealed-" not in key]
+    def unsealed(self) -> list[str]:
+        """Where the segments would lie that are not sealed."""
+        provider = a_provider(self.objects)
+        paths = [provider.open(each.path, each.type, each.base).path for each in provider.list()]
+        return [path for path in paths if path not in self.objects.held]
 
 
 def put(file: FlatMessageFile, first: int, count: int) -> None:
@@ -56,7 +62,7 @@ def expected(count: int) -> dict[int, bytes]:
     return {number: unplaced(record) for number, record in enumerate(numbered(0, count))}
 
 
-def test_a_file_rolls_when_its_segment_takes_no_more_parts() -> None:
+def test_a_file_rolls_when_its_segment_is_full() -> None:
     tier = ObjectTier()
     file = tier.file()
     put(file, 0, 10)
@@ -72,9 +78,9 @@ def test_a_roll_leaves_the_sealing_to_the_background() -> None:
     tier = ObjectTier()
     file = tier.file()
     put(file, 0, 7)
-    assert len(tier.parts()) == 14
-    assert seal_full(file) == {}
-    assert len(tier.parts()) == 2  # of the two that are being written
+    assert len(tier.unsealed()) == 6
+    assert seal_full([file], tier.inner) == {}
+    assert len(tier.unsealed()) == 2  # those that are being written
     assert content(file) == expected(7)
     put(file, 7, 3)
     assert content(file) == expected(10)
@@ -85,8 +91,8 @@ def test_what_was_not_sealed_is_found_again_after_a_restart() -> None:
     put(tier.file(), 0, 7)
     tier.restart()
     file = tier.file()
-    assert seal_full(file) == {}
-    assert len(tier.parts()) == 2
+    assert seal_full([file], tier.inner) == {}
+    assert len(tier.unsealed()) == 2
     tier.restart()
     assert content(tier.file()) == expected(7)
 
@@ -96,17 +102,20 @@ def test_a_segment_that_fails_is_named_and_keeps_no_other_from_being_sealed() ->
     file = tier.file()
     put(file, 0, 7)
     tier.restart()
-    broken = next(key for key in tier.parts() if f"{LOG.name}/{segment_name(0)}/" in key)
+    entries = sorted(key for key in tier.objects.held_keys(".rounds/") if "/log/" in key)
+    broken = entries[1]  # behind the one that begins the epoch: the first message
     with tier.objects.guard:
         data, facts = tier.objects.held[broken]
-        tier.objects.held[broken] = b"?" * len(data), facts
+        entry = Entry.decoded(data, broken)
+        whole = data[: entry.payload_start] + b"?" * entry.payload_bytes
+        tier.objects.held[broken] = whole, facts
     file = tier.file()
-    failures = seal_full(file)
-    assert [type(each) for each in failures.values()] == [SegmentCorruptError]
-    (path,) = failures
-    assert f".parts/{path}/" in broken
-    assert [key for key in tier.parts() if path not in key] != []
-    assert seal_full(file).keys() == {path}
+    failures = seal_full([file], tier.inner)
+    assert {type(each) for each in failures.values()} == {SegmentCorruptError}
+    first = {tier.inner.open(PATH, kind, 0).path for kind in (LOG, QUEUE)}
+    assert failures.keys() <= first
+    assert set(tier.unsealed()) - failures.keys() != set()
+    assert seal_full([file], tier.inner).keys() == failures.keys()
 
 
 def test_whatever_is_written_rolls_where_all_is_to_be_sealed() -> None:
@@ -114,8 +123,8 @@ def test_whatever_is_written_rolls_where_all_is_to_be_sealed() -> None:
     file = tier.file()
     put(file, 0, 2)
     assert roll_unsealed(file)
-    assert seal_full(file) == {}
-    assert tier.parts() == []
+    assert seal_full([file], tier.inner) == {}
+    assert tier.unsealed() == []
     assert roll_unsealed(file)  # nothing was written since: no further segment
     assert len(file.log.segments) == 2
     assert content(file) == expected(2)
@@ -221,7 +230,7 @@ def test_a_reader_elsewhere_follows_the_writer() -> None:
         assert followed.problem is None
         assert content(followed) == expected(first + 2)
     assert roll_unsealed(file)
-    assert seal_full(file) == {}
+    assert seal_full([file], tier.inner) == {}
     assert content(followed) == expected(8)
     reader.refresh()
     assert content(followed) == expected(8)

@@ -21,7 +21,7 @@ from tieredstore.driver.metadata import (
     Put,
     PutNote,
 )
-from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.provider import SegmentProvider, SegmentWrite
 from tieredstore.driver.runtime import Clock
 from tieredstore.driver.segment import Buffer, FileSegment
 from tieredstore.flat.segment_writer import NOBODYS, SegmentWriter, Upload
@@ -73,14 +73,30 @@ class FlatSegment:
 
     def widen(self, begin: int | None, end: int | None, *, size: int) -> None:
         """More is committed, stored within [begin, end]."""
+        self.record = self.widened(begin, end, size=size)
+
+    def widened(self, begin: int | None, end: int | None, *, size: int) -> SegmentRecord:
+        """The row as it will be then."""
         begins = [time for time in (self.record.begin_timestamp, begin) if time is not None]
         ends = [time for time in (self.record.end_timestamp, end) if time is not None]
-        self.record = replace(
+        return replace(
             self.record,
             size=size,
             begin_timestamp=min(begins, default=None),
             end_timestamp=max(ends, default=None),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileUpload:
+    """What makes all that waits in a file durable, and the row of its last segment from then on."""
+
+    upload: Upload
+    row: SegmentRecord
+
+    @property
+    def write(self) -> SegmentWrite | None:
+        return self.upload.write
 
 
 class Backing(TypedDict):
@@ -227,14 +243,14 @@ class FlatAppendFile:
             self._times = (min(times, default=None), max(times, default=None))
         return status
 
-    def prepare(self) -> Upload | None:
+    def prepare(self) -> FileUpload | None:
         """What to send to make everything that waits durable.
 
         Where somebody else's bytes lie behind the committed ones, or the segment is sealed, the
         file goes on in a new one that begins right there: nothing is overwritten, nothing moves.
         """
         try:
-            return self._writing.prepare()
+            upload = self._writing.prepare()
         except (PositionMismatchError, SegmentSealedError) as refusal:
             last, full = self._last, self._writing
             if not last.record.size:
@@ -242,16 +258,18 @@ class FlatAppendFile:
             log.warning("rolled: %s", refusal)
             self._go_on_at(last.end)
             full.move_to(self._writing)
-            return self._writing.prepare()
+            upload = self._writing.prepare()
+        if upload is None:
+            return None
+        return FileUpload(upload=upload, row=self._last.widened(*self._times, size=upload.end))
 
-    def settle(self, upload: Upload) -> SegmentRecord:
+    def settle(self, sent: FileUpload) -> SegmentRecord:
         """The upload is durable; the row that says so, for the catalogue."""
-        self._writing.settle(upload)
-        last, (begin, end) = self._last, self._times
+        self._writing.settle(sent.upload)
         if not self._writing.waiting_bytes:
             self._times = (None, None)
-        last.widen(begin, end, size=upload.end)
-        return last.record
+        self._last.record = sent.row
+        return sent.row
 
     def doubt(self, error: BaseException | None = None) -> None:
         """The outcome of the upload is unknown: the next one begins with a look."""
@@ -307,13 +325,14 @@ class FlatAppendFile:
             return []
         new = [] if following is None else [following]
         marks = mark_for_deletion(segment.record for segment in dropped)
-        self._metadata.apply([*also, *map(Put, new), *marks])
+        # Where the catalogue lies with the bytes, one entry forgets them and deletes them.
+        self._metadata.stage([*also, *map(Put, new), *marks])
         kept = [segment for segment in self._segments if segment not in dropped]
         self._replace((*kept, *(FlatSegment(self._handle(record), record) for record in new)))
         if new:
             self._write_behind(self._segments[-1])
         gone = _delete_bytes(dropped)
-        self._metadata.apply(unmark(gone))
+        self._metadata.stage(unmark(gone))  # a mark that comes back finds nothing to delete
         return [segment.segment.path for segment in dropped if segment.record not in gone]
 
     def close(self) -> None:
@@ -334,7 +353,8 @@ class FlatAppendFile:
     def _go_on_at(self, base: int) -> None:
         """A next segment, known together with how long the last one became."""
         record = self.record_of_new(base)
-        self._metadata.put(*(last.record for last in self._segments[-1:]), record)
+        rows = *(last.record for last in self._segments[-1:]), record
+        self._metadata.stage(map(Put, rows))  # no byte lies there before the row does
         self.adopt(record)
 
     def _handle(self, record: SegmentRecord) -> FileSegment:
@@ -416,7 +436,7 @@ class PendingDeletions:
                     is_reached = False
                     break
         if done:
-            self._metadata.apply(done)
+            self._metadata.stage(done)
         return is_reached
 
     def _marked(self) -> Iterator[tuple[str, SegmentType, int]]:

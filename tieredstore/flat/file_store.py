@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from tieredstore.codec.names import INDEX_TOPIC, queue_path
-from tieredstore.driver.metadata import Change, DeleteQueue, DeleteTopic, MetadataStore
+from tieredstore.driver.metadata import Change, DeleteQueue, DeleteTopic, MetadataStore, Put
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
@@ -186,7 +186,7 @@ class FlatFileStore:
                 queue_id=queue_id,
                 update_timestamp=self._runtime.clock.now_ms(),
             )
-            self._metadata.put(record)
+            self._metadata.stage([Put(record)])
         file = self._made(record)
         # Bytes of a destroyed queue of this name would be in the way of the new one's.
         if self._pending_deletions.delete_path(file.path, seconds=WAIT_SECONDS):

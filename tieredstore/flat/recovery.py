@@ -88,7 +88,10 @@ def recover(
 
 
 def confirm(file: FlatMessageFile, metadata: MetadataStore) -> None:
-    """The unnamed messages are those of the local store: they count from now on."""
+    """The unnamed messages are those of the local store: they count from now on.
+
+    Durably: the local store may let them go after this, and nothing could be compared again.
+    """
     metadata.apply(forget_unconfirmed(file.path, metadata))
     file.unconfirmed_from = None
 
