@@ -12,6 +12,7 @@ from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.record import LOG_OFFSET_POSITION, peek_queue_offset
 from tieredstore.driver.message_store import MessageStore
+from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import Metrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import ManualClock, Runtime
@@ -69,6 +70,7 @@ class Tier:
         provider: SegmentProvider | None = None,
         index: Index | None = None,
         metrics: Metrics | None = None,
+        metadata: MetadataStore | None = None,
         **settings: object,
     ) -> None:
         small: dict[str, object] = {"broker_name": "broker-a", "store_path": str(root)}
@@ -77,7 +79,7 @@ class Tier:
         self.provider = provider or MemoryProvider(runtime)
         self.index = index or RecordingIndex()
         self.settings = settings
-        self.metadata = JsonMetadataStore.open(root / "catalogue.json")
+        self.metadata = metadata or JsonMetadataStore.open(root / "catalogue.json")
         self.files = FlatFileStore(
             self.config, provider=self.provider, metadata=self.metadata, runtime=runtime
         )

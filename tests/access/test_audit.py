@@ -259,9 +259,9 @@ def test_another_brokers_segments_are_no_business_of_ours(tier: GoldenTier) -> N
 PATH = f"broker-a/{TOPIC}/0"
 
 
-@pytest.fixture(params=["posix", "objects"])
-def there(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Elsewhere]:
-    made = Elsewhere(tmp_path, request.param)
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Elsewhere]:
+    made = Elsewhere(tmp_path, "posix")
     made.broker.fill(12)
     yield made
     made.broker.store.shutdown()
@@ -433,49 +433,3 @@ def test_our_own_tier_is_rebuilt_from_its_bytes(tmp_path: Path, inner: Inner) ->
     assert set(report.topics) == set(TOPICS)
     assert {row.key for row in found.queues()} == {row.key for row in lives.metadata.queues()}
     assert audit(found, lives.inner, lives.config, lives.runtime).findings == ()
-
-
-def test_what_uploads_and_stalled_writers_left_is_found_and_removed(
-    tmp_path: Path, objects: MemoryObjects
-) -> None:
-    lives = filled(tmp_path, in_objects(objects))
-    key = next(key for key in objects.held_keys() if key.startswith(".parts/") and "-00000" in key)
-    directory, _, name = key.rpartition("/")
-    epoch = int(name.rpartition("-")[2])
-    rows = places(lives.metadata)
-    later = Lives(tmp_path / "later", inner=in_objects(objects))
-    later.open()
-    later.put("TopicC")
-    later.upload()  # a new writer: what the old one sends from now on never counts
-    late = f"{directory}/{99_999:020d}-{epoch:010d}"
-    objects.put(late, b"late", {})
-    upload = objects.begin_upload(directory.removeprefix(".parts/"))
-    theirs = objects.begin_upload(f"{directory.split('/')[1]}/broker-b/Topic/0/INDEX/x")
-    later.delete_topic("TopicC")
-    tier = audit(lives.metadata, later.inner, lives.config, lives.runtime)
-    assert sorted((each.kind, each.place.path) for each in tier.findings) == sorted(
-        [("stray-part", late), ("abandoned-upload", upload.key)]
-    )
-    assert not tier.is_clean
-    assert late in objects.held_keys()
-    done = audit(lives.metadata, later.inner, lives.config, lives.runtime, repair=True)
-    assert done.is_clean
-    assert [each.repaired for each in done.findings] == [True, True]
-    assert late not in objects.held_keys()
-    assert list(objects.uploads) == [theirs.upload_id]
-    assert places(lives.metadata) == rows
-
-
-def test_a_lost_object_and_a_strange_one_are_named(tmp_path: Path, objects: MemoryObjects) -> None:
-    lives = filled(tmp_path, in_objects(objects))
-    row = next(row for row in lives.metadata.segments() if row.type is LOG and row.size)
-    for key in objects.held_keys():
-        sealed_key = key.removeprefix(".parts/").split(f"/{row.type.name}/")
-        is_of_file = sealed_key[0].endswith(row.path) and len(sealed_key) == 2
-        if is_of_file and f"{row.base_offset:020d}" == sealed_key[1].split("/")[0][-20:]:
-            del objects.held[key]
-    fresh = in_objects(objects)(lives.runtime)
-    report = audit(lives.metadata, fresh, lives.config, lives.runtime)
-    assert [(each.kind, each.place.base) for each in report.findings] == [
-        ("missing", row.base_offset)
-    ]

@@ -135,10 +135,14 @@ def test_a_topic_that_was_deleted_since_the_reader_looked_is_absent(
 def test_damage_is_damage_after_another_look_too(expiring: tuple[Broker, TieredReader]) -> None:
     broker, reader = expiring
     segments = reader.segments(TOPIC, 0)
-    lost = next(each for each in segments if each.type is SegmentType.COMMIT_LOG)
+    logs = [each for each in segments if each.type is SegmentType.COMMIT_LOG]
+    is_copy = reader.catalogue.copy
+    lost = logs[1 if is_copy else 0]  # to a copy the oldest one has expired
     broker.provider.inner.open(lost.path, lost.type, lost.base_offset).delete()  # no word of it
+    reader.refresh()
     for _ in range(2):
-        with pytest.raises((SegmentCorruptError, SegmentNotFoundError)):
-            reader.get_message(TOPIC, 0, 0)
+        if not is_copy:
+            with pytest.raises((SegmentCorruptError, SegmentNotFoundError)):
+                reader.get_message(TOPIC, 0, 0)
         with pytest.raises((SegmentCorruptError, SegmentNotFoundError)):
             list(reader.messages(TOPIC, 0))

@@ -23,8 +23,16 @@ from tieredstore.model.values import QueueKey
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Elsewhere]:
+    """A folder, and what is published in it: see test_reader_of_a_log for buckets."""
+    made = Elsewhere(tmp_path, "posix")
+    yield made
+    made.broker.store.shutdown()
+
+
 @pytest.fixture(params=["posix", "objects"])
-def there(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Elsewhere]:
+def anywhere(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Elsewhere]:
     made = Elsewhere(tmp_path, request.param)
     yield made
     made.broker.store.shutdown()
@@ -89,13 +97,13 @@ def test_what_has_expired_since_is_no_damage(there: Elsewhere) -> None:
                 assert reader.earliest_time(TOPIC, 0) is not None
 
 
-def test_where_all_that_it_names_has_expired_what_came_since_is_found(there: Elsewhere) -> None:
-    there.broker.fill(12)
-    there.publish()
-    with there.reader() as before:
-        there.expire(12)
-        assert there.broker.tier.files.files()[0].min_offset == 12
-        for reader in (before, there.reader()):
+def test_where_all_that_it_names_has_expired_what_came_since_is_found(anywhere: Elsewhere) -> None:
+    anywhere.broker.fill(12)
+    anywhere.publish()
+    with anywhere.reader() as before:
+        anywhere.expire(12)
+        assert anywhere.broker.tier.files.files()[0].min_offset == 12
+        for reader in (before, anywhere.reader()):
             with reader:
                 reader.refresh()
                 assert offsets(reader) == [12, 13, 14]
@@ -167,13 +175,13 @@ def test_a_queue_that_began_anew_is_no_damage_before_it_is_published(
         assert offsets(reader) in ([], [0, 1])
 
 
-def test_a_hole_is_damage_here_too(there: Elsewhere) -> None:
-    there.broker.fill(12)
-    there.publish()
-    logs = there.broker.tier.files.files()[0].log.segments
+def test_a_hole_is_damage_here_too(anywhere: Elsewhere) -> None:
+    anywhere.broker.fill(12)
+    anywhere.publish()
+    logs = anywhere.broker.tier.files.files()[0].log.segments
     assert len(logs) > 3
     logs[2].segment.delete()
-    with there.reader() as reader, pytest.raises((SegmentCorruptError, SegmentNotFoundError)):
+    with anywhere.reader() as reader, pytest.raises((SegmentCorruptError, SegmentNotFoundError)):
         offsets(reader)
 
 
@@ -188,18 +196,18 @@ def test_with_nothing_published_the_error_says_what_to_do(there: Elsewhere) -> N
 
 
 def test_where_nothing_is_published_the_error_names_the_tiers_that_are_there(
-    there: Elsewhere,
+    anywhere: Elsewhere,
 ) -> None:
-    there.broker.fill(3)
-    there.publish()
-    broker = there.config().broker_name
+    anywhere.broker.fill(3)
+    anywhere.publish()
+    broker = anywhere.config().broker_name
     named = {"cluster_name": "cluster-a"}
     with pytest.raises(NoCatalogueError, match=f"no broker 'nobody' there; it has {broker}"):
-        there.reader(**named, broker_name="nobody").load()
+        anywhere.reader(**named, broker_name="nobody").load()
     with pytest.raises(NoCatalogueError, match=r"no cluster 'other' .*; there is cluster-a"):
-        there.reader(cluster_name="other", broker_name="nobody").load()
+        anywhere.reader(cluster_name="other", broker_name="nobody").load()
     with pytest.raises(NoCatalogueError, match=f"not one segment.*it has {broker}"):
-        there.reader(**named, broker_name="nobody", catalogue="rebuild").load()
+        anywhere.reader(**named, broker_name="nobody", catalogue="rebuild").load()
 
 
 def test_a_catalogue_can_be_found_out_in_memory(there: Elsewhere) -> None:

@@ -26,6 +26,7 @@ from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.flat import append_file
 from tieredstore.index.contract import CommittedRun
+from tieredstore.metadata.memory_store import MemoryMetadataStore
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.messages import SelectedMessage
 from tieredstore.model.values import GetStatus, QueueKey, QueueRecord, SegmentRecord, SegmentType
@@ -282,12 +283,13 @@ class Lives:
         """A new process; the one before is dead, whether it ended or not."""
         self.local.restart()
         self.faults = faults or Faults()
-        self._metadata = self._catalogues(self.faults)
+        provider = self._backend()
+        self._metadata = self._catalogue_of(provider)
         self._store = TieredMessageStore(
             self.local,
             self.config,
             runtime=self.runtime,
-            provider=self._backend(),
+            provider=provider,
             metadata=self._metadata,
             index=self.index,
         )
@@ -299,6 +301,23 @@ class Lives:
         if self._processes is None:
             return FaultyProvider(self.inner, self.faults, self.runtime)
         return self._processes(self.runtime, self.faults)
+
+    def _catalogue_of(self, provider: SegmentProvider) -> MetadataStore:
+        """As a writer opens it, but for the lock of a file here: who held that is dead."""
+        provider.claim(self.config.broker_name)
+        own = provider.catalogue(self.config.broker_name, read_only=False)
+        return self._catalogues(self.faults) if own is None else own
+
+    def _as_it_lies(self) -> MetadataStore:
+        """The catalogue that the next process will find, where it lies with the bytes."""
+        own = self.inner.catalogue(self.config.broker_name, read_only=True)
+        if own is None:
+            return (
+                self.metadata
+                if self._processes is None
+                else MemoryMetadataStore(place="no log", clock_ms=self.clock.now_ms)
+            )
+        return own
 
     # What a broker does
 
@@ -335,7 +354,7 @@ class Lives:
         """The bytes and the catalogue, past everybody's back."""
         if self._processes is not None:  # whoever looks is a process of its own
             self.inner = self._processes(self.runtime, Faults())
-        contents = audit(self.inner, self.metadata)
+        contents = audit(self.inner, self._as_it_lies())
         self.ledger.follow(contents, self.clock.now_ms())
         return contents
 
@@ -350,7 +369,7 @@ class Lives:
                 continue  # the local queue is another one
             for one in self.local.kept(key):
                 is_old = peek_store_timestamp(one.record) < too_old
-                is_there = is_old or one.queue_offset in contents[key]
+                is_there = is_old or one.queue_offset in contents.get(key, {})
                 assert is_there or one.queue_offset >= committed, (key, one.queue_offset)
 
     def check_whole(self, but: Callable[[], Container[QueueKey]] = tuple) -> Contents:

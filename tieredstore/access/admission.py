@@ -116,6 +116,11 @@ class PendingCounts:
                     found.is_due = False
         return taken
 
+    def waiting(self) -> list[QueueKey]:
+        """The queues of which messages were counted that have not been uploaded since."""
+        with self._guard:
+            return [key for key, count in self._counts.items() if count and count.messages]
+
     @property
     def has_due(self) -> bool:
         return bool(self._due)
@@ -128,12 +133,14 @@ class PendingCounts:
 
 
 SHORT_SECONDS: Final = 0.02
+ROUND: Final = QueueKey("", -1)
 
 
 class QueueClaims:
     """The queues that are being worked on, and a way to wait until a claim is given back.
 
-    A claim may be given back by another thread than the one that took it.
+    A claim may be given back by another thread than the one that took it. Where queues share their
+    rounds, `ROUND` is claimed as a queue is: from the look for what to send until all is settled.
     """
 
     def __init__(self) -> None:
@@ -157,10 +164,10 @@ class QueueClaims:
             self._busy.add(key)
             return True
 
-    def give(self, key: QueueKey) -> None:
+    def give(self, *keys: QueueKey) -> None:
         with self._changed:
-            self._busy.discard(key)
-            self._changes += 1
+            self._busy.difference_update(keys)
+            self._changes += len(keys)
             self._changed.notify_all()
 
     def wait_for_change(self, since: int, timeout: float | None, *, many: int = 1) -> bool:
@@ -232,6 +239,6 @@ class UploadBudget:
             self._uploads += 1
             return True
 
-    def end_upload(self) -> None:
+    def end_upload(self, count: int = 1) -> None:
         with self._guard:
-            self._uploads -= 1
+            self._uploads -= count

@@ -7,6 +7,7 @@ repaired.
 | the catalogue's topics, queues and segments | `catalogue_findings` |
 | the last units of a queue and its log, where no segment misses bytes | `unit_findings` |
 | what lies there and what rows name | `orphan_findings` |
+| a log that the provider keeps, and the objects it names or does not | `log_findings` |
 | notes: stopped queues, deletes that have not ended | `noted_findings` |
 | the published copy and the catalogue | `published_findings` |
 """
@@ -65,8 +66,11 @@ class AuditKind(FindingKind):
     UNREADABLE = "unreadable"
     ORPHANED = "orphaned", Severity.LEFTOVER
     DOOMED = "doomed", Severity.LEFTOVER
+    NOT_IN_LOG = "not-in-log", Severity.LEFTOVER
     ABANDONED_UPLOAD = "abandoned-upload", Severity.LEFTOVER
-    STRAY_PART = "stray-part", Severity.LEFTOVER
+    UNNAMED = "orphan", Severity.LEFTOVER
+    RELEASED = "released", Severity.LEFTOVER
+    OLD_STATE = "state", Severity.LEFTOVER
     STAGED = "staged", Severity.LEFTOVER
     PUBLISHED_DAMAGED = "published-damaged"
     PUBLISHED_MISSING = "published-missing"
@@ -116,15 +120,17 @@ def audit(
     """Look at all segments of the configured broker: one listing, and a few small reads a queue.
 
     Beside a live writer it may be run without `repair`. A repair needs the catalogue open for
-    writing, whose lock keeps every writer out, and does only what loses nothing: it finishes
-    deletes, deletes segments that nobody can miss and what was left of uploads, and lets the
-    catalogue know of bytes that are sound. `published` opens the copy for readers elsewhere, to be
-    held against the catalogue. Raises MetadataError, and BackendError where the backend cannot be
-    listed.
+    writing, whose lock keeps every writer out, and claims the tier before it reads anything of it:
+    what another writer acknowledged is known by then, and that one writes nothing more. It does
+    only what loses nothing: it finishes deletes, deletes segments that nobody can miss and what was
+    left of uploads, and lets the catalogue know of bytes that are sound. `published` opens the copy
+    for readers elsewhere, to be held against the catalogue. Raises MetadataError, FencedError, and
+    BackendError where the backend cannot be listed.
     """
-    if repair:
-        metadata.apply([])  # refused here, before anything is done, where it is read only
     broker = config.broker_name
+    if repair:
+        provider.claim(broker)
+        metadata.apply([])  # refused here, before anything is done, where it is read only
     findings_of_copy = _read_copy(metadata, published, broker)
     facts = TierFacts.gather(metadata, provider, broker)
     findings = [*segment_findings(facts), *catalogue_findings(facts, metadata, broker)]
@@ -135,6 +141,7 @@ def audit(
     for read in reads:
         findings += read.result()
     findings += orphan_findings(facts)
+    findings += log_findings(provider, broker)
     findings += noted_findings(facts, metadata, broker)
     findings += findings_of_copy()
     leftovers = provider.leftovers(broker)
@@ -312,6 +319,17 @@ def _spare(key: SegmentKey, size: int, facts: TierFacts) -> tuple[str, bool]:
     return "between what other segments have; a rebuild would take it in", False
 
 
+def log_findings(provider: SegmentProvider, broker: str) -> Iterator[Finding]:
+    """What the provider's own log says of itself; nothing where it keeps none.
+
+    What is in no log may be all there is of a tier that was copied there: it is never deleted.
+    """
+    yield from provider.damage(broker)
+    for found in provider.untaken(broker):
+        detail = f"{found.size} bytes that are in no log: a rebuild would take them in"
+        yield _about(AuditKind.NOT_IN_LOG, found.path, detail, type=found.type, base=found.base)
+
+
 def catalogue_findings(facts: TierFacts, metadata: MetadataStore, broker: str) -> Iterator[Finding]:
     """Segments of no queue, and queues of no topic."""
     topics = {record.topic for record in metadata.topics()}
@@ -347,6 +365,10 @@ def _left_over(found: Leftover) -> Finding:
     detail = f"{found.size} bytes that never count" if found.size else "an upload without an end"
     if kind is AuditKind.STAGED:
         detail = f"{found.size} bytes that a job staged: it has not ended, or was cut short"
+    elif kind is AuditKind.UNNAMED:
+        detail = f"{found.size} bytes that no entry names"
+    elif kind in (AuditKind.RELEASED, AuditKind.OLD_STATE):
+        detail = f"{found.size} bytes that nobody needs any more"
     return _about(kind, found.name, detail, repairable=True)
 
 
@@ -574,7 +596,9 @@ class _Repair:
             AuditKind.DOOMED: self._finish,
             AuditKind.ORPHANED: self._delete,
             AuditKind.ABANDONED_UPLOAD: self._remove,
-            AuditKind.STRAY_PART: self._remove,
+            AuditKind.UNNAMED: self._remove,
+            AuditKind.RELEASED: self._remove,
+            AuditKind.OLD_STATE: self._remove,
             AuditKind.STAGED: self._remove,
             AuditKind.BEHIND: self._catch_up,
         }

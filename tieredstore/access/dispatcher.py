@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Final
 
-from tieredstore.access.admission import PendingCounts, QueueClaims, UploadBudget
+from tieredstore.access.admission import ROUND, PendingCounts, QueueClaims, UploadBudget
 from tieredstore.access.queue_upload import (
     Action,
     Decision,
@@ -26,17 +26,17 @@ from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import Metrics, NoMetrics
-from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.provider import Fence, SegmentProvider
 from tieredstore.driver.runtime import Deadline, InlinePool, Runtime, Service, with_deadline
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.index.contract import Index
 from tieredstore.model.config import MIB, StoreConfig
-from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
+from tieredstore.model.errors import FencedError, SegmentCorruptError, StoreClosedError
 from tieredstore.model.messages import DispatchRequest
 from tieredstore.model.printable import log_of
 from tieredstore.model.topics import TopicFilter
-from tieredstore.model.values import QueueKey
+from tieredstore.model.values import INT64_MAX, QueueKey
 
 log = log_of(__name__)
 
@@ -65,6 +65,15 @@ class DispatchHealth:
     uploads: int = 0
 
 
+CHORE_SECONDS: Final = 0.5  # without the end of any: then a shared round is made without them
+CHORES_SECONDS: Final = 10.0  # all in all
+TURNS_MAX: Final = 32  # of one walk: more than a queue has chores before it can be uploaded
+
+
+def _nobody() -> Collection[QueueKey]:
+    return ()
+
+
 @dataclass(slots=True)
 class Pass:
     """One pass over some queues: how to make it, and what came of it."""
@@ -72,6 +81,14 @@ class Pass:
     force: bool = False
     targets: dict[QueueKey, int] | None = None  # where to end; None: as far as there is something
     only_sound: bool = False  # leave out queues whose last attempt failed
+    others: Callable[[], Collection[QueueKey]] = _nobody  # who may join a round that they share
+    patience_seconds: float = CHORES_SECONDS
+    fence: Fence | None = None  # nothing is begun
+    may_send: bool = True
+    is_full: bool = False  # there was no room for a batch
+    is_due: bool = False  # a round that others share is made: who has something joins it
+    held: list[QueueKey] = field(default_factory=list)  # something waits, and is not due
+    chores: dict[QueueKey, Future[None]] = field(default_factory=dict)  # that it has begun
     under_way: list[QueueKey] = field(default_factory=list)  # `ended` is called for them
     put_off: list[QueueKey] = field(default_factory=list)  # for lack of room, or for another's work
     unconfirmed: list[QueueKey] = field(default_factory=list)
@@ -96,6 +113,7 @@ class QueueWalk:
         budget: UploadBudget,
         runtime: Runtime,
         *,
+        fence: Callable[[], Fence | None],
         ended: Callable[[QueueWork], None],
     ) -> None:
         self._store = store
@@ -106,6 +124,7 @@ class QueueWalk:
         self._claims = claims
         self._budget = budget
         self._runtime = runtime
+        self._fence = fence
         self._ended = ended
         self.works: dict[QueueKey, QueueWork] = {}
         self.is_stopped = False
@@ -121,32 +140,90 @@ class QueueWalk:
 
     def walk(self, keys: Iterable[QueueKey], this_pass: Pass) -> None:
         """Begin what each of them needs, and send what there is to send, in rounds."""
-        todo = deque(keys)
+        this_pass.fence = self._fence()
+        if self._rounds.are_shared:
+            self._walk_together(list(keys), this_pass)
+        else:
+            self._walk_apart(keys, this_pass)
+
+    def _walk_apart(self, keys: Iterable[QueueKey], this_pass: Pass) -> None:
+        """A round of each `ROUND_BYTES` of what is due."""
         gathered: list[QueueWork] = []
         gathered_bytes = 0
         try:
-            while todo and not self.is_stopped:
-                key = todo.popleft()
-                work = self.work_of(key)
-                if this_pass.only_sound and work.failure is not None:
-                    continue
-                if not self._claims.take(key):
-                    this_pass.put_off.append(key)
-                    continue
-                taken = self._look_at(work, this_pass)
-                if taken is BatchOutcome.NO_ROOM:
-                    this_pass.put_off += [key, *todo]
-                    break
-                if taken is BatchOutcome.APPENDED:
-                    gathered.append(work)
-                    gathered_bytes += work.buffered_bytes
-                    if gathered_bytes >= ROUND_BYTES:
-                        self._rounds.send(gathered)
-                        gathered, gathered_bytes = [], 0
+            for work in self._taken_of(keys, this_pass):
+                gathered.append(work)
+                gathered_bytes += work.buffered_bytes
+                if gathered_bytes >= ROUND_BYTES:
+                    self._rounds.send(gathered)
+                    gathered, gathered_bytes = [], 0
         except StoreClosedError:
             log.info("the store is closed: nothing more is uploaded")
         if gathered:
             self._rounds.send(gathered)
+
+    def _walk_together(self, keys: Sequence[QueueKey], this_pass: Pass) -> None:
+        """One round of all that is there, once anything of it is due; none beside another."""
+        this_pass.may_send = self._claims.take(ROUND)
+        gathered: list[QueueWork] = []
+        try:
+            for work in self._taken_together(keys, this_pass):
+                gathered.append(work)  # noqa: PERF402 - what was taken before an error is sent
+        except StoreClosedError:
+            log.info("the store is closed: nothing more is uploaded")
+        except BaseException:
+            if this_pass.may_send:
+                self._give_back(ROUND, this_pass)
+            raise
+        if gathered:
+            self._rounds.send_shared(gathered)
+        elif this_pass.may_send:
+            self._give_back(ROUND, this_pass)
+
+    def _taken_together(self, keys: Sequence[QueueKey], this_pass: Pass) -> Iterator[QueueWork]:
+        """What is due first, then the queues whose chores have ended by now, so that queues that
+        begin at the same time share their first round too. If any of that is due, the others."""
+        patience = Deadline(self._runtime.clock, this_pass.patience_seconds)
+        todo, seen = keys, set(keys)
+        for _ in range(TURNS_MAX):
+            yield from self._taken_of(todo, this_pass)
+            if this_pass.is_full or self.is_stopped or not this_pass.may_send:
+                return
+            todo = self._done_with_chores(this_pass, patience)
+            if not todo and this_pass.is_due:
+                others = [key for key in this_pass.others() if key not in seen]
+                todo, this_pass.held = [*this_pass.held, *others], []
+                seen.update(others)
+            if not todo:
+                return
+
+    def _done_with_chores(self, this_pass: Pass, patience: Deadline) -> list[QueueKey]:
+        """Queues of which more may be due now: chores are waited for while some of them end."""
+        wait(this_pass.chores.values(), min(CHORE_SECONDS, patience.left() or 0.0))
+        done = [key for key, chore in this_pass.chores.items() if chore.done()]
+        for key in done:
+            del this_pass.chores[key]
+        return [key for key in done if self.work_of(key).failure is None]
+
+    def _taken_of(self, keys: Iterable[QueueKey], this_pass: Pass) -> Iterator[QueueWork]:
+        """Those of the queues that have something to send now; the others got what they need."""
+        todo = deque(keys)
+        while todo and not self.is_stopped:
+            key = todo.popleft()
+            work = self.work_of(key)
+            if this_pass.only_sound and work.failure is not None:
+                continue
+            if not self._claims.take(key):
+                this_pass.put_off.append(key)
+                continue
+            taken = self._look_at(work, this_pass)
+            if taken is BatchOutcome.NO_ROOM:
+                this_pass.is_full = True
+                this_pass.put_off += [key, *todo]
+                return
+            if taken is BatchOutcome.APPENDED:
+                this_pass.is_due = self._rounds.are_shared
+                yield work
 
     def forget_others(self, keys: Collection[QueueKey]) -> None:
         """Nothing is kept of queues that are gone."""
@@ -170,17 +247,24 @@ class QueueWalk:
             target = None
             if this_pass.targets is not None:
                 target = this_pass.targets.setdefault(key, self._store.max_offset(*key) or 0)
-            decision = self._rules.decide(work, force=this_pass.force, target=target)
-            if decision in (Action.COMMIT, Action.UPLOAD):
+            force = this_pass.force or this_pass.is_due
+            decision = self._rules.decide(work, force=force, target=target)
+            if decision is Action.NOTHING:
+                work.failure = None
+            elif decision is Action.HOLD:
+                this_pass.held.append(key)
+            elif this_pass.fence is not None:
+                self._refuse(work, this_pass.fence)
+            elif not isinstance(decision, Action):
+                under_way = True
+                this_pass.chores[key] = self._start_chore(work, decision)
+            elif not this_pass.may_send:
+                this_pass.put_off.append(key)
+            else:
                 taken = self._take(work, decision, this_pass)
                 under_way = taken is BatchOutcome.APPENDED
                 if taken is BatchOutcome.UNCONFIRMED:
                     this_pass.unconfirmed.append(key)
-            elif decision is Action.NOTHING:
-                work.failure = None
-            elif not isinstance(decision, Action):
-                under_way = True
-                self._start_chore(work, decision)
         except StoreClosedError:
             under_way = False
             raise
@@ -203,6 +287,7 @@ class QueueWalk:
         taken = BatchOutcome.NO_ROOM
         try:
             if decision is Action.COMMIT:
+                work.more_waits = True
                 taken = BatchOutcome.APPENDED
             else:
                 taken = self._batches.take(work, file)
@@ -212,6 +297,14 @@ class QueueWalk:
             if taken is not BatchOutcome.APPENDED:
                 self._budget.end_upload()
         return taken
+
+    def _refuse(self, work: QueueWork, fence: Fence) -> None:
+        """Another writer has the tier: nothing is sent or kept in memory, and health says why."""
+        file = work.file
+        if file is not None and file.waiting_bytes:
+            self._batches.drop(work, file)
+        path = f"{work.key.topic}/{work.key.queue_id}" if file is None else file.path
+        work.failed(FencedError(path, "upload", epoch=fence.epoch))
 
     def _relieve(self, this_pass: Pass) -> bool:
         """Give back the memory of batches whose upload failed; they are read again later."""
@@ -228,10 +321,11 @@ class QueueWalk:
         this_pass.given_back += 1
         self._claims.give(key)
 
-    def _start_chore(self, work: QueueWork, chore: Callable[[], object]) -> None:
+    def _start_chore(self, work: QueueWork, chore: Callable[[], object]) -> Future[None]:
         future: Future[None] = self._runtime.dispatch.submit(self._do_chore, work, chore)
         if future.done():
             future.result()  # what no chore may hide: it is not ours
+        return future
 
     def _do_chore(self, work: QueueWork, chore: Callable[[], object]) -> None:
         try:
@@ -309,6 +403,9 @@ class Dispatcher:
     """Uploads what is due, queue by queue, within the bounds of the settings.
 
     * One thread at a time works on a queue, and at most one upload of it is under way.
+    * Where the provider shares rounds, a round has all queues that have something, and the next one
+      begins when it is settled. Then bytes alone bound what is under way.
+    * Once another writer has the tier nothing is sent: each queue that has something fails.
     * Bytes in memory never exceed `dispatch_buffer_bytes`, but for one larger batch alone; uploads
       under way never exceed a quarter of `pending_count_max`. No queue has a thread of its own.
     * A queue that fails is logged, remembered with its reason and tried again at the next look at
@@ -337,10 +434,12 @@ class Dispatcher:
         self._metrics = metrics or NoMetrics()
         self._interval_ms = config.dispatch_interval_ms
         self._is_inline = isinstance(runtime.dispatch, InlinePool)
+        self._fence = partial(provider.fence, config.broker_name)
         clock = runtime.clock
         self.topic_filter = topic_filter or TopicFilter(config)
         self.budget = UploadBudget(
-            bytes_max=config.dispatch_buffer_bytes, uploads_max=config.pending_count_max // 4
+            bytes_max=config.dispatch_buffer_bytes,
+            uploads_max=INT64_MAX if provider.shares_rounds else config.pending_count_max // 4,
         )
         self._claims = QueueClaims()
         self._pending = PendingCounts(
@@ -364,10 +463,12 @@ class Dispatcher:
                 runtime=runtime,
                 metrics=self._metrics,
                 ended=self._upload_ended,
+                round_ended=self._round_ended,
             ),
             self._claims,
             self.budget,
             runtime,
+            fence=self._fence,
             ended=self._ended,
         )
         self._needs = LocalNeeds(store, files, self.topic_filter, self._walk.work_of)
@@ -454,6 +555,8 @@ class Dispatcher:
 
     def resume(self, key: QueueKey, *, timeout: float | None = None) -> str | None:
         """Go on with a stopped queue, where the tier and the store hold the same; else why not."""
+        if (fence := self._fence()) is not None:
+            return str(FencedError(f"{key.topic}/{key.queue_id}", "resume", epoch=fence.epoch))
         with self.alone_with(key, timeout=timeout) as is_alone:
             reason = self._walk.resume(key) if is_alone else "something of it is under way"
         if reason is None and self._is_running:
@@ -510,9 +613,11 @@ class Dispatcher:
         failures = {key: work_of(key).failure_count for key in todo}
         while todo and not self._walk.is_stopped:
             seen = self._claims.changes
-            this_pass = Pass(force=force, targets=targets)
+            left = deadline.left()
+            patience = CHORES_SECONDS if left is None else min(left, CHORES_SECONDS)
+            this_pass = Pass(force=force, targets=targets, patience_seconds=patience)
             self._walk.walk(todo, this_pass)
-            todo = [*this_pass.under_way, *this_pass.put_off]
+            todo = list(dict.fromkeys([*this_pass.under_way, *this_pass.put_off]))
             seen += this_pass.given_back
             is_still = not self._claims.busy_count and self._claims.changes == seen
             if todo and not (self._is_inline and this_pass.under_way):
@@ -541,7 +646,7 @@ class Dispatcher:
         if now >= self._next_look_again:
             self._unconfirmed = []
             self._next_look_again = now + LOOK_AGAIN_MS / 1000
-        this_pass = Pass(only_sound=not is_full)
+        this_pass = Pass(only_sound=not is_full, others=self._pending.waiting)
         self._walk.walk(keys, this_pass)
         self._unconfirmed += this_pass.unconfirmed
         for key in this_pass.put_off:
@@ -560,6 +665,8 @@ class Dispatcher:
 
     def _retry_recovery(self) -> None:
         """Queues that could not be opened: maybe they can be now."""
+        if self._fence() is not None:
+            return  # what lies there now is another writer's
         if not self._recovering.acquire(blocking=False):
             return
 
@@ -586,6 +693,17 @@ class Dispatcher:
     def _upload_ended(self, work: QueueWork) -> None:
         self.budget.end_upload()
         self._ended(work)
+
+    def _round_ended(self, works: Sequence[QueueWork]) -> None:
+        """A shared round is settled. Where no more waited behind what was sent, the age of what
+        came since decides about the next one."""
+        self.budget.end_upload(len(works))
+        for work in works:
+            if self._is_running and work.more_waits and work.failure is None:
+                self._pending.mark_due(work.key)
+        self._claims.give(ROUND, *(work.key for work in works))
+        if self._pending.has_due:
+            self._wake_service()
 
     def _ended(self, work: QueueWork) -> None:
         """Something of the queue has ended; more may wait."""

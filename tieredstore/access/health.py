@@ -19,6 +19,7 @@ from tieredstore.driver.metrics import (
     BUFFERED_BYTES,
     DISPATCH_BEHIND,
     DISPATCH_LATENCY,
+    FENCED,
     FOOTER_CACHE_BYTES,
     HELD_LOG_BYTES,
     INDEX_BEHIND,
@@ -40,6 +41,7 @@ from tieredstore.driver.metrics import (
     Metric,
     Metrics,
 )
+from tieredstore.driver.provider import Fence
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.times import catalogue_times
 from tieredstore.model.errors import TieredStoreError
@@ -93,8 +95,8 @@ class LocalDamage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierHealth:
-    """The whole tier; `ok` where no queue needs a person, fails or has lost something, and the
-    local store misses nothing for damage."""
+    """The whole tier; `ok` where no queue needs a person, fails or has lost something, the local
+    store misses nothing for damage, and no other writer has taken over."""
 
     level: StorageLevel
     queues: tuple[QueueHealth, ...] = ()
@@ -108,10 +110,14 @@ class TierHealth:
     catalogue: CatalogueHealth = field(default_factory=CatalogueHealth)
     local_damages: tuple[LocalDamage, ...] = ()
     """What the local store has found damaged since it was opened, if it says so."""
+    fence: Fence | None = None
+    """Who has taken over, and since when this is known: nothing more is uploaded until the store
+    is closed. Puts go on, into the local store."""
 
     @property
     def ok(self) -> bool:
         sound = self.index_error is None and self.catalogue.error is None
+        sound = sound and self.fence is None
         sound = sound and all(damage.mended for damage in self.local_damages)
         return sound and all(queue.ok for queue in self.queues)
 
@@ -137,6 +143,7 @@ class TierHealth:
             "cache": asdict(self.cache),
             "catalogue": asdict(self.catalogue),
             "local_damages": [asdict(damage) for damage in self.local_damages],
+            "fence": None if self.fence is None else asdict(self.fence),
         }
 
 
@@ -174,6 +181,7 @@ def health_of(
         uploads=upload.uploads,
         index_error=tier.index.problem,
         catalogue=tier.publishing.health(),
+        fence=tier.fence,
         local_damages=tuple(
             LocalDamage(
                 path=damage.path,
@@ -240,8 +248,9 @@ class TierGauges:
             INDEX_BEHIND: _single(lambda: sum(self._dispatcher.health().not_indexed.values())),
             INDEX_PROBLEM: _single(lambda: self._tier.index.problem is not None),
             FOOTER_CACHE_BYTES: _single(lambda: self._tier.index.figures.footer_cache_bytes),
-            JOURNAL_BYTES: _single(lambda: self._tier.metadata.upkeep.journal_bytes),
+            JOURNAL_BYTES: _single(lambda: self._tier.catalogue_upkeep.journal_bytes),
             PUBLISH_PROBLEM: _single(lambda: self._tier.publishing.health().error is not None),
+            FENCED: _single(lambda: self._tier.fence is not None),
         }
         for metric, read in reads.items():
             metrics.observe(metric, read)
@@ -339,7 +348,7 @@ class TierGauges:
         yield figures.uploaded_count, {"state": "uploaded"}
 
     def snapshot_age(self) -> Shown:
-        written = self._tier.metadata.upkeep.snapshot_ms
+        written = self._tier.catalogue_upkeep.snapshot_ms
         if written is not None:
             yield max(0, self._tier.runtime.clock.now_ms() - written) / 1000, {}
 

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from tieredstore.access.admission import PendingCounts, UploadBudget
 from tieredstore.codec.record import LOG_OFFSET_POSITION
 from tieredstore.driver.message_store import MessageStore
-from tieredstore.driver.metadata import DeleteNote, MetadataStore, Put, PutNote
+from tieredstore.driver.metadata import Change, DeleteNote, MetadataStore, Put, PutNote
 from tieredstore.driver.runtime import Clock
 from tieredstore.flat import recovery
 from tieredstore.flat.file_store import FlatFileStore
@@ -53,6 +53,7 @@ class QueueWork:
     first_waiting: tuple[int, int] | None = None  # queue offset and store time
     needed_from: tuple[int, int] | None = None  # queue offset and its place in the local log
     wanted_bytes: int = 0  # of the budget, for a batch that did not fit
+    more_waits: bool = True  # as far as is known, behind what was appended last
     lost_count: int = 0  # messages skipped since the start
     failure: str | None = None
     failure_count: int = 0
@@ -179,9 +180,13 @@ def is_history(path: str, metadata: MetadataStore) -> bool:
 
 
 def forget_stops(paths: Iterable[str], metadata: MetadataStore) -> None:
-    notes = [path for path in paths if metadata.note(STOPPED_QUEUE, path) is not None]
-    if notes:
-        metadata.apply([DeleteNote(STOPPED_QUEUE, path) for path in notes])
+    """For queues that are gone or begin anew: a note that comes back is forgotten again then."""
+    metadata.stage(_without_stops(paths, metadata))
+
+
+def _without_stops(paths: Iterable[str], metadata: MetadataStore) -> list[Change]:
+    noted = (path for path in paths if metadata.note(STOPPED_QUEUE, path) is not None)
+    return [DeleteNote(STOPPED_QUEUE, path) for path in noted]
 
 
 def _without_log_offset(record: memoryview) -> tuple[bytes, bytes]:
@@ -379,7 +384,8 @@ class QueueChores:
         if reason := difference(self._store, file):
             self._stop(work, file, reason)
             return reason
-        forget_stops([file.path], self._metadata)
+        # Durably: somebody is told that it goes on, and the local store keeps its messages again.
+        self._metadata.apply(_without_stops([file.path], self._metadata))
         work.stopped = work.failure = work.needed_from = None
         work.is_gone_locally = work.is_index_known = False
         work.is_checked = True

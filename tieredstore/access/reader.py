@@ -78,7 +78,8 @@ class TieredReader:
       since is no damage: where bytes are missing it looks again by itself.
     * On the broker's host it asks the key index on the broker's disk too, and reads what the index
       lacks; elsewhere an answer by key that may lack something `lags`, and `indexed_offset` says up
-      to where the index goes. `is_brokers_host` None: where it opens the broker's own catalogue.
+      to where the index goes. `is_brokers_host` None: where this disk has the broker's own
+      catalogue, or its copy.
     * What is not given is made from the settings and released by `close`; what is given stays the
       caller's. Absence is None, a status or an empty answer, as everywhere.
     * Any thread may call anything. Before `load` and after `close` everything raises
@@ -171,7 +172,7 @@ class TieredReader:
 
     @property
     def catalogue(self) -> CatalogueFacts:
-        """Where all this comes from: the writer's own file, or a copy that lags behind."""
+        """Where all this comes from: the writer's own file, a bucket's log, or an older copy."""
         return self._loaded().metadata.facts
 
     def topics(self) -> Sequence[TopicRecord]:

@@ -1,6 +1,7 @@
 """A lost catalogue, rebuilt from the bytes of the tier.
 
-1. The backend is listed. A catalogue that is there and not older than the bytes is left alone.
+1. The backend is listed, and where it keeps a log this takes in what it does not name. A catalogue
+   that is there and not older than the bytes is left alone.
 2. Each queue is recovered as at a start of the broker, from rows without sizes; the times of its
    segments come from the messages at their ends.
 3. Each index file is read once. Its items say which ids were given, and whose they were: an item
@@ -51,7 +52,7 @@ from tieredstore.driver.metadata import (
     Put,
     StaleCatalogueError,
 )
-from tieredstore.driver.provider import ListedSegment, SegmentProvider
+from tieredstore.driver.provider import ListedSegment, SegmentProvider, TakenIn
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.flat import append_file
@@ -114,6 +115,7 @@ def rebuild(
     runtime: Runtime,
     *,
     known: MetadataStore | None = None,
+    takes_in: bool = False,
 ) -> RebuildReport:
     """Restore topics, queues and segments of the configured broker, in one change.
 
@@ -125,10 +127,15 @@ def rebuild(
     `known` is for an empty catalogue, which takes over all that this copy of a lost one says,
     before the bytes have their say. Files of which nothing is left have expired since.
 
+    With `takes_in` a provider that keeps a log has it name first what lies there and is in no log:
+    sealed segments that were copied, and what is left of a log that was lost. It must be the
+    writer then.
+
     The catalogue must be open for writing. Raises BackendError where the backend cannot be asked,
     and InvalidConfigError where index files have another number of slots.
     """
     metadata.apply([])
+    taken = provider.take_in(config.broker_name) if takes_in else TakenIn()
     restored, known = ([], metadata) if known is None else (list(known.contents()), known)
     below = f"{config.broker_name}/"
     going = known.notes(append_file.DELETION_NOTE)
@@ -168,7 +175,7 @@ def rebuild(
         segment_count=len(rows),
         size=sum(row.size for row in rows),
         is_index_whole=is_whole,
-        problems=(*problems, *index.problems),
+        problems=(*taken.losses, *problems, *index.problems),
         notes=tuple(f"{queue.file.path}: {queue.note}" for queue in queues if queue.note),
     )
 

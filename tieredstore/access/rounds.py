@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from typing import Final
@@ -30,6 +30,9 @@ from tieredstore.model.printable import log_of
 
 log = log_of(__name__)
 
+ASKING_GROUPS: Final = 16  # of queues whose ends are asked for, side by side
+FAILURES_LOGGED: Final = 5  # of a shared round: as a rule all of its queues fail for one reason
+
 
 @dataclass(slots=True, eq=False)
 class _Sent:
@@ -41,6 +44,17 @@ class _Sent:
     error: BaseException | None = None
 
 
+@dataclass(slots=True, eq=False)
+class _Shared:
+    """A round whose queues are sent, settled and given back together."""
+
+    works: Sequence[QueueWork]
+    asking: int  # groups of them that are not ready yet
+    sent: list[_Sent] = field(default_factory=list)
+    unanswered: int = 0
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+
 class Rounds:
     """Sends rounds and settles them.
 
@@ -48,6 +62,8 @@ class Rounds:
       when both may be given back, whatever became of the upload.
     * Outcomes are settled as they come: what has ended together is one change of the catalogue.
       Rows come before the index.
+    * Where the provider shares rounds, `send_shared` makes one call of it and one change of the
+      catalogue, and one call of `round_ended` for all.
     * Nothing is held while bytes travel but those claims and permits.
     """
 
@@ -62,7 +78,9 @@ class Rounds:
         runtime: Runtime,
         metrics: Metrics,
         ended: Callable[[QueueWork], None],
+        round_ended: Callable[[Sequence[QueueWork]], None],
     ) -> None:
+        self.are_shared = provider.shares_rounds
         self._files = files
         self._provider = provider
         self._metadata = metadata
@@ -71,6 +89,7 @@ class Rounds:
         self._runtime = runtime
         self._metrics = metrics
         self._ended = ended
+        self._round_ended = round_ended
         self._finished: deque[_Sent] = deque()
         self._settling = threading.Lock()  # only ever tried: another thread settles for all
 
@@ -93,29 +112,16 @@ class Rounds:
 
     def _begun(self, work: QueueWork) -> list[_Sent]:
         """The queue's attempt; none where it cannot be made."""
-        file = work.file
         try:
-            if file is None:
-                raise TieredStoreError(f"{work.key} is gone")
-            attempt = file.begin_commit()
-            if attempt is None:
-                raise TieredStoreError(f"{file.path}: somebody else commits it")
+            return [_begin(work)]
         except Exception as error:  # noqa: BLE001 - one queue never stops the others
             self._failed(work, error)
             return []
-        return [_Sent(work, file, attempt)]
 
     def _send(self, round: Sequence[_Sent]) -> None:
         if not round:
             return
-        pairs = [sent.attempt.pair for sent in round]
-        if all(pair.log is None and pair.queue is None for pair in pairs):
-            futures: Sequence[Future[None]] = [_done() for _ in pairs]  # all had landed
-        else:
-            try:
-                futures = self._provider.write_many(pairs)
-            except Exception as error:  # noqa: BLE001
-                futures = [_done(error) for _ in pairs]
+        futures = self._written(round)
         # What has ended by now is settled together, behind the last of them.
         alone = self._settling.acquire(blocking=False)
         try:
@@ -125,6 +131,15 @@ class Rounds:
             if alone:
                 self._settling.release()
         self._settle()
+
+    def _written(self, round: Sequence[_Sent]) -> Sequence[Future[None]]:
+        pairs = [sent.attempt.pair for sent in round]
+        if all(pair.log is None and pair.queue is None for pair in pairs):
+            return [_done() for _ in pairs]  # all had landed
+        try:
+            return self._provider.write_many(pairs)
+        except Exception as error:  # noqa: BLE001
+            return [_done(error) for _ in pairs]
 
     def _on_done(self, sent: _Sent, future: Future[None]) -> None:
         try:
@@ -176,18 +191,22 @@ class Rounds:
 
     def _conclude(self, sent: _Sent) -> None:
         """The index, and the end of it."""
-        work, error = sent.work, sent.error
-        try:
-            if error is None:
-                self._count(sent)
-                self._feed.put_batches(work)
-                work.failure = None
-        except Exception as failure:  # noqa: BLE001
-            error = failure
+        error = self._indexed(sent)
         if error is not None:
-            self._failed(work, error)
+            self._failed(sent.work, error)
         else:
-            self._ended(work)
+            self._ended(sent.work)
+
+    def _indexed(self, sent: _Sent) -> BaseException | None:
+        """What went wrong with the upload, or with the index after it."""
+        if sent.error is None:
+            try:
+                self._count(sent)
+                self._feed.put_batches(sent.work)
+                sent.work.failure = None
+            except Exception as failure:  # noqa: BLE001
+                return failure
+        return sent.error
 
     def _count(self, sent: _Sent) -> None:
         topic, queue_id = sent.file.key
@@ -198,6 +217,88 @@ class Rounds:
         log.warning("%s/%s: upload failed: %s", work.key.topic, work.key.queue_id, error)
         work.failed(error)
         self._ended(work)
+
+    # Rounds of all queues together
+
+    def send_shared(self, works: Sequence[QueueWork]) -> None:
+        """One round of all of them, once the ends of all are known.
+
+        A queue that fails before that is left out.
+        """
+        known = [work for work in works if work.file is not None and work.file.knows_its_end]
+        others = [work for work in works if work.file is None or not work.file.knows_its_end]
+        groups = [others[number::ASKING_GROUPS] for number in range(ASKING_GROUPS)]
+        groups = [group for group in groups if group]
+        shared = _Shared(works, asking=len(groups) + 1)
+        for group in groups:
+            try:
+                self._runtime.fetch.submit(self._join, shared, group)
+            except StoreClosedError as error:
+                for work in group:
+                    work.failed(error)
+                self._join(shared, [])
+        self._join(shared, known)
+
+    def _join(self, shared: _Shared, group: Sequence[QueueWork]) -> None:
+        """Make the attempts of some of its queues; who comes last sends them all."""
+        begun: list[_Sent] = []
+        for work in group:
+            try:
+                begun.append(_begin(work))
+            except Exception as error:  # noqa: BLE001 - one queue never stops the others
+                work.failed(error)
+        with shared.guard:
+            shared.sent += begun
+            shared.asking -= 1
+            if shared.asking:
+                return
+        shared.unanswered = len(shared.sent)
+        if not shared.sent:
+            self._end(shared)
+            return
+        for sent, future in zip(shared.sent, self._written(shared.sent), strict=True):
+            future.add_done_callback(partial(self._on_answer, shared, sent))
+
+    def _on_answer(self, shared: _Shared, sent: _Sent, future: Future[None]) -> None:
+        try:
+            future.result()
+        except BaseException as error:  # noqa: BLE001 - a cancelled one too
+            sent.error = error
+        with shared.guard:
+            shared.unanswered -= 1
+            if shared.unanswered:
+                return
+        # Not in this thread: it may be the one that the catalogue waits for.
+        try:
+            self._runtime.dispatch.submit(self._settle_shared, shared)
+        except StoreClosedError:
+            self._settle_shared(shared)
+
+    def _settle_shared(self, shared: _Shared) -> None:
+        try:
+            self._settle_files(shared.sent)
+            for sent in shared.sent:
+                error = self._indexed(sent)
+                if error is not None:
+                    sent.work.failed(error)
+        finally:
+            self._end(shared)
+
+    def _end(self, shared: _Shared) -> None:
+        failures = Counter(work.failure for work in shared.works if work.failure is not None)
+        for failure, count in failures.most_common(FAILURES_LOGGED):
+            log.warning("%d of %d queues: upload failed: %s", count, len(shared.works), failure)
+        self._round_ended(shared.works)
+
+
+def _begin(work: QueueWork) -> _Sent:
+    file = work.file
+    if file is None:
+        raise TieredStoreError(f"{work.key} is gone")
+    attempt = file.begin_commit()
+    if attempt is None:
+        raise TieredStoreError(f"{file.path}: somebody else commits it")
+    return _Sent(work, file, attempt)
 
 
 def _done(error: Exception | None = None) -> Future[None]:
@@ -317,11 +418,14 @@ class Batches:
             log_offsets=appended.log_offsets,
         )
         work.batches.append(CommittedRun(run=taken, log_offsets=appended.log_offsets))
+        work.more_waits = file.append_offset < (self._store.max_offset(*work.key) or 0)
         self._pending.took(work.key, appended.count, len(appended.records))
         return len(appended.records) + ROW_BYTES * appended.count + BATCH_BYTES
 
 
 def _count_below(run: MessageRun, log_offset: int) -> int:
     """How many of the first rows end at or below a place in the local log."""
+    if len(run) == 1:
+        return int(int(run.log_offsets[0]) + int(run.message_bytes[0]) <= log_offset)
     below = run.log_offsets + run.message_bytes <= log_offset
     return len(run) if below.all() else int(np.argmin(below))

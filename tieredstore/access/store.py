@@ -13,7 +13,14 @@ from tieredstore.access.answers import Answers, ReadDecision
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.health import TierGauges, TierHealth, health_of
 from tieredstore.access.queue_upload import forget_stops
-from tieredstore.access.upkeep import Retention, SealChore, TierFlush
+from tieredstore.access.upkeep import (
+    EXPIRED_SIDE_BY_SIDE,
+    SEALING_MS,
+    Retention,
+    SealChore,
+    TendChore,
+    TierFlush,
+)
 from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.driver import message_store
 from tieredstore.driver.message_store import (
@@ -27,7 +34,7 @@ from tieredstore.driver.message_store import (
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import Metrics, MetricsOfOneLife, NoMetrics
 from tieredstore.driver.provider import SegmentProvider
-from tieredstore.driver.runtime import Deadline, Runtime, Service
+from tieredstore.driver.runtime import Deadline, InlinePool, Runtime, Service
 from tieredstore.index.contract import Index
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendUnavailableError, StoreClosedError, refused_by_system
@@ -65,6 +72,9 @@ class TieredMessageStore:
       given stays the caller's and is not closed.
     * A `load` that fails leaves nothing open and may be tried again; so may a store that was shut
       down.
+    * Each `load` takes the tier over before it reads anything of it: the writer before is fenced,
+      for good. Made from the settings, a provider does so anew in each life. One that is given
+      does it once, and a `load` raises FencedError when another writer has taken over from it.
     * It belongs to the process that loaded it: in one that is forked off everything raises
       OtherProcessError, and nothing of the parent's is touched.
     """
@@ -168,6 +178,7 @@ class TieredMessageStore:
                     ending.callback(service.stop, 0)  # `_end_chores` waits for it
                 ending.callback(opened.retention.stop)
                 ending.callback(opened.sealing.stop)
+                ending.callback(opened.tending.stop)
 
     def destroy(self) -> None:
         """Delete the data of both tiers; a store that is open is shut down first, undrained."""
@@ -506,8 +517,12 @@ class _Open:
             metadata=tier.metadata,
             config=config,
             clock=runtime.clock,
+            pool=partial(runtime.pool, "expiry", threads=EXPIRED_SIDE_BY_SIDE)
+            if tier.provider.shares_rounds
+            else InlinePool,
         )
-        self.sealing = SealChore(files, self.dispatcher, runtime.clock)
+        self.sealing = SealChore(files, self.dispatcher, tier.provider, runtime.clock)
+        self.tending = TendChore(tier.provider, config.broker_name)
         self.flushing = TierFlush(
             next_store, self.dispatcher, tier.index, self.sealing, tier.publishing, runtime
         )
@@ -522,9 +537,16 @@ class _Open:
 
     def start_chores(self, config: StoreConfig) -> list[Service]:
         """The caller stops them."""
-        chores = [("tier-sealing", self.sealing.step, config.dispatch_interval_ms)]
+        sealing_ms = config.dispatch_interval_ms
+        if self.tier.provider.shares_rounds:  # what is sealed together is one entry
+            sealing_ms = max(sealing_ms, SEALING_MS)
+        chores = [("tier-sealing", self.sealing.step, sealing_ms)]
+        if self.tending.is_needed:
+            chores.append(("tier-log", self.tending.step, config.dispatch_interval_ms))
         if self.tier.publishing.is_enabled:
             chores.append(("tier-catalogue", self.tier.publishing.step, config.publish_interval_ms))
+        if self.tier.copy is not None and config.publish_interval_ms:
+            chores.append(("tier-catalogue-copy", self.tier.copy.step, config.publish_interval_ms))
         if config.expiry_enabled:
             chores.append(("tier-expiry", self.retention.step, config.expiry_interval_ms))
         return [

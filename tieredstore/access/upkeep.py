@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -12,7 +12,9 @@ from tieredstore.codec.message import CODA_BYTES
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore, Publisher, StaleCatalogueError
-from tieredstore.driver.runtime import Clock, Deadline, Runtime, with_deadline
+from tieredstore.driver.provider import ProviderWrapper, SegmentProvider
+from tieredstore.driver.runtime import Clock, Deadline, InlinePool, Pool, Runtime, with_deadline
+from tieredstore.driver.segment import FileSegment
 from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import HOUR_MS, FlatMessageFile, UnitSpans
@@ -28,6 +30,7 @@ from tieredstore.index.contract import Index
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendUnavailableError,
+    FencedError,
     SegmentNotFoundError,
     StoreClosedError,
     TieredStoreError,
@@ -36,6 +39,11 @@ from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey, TopicRecord
 
 log = log_of(__name__)
+
+TENDED_AT_ONCE: Final = 1_000
+SEALED_AT_ONCE: Final = 64  # queues
+EXPIRED_SIDE_BY_SIDE: Final = 16  # queues, which share entries then
+SEALING_MS: Final = 900_000  # between two looks at what is to be sealed, where rounds are shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,24 +100,65 @@ class PublishChore:
         )
 
 
-def seal_full(file: FlatMessageFile) -> dict[str, TieredStoreError]:
-    """Seal the segments behind which the queue has gone on; those that could not be, and why.
+class TendChore:
+    """Has the provider look after what it keeps besides segments, one bounded step after another.
 
-    Any thread, beside everything else that goes on with the queue.
+    A failure is logged, and the next round tries again. Once another writer has taken over,
+    nothing more is done.
     """
+
+    def __init__(self, provider: SegmentProvider, broker: str) -> None:
+        self._provider = provider
+        self._broker = broker
+        self._is_stopped = False
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether this provider does anything then."""
+        provider = self._provider
+        while isinstance(provider, ProviderWrapper):
+            provider = provider.inner
+        return type(provider).tend is not SegmentProvider.tend
+
+    def step(self) -> None:
+        """One round: until nothing is left, and so many steps at most."""
+        try:
+            for _ in range(TENDED_AT_ONCE):
+                if self._is_stopped or not self._provider.tend(self._broker):
+                    return
+        except FencedError as error:
+            self._is_stopped = True
+            log.error("%s: looked after no more: %s", self._broker, error)
+        except TieredStoreError as error:
+            log.warning("%s: not all could be looked after: %s", self._broker, error)
+
+    def stop(self) -> None:
+        """Begin no further step."""
+        self._is_stopped = True
+
+
+def seal_full(
+    files: Iterable[FlatMessageFile], provider: SegmentProvider
+) -> dict[str, TieredStoreError]:
+    """Seal the segments behind which these queues have gone on; those that could not be, and why.
+
+    Any thread, beside everything else that goes on with the queues.
+    """
+    full = [segment for file in files for segment in _left_behind(file)]
     failures: dict[str, TieredStoreError] = {}
-    for part in (file.log, file.queue):
-        for full in part.segments[:-1]:
-            if not full.segment.wants_seal:
-                continue
-            try:
-                full.segment.seal()
-            except (StoreClosedError, SegmentNotFoundError):
-                continue  # dropped meanwhile
-            except TieredStoreError as error:
-                log.warning("%s could not be sealed: %s", full.segment.path, error)
-                failures[full.segment.path] = error
+    for segment, error in zip(full, provider.seal_many(full), strict=True):
+        if error is None or isinstance(error, (StoreClosedError, SegmentNotFoundError)):
+            continue  # it was dropped meanwhile
+        log.warning("%s could not be sealed: %s", segment.path, error)
+        failures[segment.path] = error
     return failures
+
+
+def _left_behind(file: FlatMessageFile) -> list[FileSegment]:
+    """Segments that are to be sealed."""
+    parts = (file.log, file.queue)
+    full = [found.segment for part in parts for found in part.segments[:-1]]
+    return [segment for segment in full if segment.wants_seal]
 
 
 def roll_unsealed(file: FlatMessageFile) -> bool:
@@ -135,15 +184,23 @@ def _is_unsealed(file: FlatAppendFile) -> bool:
 
 
 class SealChore:
-    """Seals, round by round, what the queues have left behind.
+    """Seals, round by round, what the queues have left behind, that of many queues together.
 
     A segment that fails is tried again in the next round, in which the queues that failed come
-    last; a backend that cannot be reached ends the round. `errors` says what failed, by path.
+    last; a backend that cannot be reached, or is another writer's by now, ends the round. `errors`
+    says what failed, by path.
     """
 
-    def __init__(self, files: FlatFileStore, dispatcher: Dispatcher, clock: Clock) -> None:
+    def __init__(
+        self,
+        files: FlatFileStore,
+        dispatcher: Dispatcher,
+        provider: SegmentProvider,
+        clock: Clock,
+    ) -> None:
         self._files = files
         self._dispatcher = dispatcher
+        self._provider = provider
         self._clock = clock
         self._is_stopped = False
         self._failed: Collection[QueueKey] = ()
@@ -154,14 +211,21 @@ class SealChore:
         errors: dict[str, str] = {}
         failed: list[QueueKey] = []
         last = set(self._failed)
-        for file in sorted(self._files.files(), key=lambda file: file.key in last):
+        wanting = [file for file in self._files.files() if _left_behind(file)]
+        wanting.sort(key=lambda file: file.key in last)
+        for start in range(0, len(wanting), SEALED_AT_ONCE):
             if self._is_stopped:
                 break
-            failures = seal_full(file)
-            if failures:
-                failed.append(file.key)
-                errors.update((path, str(error)) for path, error in failures.items())
-            if any(isinstance(error, BackendUnavailableError) for error in failures.values()):
+            together = wanting[start : start + SEALED_AT_ONCE]
+            failures = seal_full(together, self._provider)
+            errors.update((path, str(error)) for path, error in failures.items())
+            failed += [
+                file.key
+                for file in (together if failures else ())
+                if any(segment.path in failures for segment in _left_behind(file))
+            ]
+            ending = (BackendUnavailableError, FencedError)
+            if any(isinstance(error, ending) for error in failures.values()):
                 break
         self._failed, self.errors = failed, errors
 
@@ -340,9 +404,11 @@ class Retention:
         metadata: MetadataStore,
         config: StoreConfig,
         clock: Clock,
+        pool: Callable[[], Pool] = InlinePool,
     ) -> None:
         self._files = files
         self._dispatcher = dispatcher
+        self._pool = pool  # of a round: queues that go side by side share what it costs
         self._forget = forget  # what is cached of messages that are no longer there
         self._metadata = metadata
         self._config = config
@@ -355,15 +421,23 @@ class Retention:
         if not self._config.expiry_enabled:
             return
         self._files.delete_pending(is_stopped=lambda: self._is_stopped)
-        errors = {}
-        for file in self._files.files():
+        errors: dict[QueueKey, str] = {}
+
+        def look_after(file: FlatMessageFile) -> None:
             if self._is_stopped:
-                break
+                return
             try:
                 self._expire(file)
             except TieredStoreError as error:
                 log.warning("%s: could not drop what is too old: %s", file.path, error)
                 errors[file.key] = str(error)
+
+        pool = self._pool()
+        try:
+            for future in [pool.submit(look_after, file) for file in self._files.files()]:
+                future.result()
+        finally:
+            pool.close()
         self.errors = errors
 
     def stop(self) -> None:
@@ -484,6 +558,9 @@ def _is_needed(file: FlatMessageFile, border: int, source: ByteSource) -> bool:
     if head is None:
         return True
     first = min(head, first_unit_from(file, border, source=source))
+    behind = [each for each in file.queue.segments if each.end > first * UNIT_BYTES]
+    if all(each.segment.wants_seal for each in behind):
+        return False  # open in a log: these units were written here, where they go up
     spans = UnitSpans.of(file.queue, first, file.queue.commit_unit)
     count = min(spans.count, UNITS_AT_ONCE)
     if not count:

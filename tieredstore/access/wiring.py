@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,12 +14,19 @@ from tieredstore.access.rebuild import rebuild
 from tieredstore.access.upkeep import PublishChore
 from tieredstore.codec.names import cluster_directory
 from tieredstore.driver.message_store import MessageStore
-from tieredstore.driver.metadata import MetadataStore, Publisher
+from tieredstore.driver.metadata import (
+    LOG,
+    CatalogueCopy,
+    CatalogueUpkeep,
+    MetadataStore,
+    Publisher,
+)
 from tieredstore.driver.metrics import MeasuredProvider, Metrics, NoMetrics
 from tieredstore.driver.one_process import OneProcess
-from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.provider import Fence, RoundSizes, SegmentProvider
 from tieredstore.driver.registry import (
     CATALOGUE_COPIES,
+    CATALOGUE_FILES,
     MESSAGE_STORES,
     METADATA_STORES,
     PROVIDERS,
@@ -47,13 +54,18 @@ log = log_of(__name__)
 INDEX_SECONDS_MIN = 5.0  # for it to make durable what it took, however late it has become
 _FILES: Final = ("", ".bak", ".journal")
 _NAMED_MAX: Final = 8
+_OWN: Final = "json"  # the kind of catalogue that a provider may keep in its own way
 _JAVA_PACKAGE: Final = "org.apache.rocketmq."
+
+
+LOG_MISSING: Final = "sealed segments that lie there are taken in by `rebuild`"
 
 
 class NoCatalogueError(MetadataError):
     """There is none to start from.
 
     `names_file`: it was looked for as a file. `is_published_missing`: among what is published too.
+    `is_log_missing`: it was looked for beside the bytes, where this provider keeps it.
     `there`: what tiers lie there instead, if that is known.
     """
 
@@ -64,9 +76,12 @@ class NoCatalogueError(MetadataError):
         *,
         names_file: bool = False,
         is_published_missing: bool = False,
+        is_log_missing: bool = False,
         there: str = "",
     ) -> None:
         detail = f"{reason}; {there}" if there else reason
+        if is_log_missing:
+            detail += f"; {LOG_MISSING}"
         if is_published_missing:
             detail += "; none is published beside the tier: have one made by `rebuild`"
         super().__init__(path, detail)
@@ -74,6 +89,7 @@ class NoCatalogueError(MetadataError):
         self.there = there
         self.names_file = names_file
         self.is_published_missing = is_published_missing
+        self.is_log_missing = is_log_missing
 
     @property
     def is_damage(self) -> bool:
@@ -109,6 +125,7 @@ class Tier:
         runtime: Runtime,
         provider: SegmentProvider,
         metadata: MetadataStore,
+        copy: CatalogueCopy | None,
         index: Index,
         metrics: Metrics,
         read_only: bool,
@@ -116,9 +133,11 @@ class Tier:
         ending: _Ending,
     ) -> None:
         self.process = OneProcess(f"the tier of {config.broker_name}")  # no other may use them
+        self._broker = config.broker_name
         self.runtime = runtime
         self.provider = provider
         self.metadata = metadata
+        self.copy = copy
         self.index = index
         self.metrics = metrics
         self.files = FlatFileStore(
@@ -151,6 +170,16 @@ class Tier:
         self.files.load()
         self.index.load()
         self.fetcher.start()
+
+    @property
+    def catalogue_upkeep(self) -> CatalogueUpkeep:
+        """How the files on this machine are doing, be they the catalogue or a copy of it."""
+        return self.metadata.upkeep if self.copy is None else self.copy.upkeep
+
+    @property
+    def fence(self) -> Fence | None:
+        """Who has taken over from this writer, if that is known by now; asks no backend."""
+        return self.provider.fence(self._broker)
 
     def close(self, timeout: float | None = None) -> None:
         self._ending.deadline = Deadline(self.runtime.clock, timeout)
@@ -193,12 +222,16 @@ def open_tier(
 
     * A given part is used as it is and stays the caller's: it is never closed here.
     * The catalogue is opened, the queues are not yet: call `load`. After an error nothing is open.
+    * One that is not read only takes the tier over before anything of it is read, whoever made the
+      provider: see `SegmentProvider.claim`. With the setting `claim_epoch` False it does not.
     * `is_brokers_host`: whether a tier that is read only is on the broker's own disk. None: where
-      it opens the broker's own catalogue. Otherwise the index only says up to where it goes.
+      that has the broker's own catalogue, or its copy. Otherwise the index only says up to where
+      it goes.
     """
     if is_brokers_host is None and metadata is not None:
         is_brokers_host = False
     ending = _Ending()
+    copy: CatalogueCopy | None = None
     with ExitStack() as opened:
         if runtime is None:
             runtime = Runtime.threads()
@@ -206,14 +239,15 @@ def open_tier(
         if provider is None:
             provider = provider_of(config, runtime, metrics or NoMetrics())
             opened.callback(provider.close)
-        if metadata is None:
-            if read_only:
-                metadata = catalogue_to_read(config, runtime, provider)
-            else:
-                metadata = catalogue_of(config, runtime, read_only=False)
+        if metadata is None and read_only:
+            metadata = catalogue_to_read(config, runtime, provider)
             opened.callback(metadata.close)
+        elif metadata is None:
+            metadata, copy = opened.enter_context(written_catalogue(config, runtime, provider))
+        elif not read_only:
+            claim(config, provider)
         if is_brokers_host is None:
-            is_brokers_host = not metadata.facts.copy
+            is_brokers_host = is_on_brokers_host(config, metadata)
         is_elsewhere = read_only and not is_brokers_host
         if index is None:
             folder = local_index_of(config) if read_only and not is_elsewhere else None
@@ -225,6 +259,7 @@ def open_tier(
             runtime=runtime,
             provider=provider,
             metadata=metadata,
+            copy=copy,
             index=index,
             metrics=metrics or NoMetrics(),
             read_only=read_only,
@@ -250,6 +285,76 @@ def provider_of(config: StoreConfig, runtime: Runtime, metrics: Metrics) -> Segm
     return made
 
 
+def round_sizes_of(config: StoreConfig) -> RoundSizes:
+    """How the provider of the settings packs shared rounds; else how it would be done in S3."""
+    for name in (config.provider, "s3"):
+        kind: type[SegmentProvider] = resolve(PROVIDERS, name, SegmentProvider)
+        if kind.round_sizes is not None:
+            return kind.round_sizes
+    raise InvalidConfigError(f"provider {config.provider!r} does not say what its rounds cost")
+
+
+def claim(config: StoreConfig, provider: SegmentProvider) -> None:
+    """Be the writer of this tier, unless the settings say that it is shared."""
+    if config.claim_epoch:
+        provider.claim(config.broker_name)
+
+
+@contextmanager
+def written_catalogue(
+    config: StoreConfig, runtime: Runtime, provider: SegmentProvider
+) -> Iterator[tuple[MetadataStore, CatalogueCopy | None]]:
+    """The catalogue of a writer, which has taken the tier over; and its copy on this machine, if
+    the provider keeps the catalogue itself.
+
+    Whoever holds the lock of the file here keeps its tier: CatalogueLockedError comes first.
+    """
+    with ExitStack() as opened:
+        copy = _locked_copy(config) if config.metadata == _OWN else None
+        if copy is not None:
+            opened.callback(copy.close)
+        claim(config, provider)
+        metadata = own_catalogue(config, provider, read_only=False)
+        if metadata is None:  # the file is the catalogue, and takes the lock itself
+            opened.close()
+            copy = None
+            metadata = catalogue_of(config, runtime, read_only=False)
+        opened.callback(metadata.close)
+        if copy is not None:
+            copy.follow(metadata)
+            opened.callback(copy.step)
+        yield metadata, copy
+
+
+def _locked_copy(config: StoreConfig) -> CatalogueCopy:
+    kind: Any = resolve(CATALOGUE_FILES, _OWN, CatalogueCopy)
+    copy: CatalogueCopy = kind.locked(config.catalogue_path)
+    return copy
+
+
+def own_catalogue(
+    config: StoreConfig, provider: SegmentProvider, *, read_only: bool
+) -> MetadataStore | None:
+    """The one that the provider keeps with the bytes, unless the settings name another kind."""
+    if config.metadata != _OWN:
+        return None
+    return provider.catalogue(config.broker_name, read_only=read_only)
+
+
+def keeps_catalogue(config: StoreConfig, provider: SegmentProvider) -> bool:
+    """Whether the catalogue of this tier is, or will be, the provider's own; asks no backend.
+
+    Queues share a round only where their rows are in it too.
+    """
+    return config.metadata == _OWN and provider.shares_rounds
+
+
+def is_on_brokers_host(config: StoreConfig, metadata: MetadataStore) -> bool:
+    """Whether this disk has the broker's own catalogue, or the copy that the broker made of it."""
+    facts = metadata.facts
+    return not facts.copy or (facts.source in (LOG, "file") and has_file(config))
+
+
 def catalogue_of(config: StoreConfig, runtime: Runtime, *, read_only: bool) -> MetadataStore:
     """The catalogue of the settings, open. Its class has `open(path, *, read_only, clock_ms)`."""
     found: Any = resolve(METADATA_STORES, config.metadata, MetadataStore)
@@ -265,14 +370,27 @@ def catalogue_of(config: StoreConfig, runtime: Runtime, *, read_only: bool) -> M
 def catalogue_to_read(
     config: StoreConfig, runtime: Runtime, provider: SegmentProvider
 ) -> MetadataStore:
-    """The catalogue that a reader starts from, as the setting `catalogue` says: the file, what is
-    published, or the bytes alone. NoCatalogueError where there is none."""
+    """The catalogue that a reader starts from, as the setting `catalogue` says: the provider's own
+    or the file, what is published, or the bytes alone. NoCatalogueError where there is none."""
     choice = config.catalogue
     if choice == "rebuild":
         return _rebuilt_catalogue(config, runtime, provider)
+    if choice != "file":
+        own = own_catalogue(config, provider, read_only=True)
+        if own is not None:
+            log.info("reading from the catalogue %s", own.facts.describe())
+            return own
+        if keeps_catalogue(config, provider):
+            # A file here would be a copy of what is gone, or of another tier.
+            there = lies_there(config, provider)
+            raise NoCatalogueError(
+                config.broker_name, "no log was written there", is_log_missing=True, there=there
+            )
     names_file = choice != "published"
     if names_file:
         if has_file(config):
+            if keeps_catalogue(config, provider):
+                return _copy_here(config)
             return catalogue_of(config, runtime, read_only=True)
         if choice == "file":
             raise NoCatalogueError(config.catalogue_path, "there is no such file", names_file=True)
@@ -296,6 +414,13 @@ def published_catalogue(config: StoreConfig, provider: SegmentProvider) -> Metad
         return None
     kind: Any = resolve(CATALOGUE_COPIES, "published", MetadataStore)
     found: MetadataStore | None = kind.open(generations)
+    return found
+
+
+def _copy_here(config: StoreConfig) -> MetadataStore:
+    """What a writer on this machine last copied from the log."""
+    kind: Any = resolve(CATALOGUE_COPIES, "file", MetadataStore)
+    found: MetadataStore = kind.open(config.catalogue_path)
     return found
 
 
