@@ -416,3 +416,49 @@ def test_who_has_an_older_catalogue_expires_nothing(
 def test_nothing_goes_that_is_young_enough(command: Command, tmp_path: Path, root: Path) -> None:
     ran = command.run("expire", "--config", settings(tmp_path, root, 1_000_000))
     assert ran.out.endswith("0 segments with 0 bytes went\n")
+
+
+# A bucket
+
+
+@pytest.fixture
+def bucket(command: Command, tmp_path: Path) -> tuple[Path, list[object]]:
+    """A sealed tier in a bucket, and the options that name it on another machine."""
+    store, there = tmp_path / "store", tmp_path / "bucket"
+    put = ("put", "Orders", "--store-path", store, "--body", "hello", "--count", 20)
+    assert command.run(*put).code == 0
+    settings = '[tieredstore]\nbroker_name = "b"\nprovider = "fsspec"\ncertify = "off"\n'
+    for name in ("store", "elsewhere"):
+        text = f'url = "file://{there}"\nstore_path = "{tmp_path / name}"\n'
+        (tmp_path / f"{name}.toml").write_text(settings + text)
+    assert command.run("offload", "--config", tmp_path / "store.toml", "--seal").code == 0
+    return there, ["--config", tmp_path / "elsewhere.toml"]
+
+
+def test_a_bucket_is_audited_and_rebuilt_from_any_machine(
+    command: Command, bucket: tuple[Path, list[object]]
+) -> None:
+    there, tier = bucket
+    assert command.run("audit", *tier).code == 0
+    assert command.run("audit", "--repair", *tier).code == 0
+    again = command.run("rebuild", *tier)
+    again.refused(ExitCode.REFUSED, "is not written over")
+    shutil.rmtree(there / ".rounds")
+    command.run("queues", *tier).refused(ExitCode.NOT_THERE, "taken in by `rebuild`")
+    assert "1 topics, 1 queues" in command.run("rebuild", *tier).out
+    assert command.run("audit", *tier).code == 0
+    assert command.run("cat", "Orders", "--count", 20, *tier).out.count("Orders/0/") == 20
+
+
+def test_a_bucket_of_an_older_layout_is_refused_with_one_line(
+    command: Command, bucket: tuple[Path, list[object]]
+) -> None:
+    there, tier = bucket
+    shutil.rmtree(there / ".rounds")
+    (queue,) = there.glob("*_*/b/Orders/0/CONSUME_QUEUE/*")
+    part = there / ".parts" / queue.relative_to(there) / f"{0:020d}-{1000:010d}"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(bytes(20))
+    ran = command.run("rebuild", *tier)
+    ran.refused(ExitCode.REFUSED, "seal them with the version that wrote them")
+    assert not (there / ".rounds").exists()

@@ -15,15 +15,8 @@ from hypothesis import strategies as st
 from tests.cli.browser_kit import Seen, chromium, printed, seen
 from tests.cli.cli_kit import Command, picture
 from tests.cli.tier_kit import TIER, asked, tier_beside
-from tieredstore.access.survey import (
-    DrawnSegment,
-    Load,
-    MonthlyCost,
-    QueuePicture,
-    TierPicture,
-    commits_per_second,
-    monthly_cost,
-)
+from tieredstore.access.cost import Load, MonthlyCost, monthly_cost, rounds_per_second
+from tieredstore.access.survey import DrawnSegment, QueuePicture, TierPicture
 from tieredstore.cli.output import ExitCode
 from tieredstore.cli.report import QUEUES_SHOWN_MAX, how_long, page
 from tieredstore.model.config import StoreConfig
@@ -273,41 +266,48 @@ def test_a_page_that_is_wide_asks_others_or_fails_is_caught(tmp_path: Path) -> N
 SLOW = Load(queue_count=1, messages_per_second=1, message_bytes=100)
 
 
-def test_a_queue_that_commits_every_forty_seconds_costs_what_its_puts_cost() -> None:
-    """Two parts each 40 s are 129 600 PUTs in 30 days: 0.65 dollars, as the list prices say.
+def requests(load: Load, **settings: Any) -> float:
+    lines = monthly_cost(load, StoreConfig(**settings)).lines
+    return sum(line.dollars for line in lines if line.operation != "store")
+
+
+def test_a_round_every_forty_seconds_costs_what_its_put_and_its_look_cost() -> None:
+    """64 800 PUTs in 30 days are 0.32 dollars, and as many HEADs 0.03, as the list prices say.
 
     A batch is due after 30 s, and looked at every 20.
     """
-    (commits,) = [
-        line for line in monthly_cost(SLOW, StoreConfig()).lines if "commits" in line.what
-    ]
-    assert commits.amount == 129_600
-    assert math.isclose(commits.dollars, 0.648)
+    lines = {line.what: line for line in monthly_cost(SLOW, StoreConfig()).lines}
+    rounds, looks = lines["rounds of all queues"], lines["looks for a newer writer, one an entry"]
+    assert rounds.amount == 64_800
+    assert math.isclose(rounds.dollars, 0.324)
+    assert 64_800 <= looks.amount < 70_000
 
 
 def test_a_queue_without_messages_commits_nothing() -> None:
     idle = Load(queue_count=100, messages_per_second=0, message_bytes=100)
     cost = monthly_cost(idle, StoreConfig())
     assert cost.dollars == 0
-    assert commits_per_second(idle, StoreConfig()) == 0
+    assert rounds_per_second(idle, StoreConfig()) == 0
 
 
 def test_a_full_batch_is_committed_before_it_is_old() -> None:
     fast = Load(queue_count=1, messages_per_second=4096, message_bytes=10)
-    assert commits_per_second(fast, StoreConfig()) == 1
+    assert rounds_per_second(fast, StoreConfig()) == 1
     large = Load(queue_count=1, messages_per_second=8, message_bytes=1 << 20)
-    assert commits_per_second(large, StoreConfig()) == 2
+    assert rounds_per_second(large, StoreConfig()) == 2
 
 
-def test_deletes_are_counted_and_free_and_publishing_is_counted() -> None:
+def test_the_number_of_queues_costs_next_to_nothing() -> None:
+    few = Load(queue_count=10, messages_per_second=10, message_bytes=100)
+    many = Load(queue_count=10_000, messages_per_second=10, message_bytes=100)
+    assert requests(many) < 1.1 * requests(few)
+
+
+def test_deletes_are_counted_and_free() -> None:
     lines = monthly_cost(SLOW, StoreConfig()).lines
     deletes = [line for line in lines if line.operation == "delete"]
     assert sum(line.amount for line in deletes) > 0
     assert sum(line.dollars for line in deletes) == 0
-    published = {line.operation: line.amount for line in lines if "published" in line.what}
-    assert published == dict.fromkeys(("list", "put", "head"), 43_200)  # one a minute
-    quiet = monthly_cost(SLOW, StoreConfig(publish_interval_ms=0)).lines
-    assert not sum(line.amount for line in quiet if "published" in line.what)
 
 
 def test_a_longer_wait_for_a_batch_saves_requests() -> None:
@@ -336,7 +336,7 @@ def test_more_messages_never_cost_less(
 def test_the_prices_of_the_settings_count(command: Command) -> None:
     words = ["cost", "--messages-per-second", 1, "--message-bytes", 100, "--queues", 1, "--json"]
     rows = command.run(*words).rows
-    assert rows[0]["dollars"] == 0.648
+    assert rows[0]["dollars"] == 0.324
     assert rows[-1]["what"] == "total"
     free = command.run(*words, "--storage-price", 0).rows
     assert free[-1]["dollars"] < rows[-1]["dollars"]

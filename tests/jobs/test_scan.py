@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config, properties_of
 from tieredstore.access.reader import TieredReader
 from tieredstore.index.store import IndexStore
+from tieredstore.jobs.packs import packed
 from tieredstore.jobs.scan import (
     OnCorrupt,
     PickedMessages,
     Scan,
-    packed,
     plan_scan,
     refuse_unknown_topics,
 )
 from tieredstore.jobs.slices import EVER, EVERYTHING, Selection
+from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.errors import BodyNotPlainError, InvalidConfigError, SegmentCorruptError
 from tieredstore.model.values import INT64_MAX, QueueKey, SegmentType
 
@@ -190,10 +191,11 @@ def test_a_topic_that_is_not_there_is_named_with_those_that_are(tier: WrittenTie
 def test_small_pieces_are_packed_and_stay_in_order(tier: WrittenTier) -> None:
     with TieredReader.open(tier.config) as reader:
         items = plan_scan(reader, EVERYTHING, split_bytes=4096)
-    packs = packed(items, split_bytes=1 << 20)
+    provider = worker_provider(tier.config)
+    packs = packed(items, split_bytes=1 << 20, provider=provider)
     assert len(packs) < len(items)
     assert [item for pack in packs for item in pack] == items
-    assert len(packed(items, split_bytes=1)) == len(items)
+    assert len(packed(items, split_bytes=1, provider=provider)) == len(items)
 
 
 # Damage

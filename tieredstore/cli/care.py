@@ -180,7 +180,8 @@ def expire(
     "Where it comes from, and what is in it.",
 )
 def show(tier: TierOptions, json: Json = False) -> None:
-    """The catalogue that the other verbs would read: its file, or what the broker published.
+    """The catalogue that the other verbs would read: its file, what the broker published, or in a
+    bucket the log that the broker writes.
 
     A published one has a generation: the highest is the newest. Segments younger than it are not
     in it; the messages that were added to the last segments since are found.
@@ -205,7 +206,8 @@ def snapshot(
     json: Json = False,
 ) -> None:
     """Publish the catalogue beside the tier, for readers elsewhere. A broker does so by itself:
-    no broker may be running on this tier.
+    no broker may be running on this tier. In a bucket the log is the catalogue, and nothing is
+    published.
 
     With --output nothing is published: what the other verbs would read is written to a new file,
     which a broker of RocketMQ can open.
@@ -351,11 +353,11 @@ def _rebuilt(tier: TierOptions) -> RebuildReport:
         there = opened.enter_context(opened_provider(tier))
         config, runtime, provider = there.config, there.runtime, there.provider
         _check_there_is_data(config, provider)
-        catalogue = opened.enter_context(for_writing(config, runtime, create=True))
+        catalogue = opened.enter_context(for_writing(there, create=True))
         publisher = publisher_of(config, provider, catalogue)
         try:
             if publisher is None:
-                return rebuild(catalogue, provider, config, runtime)
+                return rebuild(catalogue, provider, config, runtime, takes_in=True)
             return rebuild_beside_published(
                 catalogue,
                 provider,
@@ -365,7 +367,7 @@ def _rebuilt(tier: TierOptions) -> RebuildReport:
                 published=lambda: published_catalogue(config, provider),
             )
         except NewerCatalogueError as error:
-            text = f"{config.catalogue_path} is not written over: {error}"
+            text = f"{catalogue.facts.place} is not written over: {error}"
             raise CommandError(printable(text), ExitCode.REFUSED) from error
 
 
@@ -373,6 +375,8 @@ def _check_there_is_data(config: StoreConfig, provider: SegmentProvider) -> None
     """Before there is a catalogue: an empty one would be made."""
     if next(iter(provider.list(config.broker_name)), None) is not None:
         return
+    if provider.damage(config.broker_name):
+        return  # a log that was lost, or a layout that who claims it refuses
     brokers = {found.path.partition("/")[0] for found in provider.list()}
     if not brokers:
         text = f"there is not one segment of the cluster {printable(config.cluster_name)!r}"
@@ -542,12 +546,19 @@ def _written(tier: TierOptions, target: OutputFile) -> Row:
 
 
 def _published(tier: TierOptions) -> Row:
-    from tieredstore.access.wiring import publisher_of
+    from tieredstore.access.wiring import keeps_catalogue, publisher_of
     from tieredstore.cli.tier import check_broker, check_cluster, for_writing, opened_provider
     from tieredstore.driver.metadata import StaleCatalogueError
 
-    with opened_provider(tier) as there, for_writing(there.config, there.runtime) as catalogue:
+    with ExitStack() as opened:
+        there = opened.enter_context(opened_provider(tier))
         config, provider = there.config, there.provider
+        if keeps_catalogue(config, provider):
+            text = (
+                "the catalogue of this tier lies with its bytes: readers elsewhere see it as it is"
+            )
+            raise CommandError(text, ExitCode.USAGE)
+        catalogue = opened.enter_context(for_writing(there))
         check_cluster(config, catalogue)
         check_broker(config, catalogue)
         publisher = publisher_of(config, provider, catalogue)

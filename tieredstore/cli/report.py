@@ -29,14 +29,8 @@ from tieredstore.cli.output import (
 )
 
 if TYPE_CHECKING:  # help must be fast
-    from tieredstore.access.survey import (
-        CostLine,
-        DrawnSegment,
-        Load,
-        MonthlyCost,
-        QueuePicture,
-        TierPicture,
-    )
+    from tieredstore.access.cost import CostLine, Load, MonthlyCost
+    from tieredstore.access.survey import DrawnSegment, QueuePicture, TierPicture
     from tieredstore.model.config import StoreConfig
     from tieredstore.model.values import QueueKey
 
@@ -102,7 +96,7 @@ svg { display: block; width: 100%; height: .8rem; border-radius: .12rem; }
 
 def _amount(text: str) -> float:
     """A finite one: an amount of anything. typer's own takes inf and nan."""
-    from tieredstore.access.survey import NUMBER_MAX
+    from tieredstore.access.cost import NUMBER_MAX
 
     try:
         value = float(text)
@@ -186,7 +180,7 @@ def cost(
     Prices of requests are S3's list prices, or the setting request_prices. What leaves the cloud is
     not counted.
     """
-    from tieredstore.access.survey import STORAGE_DOLLARS, Load, monthly_cost
+    from tieredstore.access.cost import STORAGE_DOLLARS, Load, monthly_cost
     from tieredstore.model.config import StoreConfig
 
     if messages_per_second is None:

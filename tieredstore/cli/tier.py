@@ -14,13 +14,16 @@ from pathlib import Path
 
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import (
+    LOG_MISSING,
     NoCatalogueError,
     brokers_of,
-    catalogue_of,
     catalogue_to_read,
     has_file,
+    is_on_brokers_host,
+    keeps_catalogue,
     provider_of,
     publisher_of,
+    written_catalogue,
 )
 from tieredstore.cli.options import TierOptions, chosen, config_of, known_names
 from tieredstore.cli.output import CommandError, ExitCode, note, printable, shown_time
@@ -101,7 +104,7 @@ def opened_tier(options: TierOptions, *, asks_local_index: bool = True) -> Itera
             runtime=backend.runtime,
             provider=backend.provider,
             metadata=metadata,
-            is_brokers_host=asks_local_index and not metadata.facts.copy,
+            is_brokers_host=asks_local_index and is_on_brokers_host(backend.config, metadata),
         ) as reader:
             yield OpenedTier(
                 config=backend.config,
@@ -202,6 +205,8 @@ def no_catalogue(error: NoCatalogueError, config: StoreConfig) -> CommandError:
         )
     if error.there:
         text += f"; {error.there}"
+    if error.is_log_missing:
+        text += f"; name another broker with --broker; {LOG_MISSING}"
     if error.names_file and not error.is_published_missing:
         text += "; `rebuild` makes one from the bytes, and --catalogue rebuild does without"
     if error.is_published_missing:
@@ -299,26 +304,36 @@ def changing(backend: OpenedBackend) -> Iterator[Changing]:
             change.generation = publisher.publish()
 
 
-def locked(backend: OpenedBackend) -> MetadataStore:
+@contextmanager
+def locked(backend: OpenedBackend) -> Iterator[MetadataStore]:
     """The catalogue that was opened to be read, of a broker that is in it, opened to be written."""
     to_read = backend.catalogue()
     check_broker(backend.config, to_read)
     to_read.close()
-    return for_writing(backend.config, backend.runtime)
+    with for_writing(backend) as metadata:
+        yield metadata
 
 
-def for_writing(config: StoreConfig, runtime: Runtime, *, create: bool = False) -> MetadataStore:
-    """The catalogue, locked: no broker may be running on it. A copy of it cannot be written."""
-    if not create and not has_file(config):
+@contextmanager
+def for_writing(there: OpenedProvider, *, create: bool = False) -> Iterator[MetadataStore]:
+    """The catalogue, locked: no broker may be running on it. A copy of it cannot be written.
+
+    Where it lies with the bytes, the tier is taken over: a broker elsewhere is fenced.
+    """
+    config, provider = there.config, there.provider
+    if not create and not keeps_catalogue(config, provider) and not has_file(config):
         missing = NoCatalogueError(config.catalogue_path, "there is no such file", names_file=True)
         raise no_catalogue(missing, config)
-    try:
-        return catalogue_of(config, runtime, read_only=False)
-    except MetadataError as error:
-        if not create or not error.is_damage:
-            raise
-        text = f"{error}; move it away, with all files of its name, and a new one is made"
-        raise CommandError(printable(text), ExitCode.DAMAGE) from error
+    with ExitStack() as opened:
+        try:
+            written = written_catalogue(config, there.runtime, provider)
+            metadata, _ = opened.enter_context(written)
+        except MetadataError as error:
+            if not create or not error.is_damage:
+                raise
+            text = f"{error}; move it away, with all files of its name, and a new one is made"
+            raise CommandError(printable(text), ExitCode.DAMAGE) from error
+        yield metadata
 
 
 def checked_publisher(backend: OpenedBackend, metadata: MetadataStore) -> Publisher | None:

@@ -181,7 +181,11 @@ def _offloaded(tier: TierOptions, *, seal: bool) -> tuple[StoreConfig, list[Row]
                 }
                 for key in sorted(local.queues())
             ]
-            queues = [queue for queue in store.health().queues if not queue.ok]
+            health = store.health()
+            queues = [queue for queue in health.queues if not queue.ok]
+    if health.fence is not None:
+        text = f"another writer has taken over this tier: {health.fence.describe()}"
+        raise CommandError(printable(text), ExitCode.REFUSED)
     if not done:
         first = f", the first: {_why_behind(queues[0])}" if queues else ""
         text = advised(f"not all of it was uploaded{first}")

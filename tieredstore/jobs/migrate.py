@@ -15,7 +15,15 @@ from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 from tieredstore.access.queue_upload import history_note
-from tieredstore.access.wiring import catalogue_of, provider_of, publisher_of
+from tieredstore.access.wiring import (
+    catalogue_of,
+    claim,
+    keeps_catalogue,
+    own_catalogue,
+    provider_of,
+    publisher_of,
+    written_catalogue,
+)
 from tieredstore.driver.durable import FileLock
 from tieredstore.driver.metadata import Change, Json, MetadataStore, Put, PutNote
 from tieredstore.driver.metrics import NoMetrics
@@ -128,10 +136,10 @@ class MigrateJob:
         if self.cut_over:
             _check_own_catalogue(tier)
         if self.adopt:
-            is_over = _held_by_both(tier, self.target, self.source)
+            is_over = _held_by_both(tier, self.target, self.source, self.target_provider())
         known = read_journal(self.source, self.target)
         if self.adopt:
-            made_with = _made_with(self.target)
+            made_with = _made_with(self.target, self.target_provider())
         else:
             made_with = source_made_with(tier, worker_provider(self.source, run=self.run))
         if is_over:
@@ -160,6 +168,12 @@ class MigrateJob:
     def target_provider(self) -> SegmentProvider:
         """Many processes write to the target: none of them takes over from the others."""
         return worker_provider(replace(self.target, claim_epoch=False), run=self.run)
+
+    def claimed_target(self) -> SegmentProvider:
+        """The driver's: the one that takes the target over, and whom the others join."""
+        provider = worker_provider(self.target, run=self.run)
+        claim(self.target, provider)
+        return provider
 
     def finish(self, plan: Plan[CopyItem], rows: RowStream[CopyRow]) -> JobReport:
         assert isinstance(plan, MigrationPlan)
@@ -225,8 +239,10 @@ class _Finish:
     def _ask_target(self, item: CopyItem) -> None:
         """Fail at once for wrong credentials and missing rights, and not once for each item.
 
-        One process also asks an object store for the proof that it keeps its promises.
+        One process also asks an object store for the proof that it keeps its promises, and takes
+        the target over.
         """
+        self._job.claimed_target()
         provider = self._job.target_provider()
         path = f"{self._job.target.broker_name}/{_FENCE_TOPIC}/0"
         with provider.open(path, item.row.type, 0) as segment:
@@ -265,7 +281,7 @@ class _Finish:
             return False
         if not job.topics:  # else the journal may be of others too
             self._remove_expired(now)
-        _publish(now, job.source, job.target, provider, adopt=job.adopt)
+        _publish(now, job.source, job.target, job.claimed_target(), adopt=job.adopt)
         journal.remove()
         return True
 
@@ -347,8 +363,7 @@ def _held_still(source: StoreConfig, target: StoreConfig, *, adopt: bool) -> Ite
             with _all_locked(target):
                 log.debug("no broker runs on %s", target.catalogue_path)
         held.enter_context(_all_locked(source))
-        if source.provider in OBJECT_PROVIDERS:
-            _take_epoch(source)
+        _take_epoch(source)
         yield
 
 
@@ -379,12 +394,14 @@ def _locked(path: str) -> FileLock:
 
 
 def _take_epoch(config: StoreConfig) -> None:
-    """Deleting what never was is the least that makes us the writer."""
+    """Be the last writer, if this kind of tier has epochs."""
     with Runtime.threads(dispatch_threads=1, fetch_threads=1) as runtime:
         provider = provider_of(replace(config, certify="off"), runtime, NoMetrics())
         try:
-            path = f"{config.broker_name}/{_FENCE_TOPIC}/0"
-            provider.open(path, SegmentType.COMMIT_LOG, 0).delete()
+            provider.claim(config.broker_name)
+            if config.provider in OBJECT_PROVIDERS:  # deleting what never was claims there
+                path = f"{config.broker_name}/{_FENCE_TOPIC}/0"
+                provider.open(path, SegmentType.COMMIT_LOG, 0).delete()
         finally:
             provider.close()
 
@@ -435,19 +452,21 @@ def _was_cut_over(
     Raises InvalidConfigError where the target's catalogue holds a tier that came from elsewhere, or
     lacks queues of this one, or where one is published beside the target's segments.
     """
-    with catalogue_of(target, worker_runtime(), read_only=True) as metadata:
+    with _catalogue_in(target, provider) as metadata:
+        if metadata is None:
+            return False
         if metadata.note(NOTE, "source") == place_of(source):
             keys = [queue.record.key for queue in tier.queues]
             left_out = [f"{key.topic}/{key.queue_id}" for key in keys if not metadata.queue(*key)]
             if left_out:
                 raise InvalidConfigError(
-                    f"{target.catalogue_path}: the target was cut over before, and without "
+                    f"{metadata.facts.place}: the target was cut over before, and without "
                     f"{', '.join(left_out[:_NAMES_SHOWN])}; move these to a target of their own"
                 )
             return True
         if metadata.queues() or metadata.segments():
             raise InvalidConfigError(
-                f"{target.catalogue_path}: the target's catalogue names a tier already; name an "
+                f"{metadata.facts.place}: the target's catalogue names a tier already; name an "
                 "empty one, or adopt these queues into it with --adopt"
             )
     published = provider.generations(target.broker_name)
@@ -459,18 +478,36 @@ def _was_cut_over(
     return False
 
 
-def _made_with(config: StoreConfig) -> dict[str, int]:
+@contextmanager
+def _catalogue_in(target: StoreConfig, provider: SegmentProvider) -> Iterator[MetadataStore | None]:
+    """What the target has, to be looked at; None where nothing was ever written.
+
+    A file beside a provider that keeps the catalogue itself says nothing of the target.
+    """
+    with ExitStack() as opened:
+        found = own_catalogue(target, provider, read_only=True)
+        if found is None and not keeps_catalogue(target, provider):
+            found = catalogue_of(target, worker_runtime(), read_only=True)
+        yield None if found is None else opened.enter_context(found)
+
+
+def _made_with(config: StoreConfig, provider: SegmentProvider) -> dict[str, int]:
     """The settings that the tier of this catalogue fixes, by name."""
-    with catalogue_of(config, worker_runtime(), read_only=True) as metadata:
-        return watermarks.Watermarks.made_with(metadata.notes(watermarks.STORE))
+    with _catalogue_in(config, provider) as metadata:
+        notes = {} if metadata is None else metadata.notes(watermarks.STORE)
+        return watermarks.Watermarks.made_with(notes)
 
 
-def _held_by_both(tier: SourceTier, target: StoreConfig, source: StoreConfig) -> bool:
+def _held_by_both(
+    tier: SourceTier, target: StoreConfig, source: StoreConfig, provider: SegmentProvider
+) -> bool:
     """Whether these queues were adopted before.
 
     Raises InvalidConfigError that names all queues which the target has on its own.
     """
-    with catalogue_of(target, worker_runtime(), read_only=True) as metadata:
+    with _catalogue_in(target, provider) as metadata:
+        if metadata is None:
+            return False
         adopted = metadata.notes(NOTE)
         mine = place_of(source)
         both = [
@@ -495,15 +532,16 @@ def _publish(
 ) -> None:
     """Make the copy a tier: one change of the target's catalogue, all of it or nothing.
 
-    Then the catalogue is published for readers that start from the tier alone. Where that fails,
-    the broker publishes it.
+    Then the catalogue is published, if it does not lie with the bytes, for readers that start from
+    the tier alone. Where that fails, the broker publishes it.
     """
     Path(target.catalogue_path).parent.mkdir(parents=True, exist_ok=True)
-    try:
-        metadata = catalogue_of(target, worker_runtime(), read_only=False)
-    except MetadataError as error:
-        raise BackendRefusedError(target.catalogue_path, "cut over", str(error)) from error
-    with metadata:
+    with ExitStack() as opened:
+        try:
+            written = written_catalogue(target, worker_runtime(), provider)
+            metadata, _ = opened.enter_context(written)
+        except MetadataError as error:
+            raise BackendRefusedError(target.catalogue_path, "cut over", str(error)) from error
         if adopt:
             metadata.apply(_adopted(tier, source, target, metadata))
         else:

@@ -15,7 +15,7 @@ from tieredstore.access.reader import amend_problems
 from tieredstore.access.rebuild import slot_count_of
 from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.codec.names import index_queue_path, queue_path
-from tieredstore.driver.metadata import Json, MetadataStore
+from tieredstore.driver.metadata import LOG, Json, MetadataStore
 from tieredstore.driver.object_requests import PriceTable
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.flat import recovery
@@ -111,10 +111,16 @@ def read_source(config: StoreConfig, *, topics: tuple[str, ...] = ()) -> SourceT
             queues=tuple(queues),
             index=tuple(row for row in index if row.size),
             index_notes={kind: dict(metadata.notes(kind)) for kind in INDEX_NOTES},
-            copy_of=metadata.facts.describe() if metadata.facts.copy else None,
+            copy_of=_copy_of(metadata),
         )
     finally:
         parts.close()
+
+
+def _copy_of(metadata: MetadataStore) -> str | None:
+    """The log that lies with the bytes is whole as of when it was read."""
+    facts = metadata.facts
+    return facts.describe() if facts.copy and facts.source != LOG else None
 
 
 def source_made_with(tier: SourceTier, provider: SegmentProvider) -> dict[str, int]:
@@ -139,7 +145,7 @@ def _check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
     brokers |= {row.path.partition("/")[0] for row in metadata.segments()}
     if not brokers:
         reason = "it names no queue: is this the catalogue of the tier?"
-        raise MetadataError(config.catalogue_path, reason)
+        raise MetadataError(metadata.facts.place, reason)
     if config.broker_name not in brokers:
         known = ", ".join(sorted(brokers)[:_NAMES_SHOWN])
         raise UnknownNameError(

@@ -14,7 +14,7 @@ otherwise `body_plain` is null and `damage` says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.columns import RecordFields
 from tieredstore.codec.record import peek_queue_id, peek_queue_offset
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS, KeyPairs, MessageTable, key_pairs
 from tieredstore.jobs.slices import (
     EVER,
@@ -55,8 +57,6 @@ CLOCK_SLACK_MS: Final = 60_000  # so far a broker's clock may have been set back
 INDEX_LAG_MS: Final = 3_600_000  # so late a broker may tier one queue's messages after another's
 HITS_MAX: Final = 10_000  # of one key; a key that more messages have is found by reading
 PICKED_MAX: Final = 256  # messages of one piece of work
-PACKED_MAX: Final = 256  # pieces that are worked off one after the other
-PACKED_BYTES_MIN: Final = 64 * 1024  # so much could have been read in the time a piece takes
 KEY: Final = "key"
 BODY_PLAIN: Final = "body_plain"
 DAMAGE: Final = "damage"
@@ -142,22 +142,6 @@ def _sliced(
 def _is_in(offset: int, whole: tuple[int, int], others: Sequence[tuple[int, int]]) -> bool:
     """Whether an offset is within the first range and in none of the others."""
     return whole[0] <= offset < whole[1] and not any(first <= offset < end for first, end in others)
-
-
-def packed(items: Iterable[ScanItem], *, split_bytes: int) -> list[tuple[ScanItem, ...]]:
-    """Neighbours together, up to about `split_bytes`: a task for each small queue costs more than
-    it reads."""
-    packs: list[tuple[ScanItem, ...]] = []
-    held: list[ScanItem] = []
-    held_bytes = 0
-    for item in items:
-        size = item.approximate_bytes + PACKED_BYTES_MIN
-        if held and (held_bytes + size > split_bytes or len(held) >= PACKED_MAX):
-            packs.append(tuple(held))
-            held, held_bytes = [], 0
-        held.append(item)
-        held_bytes += size
-    return [*packs, tuple(held)] if held else packs
 
 
 def queue_bounds(
@@ -272,11 +256,15 @@ class Scan:
     def schema(self) -> pa.Schema:
         return pa.schema([pa.field(name, SCAN_COLUMNS[name]) for name in self.columns])
 
-    def batches(self, config: StoreConfig, item: ScanItem) -> Iterator[pa.RecordBatch]:
-        """What is selected of this piece of work, in order of the queue."""
+    def batches(
+        self, config: StoreConfig, item: ScanItem, *, provider: SegmentProvider | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """What is selected of this piece of work, in order of the queue; through the provider of
+        this process, or one that has fetched it."""
         taken: list[Damage] = []
         made = _Batches(self, item.key)
-        for reader in _readers(config, item, self._taker(taken)):
+        file = queue_file(config, item.key, item.path, item.rows, provider=provider)
+        for reader in _readers(config, item, file, self._taker(taken)):
             for fields in reader.fields():
                 yield from made.damaged(taken)
                 yield from made.of(fields)
@@ -409,12 +397,11 @@ class _Batches:
 
 
 def _readers(
-    config: StoreConfig, item: ScanItem, on_damage: OnDamage | None
+    config: StoreConfig, item: ScanItem, file: FlatMessageFile, on_damage: OnDamage | None
 ) -> Iterator[SliceReader]:
     if isinstance(item, Slice):
-        yield SliceReader(config, item, on_damage=on_damage)
+        yield SliceReader(config, item, on_damage=on_damage, file=file)
         return
-    file = queue_file(config, item.key, item.path, item.rows)
     for first, end in _neighbours(item.offsets):
         part = Slice(
             key=item.key,

@@ -404,6 +404,10 @@ class SliceReader:
     # Reading
 
     def _ask(self, offset: int) -> Future[_NextRun]:
+        if offset >= self._slice.end_offset:  # nothing to read: no thread is asked
+            end: Future[_NextRun] = Future()
+            end.set_result(_NextRun(None, []))
+            return end
         return self._runtime.fetch.submit(self._next_run, offset)
 
     def _next_run(self, offset: int) -> _NextRun:

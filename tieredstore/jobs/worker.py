@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
-from tieredstore.access.wiring import catalogue_of, provider_of, publisher_of
+from tieredstore.access.wiring import provider_of, publisher_of, written_catalogue
 from tieredstore.codec.names import index_queue_path
 from tieredstore.driver.metadata import MetadataStore, Publisher
 from tieredstore.driver.metrics import NoMetrics
@@ -247,15 +247,14 @@ def _no_tier() -> None:
 
 @contextmanager
 def owned_tier(config: StoreConfig, *, threads: int) -> Iterator[OwnedTier]:
-    """Raises CatalogueLockedError where a writer is alive, and StaleCatalogueError where what is
-    published is not this catalogue's."""
+    """Raises CatalogueLockedError where a writer is alive on this machine, and StaleCatalogueError
+    where what is published is not this catalogue's. In a bucket a writer elsewhere is fenced."""
     with ExitStack() as opened:
         runtime = Runtime.threads(dispatch_threads=threads, fetch_threads=threads)
         opened.callback(runtime.close)
         made = provider_of(config, runtime, NoMetrics())
         opened.callback(made.close)
-        metadata = catalogue_of(config, runtime, read_only=False)
-        opened.callback(metadata.close)
+        metadata, _ = opened.enter_context(written_catalogue(config, runtime, made))
         publisher = publisher_of(config, made, metadata)
         if publisher is not None:
             publisher.check()

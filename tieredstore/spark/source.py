@@ -55,10 +55,10 @@ from pyspark.sql.types import (
 
 from tieredstore.access.reader import TieredReader
 from tieredstore.jobs.arrow import KEYS_TYPE, MAP_TYPE, TIME_TYPE
+from tieredstore.jobs.packs import packed, read_packed
 from tieredstore.jobs.scan import (
     SCAN_COLUMNS,
     ScanItem,
-    packed,
     plan_scan,
     refuse_unknown_topics,
     selected_queues,
@@ -150,7 +150,7 @@ def with_schema(options: ReadOptions, schema: StructType) -> ReadOptions:
 
 
 class TierPartition(InputPartition):
-    """Pieces of a scan that one task reads, one after the other."""
+    """Pieces of a scan that one task reads: fetched together, and given one after the other."""
 
     def __init__(self, items: Sequence[ScanItem]) -> None:
         super().__init__(None)
@@ -169,11 +169,18 @@ class ScanReader:
             return  # Spark's own, where there is nothing to read
         options = self._options
         with plain_failures():
-            for item in partition.items:
-                for batch in options.scan.batches(options.config, item):
+            for item, provider in read_packed(options.config, partition.items):
+                for batch in options.scan.batches(options.config, item, provider=provider):
                     # They differ at most in which values may be null.
                     fits = batch.schema == self._arrow_schema
                     yield batch if fits else batch.cast(self._arrow_schema)
+
+
+def partitions_of(options: ReadOptions, items: Iterable[ScanItem]) -> list[InputPartition]:
+    """Of about `split_bytes` each: never one for each of many small queues."""
+    provider = worker_provider(options.config)
+    packs = packed(items, split_bytes=options.split_bytes, provider=provider)
+    return [TierPartition(pack) for pack in packs]
 
 
 def reach(config: StoreConfig, items: Sequence[ScanItem]) -> None:
@@ -203,7 +210,7 @@ class TierBatchReader(ScanReader, DataSourceReader):
             refuse_unknown_topics(tier, self._topics)
             items = plan_scan(tier, options.selection, split_bytes=options.split_bytes)
             reach(options.config, items)
-        return [TierPartition(pack) for pack in packed(items, split_bytes=options.split_bytes)]
+            return partitions_of(options, items)
 
 
 class PushingTierBatchReader(TierBatchReader):
@@ -382,12 +389,7 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
                 split_bytes=self._options.split_bytes,
                 bounds=lambda rows: (max(bounds[rows.key][0], low), min(bounds[rows.key][1], high)),
             )
-            return [
-                TierPartition(pack)
-                for pack in packed(
-                    trimmed(self._options.config, slices), split_bytes=self._options.split_bytes
-                )
-            ]
+            return partitions_of(self._options, trimmed(self._options.config, slices))
 
     def stop(self) -> None:
         tier, self._tier = self._tier, None
