@@ -137,7 +137,8 @@ def test_a_tier_is_written_to_once_the_store_has_proved_itself(
             provider.close()
         assert clock.monotonic() - started < 600
         puts = door.requests()["PUT"]
-        assert puts > 1_000 if position == 0 else puts == 3  # claim, boundary, part
+        # Claim, the epoch that begins, and the entry with the bytes.
+        assert (puts > 1_000) if position == 0 else (puts == 3), puts
 
 
 @pytest.mark.parametrize("name", CLIENTS)

@@ -25,6 +25,9 @@ from tieredstore.providers import object_provider
 from tieredstore.providers.object_provider import open_client
 from tieredstore.providers.s3_settings import ObjectStoreSettings
 
+# A bucket has no catalogue to publish, and notes of its queues are in its log.
+IN_A_BUCKET = [name for name in ON_A_TIER if name not in ("metadata snapshot", "resume")]
+WITH_A_LOG = ("expire", "cost", "report", "migrate", "export", "reindex", "metadata reserve")
 KINDS = ("GET", "HEAD", "LIST", "PUT", "POST", "POST uploads", "DELETE", "DELETE-MANY")
 
 
@@ -83,12 +86,14 @@ def in_bucket(bench: Bench, settings: ObjectStoreSettings, **others: object) -> 
     )
 
 
-@pytest.mark.parametrize("name", ON_A_TIER)
+@pytest.mark.parametrize("name", IN_A_BUCKET)
 def test_a_bucket_answers_as_a_folder_does(
     command: Command, bench: Bench, settings: ObjectStoreSettings, tmp_path: Path, name: str
 ) -> None:
     verb = ON_A_TIER[name]
     bench.prepare(name)
+    if name in WITH_A_LOG:  # sealed segments of Java lie there: they are taken in first
+        assert bench.run("rebuild", *in_bucket(bench, settings)).code == 0
     ran = bench.run(name, *in_bucket(bench, settings), "--json")
     assert (ran.code, ran.err) == (0, ""), ran.err
     assert verb.holds(ran.rows), ran.out[:1000]
@@ -100,7 +105,7 @@ def test_a_bucket_answers_as_a_folder_does(
     assert same_rows(ran.rows, verb.same) == same_rows(folder.rows, verb.same)
 
 
-@pytest.mark.parametrize("name", ON_A_TIER)
+@pytest.mark.parametrize("name", IN_A_BUCKET)
 def test_a_missing_bucket_is_one_line_that_says_what_to_do(
     bench: Bench, settings: ObjectStoreSettings, name: str
 ) -> None:
@@ -110,7 +115,7 @@ def test_a_missing_bucket_is_one_line_that_says_what_to_do(
     assert "see its name (--bucket)" in ran.err or not ran.code
 
 
-@pytest.mark.parametrize("name", ON_A_TIER)
+@pytest.mark.parametrize("name", IN_A_BUCKET)
 @pytest.mark.usefixtures("refusing")
 def test_wrong_keys_are_one_line_that_says_where_they_come_from(
     bench: Bench, settings: ObjectStoreSettings, name: str
@@ -123,13 +128,14 @@ def test_wrong_keys_are_one_line_that_says_where_they_come_from(
 
 def check_refusal(name: str, code: int, told: str) -> None:
     """Those that look at the catalogue only do their work."""
-    assert code == ON_A_TIER[name].refused, told
+    wanted = 5 if name in WITH_A_LOG else ON_A_TIER[name].refused
+    assert code == wanted, told
     assert told == "" if code == 0 else told.count("\n") == 1, told
     assert "Traceback" not in told
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ON_A_TIER)
+@pytest.mark.parametrize("name", IN_A_BUCKET)
 @pytest.mark.usefixtures("impatient")
 def test_an_address_where_nobody_answers_is_one_line(
     bench: Bench, settings: ObjectStoreSettings, name: str
@@ -145,7 +151,7 @@ def test_an_address_where_nobody_answers_is_one_line(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["topics", "cat", "audit", "verify", "metadata snapshot"])
+@pytest.mark.parametrize("name", ["topics", "cat", "audit", "verify"])
 @pytest.mark.usefixtures("impatient")
 def test_a_server_that_never_replies_is_given_up(
     bench: Bench, settings: ObjectStoreSettings, moto: tuple[str, Door], tmp_path: Path, name: str
@@ -156,3 +162,9 @@ def test_a_server_that_never_replies_is_given_up(
         ran = bench.run(name, "--config", conf, *in_bucket(bench, settings))
     assert ran.code == 5, ran.err
     assert ran.err.count("\n") == 1, ran.err
+
+
+def test_a_bucket_has_no_catalogue_to_publish(bench: Bench, settings: ObjectStoreSettings) -> None:
+    ran = bench.run("metadata snapshot", *in_bucket(bench, settings))
+    assert (ran.code, ran.err.count("\n")) == (2, 1), ran
+    assert "lies with its bytes" in ran.err

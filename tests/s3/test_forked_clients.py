@@ -11,9 +11,9 @@ from tests.s3.moto_server import Door
 from tests.s3.s3_clients import CLIENTS, new_client, new_settings
 from tieredstore.driver.object_client import ObjectClient, Range
 from tieredstore.driver.runtime import Runtime
+from tieredstore.model.errors import FencedError
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.object_provider import ObjectProvider, open_client
-from tieredstore.providers.writer_epoch import WriterStalledError
 
 CHILD_SECONDS = 240
 
@@ -101,7 +101,7 @@ def test_a_provider_works_on_both_sides(moto: tuple[str, Door], name: str) -> No
         child.kill()
         child.join()
     assert seen == [10, b"23456", [10], b"0123456789child"]
-    with pytest.raises(WriterStalledError):
+    with pytest.raises(FencedError):
         segment.write(10, b"parent")
     assert segment.read(0, 10) == b"0123456789"
     provider.close()

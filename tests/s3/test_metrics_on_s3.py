@@ -45,6 +45,7 @@ def test_every_metric_is_shown_with_its_labels_by_a_store_on_s3(
 ) -> None:
     endpoint, door = moto
     settings = new_settings(endpoint, "obstore")
+    door.requests()
     broker = EventfulBroker(
         tmp_path,
         exporter.metrics,
@@ -59,7 +60,6 @@ def test_every_metric_is_shown_with_its_labels_by_a_store_on_s3(
         certify="off",
         read_ahead_enabled=False,
     )
-    door.requests()
     broker.live()
     found = exporter.samples()
     counted = {

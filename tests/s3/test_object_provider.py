@@ -9,9 +9,9 @@ from tests.s3.s3_clients import CLIENTS, new_client, new_settings
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
+from tieredstore.model.errors import FencedError
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.object_provider import ObjectProvider, open_client
-from tieredstore.providers.writer_epoch import WriterStalledError
 from tieredstore.testing.provider_contract import SegmentProviderContract
 from tieredstore.testing.segment_contract import FileSegmentContract
 
@@ -37,6 +37,8 @@ class TestObjectFileSegment(FileSegmentContract):
 
 @pytest.mark.parametrize("name", CLIENTS)
 class TestObjectProvider(SegmentProviderContract):
+    pairs_are_whole = True
+
     @pytest.fixture(autouse=True)
     def _server(self, moto: tuple[str, Door], name: str) -> None:
         self.endpoint, self.name = moto[0], name
@@ -65,7 +67,7 @@ def test_a_segment_grows_is_sealed_and_read_over_s3(moto: tuple[str, Door], name
     again = after.open(PATH, LOG, 0)
     assert again.read(5 * MIB - 1, 2 * MIB) == (data * 3)[MIB - 1 : 3 * MIB - 1]
     again.seal()
-    with pytest.raises(WriterStalledError):
+    with pytest.raises(FencedError):
         segment.write(11 * MIB, b"late")
     reader = process().open(PATH, LOG, 0)
     assert reader.size() == 11 * MIB

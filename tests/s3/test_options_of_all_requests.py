@@ -53,7 +53,6 @@ def test_all_that_a_tier_writes_is_stored_and_encrypted_as_the_settings_say(
     segment.seal()  # in parts: it is long
     provider.create(provider.open("broker-a/rmq_sys_INDEX/0", INDEX, 0), [bytes(MIB)] * 17)
     provider.create(provider.open("broker-a/rmq_sys_INDEX/0", INDEX, 1), [b"short"])
-    provider.generations("broker-a").create(1, b"catalogue")
     provider.scratch("broker-a").put("a/small", [b"x"])
     provider.scratch("broker-a").put("a/large", [bytes(MIB)] * 17)
     segment.delete()
@@ -63,7 +62,7 @@ def test_all_that_a_tier_writes_is_stored_and_encrypted_as_the_settings_say(
     kinds = {each.kind for each in door.made}
     assert kinds == {"PUT", "POST uploads"}
     prefixes = {each.key.partition("/")[0] for each in door.made}
-    assert {".parts", ".epochs", ".catalog", ".staged", ".certify"} < prefixes
+    assert {".rounds", ".staged", ".certify"} < prefixes
     assert sum(each.kind == "POST uploads" for each in door.made) >= 3
     for each in door.made:
         told = each.headers

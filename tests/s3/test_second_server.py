@@ -64,6 +64,8 @@ class TestObjectFileSegment(FileSegmentContract):
 
 @pytest.mark.parametrize("name", CLIENTS)
 class TestObjectProvider(SegmentProviderContract):
+    pairs_are_whole = True
+
     @pytest.fixture(autouse=True)
     def _name(self, name: str) -> None:
         self.name = name

@@ -15,10 +15,10 @@ import pytest
 from tests.cli.cli_kit import Command
 from tests.s3.s3_clients import CLIENTS, THIRD_PARTY, new_settings, throw_away
 from tieredstore.driver.runtime import Runtime
+from tieredstore.model.errors import FencedError
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.object_provider import ObjectProvider, open_client
 from tieredstore.providers.s3_settings import ObjectStoreSettings
-from tieredstore.providers.writer_epoch import WriterStalledError
 
 ENDPOINT = THIRD_PARTY.get("endpoint", "")
 TOPICS = ("Orders", "%RETRY%a|b")
@@ -96,11 +96,11 @@ def test_a_writer_that_was_stalled_learns_of_it(settings: ObjectStoreSettings) -
     stalled.write(0, b"first")
     second = process().open(path, log, 0)
     second.write(5, b"second")
-    with pytest.raises(WriterStalledError):
+    with pytest.raises(FencedError):
         stalled.write(5, b"late")
     assert process().open(path, log, 0).read(0, 11) == b"firstsecond"
     second.seal()
-    with pytest.raises(WriterStalledError):
+    with pytest.raises(FencedError):
         stalled.write(11, b"later")
     reader = process()
     assert [(each.path, each.size) for each in reader.list()] == [(path, 11)]
