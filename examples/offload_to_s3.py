@@ -36,7 +36,7 @@ def offload(config: StoreConfig, *, put_some: bool) -> None:
                 body = f"order {number}".encode()
                 keys = {"KEYS": f"order-{number}"}
                 store.put_message(Message(topic="orders", queue_id=0, body=body, properties=keys))
-            # Sealed: each segment one object, the index uploaded, the catalogue published.
+            # Sealed: each segment one object, the index uploaded.
             store.flush(seal=True)
             for topic, queue_id in sorted(store.queues()):
                 done = store.committed_offset(topic, queue_id)

@@ -26,7 +26,7 @@ from tests.docs.pages import (
     tables,
 )
 from tests.exporters.shown import measured_store
-from tieredstore.access.survey import MONTH_SECONDS
+from tieredstore.access.cost import MONTH_SECONDS
 from tieredstore.codec import message, queue_unit, tiered_index
 from tieredstore.codec.message import encode_message
 from tieredstore.codec.names import segment_name
@@ -40,6 +40,7 @@ from tieredstore.jobs.scan import SCAN_COLUMNS
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import MIB, StoreConfig
 from tieredstore.model.values import Host, SegmentRecord, SegmentType
+from tieredstore.roundlog import frames
 from tieredstore.testing.memory_objects import MemoryObjectClient
 from tieredstore.testing.samples import a_message
 
@@ -129,6 +130,8 @@ def test_layouts_have_no_holes_and_the_sizes_of_the_code() -> None:
         tiered_index.ITEM_BYTES,
         footer.TRAILER_BYTES,
         footer.BLOCK_BYTES,
+        frames.HEADER_BYTES,
+        frames.TAIL_BYTES,
     ]
 
 
@@ -189,12 +192,12 @@ def test_threads_and_retries_are_those_of_the_code() -> None:
 
 def test_defaults_that_are_told_in_prose_are_those_of_the_code() -> None:
     operations = " ".join(page("operations.md").split())
-    assert "commits every 40 s" in operations
+    assert "one comes every 40 s" in operations
     assert "due after 30 s, and queues are looked at every 20" in operations
-    assert "two PUTs each, 129,600 in a month" in operations
+    assert "64,800 in a month" in operations
     config = StoreConfig()
     assert (config.group_commit_timeout_ms, config.dispatch_interval_ms) == (30_000, 20_000)
-    assert 2 * MONTH_SECONDS // 40 == 129_600
+    assert MONTH_SECONDS // 40 == 64_800
     assert "Uploads in flight are a quarter of `pending_count_max`" in operations
     assert "One that aborts uploads after two days" in " ".join(page("security.md").split())
     assert importlib.import_module("tieredstore.providers.s3_admin").ABORT_DAYS == 2
@@ -318,19 +321,31 @@ DAY_MS = 86_400_000
 
 # The page, its words, and where the code says so.
 TOLD = [
-    (LAYOUT, "A segment takes 1 000 parts", "providers.object_provider.PARTS_MAX", 1000),
-    (LAYOUT, "Claims are multiples of 1 000", "providers.writer_epoch.LIVES", 1000),
-    (LAYOUT, "for 30 days", "providers.writer_epoch._REMEMBERED_MS", 30 * DAY_MS),
-    (LAYOUT, "sealed: ⌈N/8⌉ GET", "providers.object_calls.RANGE_BYTES_MAX", 8 * MIB),
-    (LAYOUT, "at most 16 MiB in memory", "providers.sealing._BATCH_BYTES", 16 * MIB // 2),
-    (LAYOUT, "a request for 1 000 keys", "driver.object_client.KEYS_PER_REQUEST", 1000),
-    (LAYOUT, "a PUT for each 8 MiB", "providers.s3fs.PART_BYTES", 8 * MIB),
-    (LAYOUT, "its listing is a second old", "providers.object_provider.LISTING_MS", 1000),
+    (LAYOUT, "8 MiB lie in the entry itself", "roundlog.log.INLINE_BYTES_MAX", 8 * MIB),
+    (LAYOUT, "data objects of at most 32 MiB", "roundlog.draft.DATA_BYTES_MAX", 32 * MIB),
+    (LAYOUT, "shares the next one, up to 64 MiB", "roundlog.log.TOGETHER_BYTES_MAX", 64 * MIB),
+    (LAYOUT, "| merge | 32 rounds", "roundlog.upkeep.ROUNDS_MERGED", 32),
+    (LAYOUT, "or 64 MiB of their bytes", "roundlog.upkeep.MERGED_BYTES", 64 * MIB),
+    (LAYOUT, "last 64 MiB that were sent", "roundlog.recent.RECENT_BYTES_MAX", 64 * MIB),
+    (LAYOUT, "16 of those, or of merges", "roundlog.upkeep.CHUNKS_MERGED", 16),
+    (LAYOUT, "less than 8 MiB in each", "roundlog.upkeep.SPAN_BYTES", 8 * MIB),
+    (LAYOUT, "one PUT up to 32 MiB", "roundlog.upkeep.ONE_PUT_BYTES", 32 * MIB),
+    (LAYOUT, "every 256 entries", "roundlog.upkeep.STATE_EVERY", 256),
+    (LAYOUT, "the last three are kept", "roundlog.upkeep.STATES_KEPT", 3),
+    (LAYOUT, "deleted 15 minutes later", "roundlog.upkeep.GRACE_MS", 15 * 60_000),
+    (LAYOUT, "used again for 30 days", "roundlog.state.NAME_RESTS_MS", 30 * DAY_MS),
+    (LAYOUT, "sealed: ⌈N/8⌉ GET", "roundlog.object_calls.RANGE_BYTES_MAX", 8 * MIB),
+    (
+        LAYOUT,
+        "a PUT for each 16 MiB and 2 more",
+        "driver.object_client.UPLOAD_PART_BYTES",
+        16 * MIB,
+    ),
     (LAYOUT, "more than 256 MiB", "metadata.published.PUBLISHED_BYTES_MAX", 256 * MIB),
     (LAYOUT, "and three are kept", "metadata.published.KEPT", 3),
     (OPERATIONS, "journal up to 4 MiB, or", "metadata.files.JOURNAL_BYTES_MIN", 4 * MIB),
-    (OPERATIONS, "one GET for 8 MiB", "access.survey._READ_BYTES", 8 * MIB),
-    (OPERATIONS, "$0.023 for a GB-month", "access.survey.STORAGE_DOLLARS", 0.023),
+    (OPERATIONS, "one GET for 8 MiB", "access.cost._READ_BYTES", 8 * MIB),
+    (OPERATIONS, "$0.023 for a GB-month", "access.cost.STORAGE_DOLLARS", 0.023),
     (METRICS, "100 000 sets of labels", "exporters.instruments.LABEL_SETS_MAX", 100_000),
 ]
 

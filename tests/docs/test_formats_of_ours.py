@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from google_crc32c import value as crc32c
 
 from tests.docs.pages import page, section, tables
 from tieredstore import StoreConfig, TieredMessageStore
 from tieredstore.driver.runtime import Runtime
+from tieredstore.roundlog.entry import EntryHead, Extents
+from tieredstore.roundlog.frames import FrameKind, encode, encode_table
+from tieredstore.roundlog.state import _StateHead as StateHead
 from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC, a_message
 
@@ -138,20 +143,82 @@ def test_journal_notes_and_published_catalogue_are_what_the_page_says(tmp_path: 
     assert int(newest.stem) == told["generation"] == 1
 
 
-def test_parts_and_epochs_are_what_the_page_says(tmp_path: Path) -> None:
+def test_the_objects_of_a_bucket_lie_where_the_page_says(tmp_path: Path) -> None:
     bucket = tmp_path / "bucket"
-    offload(tmp_path, seal=False, provider="fsspec", url=f"file://{bucket}", certify="off")
-    parts = sorted(bucket.glob(".parts/*/b/*/0/CONSUME_QUEUE/*/*"))
-    (epoch,) = [re.fullmatch(r"0{20}-([0-9]{10})", part.name)[1] for part in parts]  # type: ignore[index]
-    assert len(parts[0].read_bytes()) == 20 * COUNT
-    (claim,) = bucket.glob(f".epochs/*/b/{epoch}")
-    assert claim.read_bytes() == b""
-    boundary = json.loads(claim.with_name(f"{claim.name}.ends").read_bytes())
-    (row,) = [
-        row
-        for rows in tables(section(page("formats.md"), "Objects in a bucket"))
-        for row in rows
-        if row[0].startswith("its boundary")
-    ]
-    assert all(name in row[1] for name in boundary)
-    assert boundary["epoch"] == int(epoch)
+    offload(tmp_path, seal=True, provider="fsspec", url=f"file://{bucket}", certify="off")
+    rounds = ".rounds/*/b"
+    assert [path.name for path in bucket.glob(f"{rounds}/epoch/*")] == [f"{1:010d}"]
+    entries = sorted(path.name for path in bucket.glob(f"{rounds}/log/*"))
+    assert entries == [f"{sequence + 1:020d}" for sequence in range(len(entries))]
+    (first,) = bucket.glob(f"{rounds}/log/{1:020d}")
+    assert read_frame(first.read_bytes())[1]["beginsEpoch"]
+    (queue,) = bucket.glob("*_*/b/*/0/CONSUME_QUEUE/*")
+    assert len(queue.read_bytes()) == 20 * COUNT
+    told = {row[0] for row in next(tables(section(page("formats.md"), LOG)))}
+    assert {"entry", "data object", "state", "claim", "sealed segment"} == told
+
+
+LOG = "The log in a bucket"
+EXTENTS = {
+    "number": np.repeat([4, 5], 40),
+    "position": np.arange(80) * 20,
+    "crc": np.arange(80, dtype=np.uint32)[::-1] ** 4,
+    "begin": np.full(80, -1),
+}
+
+
+def unsigned(data: bytes) -> int:
+    return int.from_bytes(data, "little")
+
+
+def read_frame(data: bytes) -> tuple[dict[str, bytes], dict[str, Any], dict[str, list[int]]]:
+    """Header, head and columns, by what the page says."""
+    header = fields(LOG, 1, data)
+    assert header["magic TSRL"] == b"TSRL"
+    at, parts = 64, []
+    for part in ("head", "columns"):
+        size = unsigned(header[f"bytes of the {part}"])
+        stored = data[at : at + unsigned(header[f"bytes of the {part} as they are stored"])]
+        at += len(stored)
+        parts.append(stored if len(stored) == size else zlib.decompress(stored))
+        assert len(parts[-1]) == size
+    (crc,) = [found for name, found in header.items() if name.startswith("CRC-32C of head")]
+    assert crc32c(data[64:at]) == unsigned(crc)
+    assert crc32c(data[:60]) == unsigned(header["CRC-32C of the bytes 0 to 59"])
+    told, numbers = json.loads(parts[0]), parts[1]
+    columns: dict[str, list[int]] = {}
+    for column in told["columns"]:
+        width, steps = column["width"], "first" in column
+        count = column["rows"] - steps
+        stored_values = [unsigned(numbers[i * width : (i + 1) * width]) for i in range(count)]
+        numbers = numbers[count * width :]
+        values = [value + column["base"] for value in stored_values]
+        if steps:
+            values = [column["first"] + sum(values[:i]) for i in range(count + 1)]
+        columns[column["name"]] = values
+    assert not numbers
+    return header, told["head"], columns
+
+
+def test_frames_of_the_log_are_what_the_page_says() -> None:
+    data = encode(FrameKind.ENTRY, {"epoch": 3}, EXTENTS, [b"pay", b"load"])
+    header, head, columns = read_frame(data)
+    assert header["version: 1"] == b"\x01\x00"
+    assert header["kind: 1 an entry, 2 a state, 3 a table"] == b"\x01"
+    assert unsigned(header["bytes of the payload"]) == 7
+    assert unsigned(header["CRC-32C of the payload"]) == crc32c(b"payload") == crc32c(data[-7:])
+    assert head == {"epoch": 3}
+    assert columns == {name: column.tolist() for name, column in EXTENTS.items()}
+    told = list(tables(section(page("formats.md"), LOG)))
+    (named,) = [rows for rows in told if rows[0][0] == "number"]
+    assert [name for row in named for name in row[0].split(", ")] == list(Extents.none().columns())
+    fields_named = {name for rows in told for row in rows for name in row[0].split(", ")}
+    assert {
+        *EntryHead.__struct_encode_fields__,
+        *StateHead.__struct_encode_fields__,
+    } <= fields_named
+    data = encode_table({"segments": {}}, EXTENTS, payload_bytes=7, payload_crc=crc32c(b"payload"))
+    tail = fields(LOG, -1, data[-16:])
+    assert tail["magic TSRLTAIL"] == data[-8:]
+    assert unsigned(tail["bytes of the table"]) == len(data) - 16
+    assert read_frame(data)[1:] == ({"segments": {}}, columns)
