@@ -62,6 +62,8 @@ def whole_store(store: Any) -> Calls:
     return {
         **reads_of(store),
         "put_message": lambda: store.put_message(a_put("child")),
+        "put_messages": lambda: store.put_messages([a_put("child")]),
+        "put_message_future": lambda: store.put_message_future(a_put("child")),
         "flush": store.flush,
         "load": store.load,
         "start": store.start,
@@ -190,6 +192,7 @@ def tiered(root: Path) -> Found:
 def in_a_loop(store: AsyncTieredStore) -> list[str]:
     calls: dict[str, Callable[[], Any]] = {
         "async put": lambda: store.put_message(a_put("child")),
+        "async batch": lambda: store.put_messages([a_put("child")]),
         "async get": lambda: store.get_message(TOPIC, 0, 0),
         "async flush": store.flush,
         "async shutdown": store.shutdown,

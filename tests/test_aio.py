@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from tieredstore.aio import AsyncTieredStore
 from tieredstore.driver.provider import ProviderWrapper, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendUnavailableError, StoreClosedError
+from tieredstore.model.messages import PutResult
 from tieredstore.model.values import QueueKey, StorageLevel
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.message_store_contract import ListMessageStore
@@ -117,6 +121,70 @@ def test_what_is_put_is_got_whoever_has_it(tier: Tier) -> None:
             await face.max_offset(TOPIC, 0)
 
     asyncio.run(scene())
+
+
+class SlowDisk:
+    """A log whose syncs wait while it is closed."""
+
+    def __init__(self, local: LocalMessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_open = threading.Event()
+        self.reached = threading.Event()
+        self.syncs = 0
+        parts = local._parts
+        assert parts is not None
+        self._flush = parts.log.flush
+        monkeypatch.setattr(parts.flusher, "_flush", self._slowly)
+
+    def _slowly(self) -> int:
+        self.syncs += 1
+        self.reached.set()
+        assert self.is_open.wait(WAIT)
+        return self._flush()
+
+
+def test_a_thousand_puts_wait_for_the_disk_and_reads_do_not_wait_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = Runtime.threads(dispatch_threads=1, fetch_threads=1)
+    config = LocalConfig(
+        store_path=str(tmp_path / "local"), flush_disk_type="SYNC_FLUSH", flush_interval_ms=10**8
+    )
+    local = LocalMessageStore(config, runtime)
+    store = TieredMessageStore(
+        local, a_config(tmp_path), runtime=runtime, provider=MemoryProvider(runtime)
+    )
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        # One thread: whatever held it would hold all others.
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        async with AsyncTieredStore(store) as face:
+            await face.put_message(a_message(0))
+            disk = SlowDisk(local, monkeypatch)
+            puts = [
+                asyncio.create_task(face.put_message(a_message(number)))
+                for number in range(1, 1001)
+            ]
+            batch = asyncio.create_task(face.put_messages([a_message(1001), a_message(1002)]))
+            await asyncio.sleep(0)
+            assert await asyncio.to_thread(disk.reached.wait, WAIT)
+            assert numbers(await face.get_message(TOPIC, 0, 0)) == [0]  # the others are not yet
+            assert await face.store_time(TOPIC, 0, 0) is not None
+            assert not any(put.done() for put in puts)
+            puts[7].cancel()
+            disk.is_open.set()
+            done = await asyncio.gather(*puts, return_exceptions=True)
+            assert isinstance(done.pop(7), asyncio.CancelledError)
+            offsets = [put.queue_offset for put in done if isinstance(put, PutResult)]
+            assert offsets == [number for number in range(1, 1001) if number != 8]
+            assert [put.queue_offset for put in await batch] == [1001, 1002]
+            assert disk.syncs < 20
+            await face.shutdown(drain=False)
+            with pytest.raises(StoreClosedError):
+                await face.put_message(a_message(0))
+
+    asyncio.run(scene())
+    runtime.close()
 
 
 def test_the_loop_goes_on_while_a_read_waits_for_the_backend(tier: Tier) -> None:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from asyncio import to_thread
-from collections.abc import Iterable
-from typing import Self
+import threading
+from asyncio import AbstractEventLoop, to_thread
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, Generic, Self, TypeVar
 
 from tieredstore.access.health import TierHealth
 from tieredstore.access.store import FLUSH_SECONDS, TieredMessageStore
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, ReadRequest
+from tieredstore.driver.one_process import OneProcess
 from tieredstore.model.messages import GetResult, Message, PutResult, QueryResult, SelectedMessage
 from tieredstore.model.topics import TopicFilter
 from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, StorageLevel
+
+T = TypeVar("T")
 
 
 class AsyncTieredStore:
@@ -21,6 +29,8 @@ class AsyncTieredStore:
     * The event loop is never blocked: a call that may wait runs in a thread of asyncio, not in a
       pool of the store: calls in a pool must not wait for each other, and a shutdown could not end
       the pool that it runs in. A read that is hot is answered at once, in the loop's own thread.
+    * Puts need one such thread, however many wait for the disk, and are stored in the order of the
+      calls. Around a store that has no futures of its own each waits for the one before it.
     * A cancelled call leaves the store as it is; what it had begun goes on and its outcome is
       dropped. An `async with` that is cancelled while it opens closes what it opened.
     * The store may be used from threads and from several loops at the same time.
@@ -28,6 +38,7 @@ class AsyncTieredStore:
 
     def __init__(self, store: TieredMessageStore) -> None:
         self.store = store
+        self._handover = _Handover()
 
     @property
     def topic_filter(self) -> TopicFilter:
@@ -74,7 +85,11 @@ class AsyncTieredStore:
     # -- messages -----------------------------------------------------------------------------
 
     async def put_message(self, message: Message) -> PutResult:
-        return await to_thread(self.store.put_message, message)
+        return await self._handover.put(partial(self.store.put_message_future, message))
+
+    async def put_messages(self, messages: Sequence[Message]) -> Sequence[PutResult]:
+        messages = tuple(messages)  # the caller may change the list
+        return await self._handover.put(partial(self.store.put_messages_future, messages))
 
     async def get_message(
         self,
@@ -156,3 +171,71 @@ class AsyncTieredStore:
 
     async def clean_unused_topics(self, retained: Iterable[str]) -> int:
         return await to_thread(self.store.clean_unused_topics, list(retained))
+
+
+class _Handover:
+    """Takes puts from the loops to the store: one thread at a time, for all that have come.
+
+    A thread for each put costs more than the put.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = OneProcess("puts of asyncio")
+        self._coming: deque[tuple[Callable[[], Future[Any]], _Answer[Any]]] = deque()
+        self._turn = threading.Lock()
+
+    async def put(self, call: Callable[[], Future[T]]) -> T:
+        if not self._process.is_this:  # a thread of the parent may have had the turn at the fork
+            self._begin()
+        loop = asyncio.get_running_loop()
+        answer: _Answer[T] = _Answer(loop)
+        self._coming.append((call, answer))
+        if self._turn.acquire(blocking=False):
+            try:
+                loop.run_in_executor(None, self._hand_over)
+            except BaseException:
+                self._turn.release()
+                raise
+        return await answer.awaited
+
+    def _hand_over(self) -> None:
+        """The caller took the turn; this gives it back."""
+        has_turn = True
+        while has_turn:
+            while self._coming:
+                call, answer = self._coming.popleft()
+                try:
+                    call().add_done_callback(answer.give)
+                except Exception as error:  # noqa: BLE001 - the one that waits raises it
+                    failed: Future[Any] = Future()
+                    failed.set_exception(error)
+                    answer.give(failed)
+            self._turn.release()
+            # What came at the very end was left to this thread in vain.
+            has_turn = bool(self._coming) and self._turn.acquire(blocking=False)
+
+
+class _Answer(Generic[T]):
+    """What a task of some loop awaits, given from any thread."""
+
+    __slots__ = ("_loop", "awaited")
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self._loop = loop
+        self.awaited: asyncio.Future[T] = loop.create_future()
+
+    def give(self, done: Future[T]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(self._settle, done)
+
+    def _settle(self, done: Future[T]) -> None:
+        if self.awaited.done():  # cancelled
+            return
+        error = done.exception()
+        if error is None:
+            self.awaited.set_result(done.result())
+        else:
+            self.awaited.set_exception(error)

@@ -68,10 +68,14 @@ def test_a_plugin_overrides_one_method_and_the_tier_below_it_has_the_rest(tmp_pa
     store = TieredMessageStore(plugin, config, runtime=runtime, provider=MemoryProvider(runtime))
     store.load()
     store.start()
-    store.put_message(Message(topic=TOPIC, queue_id=0, body=b"quiet"))
+    quiet = Message(topic=TOPIC, queue_id=0, body=b"quiet")
+    store.put_message(quiet)
+    store.put_messages([quiet, quiet])
+    assert store.put_message_future(quiet).result(0).stored
+    assert store.put_messages_future([quiet]).result(0)[0].stored
     assert store.flush()  # which asks the plugin, and that the local store, to confirm
-    [one] = store.get_message(TOPIC, 0, 0).messages
-    assert b"QUIET" in one.record
+    found = store.get_message(TOPIC, 0, 0).messages
+    assert [b"QUIET" in one.record for one in found] == [True] * 5
     store.shutdown()
 
 

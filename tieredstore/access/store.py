@@ -218,6 +218,18 @@ class TieredMessageStore:
         self._loaded()
         return self._next.put_message(message)
 
+    def put_messages(self, messages: Sequence[Message]) -> Sequence[PutResult]:
+        self._loaded()
+        return self._next.put_messages(messages)
+
+    def put_message_future(self, message: Message) -> Future[PutResult]:
+        self._loaded()
+        return self._next.put_message_future(message)
+
+    def put_messages_future(self, messages: Sequence[Message]) -> Future[Sequence[PutResult]]:
+        self._loaded()
+        return self._next.put_messages_future(messages)
+
     def get_message(
         self,
         topic: str,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+from tieredstore.driver.runtime import done_future
 from tieredstore.model.messages import (
     DispatchRequest,
     GetResult,
@@ -84,6 +86,8 @@ class MessageStore(Protocol):
       before. Callers that need it look for it; a store without one confirms in its own time.
     * One that looks for damage may have `damages`: what it found since it was opened, each with
       `path`, `position`, `reason` and `mended`. Health shows them.
+    * A class that inherits from this one gets what has a body here: `put_message` is enough, and
+      one that can do more at a time overrides the rest.
 
     Raises: StoreClosedError, InvalidConfigError (load), SegmentCorruptError, BackendError.
     """
@@ -98,6 +102,25 @@ class MessageStore(Protocol):
 
     def put_message(self, message: Message) -> PutResult:
         """Store one message; when this returns PUT_OK it is as durable as the store promises."""
+
+    def put_messages(self, messages: Sequence[Message]) -> Sequence[PutResult]:
+        """Store messages in this order; each is stored or refused by itself."""
+        return [self.put_message(message) for message in messages]
+
+    def put_message_future(self, message: Message) -> Future[PutResult]:
+        """Take one message now; done when `put_message` would have returned or raised.
+
+        * A later put comes behind it, and it cannot be cancelled.
+        * A store that waits for its disk holds no thread for each that waits. One that has no such
+          way waits here, so call it where waiting is allowed.
+        * What is to be done then runs in a thread of the store and may not wait for another put.
+        * A closed store may raise here or in the future.
+        """
+        return done_future(self.put_message, message)
+
+    def put_messages_future(self, messages: Sequence[Message]) -> Future[Sequence[PutResult]]:
+        """The same for `put_messages`."""
+        return done_future(self.put_messages, messages)
 
     def get_message(
         self,
@@ -203,8 +226,9 @@ class AbstractPluginMessageStore:
     """A message store around another, which gets every call as it came.
 
     For plugins: override what is to be different, and call `super()` or `self.next_store` for the
-    rest. `load_plugins` builds one from the store that it wraps and the settings. The name is
-    RocketMQ's.
+    rest. No message passes by a plugin that overrides `put_message` only: batches and futures go
+    through it then, one message after the other, and wait as it does. `load_plugins` builds one
+    from the store that it wraps and the settings. The name is RocketMQ's.
     """
 
     def __init__(self, next_store: MessageStore, config: StoreConfig) -> None:
@@ -230,6 +254,21 @@ class AbstractPluginMessageStore:
 
     def put_message(self, message: Message) -> PutResult:
         return self.next_store.put_message(message)
+
+    def put_messages(self, messages: Sequence[Message]) -> Sequence[PutResult]:
+        if self._overrides("put_message"):
+            return [self.put_message(message) for message in messages]
+        return self.next_store.put_messages(messages)
+
+    def put_message_future(self, message: Message) -> Future[PutResult]:
+        if self._overrides("put_message"):
+            return done_future(self.put_message, message)
+        return self.next_store.put_message_future(message)
+
+    def put_messages_future(self, messages: Sequence[Message]) -> Future[Sequence[PutResult]]:
+        if self._overrides("put_message", "put_messages"):
+            return done_future(self.put_messages, messages)
+        return self.next_store.put_messages_future(messages)
 
     def get_message(
         self,
@@ -316,3 +355,7 @@ class AbstractPluginMessageStore:
 
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
         return self.next_store.clean_unused_topics(retained)
+
+    def _overrides(self, *names: str) -> bool:
+        ours = AbstractPluginMessageStore
+        return any(getattr(type(self), name) is not getattr(ours, name) for name in names)

@@ -101,7 +101,7 @@ class InlinePool:
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         if self._closed:
             raise StoreClosedError("the runtime is closed")
-        return _run(Future(), call, *args, **kwargs)
+        return done_future(call, *args, **kwargs)
 
     def close(self, timeout: float | None = None) -> bool:
         self._closed = True
@@ -131,7 +131,7 @@ class ThreadPool:
             self._process = OneProcess(self._name)
         self._process.require()
         if not self._places.acquire(blocking=False):
-            return _run(Future(), call, *args, **kwargs)
+            return done_future(call, *args, **kwargs)
         try:
             future = self._executor.submit(call, *args, **kwargs)
         except BaseException as error:
@@ -297,6 +297,11 @@ class Runtime:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def done_future(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    """Make a call here and now; the future holds what it returns or raises."""
+    return _run(Future(), call, *args, **kwargs)
 
 
 def _run(

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from itertools import accumulate, pairwise, starmap
 from pathlib import Path
-from typing import Final, NamedTuple, overload
+from typing import Any, Final, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +48,12 @@ from tieredstore.model.values import INT64_MAX, PutStatus
 
 log = log_of(__name__)
 
+T = TypeVar("T")
+
 FOLDER: Final = "commitlog"
+PROMISED_MAX: Final = 10_000
 _ALLOCATE_INTERVAL_MS: Final = 1_000
+_PROMISE_INTERVAL_MS: Final = 1_000  # each wakes it
 
 
 class LogScan:
@@ -485,6 +491,24 @@ class PutResults(Sequence[PutResult]):
         return self._rows[place]
 
 
+class Appended(NamedTuple):
+    """What became of the messages of one put: in the log, but not yet waited for."""
+
+    messages: tuple[Message, ...]
+    refused: Mapping[int, PutResult]
+    queue_offsets: Sequence[int]
+    run: AppendedRun | None
+    waits_for_disk: bool
+
+    @property
+    def wanted_offset(self) -> int:
+        """The put has succeeded when everything below this log offset is on disk."""
+        return self.run.end_offset if self.run is not None and self.waits_for_disk else 0
+
+    def results(self, status: PutStatus = PutStatus.PUT_OK) -> PutResults:
+        return PutResults(self.messages, self.refused, self.queue_offsets, self.run, status)
+
+
 class _Group:
     """Threads that share one sync: the first to get the lock leads it, the others find it ended."""
 
@@ -598,3 +622,73 @@ class Flusher:
     def _periodic(self) -> None:
         if self._failure is None:  # it was logged once, and every put is refused for it
             self.flush()
+
+
+class PromisedPuts:
+    """Puts that wait for the disk without a thread for each: one thread waits for all of them.
+
+    It takes what has come, waits for one sync, and gives the results; what comes meanwhile is next.
+    `before_results` is called before them, as a put does before it returns.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        flusher: Flusher,
+        runtime: Runtime,
+        *,
+        timeout_ms: int,
+        before_results: Callable[[], None],
+    ) -> None:
+        self._log = log
+        self._flusher = flusher
+        self._runtime = runtime
+        self._timeout_ms = timeout_ms
+        self._before_results = before_results
+        self._coming: deque[tuple[Appended, Callable[[PutResults], Any], Future[Any]]] = deque()
+        self._service: Service | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._coming) >= PROMISED_MAX
+
+    def start(self) -> None:
+        if self._service is None:
+            self._service = self._runtime.service(
+                "promised-puts", self._step, interval_ms=_PROMISE_INTERVAL_MS
+            )
+
+    def stop(self) -> None:
+        """End the service, and keep the promises that are left. Idempotent."""
+        if self._service is not None:
+            self._service.stop()
+            self._service = None
+        self._step()
+
+    def add(self, appended: Appended, answer: Callable[[PutResults], T], future: Future[T]) -> None:
+        """Give the future its answer when the results are known; `wake` afterwards."""
+        self._coming.append((appended, answer, future))
+
+    def wake(self) -> None:
+        if self._service is not None:
+            self._service.wake()
+
+    def _step(self) -> None:
+        promises = [self._coming.popleft() for _ in range(len(self._coming))]
+        if not promises:
+            return
+        wanted = max(appended.wanted_offset for appended, _, _ in promises)
+        failure: Exception | None = None
+        try:
+            self._flusher.wait_until_flushed(wanted, self._timeout_ms)
+        except Exception as error:  # noqa: BLE001 - the futures raise it
+            failure = error
+        self._before_results()
+        flushed = self._log.flushed_offset
+        for appended, answer, future in promises:
+            if appended.wanted_offset <= flushed:
+                future.set_result(answer(appended.results()))
+            elif failure is None:
+                future.set_result(answer(appended.results(PutStatus.FLUSH_DISK_TIMEOUT)))
+            else:
+                future.set_exception(failure)

@@ -203,12 +203,14 @@ class Dispatch:
         limit: Callable[[], int],
         count_max: int,
         behind_max: int = 100_000,
+        interval_ms: int = 1,
     ) -> None:
         self._queues = queues
         self._index = index
         self._limit = limit
         self._count_max = count_max
         self._behind_max = behind_max
+        self._has_service = interval_ms > 0
         self.notifier = Notifier()
         self.failure = ""  # why the last try failed; empty if it did not
         self._waiting: deque[tuple[RecordBatch, list[int], AppendedRun]] = deque()
@@ -232,6 +234,17 @@ class Dispatch:
     @property
     def is_due(self) -> bool:
         return self._waiting_count >= self._count_max
+
+    @property
+    def must_keep_up(self) -> bool:
+        """Whether a put has to dispatch: a batch is full, or nobody else does it."""
+        return self.is_due or not self._has_service
+
+    def keep_up(self) -> None:
+        """What a put does before it returns: what it may leave to the service, it leaves."""
+        if self.must_keep_up:
+            self.try_drain()
+            self.notifier.keep_pace()
 
     @property
     def behind_count(self) -> int:

@@ -6,9 +6,10 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from tieredstore.codec.queue_unit import QueueUnit
 from tieredstore.codec.record import peek_queue_offset, peek_store_timestamp, peek_topic
@@ -23,7 +24,7 @@ from tieredstore.driver.message_store import (
 )
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.runtime import Clock, Runtime, Service
-from tieredstore.local.commit_log import CommitLog, Flusher, PutResults
+from tieredstore.local.commit_log import Appended, CommitLog, Flusher, PromisedPuts, PutResults
 from tieredstore.local.config import DelayLevels, LocalConfig
 from tieredstore.local.consume_queues import DELETED_FILE, ConsumeQueues, DeletedTopics
 from tieredstore.local.dispatch import Dispatch
@@ -73,6 +74,8 @@ from tieredstore.model.values import (
 
 log = log_of(__name__)
 
+T = TypeVar("T")
+
 HOUR_MS: Final = 3_600_000
 
 
@@ -89,6 +92,7 @@ class LocalStore:
     dispatch: Dispatch
     truth: UnitTruth
     flusher: Flusher
+    promised: PromisedPuts
     reader: QueueReader
     retention: Retention
     delays: DelayLevels
@@ -128,6 +132,12 @@ class LocalStore:
             limit=(lambda: log.flushed_offset) if config.sync_flush else (lambda: log.max_offset),
             count_max=config.dispatch_count_max,
             behind_max=config.dispatch_behind_max,
+            interval_ms=config.dispatch_interval_ms,
+        )
+        promised = PromisedPuts(
+            *(log, flusher, runtime),
+            timeout_ms=config.sync_flush_timeout_ms,
+            before_results=dispatch.keep_up,
         )
         delays = DelayLevels(config.message_delay_levels)
         truth = UnitTruth(log, queues, delays)
@@ -141,6 +151,7 @@ class LocalStore:
             dispatch=dispatch,
             truth=truth,
             flusher=flusher,
+            promised=promised,
             reader=QueueReader(config, log, queues, truth),
             retention=Retention(
                 *(config, runtime.clock, log, queues, index),
@@ -672,6 +683,7 @@ class LocalMessageStore(StoreReads):
     def _start_services(self, parts: LocalStore) -> None:
         parts.log.start()
         parts.flusher.start()
+        parts.promised.start()
         config, service = self._config, self._runtime.service
         self._services = []
         chores: list[tuple[str, Callable[[], object], int]] = [
@@ -687,6 +699,7 @@ class LocalMessageStore(StoreReads):
         services, self._services = self._services, []
         for running in services:
             running.stop()
+        parts.promised.stop()
         parts.flusher.stop()
 
     def shutdown(self) -> None:
@@ -753,31 +766,80 @@ class LocalMessageStore(StoreReads):
         Cheaper by far than one at a time: they share one place in the log, one sync, one dispatch.
         """
         parts = self._running()
+        appended = self._append(parts, messages)
+        status = PutStatus.PUT_OK
+        if appended.wanted_offset and not parts.flusher.wait_until_flushed(
+            appended.wanted_offset, self._config.sync_flush_timeout_ms
+        ):
+            status = PutStatus.FLUSH_DISK_TIMEOUT
+        if appended.run is not None:
+            parts.dispatch.keep_up()
+        return appended.results(status)
+
+    def put_message_future(self, message: Message) -> Future[PutResult]:
+        return self._promise((message,), lambda results: results[0])
+
+    def put_messages_future(self, messages: Sequence[Message]) -> Future[Sequence[PutResult]]:
+        return self._promise(messages, lambda results: results)
+
+    def _promise(self, messages: Sequence[Message], answer: Callable[[PutResults], T]) -> Future[T]:
+        """In the log now; one thread waits for the disk for all that are promised.
+
+        A sync that hangs holds all of them, as it holds the put that leads it.
+        """
+        parts = self._running()
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # what is in the log cannot be taken back
+        if parts.promised.is_full:
+            reason = "too many puts wait for the disk"
+            refused = self._all_refused(tuple(messages), PutStatus.SERVICE_NOT_AVAILABLE, reason)
+            future.set_result(answer(refused.results()))
+            return future
+
+        def promise(appended: Appended) -> None:
+            if appended.wanted_offset or parts.dispatch.must_keep_up:
+                parts.promised.add(appended, answer, future)
+            else:
+                future.set_result(answer(appended.results()))
+
+        try:
+            self._append(parts, messages, promise)
+        except Exception as error:  # noqa: BLE001 - the future raises it
+            future.set_exception(error)
+        parts.promised.wake()
+        return future
+
+    def _append(
+        self,
+        parts: LocalStore,
+        messages: Sequence[Message],
+        then: Callable[[Appended], None] = lambda _: None,
+    ) -> Appended:
+        """Into the log; `then` is called before a shutdown can see it there."""
         messages = tuple(messages)  # the caller may change the list
         if parts.retention.disk_is_full or parts.dispatch.failure:
             reason = self._why_not_now(parts)
             if reason:
-                return self._all_refused(messages, PutStatus.SERVICE_NOT_AVAILABLE, reason)
+                none = self._all_refused(messages, PutStatus.SERVICE_NOT_AVAILABLE, reason)
+                then(none)
+                return none
         batch, refused = self._encoder.encode_all(messages)
         if batch is None:
-            return PutResults(messages, refused, (), None, PutStatus.PUT_OK)
+            none = Appended(messages, refused, (), None, waits_for_disk=False)
+            then(none)
+            return none
+        waits_for_disk = self._config.sync_flush and batch.waits_for_disk
         with self._put_guard:
             if self._parts is not parts:
                 raise StoreClosedError("the store is closed")
             queue_offsets, taken = self._offsets(batch)
             with refused_by_system(str(parts.files.commit_log), "append"):
-                appended = parts.log.append(batch, queue_offsets)
+                run = parts.log.append(batch, queue_offsets)
             self._next_offsets.update(taken)
-            parts.dispatch.submit(batch, queue_offsets, appended)
-        status = PutStatus.PUT_OK
-        if self._config.sync_flush and batch.waits_for_disk:
-            timeout_ms = self._config.sync_flush_timeout_ms
-            if not parts.flusher.wait_until_flushed(appended.end_offset, timeout_ms):
-                status = PutStatus.FLUSH_DISK_TIMEOUT
-        if parts.dispatch.is_due or not self._config.dispatch_interval_ms:
-            parts.dispatch.try_drain()
-            parts.dispatch.notifier.keep_pace()
-        return PutResults(messages, refused, queue_offsets, appended, status)
+            parts.dispatch.submit(batch, queue_offsets, run)
+            appended = Appended(messages, refused, queue_offsets, run, waits_for_disk)
+            then(appended)
+        return appended
 
     def _why_not_now(self, parts: LocalStore) -> str:
         """What keeps the store from taking any put; empty if nothing does."""
@@ -811,9 +873,10 @@ class LocalMessageStore(StoreReads):
 
     def _all_refused(
         self, messages: tuple[Message, ...], status: PutStatus, reason: str
-    ) -> PutResults:
+    ) -> Appended:
         refusal = PutResult(status=status, reason=reason)
-        return PutResults(messages, dict.fromkeys(range(len(messages)), refusal), (), None, status)
+        refused = dict.fromkeys(range(len(messages)), refusal)
+        return Appended(messages, refused, (), None, waits_for_disk=False)
 
     # -- others -------------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ from tieredstore.model.values import INT64_MAX, Boundary, GetStatus, PutStatus, 
 from tieredstore.testing.samples import TOPIC, a_body, a_message
 
 PAGED_COUNT = 60  # messages of which pages are read while the oldest go
+WAIT_SECONDS = 240.0  # for what has to come; nobody waits that long
 _QUEUE = QueueKey(TOPIC, 0)
 
 
@@ -270,6 +271,35 @@ class MessageStoreContract:
             (1, 2),
         ]
 
+    def test_a_batch_is_stored_in_its_order_and_behind_what_was_put(
+        self, store: MessageStore
+    ) -> None:
+        first = store.put_message(a_message(0))
+        results = store.put_messages([a_message(n, queue_id=n % 2) for n in range(1, 6)])
+        assert [(put.stored, put.queue_offset) for put in results] == [
+            (True, 0),
+            (True, 1),
+            (True, 1),
+            (True, 2),
+            (True, 2),
+        ]
+        ends = [put.log_offset + put.size for put in [first, *results]]
+        assert [put.log_offset for put in results] == ends[:-1]
+        assert list(store.put_messages([])) == []
+
+    def test_futures_are_done_when_their_messages_are_stored(self, store: MessageStore) -> None:
+        futures = [store.put_message_future(a_message(number)) for number in range(40)]
+        batch = store.put_messages_future([a_message(number) for number in range(40, 45)])
+        last = store.put_message(a_message(45))
+        puts = [*(one.result(WAIT_SECONDS) for one in futures), *batch.result(WAIT_SECONDS), last]
+        assert [(put.status, put.queue_offset) for put in puts] == [
+            (PutStatus.PUT_OK, number) for number in range(46)
+        ]
+        assert not futures[0].cancel()
+        for number in (0, 39, 40, 44):
+            [selected] = store.get_message(TOPIC, 0, number, count_max=1).messages
+            assert decode_message(selected.record).body == a_body(number)
+
     def test_everything_put_is_below_the_confirmed_offset(self, store: MessageStore) -> None:
         put = store.put_message(a_message(0))
         assert store.confirmed_offset() >= put.log_offset + put.size
@@ -299,13 +329,16 @@ class MessageStoreContract:
         for call in (
             lambda: store.get_message(TOPIC, 0, 0),
             lambda: store.put_message(a_message(0)),
+            lambda: store.put_messages([a_message(0)]),
+            lambda: store.put_message_future(a_message(0)).result(WAIT_SECONDS),
+            lambda: store.put_messages_future([a_message(0)]).result(WAIT_SECONDS),
             lambda: store.max_offset(TOPIC, 0),
         ):
             with pytest.raises(StoreClosedError):
                 call()
 
 
-class ListMessageStore:
+class ListMessageStore(MessageStore):
     """A message store in memory: one list for the log, one for each queue.
 
     A test sets what has become of the messages:
