@@ -5,7 +5,7 @@
 It speaks lines of JSON; `nc 127.0.0.1 9876` is a client:
 
     {"put": "orders", "queue": 0, "key": "order-1", "body": "hello"}
-    {"pull": "orders", "queue": 0, "offset": 0}
+    {"pull": "orders", "queue": 0, "offset": 0, "wait": 15}
     {"find": "orders", "key": "order-1"}
 """
 
@@ -52,6 +52,10 @@ class Broker:
             case {"pull": topic, "queue": queue_id, "offset": offset}:
                 # Where the answer is in memory this does not leave the loop's own thread.
                 page = await self._store.get_message(topic, queue_id, offset)
+                at_end = not page.messages and page.next_offset == offset
+                seconds = asked.get("wait", 0)
+                if at_end and await self._store.arrival(topic, queue_id, offset, timeout=seconds):
+                    page = await self._store.get_message(topic, queue_id, offset)
                 told = {"status": page.status.name, "next": page.next_offset}
                 return {**told, "bodies": bodies(page.messages)}
             case {"find": topic, "key": key}:

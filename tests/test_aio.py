@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.access.tiered_kit import a_config, numbers
+from tests.docs.pages import blocks, page
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.aio import AsyncTieredStore
 from tieredstore.driver.provider import ProviderWrapper, SegmentWrapper
@@ -342,3 +343,102 @@ def test_two_loops_may_share_a_store(tier: Tier) -> None:
 
     asyncio.run(opening())
     assert asyncio.run(scene()) == asyncio.run(scene()) == [0, 1, 2, 3, 4]
+
+
+def test_arrival_is_true_as_soon_as_there_is_a_message_at_the_offset_or_behind_it(
+    tier: Tier,
+) -> None:
+    async def scene() -> None:
+        async with tier.face as face:
+            assert not await face.arrival(TOPIC, 0, 0, timeout=0)
+            await tier.fill(3)
+            assert await face.arrival(TOPIC, 0, 0, timeout=0)
+            assert await face.arrival(TOPIC, 0, 2, timeout=0)
+            assert not await face.arrival(TOPIC, 0, 3, timeout=0)
+            third = asyncio.create_task(face.arrival(TOPIC, 0, 3, timeout=WAIT))
+            fourth = asyncio.create_task(face.arrival(TOPIC, 0, 4, timeout=WAIT))
+            await waiting(face, 2)
+            await face.put_message(a_message(0, topic="Other"))
+            await face.put_message(a_message(0, queue_id=1))
+            assert not third.done()
+            await face.put_message(a_message(3))
+            assert await third
+            assert not fourth.done()
+            await face.put_messages([a_message(4)])
+            assert await fourth
+            await waiting(face, 0)
+
+    asyncio.run(scene())
+
+
+async def waiting(face: AsyncTieredStore, count: int) -> None:
+    """Until so many wait for messages, and all of them have looked."""
+    for _ in range(10_000):
+        if sum(map(len, face._waiting._queues.values())) == count:
+            break
+        await asyncio.to_thread(int)
+    else:
+        raise AssertionError("they do not come")
+    for _ in range(3):
+        await asyncio.to_thread(int)
+
+
+def test_a_message_that_comes_between_the_look_and_the_wait_is_not_missed(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = tier.store.max_offset
+
+    def slow_look(topic: str, queue_id: int) -> int | None:
+        found = look(topic, queue_id)
+        tier.store.put_message(a_message(0))
+        return found
+
+    async def scene() -> None:
+        async with tier.face as face:
+            monkeypatch.setattr(tier.store, "max_offset", slow_look)
+            assert await face.arrival(TOPIC, 0, 0, timeout=WAIT)
+
+    asyncio.run(scene())
+
+
+def test_thousands_wait_without_threads_and_leave_when_cancelled_or_closed(tier: Tier) -> None:
+    async def scene() -> None:
+        async with tier.face as face:
+            many = [
+                asyncio.create_task(face.arrival(TOPIC, number, 0, timeout=WAIT))
+                for number in range(2_000)
+            ]
+            await waiting(face, 2_000)
+            assert threading.active_count() < 100
+            await face.put_messages([a_message(0, queue_id=number) for number in range(1_000)])
+            assert await asyncio.gather(*many[:1_000]) == [True] * 1_000
+            assert not any(one.done() for one in many[1_000:])
+            for one in many[1_000:1_500]:
+                one.cancel()
+            await waiting(face, 500)
+        for one in many[1_500:]:
+            with pytest.raises(StoreClosedError):
+                await one
+        assert face._waiting._queues == {}
+
+    asyncio.run(scene())
+
+
+def test_the_long_polling_of_the_page_does_what_it_says(tier: Tier) -> None:
+    [example] = [one.text for one in blocks(page("local-store.md")) if "def pull" in one.text]
+    names: dict[str, Any] = {}
+    exec(example, names)
+
+    async def scene() -> None:
+        async with tier.face as face:
+            polling = asyncio.create_task(names["pull"](face, TOPIC, 0, 0, WAIT))
+            await waiting(face, 1)
+            await face.put_message(a_message(0))
+            assert numbers(await polling) == [0]
+            assert numbers(await names["pull"](face, TOPIC, 0, 0, WAIT)) == [0]
+            nothing = await names["pull"](face, TOPIC, 0, 1, 0)
+            assert (numbers(nothing), nothing.next_offset) == ([], 1)
+            below = await names["pull"](face, TOPIC, 0, -1, WAIT)
+            assert (numbers(below), below.next_offset) == ([], 0)
+
+    asyncio.run(scene())

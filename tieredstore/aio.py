@@ -6,21 +6,33 @@ import asyncio
 import threading
 from asyncio import AbstractEventLoop, to_thread
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from tieredstore.access.health import TierHealth
 from tieredstore.access.store import FLUSH_SECONDS, TieredMessageStore
+from tieredstore.driver.arrivals import Arrival
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, ReadRequest
 from tieredstore.driver.one_process import OneProcess
-from tieredstore.model.messages import GetResult, Message, PutResult, QueryResult, SelectedMessage
+from tieredstore.driver.runtime import done_future
+from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.messages import (
+    DispatchRequest,
+    GetResult,
+    Message,
+    PutResult,
+    QueryResult,
+    SelectedMessage,
+)
 from tieredstore.model.topics import TopicFilter
-from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, StorageLevel
+from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, StorageLevel, require_place
 
 T = TypeVar("T")
+
+_YES: Final = done_future(lambda: True)
 
 
 class AsyncTieredStore:
@@ -39,6 +51,7 @@ class AsyncTieredStore:
     def __init__(self, store: TieredMessageStore) -> None:
         self.store = store
         self._handover = _Handover()
+        self._waiting = _Waiting(store)
 
     @property
     def topic_filter(self) -> TopicFilter:
@@ -63,7 +76,10 @@ class AsyncTieredStore:
         await to_thread(self.store.start)
 
     async def shutdown(self, *, drain: bool = True, timeout: float | None = FLUSH_SECONDS) -> None:  # noqa: ASYNC109 - it bounds the upload, not the call
-        await to_thread(self.store.shutdown, drain=drain, timeout=timeout)
+        try:
+            await to_thread(self.store.shutdown, drain=drain, timeout=timeout)
+        finally:
+            self._waiting.end()  # who waits from now on is refused when it looks
 
     async def destroy(self) -> None:
         await to_thread(self.store.destroy)
@@ -80,7 +96,10 @@ class AsyncTieredStore:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await to_thread(self.store.__exit__, *exception)
+        try:
+            await to_thread(self.store.__exit__, *exception)
+        finally:
+            self._waiting.end()
 
     # -- messages -----------------------------------------------------------------------------
 
@@ -108,6 +127,31 @@ class AsyncTieredStore:
             return hot
         # A thread hands it over: while the pool is full, the submitting thread does the work.
         return await asyncio.wrap_future(await to_thread(self.store.read_future, request))
+
+    async def arrival(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        timeout: float,  # noqa: ASYNC109 - its end is an answer
+    ) -> bool:
+        """Whether the queue has a message at the offset or behind it, as soon as it has one.
+
+        False when the time is up, in seconds. Nobody holds a thread while waiting, and messages of
+        other queues cost those who wait nothing. Raises StoreClosedError when the store is closed
+        through this face meanwhile.
+        """
+        require_place(topic, queue_id, offset)
+        with self._waiting.at(QueueKey(topic, queue_id), offset) as answer:
+            # Registered first and looked at then: what comes in between is seen by one of them.
+            end = await to_thread(self.store.max_offset, topic, queue_id)
+            if end is not None and end > offset:
+                return True
+            try:
+                return await asyncio.wait_for(answer.awaited, timeout)
+            except TimeoutError:
+                return False
 
     async def query_message(
         self,
@@ -216,6 +260,61 @@ class _Handover:
             self._turn.release()
             # What came at the very end was left to this thread in vain.
             has_turn = bool(self._coming) and self._turn.acquire(blocking=False)
+
+
+class _Waiting:
+    """Who waits for a message of which queue. A queue without one costs a look into a dict."""
+
+    def __init__(self, store: TieredMessageStore) -> None:
+        self._store = store
+        self._arrival: Arrival | None = None
+        self._queues: dict[tuple[str, int], dict[_Answer[bool], int]] = {}
+        self._guard = threading.Lock()
+
+    @contextmanager
+    def at(self, key: QueueKey, offset: int) -> Iterator[_Answer[bool]]:
+        """An answer that is given when a message at this offset or behind it comes."""
+        answer: _Answer[bool] = _Answer(asyncio.get_running_loop())
+        with self._guard:
+            if self._arrival is None:
+                self._arrival = self._store.on_arrival(self._on_messages)
+            self._queues.setdefault(key, {})[answer] = offset
+        try:
+            yield answer
+        finally:
+            with self._guard:
+                waiting = self._queues.get(key, {})
+                waiting.pop(answer, None)
+                if not waiting:
+                    self._queues.pop(key, None)
+            if not answer.awaited.cancel() and not answer.awaited.cancelled():
+                answer.awaited.exception()  # seen, though perhaps not awaited
+
+    def end(self) -> None:
+        """Nobody waits for a store that is closed."""
+        with self._guard:
+            answers = [answer for waiting in self._queues.values() for answer in waiting]
+        closed: Future[bool] = Future()
+        closed.set_exception(StoreClosedError("the store is closed"))
+        for answer in answers:
+            answer.give(closed)
+
+    def _on_messages(self, requests: Sequence[DispatchRequest]) -> None:
+        come: dict[tuple[str, int], int] = {}
+        for one in requests if self._queues else ():
+            if (key := (one.topic, one.queue_id)) in self._queues:
+                come[key] = one.queue_offset
+        if not come:
+            return
+        with self._guard:
+            answers = [
+                answer
+                for key, newest in come.items()
+                for answer, offset in self._queues.get(key, {}).items()
+                if offset <= newest
+            ]
+        for answer in answers:
+            answer.give(_YES)
 
 
 class _Answer(Generic[T]):

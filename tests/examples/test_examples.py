@@ -103,9 +103,18 @@ def test_the_asyncio_broker_answers_and_uploads_when_it_ends(tmp_path: Path) -> 
         assert ask(pull="orders", queue=0, offset=1)["bodies"] == ["order 1", "order 2"]
         assert ask(find="orders", key="order-1") == {"complete": True, "bodies": ["order 1"]}
         assert ask(find="orders", key="never")["bodies"] == []
+        assert ask(pull="orders", queue=0, offset=3, wait=0.001)["bodies"] == []
+        with (
+            socket.create_connection(("127.0.0.1", port)) as another,
+            another.makefile("rw") as waiting,
+        ):
+            waiting.write(json.dumps({"pull": "late", "queue": 0, "offset": 0, "wait": 240}) + "\n")
+            waiting.flush()
+            assert ask(put="late", queue=0, body="at last")["offset"] == 0
+            assert json.loads(waiting.readline())["bodies"] == ["at last"]
         assert "error" in ask(drop="orders")
         assert ask(put="orders", queue="x", body="y")["status"] == "MESSAGE_ILLEGAL"
-    assert tiered(tmp_path, "asyncio-broker") == {("orders", 0): 3}
+    assert tiered(tmp_path, "asyncio-broker") == {("orders", 0): 3, ("late", 0): 1}
 
 
 def test_the_threaded_broker_answers_and_uploads_when_it_ends(tmp_path: Path) -> None:

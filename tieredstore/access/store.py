@@ -23,6 +23,7 @@ from tieredstore.access.upkeep import (
 )
 from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.driver import message_store
+from tieredstore.driver.arrivals import Arrival, ArrivalCallback, Arrivals
 from tieredstore.driver.message_store import (
     BYTES_MAX,
     COUNT_MAX,
@@ -442,6 +443,9 @@ class TieredMessageStore:
     def add_dispatcher(self, dispatcher: message_store.Dispatcher) -> None:
         self._next.add_dispatcher(dispatcher)
 
+    def on_arrival(self, callback: ArrivalCallback) -> Arrival:
+        return self._listener.arrivals.add(callback)
+
     def add_retention_guard(self, guard: RetentionGuard) -> None:
         self._next.add_retention_guard(guard)
 
@@ -579,10 +583,11 @@ class _Listener:
     """The one callback and the one retention guard of a store's tier.
 
     A registration with a store cannot be undone, so each store gets one, and not one for every
-    dispatcher.
+    dispatcher and for all who want to hear of arrivals.
     """
 
     def __init__(self) -> None:
+        self.arrivals = Arrivals()
         self._dispatcher: Dispatcher | None = None
         self._is_registered = False
 
@@ -599,6 +604,7 @@ class _Listener:
         self._dispatcher = None
 
     def _on_messages(self, requests: Sequence[DispatchRequest]) -> None:
+        self.arrivals(requests)
         if (dispatcher := self._dispatcher) is not None:
             dispatcher.on_messages(requests)
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+from tieredstore.driver.arrivals import Arrival, ArrivalCallback, Arrivals
 from tieredstore.driver.runtime import done_future
 from tieredstore.model.messages import (
     DispatchRequest,
@@ -197,6 +198,19 @@ class MessageStore(Protocol):
     def add_dispatcher(self, dispatcher: Dispatcher) -> None:
         """Call it with every message after its queue unit exists, in log order, in batches."""
 
+    def on_arrival(self, callback: ArrivalCallback) -> Arrival:
+        """Call it with new messages until it is cancelled: a batch a call, as dispatchers get them.
+
+        * A message is called out once, after it can be read, with topic, queue, queue offset, tags
+          code and store time. Those of one queue come in order.
+        * It runs in a thread that puts, reads or serves: it may call the store, and is to be quick.
+          What it raises is logged and stops nobody.
+        * It may be called before `load`, and holds for every life of the store.
+        """
+        arrivals = Arrivals()
+        self.add_dispatcher(arrivals)  # which stays, empty, when the callback has gone
+        return arrivals.add(callback)
+
     def add_retention_guard(self, guard: RetentionGuard) -> None:
         """Ask it before deleting: log bytes at or above what it returns are kept."""
 
@@ -343,6 +357,9 @@ class AbstractPluginMessageStore:
 
     def add_dispatcher(self, dispatcher: Dispatcher) -> None:
         self.next_store.add_dispatcher(dispatcher)
+
+    def on_arrival(self, callback: ArrivalCallback) -> Arrival:
+        return self.next_store.on_arrival(callback)
 
     def add_retention_guard(self, guard: RetentionGuard) -> None:
         self.next_store.add_retention_guard(guard)

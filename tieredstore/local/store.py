@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 from tieredstore.codec.queue_unit import QueueUnit
 from tieredstore.codec.record import peek_queue_offset, peek_store_timestamp, peek_topic
+from tieredstore.driver.arrivals import Arrival, ArrivalCallback, Arrivals
 from tieredstore.driver.durable import FileLock
 from tieredstore.driver.message_store import (
     BYTES_MAX,
@@ -629,6 +630,7 @@ class LocalMessageStore(StoreReads):
         self._services: list[Service] = []
         self._started = False
         self._dispatchers: list[Dispatcher] = []
+        self._arrivals = Arrivals()
         self._guards: list[RetentionGuard] = []
         self.recovery: RecoveryReport | None = None
 
@@ -884,6 +886,12 @@ class LocalMessageStore(StoreReads):
         self._dispatchers.append(dispatcher)
         if self._parts is not None:
             self._parts.dispatch.notifier.add_dispatcher(dispatcher)
+
+    def on_arrival(self, callback: ArrivalCallback) -> Arrival:
+        with self._life_guard:
+            if self._arrivals not in self._dispatchers:
+                self.add_dispatcher(self._arrivals)
+        return self._arrivals.add(callback)
 
     def add_retention_guard(self, guard: RetentionGuard) -> None:
         self._guards.append(guard)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Self
 
 import numpy as np
@@ -270,6 +270,44 @@ class MessageStoreContract:
             (0, 2),
             (1, 2),
         ]
+
+    def test_arrivals_are_called_out_once_when_they_can_be_read(self, store: MessageStore) -> None:
+        seen: list[DispatchRequest] = []
+        readable: list[bool] = []
+
+        def hear(requests: Sequence[DispatchRequest]) -> None:
+            seen.extend(requests)
+            readable.extend(store.contains(one.topic, one.queue_id, 0) for one in requests)
+
+        arrival = store.on_arrival(hear)
+        puts = [store.put_message(a_message(n, queue_id=n % 2)) for n in range(4)]
+        assert [
+            (one.topic, one.queue_id, one.queue_offset, one.store_timestamp) for one in seen
+        ] == [(TOPIC, n % 2, put.queue_offset, put.store_timestamp) for n, put in enumerate(puts)]
+        for one in seen:
+            page = store.get_message(TOPIC, one.queue_id, one.queue_offset, count_max=1)
+            assert one.tags_code == page.messages[0].tags_code
+        assert readable == [True] * 4
+        arrival.cancel()
+        arrival.cancel()
+        store.put_message(a_message(4))
+        assert len(seen) == 4
+
+    def test_a_callback_that_raises_or_cancels_stops_no_other(self, store: MessageStore) -> None:
+        seen: list[int] = []
+
+        def fail(_: Sequence[DispatchRequest]) -> None:
+            raise ValueError("planned")
+
+        def once(requests: Sequence[DispatchRequest]) -> None:
+            seen.extend(-1 for _ in requests)
+            leaving.cancel()
+
+        store.on_arrival(fail)
+        leaving = store.on_arrival(once)
+        store.on_arrival(lambda requests: seen.extend(one.queue_offset for one in requests))
+        assert [store.put_message(a_message(number)).stored for number in range(3)] == [True] * 3
+        assert seen == [-1, 0, 1, 2]
 
     def test_a_batch_is_stored_in_its_order_and_behind_what_was_put(
         self, store: MessageStore
