@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tieredstore.access.wiring import load_plugins
     from tieredstore.codec.message import decode_message
     from tieredstore.codec.record import decode_properties, tags_code
+    from tieredstore.codec.tags_filter import TagsFilter
     from tieredstore.driver.message_store import (
         AbstractPluginMessageStore,
         MessageFilter,
@@ -95,6 +96,7 @@ __all__ = [
     "StorageLevel",
     "StoreClosedError",
     "StoreConfig",
+    "TagsFilter",
     "TierHealth",
     "TieredMessageStore",
     "TieredReader",
@@ -114,6 +116,7 @@ _NAMES = {
     "access.wiring": "load_plugins",
     "codec.message": "decode_message",
     "codec.record": "decode_properties tags_code",
+    "codec.tags_filter": "TagsFilter",
     "driver.message_store": "AbstractPluginMessageStore MessageFilter MessageStore",
     "driver.metadata": "MetadataStore",
     "driver.provider": "SegmentProvider",
