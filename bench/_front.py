@@ -27,6 +27,11 @@ CHOSEN: Final = (
         "synced puts, 16 writers (one, a sync each)",
     ),
     Chosen(
+        "1 000 awaited puts at once, through the tier; beside: one",
+        "local",
+        "asyncio, through the tier, 1,000 in flight (one)",
+    ),
+    Chosen(
         "append and commit to a POSIX tier, 1 KB; beside: Java",
         "dispatch",
         "append + commit of 4096 x 1 KB (Java)",

@@ -1,21 +1,29 @@
-"""Writers that wait for the disk together, and what one thread does without a store.
+"""Puts that wait for the disk together: of threads, of asyncio through a tier, of none.
 
 The plain way writes records of the same size to a file that has its blocks, and syncs each of them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 import threading
+import time
 
 from bench._messages import BATCH_MESSAGES, a_second, batches
+from tieredstore.access.store import TieredMessageStore
+from tieredstore.aio import AsyncTieredStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.values import PutStatus
 
 WRITERS = 16
 SYNCED_PUTS = 1_600
+IN_FLIGHT = 1_000
+AWAITED_PUTS = 20_000
 RECORD = bytes(450)
 
 
@@ -61,3 +69,32 @@ def puts_a_second(writers: int) -> float:
         speed = a_second(work, share * writers)
         store.shutdown()
         return speed
+
+
+def awaited_puts_a_second(in_flight: int, count: int) -> float:
+    """Awaited puts through a store with a tier, so many at the same time, each on disk when done.
+
+    The upload to a folder goes on beside them.
+    """
+    sent = [message for batch in batches(-(-count // BATCH_MESSAGES)) for message in batch][:count]
+    with tempfile.TemporaryDirectory() as folder, Runtime.threads() as runtime:
+        local = LocalMessageStore(
+            LocalConfig(store_path=folder, flush_disk_type="SYNC_FLUSH"), runtime
+        )
+        config = StoreConfig(provider="posix", path=f"{folder}/tier", store_path=folder)
+        store = TieredMessageStore(local, config, runtime=runtime)
+
+        async def work() -> float:
+            async with AsyncTieredStore(store) as face:
+                await face.put_message(sent[0])
+                messages = iter(sent)
+
+                async def producer() -> None:
+                    for message in messages:
+                        assert (await face.put_message(message)).status is PutStatus.PUT_OK
+
+                started = time.perf_counter()
+                await asyncio.gather(*(producer() for _ in range(in_flight)))
+                return count / (time.perf_counter() - started)
+
+        return asyncio.run(work())

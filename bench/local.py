@@ -123,13 +123,25 @@ def group_commit_rows() -> Iterator[Row]:
             _group_commit.syncs_a_second(),
             _group_commit.puts_a_second(1),
             _group_commit.puts_a_second(_group_commit.WRITERS),
+            _group_commit.awaited_puts_a_second(1, _group_commit.SYNCED_PUTS),
+            _group_commit.awaited_puts_a_second(
+                _group_commit.IN_FLIGHT, _group_commit.AWAITED_PUTS
+            ),
         )
         for _ in range(TURNS)
     ]
-    plain, alone, together = (statistics.median(column) for column in zip(*turns, strict=True))
+    plain, alone, together, awaited, in_flight = (
+        statistics.median(column) for column in zip(*turns, strict=True)
+    )
     writers = _group_commit.WRITERS
     yield rate_row(f"synced puts, {writers} writers (one, a sync each)", alone, together, 2.0)
     yield rate_row(f"synced puts, {writers} writers (bare pwrite, sync)", plain, together, None)
+    yield rate_row(
+        f"asyncio, through the tier, {_group_commit.IN_FLIGHT:,} in flight (one)",
+        awaited,
+        in_flight,
+        None,
+    )
 
 
 def scan_row() -> Row:
