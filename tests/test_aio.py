@@ -167,7 +167,6 @@ def test_a_thousand_puts_wait_for_the_disk_and_reads_do_not_wait_for_them(
                 for number in range(1, 1001)
             ]
             batch = asyncio.create_task(face.put_messages([a_message(1001), a_message(1002)]))
-            await asyncio.sleep(0)
             assert await asyncio.to_thread(disk.reached.wait, WAIT)
             assert numbers(await face.get_message(TOPIC, 0, 0)) == [0]  # the others are not yet
             assert await face.store_time(TOPIC, 0, 0) is not None
