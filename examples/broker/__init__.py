@@ -1,0 +1,2 @@
+"""A broker that RocketMQ's clients speak to, over a store of tieredstore: `python -m`
+`examples.broker`."""

@@ -1,0 +1,185 @@
+"""The broker as one piece: its stores, its tables, and which request goes where."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from examples.broker.arrivals import Arrivals
+from examples.broker.commands import Ask
+from examples.broker.consume import Pulls
+from examples.broker.delays import Delays
+from examples.broker.groups import Groups
+from examples.broker.produce import Sends
+from examples.broker.query import Queries
+from examples.broker.routes import Routes
+from examples.broker.server import Handler, Limits, Server
+from examples.broker.storage import Storage
+from examples.broker.tables import Offsets, Topics
+from tieredstore import Host, InvalidConfigError, StoreConfig
+from tieredstore.driver.metrics import Metrics
+from tieredstore.local import LocalConfig
+
+log = logging.getLogger(__name__)
+
+SAVE_SECONDS: Final = 5.0
+END_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """Where the broker is and what it allows; the stores have settings of their own."""
+
+    host: str = "127.0.0.1"  # where it listens
+    port: int = 9876  # for clients of the name server and of the broker
+    address: str = ""  # the IPv4 address that clients are told; empty: `host`
+    creates_topics: bool = True
+    default_queues: int = 8
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        try:
+            told = ipaddress.IPv4Address(self.told_host)
+        except ValueError as error:
+            raise InvalidConfigError(
+                f"address: {self.told_host!r:.60} is no IPv4 address"
+            ) from error
+        if told.is_unspecified:
+            raise InvalidConfigError(f"address: no client can reach {told}; name one it can")
+        if not 0 <= self.port <= 65_535:
+            raise InvalidConfigError(f"port: {self.port} is none")
+        if not 1 <= self.default_queues <= 1_024:
+            raise InvalidConfigError(f"default_queues: {self.default_queues} is not 1 to 1024")
+
+    @property
+    def told_host(self) -> str:
+        return self.address or self.host
+
+
+class Broker:
+    """`open`, then clients are served, then `close`."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        local: LocalConfig,
+        tier: StoreConfig,
+        *,
+        metrics: Metrics | None = None,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._config = config
+        self._tier = tier
+        self._folder = Path(local.store_path) / "config"
+        self._clock_ms = clock_ms
+        self._storage = Storage(local, tier, metrics)
+        self._services: list[asyncio.Task[None]] = []
+        self.port = config.port
+        self.server: Server | None = None
+        self.arrivals: Arrivals | None = None
+
+    async def open(self) -> None:
+        """Load the stores and listen. Raises what they raise; nothing is left open then."""
+        storage = self._storage
+        await asyncio.to_thread(storage.open)
+        try:
+            await self._listen()
+        except BaseException:
+            await asyncio.to_thread(storage.close)
+            raise
+
+    async def close(self) -> None:
+        """Answer what is under way, upload what waits, and end."""
+        if self.arrivals is not None:
+            self.arrivals.end()
+        if self.server is not None:
+            await self.server.stop(END_SECONDS)
+        for service in self._services:
+            service.cancel()
+        await asyncio.gather(*self._services, return_exceptions=True)
+        self._offsets.save()
+        await asyncio.to_thread(self._storage.close)
+
+    # -----------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        config, storage = self._config, self._storage
+        loop = asyncio.get_running_loop()
+        topics = Topics(
+            self._folder, creates=config.creates_topics, default_queues=config.default_queues
+        )
+        topics.found(await storage.call(storage.store.queues))
+        self._offsets = Offsets(self._folder)
+        arrivals = self.arrivals = Arrivals()
+        storage.store.add_dispatcher(arrivals.on_messages)
+        groups = Groups(topics, loop.time)
+        handlers: dict[int, Handler] = {}
+        server = self.server = Server(
+            handlers, config.limits, on_leave=groups.left, on_look=groups.look
+        )
+        self.port = await server.bind(config.host, config.port)
+        address = f"{config.told_host}:{self.port}"
+        host = Host(ipaddress.IPv4Address(config.told_host).packed, self.port)
+        queries = Queries(storage, self._clock_ms)
+        sends = Sends(storage, topics, queries, host)
+        pulls = Pulls(storage, topics, self._offsets, groups, arrivals)
+        routes = Routes(
+            topics,
+            address=address,
+            broker=self._tier.broker_name,
+            cluster=self._tier.cluster_name,
+        )
+        handlers.update(_handlers(sends, pulls, queries, groups, routes))
+        await server.start()
+        delays = Delays(storage, self._folder, self._clock_ms)
+        self._services = [
+            asyncio.create_task(delays.run(), name="delays"),
+            asyncio.create_task(self._save_offsets(), name="offsets"),
+        ]
+
+    async def _save_offsets(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_SECONDS)
+            content = self._offsets.changed()
+            if content is not None:
+                try:
+                    await self._storage.call(self._offsets.write, content)
+                except OSError:
+                    log.exception("consumer offsets could not be written")
+
+
+def _handlers(
+    sends: Sends, pulls: Pulls, queries: Queries, groups: Groups, routes: Routes
+) -> Mapping[int, Handler]:
+    return {
+        Ask.SEND_MESSAGE: sends.send,
+        Ask.SEND_MESSAGE_V2: sends.send_short,
+        Ask.SEND_BATCH_MESSAGE: sends.send_short,
+        Ask.CONSUMER_SEND_BACK: sends.send_back,
+        Ask.PULL_MESSAGE: pulls.pull,
+        Ask.LITE_PULL_MESSAGE: pulls.pull,
+        Ask.QUERY_CONSUMER_OFFSET: pulls.consumer_offset,
+        Ask.UPDATE_CONSUMER_OFFSET: pulls.commit,
+        Ask.CHECK_CLIENT_CONFIG: pulls.check_filter,
+        Ask.GET_MIN_OFFSET: queries.min_offset,
+        Ask.GET_MAX_OFFSET: queries.max_offset,
+        Ask.SEARCH_OFFSET_BY_TIMESTAMP: queries.offset_by_time,
+        Ask.GET_EARLIEST_STORE_TIME: queries.earliest_time,
+        Ask.QUERY_MESSAGE: queries.by_key,
+        Ask.VIEW_MESSAGE_BY_ID: queries.by_id,
+        Ask.HEART_BEAT: groups.heartbeat,
+        Ask.UNREGISTER_CLIENT: groups.unregister,
+        Ask.GET_CONSUMERS_OF_GROUP: groups.consumers,
+        Ask.LOCK_BATCH_MQ: groups.lock,
+        Ask.UNLOCK_BATCH_MQ: groups.unlock,
+        Ask.GET_ROUTE_OF_TOPIC: routes.route,
+        Ask.GET_CLUSTER_INFO: routes.cluster,
+        Ask.GET_ALL_TOPICS: routes.topics,
+        Ask.UPDATE_AND_CREATE_TOPIC: routes.create,
+    }

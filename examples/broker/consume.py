@@ -1,0 +1,193 @@
+"""Messages to consumers: pulls that wait for messages, tags, and how far each group is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from examples.broker.arrivals import Arrivals
+from examples.broker.commands import INT32_MAX, INT64_MAX, Answer, Code, RefusedError, Request
+from examples.broker.groups import Groups
+from examples.broker.storage import Storage
+from examples.broker.tables import READ, Offsets, Topics, require_group
+from tieredstore import GetResult, GetStatus, MessageFilter, QueueKey, decode_properties, tags_code
+from tieredstore.codec.record import peek_property_bytes
+
+COUNT_MAX: Final = 1_024
+WAIT_SECONDS_MAX: Final = 60.0
+TAGS_MAX: Final = 1_024
+
+_COMMITS: Final = 1
+_WAITS: Final = 2
+_SUBSCRIBES: Final = 4
+
+_CODES: Final[Mapping[GetStatus, Code]] = {
+    GetStatus.FOUND: Code.SUCCESS,
+    GetStatus.NO_MATCHED_MESSAGE: Code.PULL_RETRY_IMMEDIATELY,
+    GetStatus.MESSAGE_WAS_REMOVING: Code.PULL_RETRY_IMMEDIATELY,
+    GetStatus.OFFSET_FOUND_NULL: Code.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_ONE: Code.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_BADLY: Code.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_TOO_SMALL: Code.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_RESET: Code.PULL_OFFSET_MOVED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Messages with one of these tags: by their hashes first, which a queue holds, then by text."""
+
+    names: frozenset[str]
+    tags_codes: frozenset[int]
+
+    def matches_tags_code(self, code: int) -> bool:
+        return code in self.tags_codes
+
+    def matches_record(self, record: bytes) -> bool:
+        return decode_properties(peek_property_bytes(record)).get("TAGS") in self.names
+
+
+def filter_of(expression: str, kind: str) -> MessageFilter | None:
+    """`A || B`; None for all messages."""
+    if kind not in ("", "TAG"):
+        raise RefusedError(Code.SUBSCRIPTION_PARSE_FAILED, f"{kind!r:.20}: only TAG is understood")
+    if expression.strip() in ("", "*"):
+        return None
+    names = frozenset(part.strip() for part in expression.split("||") if part.strip())
+    if not names or len(names) > TAGS_MAX:
+        raise RefusedError(Code.SUBSCRIPTION_PARSE_FAILED, f"{len(names)} tags")
+    return Tags(names, frozenset(map(tags_code, names)))
+
+
+class Pulls:
+    """Answers pulls at once where there are messages, else when some come or time is up."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        topics: Topics,
+        offsets: Offsets,
+        groups: Groups,
+        arrivals: Arrivals,
+    ) -> None:
+        self._storage = storage
+        self._topics = topics
+        self._offsets = offsets
+        self._groups = groups
+        self._arrivals = arrivals
+
+    async def pull(self, request: Request) -> Answer:
+        group = require_group(request.text("consumerGroup"))
+        key = QueueKey(request.text("topic"), request.number("queueId", maximum=INT32_MAX))
+        self._require_readable(key)
+        flags = request.number("sysFlag", 0, maximum=INT32_MAX)
+        chosen = self._filter(request, group, key.topic, given=bool(flags & _SUBSCRIBES))
+        if flags & _COMMITS:
+            committed = request.number("commitOffset", 0, minimum=-1)
+            if committed > 0:
+                self._offsets.commit(group, *key, committed)
+        offset = request.number("queueOffset", minimum=-INT64_MAX)
+        count = request.number("maxMsgNums", 32, maximum=INT32_MAX)
+        loop = asyncio.get_running_loop()
+        until = loop.time()
+        if flags & _WAITS:
+            wait_ms = request.number("suspendTimeoutMillis", 15_000, maximum=INT32_MAX)
+            until += min(wait_ms / 1000, WAIT_SECONDS_MAX)
+        while True:
+            # What a client does not take is not read for it.
+            await request.connection.writable()
+            found = await self._storage.get(
+                *key,
+                offset,
+                count_max=max(1, min(count, COUNT_MAX)),
+                message_filter=chosen,
+                group=group,
+            )
+            code = _code(found, offset)
+            waits = code is Code.PULL_NOT_FOUND and request.connection.is_open
+            if not waits or not await self._arrivals.wait(key, offset, until - loop.time()):
+                return _answer(code, found)
+
+    def offset_of_group(self, request: Request) -> Answer | None:
+        found = self._offsets.get(
+            request.text("consumerGroup"),
+            request.text("topic"),
+            request.number("queueId", maximum=INT32_MAX),
+        )
+        return None if found is None else Answer(fields={"offset": str(found)})
+
+    async def consumer_offset(self, request: Request) -> Answer:
+        """Where a group goes on. A new one begins at 0 where the queue does, as RocketMQ has it:
+        elsewhere the client decides."""
+        known = self.offset_of_group(request)
+        if known is not None:
+            return known
+        key = request.text("topic"), request.number("queueId", maximum=INT32_MAX)
+        minimum = await self._storage.call(self._storage.store.min_offset, *key)
+        if not minimum and request.flag("setZeroIfNotFound", default=True):
+            return Answer(fields={"offset": "0"})
+        raise RefusedError(Code.QUERY_NOT_FOUND, "the group has not consumed this queue")
+
+    def commit(self, request: Request) -> Answer:
+        self._offsets.commit(
+            request.text("consumerGroup"),
+            request.text("topic"),
+            request.number("queueId", maximum=INT32_MAX),
+            request.number("commitOffset"),
+        )
+        return Answer()
+
+    def check_filter(self, request: Request) -> Answer:
+        """Asked before a consumer starts that filters by more than tags."""
+        subscription = request.json().get("subscriptionData") or {}
+        if not isinstance(subscription, dict):
+            raise RefusedError(Code.SUBSCRIPTION_PARSE_FAILED, "no subscription")
+        filter_of(str(subscription.get("subString", "*")), str(subscription["expressionType"]))
+        return Answer()
+
+    # -----------------------------------------------------------------------------------------
+
+    def _require_readable(self, key: QueueKey) -> None:
+        topic = self._topics.get(key.topic)
+        if topic is None:
+            raise RefusedError(Code.TOPIC_NOT_EXIST, f"there is no topic {key.topic!r:.140}")
+        if not topic.perm & READ:
+            raise RefusedError(Code.NO_PERMISSION, f"{key.topic}: reading is forbidden")
+        if key.queue_id >= topic.read_queues:
+            raise RefusedError(
+                Code.SYSTEM_ERROR,
+                f"{key.topic} has no queue {key.queue_id}, but {topic.read_queues}",
+            )
+
+    def _filter(
+        self, request: Request, group: str, topic: str, *, given: bool
+    ) -> MessageFilter | None:
+        """As the pull says, or as the group's heartbeats do."""
+        if given:
+            return filter_of(request.text("subscription", "*"), request.text("expressionType", ""))
+        known = self._groups.subscription(group, topic)
+        if known is None:
+            raise RefusedError(
+                Code.SUBSCRIPTION_NOT_EXIST, f"{group} has not said what it wants of {topic}"
+            )
+        return filter_of(*known)
+
+
+def _code(found: GetResult, offset: int) -> Code:
+    if found.status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
+        return Code.PULL_NOT_FOUND if offset == found.next_offset else Code.PULL_OFFSET_MOVED
+    return _CODES.get(found.status, Code.PULL_NOT_FOUND)
+
+
+def _answer(code: Code, found: GetResult) -> Answer:
+    fields = {
+        "suggestWhichBrokerId": "0",
+        "nextBeginOffset": str(found.next_offset),
+        "minOffset": str(found.min_offset),
+        "maxOffset": str(found.max_offset),
+    }
+    remark = None if code is Code.SUCCESS else found.status.name
+    body = b"".join([message.record for message in found.messages])
+    return Answer(code=code, fields=fields, body=body, remark=remark)

@@ -1,0 +1,176 @@
+"""Who is there: clients by their heartbeats, the consumers of each group, and who holds a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from examples.broker.commands import Answer, Ask, Code, RefusedError, Request, json_body
+from examples.broker.tables import READ, RETRY, WRITE, Topic, Topics, require_group
+
+if TYPE_CHECKING:
+    from examples.broker.server import Connection
+
+SILENT_SECONDS: Final = 120.0
+LOCK_SECONDS: Final = 60.0
+CLIENTS_MAX: Final = 10_000
+GROUPS_MAX: Final = 10_000
+LOCKS_MAX: Final = 100_000
+IN_ONE_MAX: Final = 10_000
+
+_Queue = tuple[str, str, int]
+
+
+@dataclass(slots=True)
+class Consumer:
+    """One client of a group."""
+
+    connection: Connection
+    heard_at: float
+
+
+@dataclass(slots=True)
+class Group:
+    """Its consumers by client id, and what they want of each topic: expression and its kind."""
+
+    consumers: dict[str, Consumer] = field(default_factory=dict)
+    subscriptions: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+class Groups:
+    """Consumers that are there. When that changes, those of the group are told and share anew."""
+
+    def __init__(self, topics: Topics, now: Callable[[], float]) -> None:
+        self._topics = topics
+        self._now = now
+        self._groups: dict[str, Group] = {}
+        self._locks: dict[tuple[str, _Queue], tuple[str, float]] = {}
+
+    def heartbeat(self, request: Request) -> Answer:
+        content = request.json()
+        client = content.get("clientID")
+        if not isinstance(client, str) or not client:
+            raise RefusedError(Code.SYSTEM_ERROR, "a heartbeat without a client")
+        for found in _objects(content.get("consumerDataSet")):
+            self._note(client, found, request.connection)
+        return Answer()
+
+    def unregister(self, request: Request) -> Answer:
+        name = request.command.fields.get("consumerGroup")
+        group = self._groups.get(name) if name else None
+        if name and group is not None and group.consumers.pop(request.text("clientID"), None):
+            self._changed(name, group)
+        return Answer()
+
+    def consumers(self, request: Request) -> Answer:
+        group = self._groups.get(request.text("consumerGroup"))
+        if group is None or not group.consumers:
+            raise RefusedError(Code.SYSTEM_ERROR, "the group has no consumer")
+        return Answer(body=json_body({"consumerIdList": sorted(group.consumers)}))
+
+    def subscription(self, group: str, topic: str) -> tuple[str, str] | None:
+        found = self._groups.get(group)
+        return None if found is None else found.subscriptions.get(topic)
+
+    def left(self, connection: Connection) -> None:
+        """A connection has gone, and the clients that used it."""
+        self._drop(lambda consumer: consumer.connection is connection)
+
+    def look(self) -> None:
+        """Forget clients that have been silent for too long, and locks that nobody renewed."""
+        oldest = self._now() - SILENT_SECONDS
+        self._drop(lambda consumer: consumer.heard_at < oldest)
+        now = self._now()
+        for key in [key for key, (_, until) in self._locks.items() if until <= now]:
+            del self._locks[key]
+
+    # -- queues that one consumer has for itself ----------------------------------------------
+
+    def lock(self, request: Request) -> Answer:
+        """Those of the queues that are the client's now: for a minute, unless it asks again."""
+        group, client, queues = _wanted(request.json())
+        now = self._now()
+        given = []
+        for queue, found in queues:
+            holder, until = self._locks.get((group, queue), ("", 0.0))
+            is_free = holder == client or until <= now
+            if is_free and (holder or len(self._locks) < LOCKS_MAX):
+                self._locks[group, queue] = client, now + LOCK_SECONDS
+                given.append(found)
+        return Answer(body=json_body({"lockOKMQSet": given}))
+
+    def unlock(self, request: Request) -> Answer:
+        group, client, queues = _wanted(request.json())
+        for queue, _ in queues:
+            if self._locks.get((group, queue), ("", 0.0))[0] == client:
+                del self._locks[group, queue]
+        return Answer()
+
+    # -----------------------------------------------------------------------------------------
+
+    def _note(self, client: str, found: dict[str, Any], connection: Connection) -> None:
+        name = require_group(str(found.get("groupName")))
+        group = self._groups.get(name)
+        if group is None:
+            if len(self._groups) >= GROUPS_MAX:
+                raise RefusedError(Code.SYSTEM_ERROR, f"there are {GROUPS_MAX} groups already")
+            group = self._groups[name] = Group()
+            # Where its messages come again that it sends back.
+            if self._topics.get(RETRY + name) is None:
+                perm = READ | WRITE
+                self._topics.set(Topic(name=RETRY + name, read_queues=1, write_queues=1, perm=perm))
+        known = group.consumers.get(client)
+        if known is None and len(group.consumers) >= CLIENTS_MAX:
+            raise RefusedError(Code.SYSTEM_ERROR, f"the group has {CLIENTS_MAX} clients already")
+        subscriptions = {
+            str(each.get("topic")): (
+                str(each.get("subString") or "*"),
+                str(each.get("expressionType") or "TAG"),
+            )
+            for each in _objects(found.get("subscriptionDataSet"))
+        }
+        is_new = known is None or known.connection is not connection
+        has_changed = subscriptions != group.subscriptions
+        group.consumers[client] = Consumer(connection, self._now())
+        group.subscriptions = subscriptions
+        if is_new or has_changed:
+            self._changed(name, group)
+
+    def _drop(self, goes: Callable[[Consumer], bool]) -> None:
+        for name, group in list(self._groups.items()):
+            gone = [client for client, each in group.consumers.items() if goes(each)]
+            for client in gone:
+                del group.consumers[client]
+            if gone:
+                self._changed(name, group)
+
+    def _changed(self, name: str, group: Group) -> None:
+        if not group.consumers:
+            self._groups.pop(name, None)
+        for connection in {each.connection for each in group.consumers.values()}:
+            connection.tell(Ask.CONSUMER_IDS_CHANGED, consumerGroup=name)
+
+
+def _objects(found: object) -> Iterator[dict[str, Any]]:
+    """The objects of a list that a client sent."""
+    if not isinstance(found, list):
+        return
+    if len(found) > IN_ONE_MAX:
+        raise RefusedError(Code.SYSTEM_ERROR, f"more than {IN_ONE_MAX} in one request")
+    yield from (each for each in found if isinstance(each, dict))
+
+
+def _wanted(content: dict[str, Any]) -> tuple[str, str, list[tuple[_Queue, dict[str, Any]]]]:
+    """Group, client, and the queues they want, each as it was sent too."""
+    group = require_group(str(content.get("consumerGroup")))
+    client = content.get("clientId")
+    if not isinstance(client, str) or not client:
+        raise RefusedError(Code.SYSTEM_ERROR, "queues for no client")
+    queues = []
+    for found in _objects(content.get("mqSet")):
+        topic, broker, queue_id = (found.get(name) for name in ("topic", "brokerName", "queueId"))
+        if not (isinstance(topic, str) and isinstance(broker, str) and isinstance(queue_id, int)):
+            raise RefusedError(Code.SYSTEM_ERROR, "a queue without topic, broker or number")
+        queues.append(((topic, broker, queue_id), found))
+    return group, client, queues

@@ -1,0 +1,251 @@
+"""Messages of producers: single, in batches, sent back by consumers, and what is refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from struct import Struct
+from typing import Final
+
+from examples.broker.commands import INT32_MAX, INT64_MAX, Answer, Code, RefusedError, Request
+from examples.broker.query import Queries
+from examples.broker.storage import Storage
+from examples.broker.tables import DEAD, RETRY, SCHEDULE, Topics, require_group
+from tieredstore import (
+    Host,
+    Message,
+    PutResult,
+    PutStatus,
+    decode_message,
+    decode_properties,
+)
+
+BATCH_MAX: Final = 4_096
+BODY_BYTES_MAX: Final = 4 << 20
+PROPERTY_BYTES_MAX: Final = 32_767
+RECONSUME_MAX: Final = 16
+RETRY_LEVEL: Final = 3  # the delay of the first retry; each later one waits for the next level
+
+DELAY: Final = "DELAY"
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_QUEUE: Final = "REAL_QID"
+RETRY_TOPIC: Final = "RETRY_TOPIC"
+ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
+UNIQUE_KEY: Final = "UNIQ_KEY"
+PREPARED: Final = "TRAN_MSG"
+_TIMERS: Final = ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
+_TRANSACTION: Final = 0x0C
+
+# Version 2 of a send names its fields by letters, to be shorter.
+_LETTERS: Final = {
+    "producerGroup": "a",
+    "topic": "b",
+    "defaultTopic": "c",
+    "defaultTopicQueueNums": "d",
+    "queueId": "e",
+    "sysFlag": "f",
+    "bornTimestamp": "g",
+    "flag": "h",
+    "properties": "i",
+    "reconsumeTimes": "j",
+    "maxReconsumeTimes": "l",
+    "batch": "m",
+}
+_WORDS: Final = {letter: word for word, letter in _LETTERS.items()}
+
+_CODES: Final[Mapping[PutStatus, Code]] = {
+    PutStatus.PUT_OK: Code.SUCCESS,
+    PutStatus.FLUSH_DISK_TIMEOUT: Code.FLUSH_DISK_TIMEOUT,
+    PutStatus.MESSAGE_ILLEGAL: Code.MESSAGE_ILLEGAL,
+    PutStatus.PROPERTIES_SIZE_EXCEEDED: Code.MESSAGE_ILLEGAL,
+    PutStatus.SERVICE_NOT_AVAILABLE: Code.SERVICE_NOT_AVAILABLE,
+}
+
+# One message in the body of a batch: all of it, magic, CRC, flag, and then the body's length.
+_IN_BATCH: Final = Struct(">iiiii")
+_PROPERTIES: Final = Struct(">h")
+
+
+class Sends:
+    """Answers producers when their messages are stored, and consumers who send one back."""
+
+    def __init__(self, storage: Storage, topics: Topics, queries: Queries, address: Host) -> None:
+        """`address` is the broker's own: clients find it in the ids of messages."""
+        self._storage = storage
+        self._topics = topics
+        self._queries = queries
+        self._address = address
+
+    async def send(self, request: Request) -> Answer:
+        return await self._store(request, _named(request))
+
+    async def send_short(self, request: Request) -> Answer:
+        """The same with fields of one letter."""
+        fields = {_WORDS.get(name, name): v for name, v in request.command.fields.items()}
+        return await self._store(request, _named(request, fields))
+
+    async def send_back(self, request: Request) -> Answer:
+        """Store a message once more, for the group that could not consume it.
+
+        After `maxReconsumeTimes` it goes where only people look. A tier's records carry other log
+        offsets than those that were sent, so the message has to be the one that is named.
+        """
+        group = require_group(request.text("group"))
+        found = await self._queries.find(
+            request.number("offset"),
+            topic=request.text("originTopic", ""),
+            unique_key=request.text("originMsgId", ""),
+        )
+        if found is None:
+            raise RefusedError(Code.SYSTEM_ERROR, "the message that is sent back is not here")
+        stored = decode_message(found.record)
+        most = request.number("maxReconsumeTimes", RECONSUME_MAX, minimum=-1, maximum=INT32_MAX)
+        level = request.number("delayLevel", 0, minimum=-INT32_MAX, maximum=INT32_MAX)
+        properties = dict(stored.properties)
+        properties.setdefault(RETRY_TOPIC, stored.topic)
+        properties.setdefault(ORIGIN_ID, stored.offset_id)
+        properties["WAIT"] = "false"
+        is_dead = level < 0 or stored.reconsume_times >= (RECONSUME_MAX if most < 0 else most)
+        topic = self._topics.to_write((DEAD if is_dead else RETRY) + group, wanted_queues=1)
+        if not is_dead:
+            properties[DELAY] = str(level or RETRY_LEVEL + stored.reconsume_times)
+        message = Message(
+            topic=topic.name,
+            queue_id=random.randrange(topic.write_queues),
+            body=stored.body,
+            properties=properties,
+            flag=stored.flag,
+            sys_flag=stored.sys_flag,
+            born_timestamp=stored.born_timestamp,
+            born_host=stored.born_host,
+            store_host=self._address,
+            reconsume_times=stored.reconsume_times + 1,
+        )
+        result = (await self._storage.put([_delayed(message)]))[0]
+        return Answer(code=_code(result), remark=result.reason or None)
+
+    # -----------------------------------------------------------------------------------------
+
+    async def _store(self, request: Request, named: Request) -> Answer:
+        message = self._message(named, request.connection.host)
+        if named.flag("batch"):
+            messages = [
+                replace(message, body=body, properties=properties, flag=flag)
+                for flag, body, properties in _in_batch(request.body)
+            ]
+        else:
+            messages = [_delayed(message)]
+        for each in messages:
+            _check(each)
+        results = await self._storage.put(messages)
+        refused = next((result for result in results if not result.stored), None)
+        if refused is not None:
+            return Answer(code=_code(refused), remark=refused.reason)
+        fields = {
+            "msgId": ",".join(result.message_id for result in results),
+            "queueId": str(message.queue_id),
+            "queueOffset": str(results[0].queue_offset),
+        }
+        return Answer(code=_code(results[0]), fields=fields)
+
+    def _message(self, named: Request, born_host: Host) -> Message:
+        """The message of a send, or of all of a batch what they share."""
+        name = named.text("topic")
+        if name == SCHEDULE or name.startswith("rmq_sys_"):
+            raise RefusedError(Code.NO_PERMISSION, f"{name!r:.140} is the broker's own topic")
+        wanted = named.number("defaultTopicQueueNums", 4, maximum=INT32_MAX)
+        reconsumed = named.number("reconsumeTimes", 0, maximum=INT32_MAX)
+        most = named.number("maxReconsumeTimes", RECONSUME_MAX, minimum=-1, maximum=INT32_MAX)
+        if name.startswith(RETRY) and reconsumed > (RECONSUME_MAX if most < 0 else most):
+            name = DEAD + name.removeprefix(RETRY)
+        topic = self._topics.to_write(name, wanted_queues=wanted)
+        queue_id = named.number("queueId", -1, minimum=-1, maximum=INT32_MAX)
+        if queue_id >= topic.write_queues and name.startswith(DEAD):
+            queue_id = -1
+        if queue_id >= topic.write_queues:
+            raise RefusedError(
+                Code.SYSTEM_ERROR, f"{name} has no queue {queue_id}, but {topic.write_queues}"
+            )
+        return Message(
+            topic=name,
+            queue_id=random.randrange(topic.write_queues) if queue_id < 0 else queue_id,
+            body=named.body,
+            properties=decode_properties(named.text("properties", "").encode()),
+            flag=named.number("flag", 0, minimum=-INT32_MAX - 1, maximum=INT32_MAX),
+            sys_flag=named.number("sysFlag", 0, maximum=INT32_MAX),
+            born_timestamp=named.number("bornTimestamp", 0, minimum=-INT64_MAX),
+            born_host=born_host,
+            store_host=self._address,
+            reconsume_times=reconsumed,
+        )
+
+
+def _named(request: Request, fields: dict[str, str] | None = None) -> Request:
+    """With the long names of version 1."""
+    if fields is None:
+        return request
+    return Request(replace(request.command, fields=fields), request.connection)
+
+
+def _check(message: Message) -> None:
+    """What no store should have to refuse: of a batch all is stored, or nothing."""
+    properties = message.properties
+    if message.sys_flag & _TRANSACTION or PREPARED in properties:
+        raise RefusedError(Code.NO_PERMISSION, "transactions are not supported")
+    if any(name in properties for name in _TIMERS):
+        raise RefusedError(Code.MESSAGE_ILLEGAL, "messages for a moment are not supported")
+    if not message.body:
+        raise RefusedError(Code.MESSAGE_ILLEGAL, "a message without a body")
+    if len(message.body) > BODY_BYTES_MAX:
+        raise RefusedError(
+            Code.MESSAGE_ILLEGAL, f"{len(message.body)} bytes, more than {BODY_BYTES_MAX}"
+        )
+    size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in properties.items())
+    if size > PROPERTY_BYTES_MAX:
+        raise RefusedError(
+            Code.MESSAGE_ILLEGAL, f"{size} bytes of properties, more than {PROPERTY_BYTES_MAX}"
+        )
+
+
+def _delayed(message: Message) -> Message:
+    """A message that has to wait is stored for the schedule, in the queue of its level."""
+    text = message.properties.get(DELAY, "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 4):
+        raise RefusedError(Code.MESSAGE_ILLEGAL, f"the delay level {text!r:.20} is none")
+    level = min(int(text), 18)
+    if level == 0:
+        return message
+    properties = {
+        **message.properties,
+        DELAY: str(level),
+        REAL_TOPIC: message.topic,
+        REAL_QUEUE: str(message.queue_id),
+    }
+    return replace(message, topic=SCHEDULE, queue_id=level - 1, properties=properties)
+
+
+def _in_batch(data: bytes) -> Iterator[tuple[int, bytes, Mapping[str, str]]]:
+    """Flag, body and properties of each message in the body of a batch."""
+    at = count = 0
+    if not data:
+        raise RefusedError(Code.MESSAGE_ILLEGAL, "a batch of no messages")
+    while at < len(data):
+        count += 1
+        body_at = at + _IN_BATCH.size
+        if count > BATCH_MAX or body_at > len(data):
+            raise RefusedError(Code.MESSAGE_ILLEGAL, f"no batch, or of more than {BATCH_MAX}")
+        size, _, _, flag, body_bytes = _IN_BATCH.unpack_from(data, at)
+        length_at = body_at + body_bytes
+        if body_bytes < 0 or length_at + _PROPERTIES.size > len(data):
+            raise RefusedError(Code.MESSAGE_ILLEGAL, "a message of a batch that does not fit it")
+        properties_at = length_at + _PROPERTIES.size
+        end = properties_at + _PROPERTIES.unpack_from(data, length_at)[0]
+        if end != at + size or not properties_at <= end <= len(data):
+            raise RefusedError(Code.MESSAGE_ILLEGAL, "a message of a batch that does not add up")
+        yield flag, data[body_at:length_at], decode_properties(data[properties_at:end])
+        at = end
+
+
+def _code(result: PutResult) -> Code:
+    return _CODES.get(result.status, Code.SYSTEM_ERROR)

@@ -1,0 +1,68 @@
+"""The name server's part: which queues a topic has, and where the broker is."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from examples.broker.commands import INT32_MAX, Answer, Code, RefusedError, Request, json_body
+from examples.broker.tables import READ, WRITE, Topic, Topics
+
+_LEADER: Final = "0"  # the id of a broker that takes messages
+
+
+class Routes:
+    """Answers where topics are: always here, for this name server knows one broker."""
+
+    def __init__(self, topics: Topics, *, address: str, broker: str, cluster: str) -> None:
+        self._topics = topics
+        self._broker = {
+            "cluster": cluster,
+            "brokerName": broker,
+            "brokerAddrs": {_LEADER: address},
+            "enableActingMaster": False,
+        }
+        self._name = broker
+        self._cluster = cluster
+
+    def route(self, request: Request) -> Answer:
+        name = request.text("topic")
+        topic = self._topics.get(name)
+        if topic is None:
+            raise RefusedError(Code.TOPIC_NOT_EXIST, f"No topic route info for {name!r:.140}")
+        queues = {
+            "brokerName": self._name,
+            "readQueueNums": topic.read_queues,
+            "writeQueueNums": topic.write_queues,
+            "perm": topic.perm,
+            "topicSysFlag": 0,
+        }
+        return _json(
+            {"brokerDatas": [self._broker], "filterServerTable": {}, "queueDatas": [queues]}
+        )
+
+    def cluster(self, request: Request) -> Answer:
+        return _json(
+            {
+                "brokerAddrTable": {self._name: self._broker},
+                "clusterAddrTable": {self._cluster: [self._name]},
+            }
+        )
+
+    def topics(self, request: Request) -> Answer:
+        return _json({"topicList": sorted(topic.name for topic in self._topics.all())})
+
+    def create(self, request: Request) -> Answer:
+        """Make a topic, or give it more queues and other permissions."""
+        self._topics.set(
+            Topic(
+                name=request.text("topic"),
+                read_queues=request.number("readQueueNums", 8, maximum=INT32_MAX),
+                write_queues=request.number("writeQueueNums", 8, maximum=INT32_MAX),
+                perm=request.number("perm", READ | WRITE, maximum=READ | WRITE | 1),
+            )
+        )
+        return Answer()
+
+
+def _json(content: dict[str, Any]) -> Answer:
+    return Answer(body=json_body(content))

@@ -1,0 +1,320 @@
+"""Connections of clients: frames in, answers out, and bounds on all that one of them can hold."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, cast
+
+from examples.broker.commands import Answer, Ask, Code, RefusedError, Request
+from examples.broker.frames import (
+    FRAME_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    ONE_WAY,
+    Command,
+    FrameDecoder,
+    FrameError,
+    encode,
+)
+from tieredstore import Host, StoreClosedError, TieredStoreError
+
+log = logging.getLogger(__name__)
+
+Handler: TypeAlias = Callable[[Request], Answer | Awaitable[Answer]]
+
+LOOK_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What clients may take of this process."""
+
+    connections: int = 1_024
+    frame_bytes: int = FRAME_BYTES_MAX
+    header_bytes: int = HEADER_BYTES_MAX
+    in_flight: int = 2_048  # requests of one connection without an answer; then it is not read
+    unsent_bytes: int = 1 << 20  # of one connection; then it is not read either
+    pending_bytes: int = 128 << 20  # bodies of all requests without an answer; then all are busy
+    idle_seconds: float = 180.0  # without a byte from a client; heartbeats come every 30
+    stalled_seconds: float = 60.0  # that a client may leave answers unread
+
+
+class Connection(asyncio.Protocol):
+    """One client. What it sends is taken only as fast as it takes its answers."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        limits = server.limits
+        self._decoder = FrameDecoder(
+            frame_bytes_max=limits.frame_bytes, header_bytes_max=limits.header_bytes
+        )
+        self._in_flight = 0
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._transport: asyncio.Transport | None = None
+        self.host = Host(b"\x7f\x00\x00\x01", 0)
+        self.heard_at = self.stalled_at = server.now()
+
+    # -- called by asyncio --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=self._server.limits.unsent_bytes)
+        self.host = _host_of(transport.get_extra_info("peername"))
+        if not self._server.take_in(self):
+            self.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_at = self._server.now()
+        self._decoder.feed(data)
+        self._take()
+
+    def pause_writing(self) -> None:
+        self.stalled_at = self._server.now()
+        self._may_write.clear()
+        self._pace()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+        self._pace()
+        self._take()
+
+    def connection_lost(self, reason: Exception | None) -> None:
+        self._transport = None
+        self._may_write.set()  # nobody waits for a client that has gone
+        self._server.let_go(self)
+
+    # -- called by the broker -----------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def unsent_bytes(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
+    def is_stalled(self) -> bool:
+        return not self._may_write.is_set()
+
+    async def writable(self) -> None:
+        """Wait until the client takes what it was sent: before an answer is made that is large."""
+        await self._may_write.wait()
+
+    def send(self, command: Command) -> None:
+        if self._transport is not None and self.is_open:
+            self._transport.write(encode(command))
+
+    def tell(self, code: Ask, **fields: str) -> None:
+        """A one-way request to the client."""
+        self.send(Command(code=code, flag=ONE_WAY, fields=fields))
+
+    def stop_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def close(self) -> None:
+        """After what was written has been sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -----------------------------------------------------------------------------------------
+
+    @property
+    def _may_take(self) -> bool:
+        busy = self._in_flight >= self._server.limits.in_flight
+        return self.is_open and not (busy or self.is_stalled or self._server.is_stopping)
+
+    def _pace(self) -> None:
+        """Read on, or leave it in the client's own buffers."""
+        if self._transport is None or not self.is_open:
+            return
+        if self._may_take:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def _take(self) -> None:
+        try:
+            while self._may_take and (command := self._decoder.take()) is not None:
+                if not command.is_answer:
+                    self._serve(command)
+        except FrameError as error:
+            log.warning("%s: %s; its connection is closed", self.host, error)
+            self.abort()
+        self._pace()
+
+    def _serve(self, command: Command) -> None:
+        found = self._server.answer(Request(command, self))
+        if isinstance(found, Answer):
+            self._reply(command, found)
+            return
+        self._in_flight += 1
+        self._server.begin(self._reply_later(command, found))
+
+    async def _reply_later(self, command: Command, coming: Awaitable[Answer]) -> None:
+        was_full = not self._may_take
+        try:
+            self._reply(command, await coming)
+        finally:
+            self._in_flight -= 1
+            if was_full or not self._may_take or self._decoder.held_bytes:
+                self._take()
+
+    def _reply(self, command: Command, answer: Answer) -> None:
+        self._server.count(command.code, answer.code)
+        if not command.is_one_way:
+            self.send(answer.to(command))
+
+
+class Server:
+    """The listening socket and its connections; `handlers` answer by the codes of requests."""
+
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler],
+        limits: Limits,
+        *,
+        on_leave: Callable[[Connection], None],
+        on_look: Callable[[], None],
+    ) -> None:
+        """`on_look` is called every second, `on_leave` with a connection that has gone."""
+        self.limits = limits
+        self.is_stopping = False
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.connections: set[Connection] = set()
+        self._handlers = handlers
+        self._on_leave = on_leave
+        self._on_look = on_look
+        self._pending_bytes = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: asyncio.Server | None = None
+        self.now = asyncio.get_running_loop().time
+
+    async def bind(self, host: str, port: int) -> int:
+        """The port, which the system chooses for 0; nobody is served yet."""
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(
+            lambda: Connection(self), host, port, start_serving=False
+        )
+        bound: int = self._listener.sockets[0].getsockname()[1]
+        return bound
+
+    async def start(self) -> None:
+        """Take connections from now on."""
+        if self._listener is not None:
+            await self._listener.start_serving()
+        self._look()
+
+    async def stop(self, seconds: float) -> None:
+        """Take nothing more, give the answers that are under way, and end all connections."""
+        self.is_stopping = True
+        if self._listener is not None:
+            self._listener.close()
+        for connection in self.connections:
+            connection.stop_reading()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        for task in self._tasks:
+            task.cancel()
+        for connection in list(self.connections):
+            connection.close()
+        await asyncio.sleep(0)
+        for connection in list(self.connections):
+            if connection.unsent_bytes:
+                connection.abort()
+
+    # -- called by connections ----------------------------------------------------------------
+
+    def take_in(self, connection: Connection) -> bool:
+        """Whether there is room for it."""
+        if len(self.connections) >= self.limits.connections or self.is_stopping:
+            log.warning("%s: refused, there are %d", connection.host, len(self.connections))
+            return False
+        self.connections.add(connection)
+        return True
+
+    def let_go(self, connection: Connection) -> None:
+        if connection in self.connections:
+            self.connections.discard(connection)
+            self._on_leave(connection)
+
+    def answer(self, request: Request) -> Answer | Awaitable[Answer]:
+        """At once where nothing has to be waited for. Never raises."""
+        code = request.command.code
+        handler = self._handlers.get(code)
+        if handler is None:
+            remark = f"request code {code} is not supported"
+            return Answer(code=Code.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+        size = len(request.body)
+        if self._pending_bytes + size > self.limits.pending_bytes:
+            return Answer(code=Code.SYSTEM_BUSY, remark="too many bytes wait for an answer")
+        try:
+            found = handler(request)
+        except Exception as error:  # noqa: BLE001 - what it was is in the answer, or in the log
+            return _refusal(error, code)
+        return found if isinstance(found, Answer) else self._answered(found, code, size)
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)  # a task that nobody holds may be collected
+        task.add_done_callback(self._tasks.discard)
+
+    def count(self, asked: int, answered: int) -> None:
+        self.counts[_name(Ask, asked), _name(Code, answered)] += 1
+
+    # -----------------------------------------------------------------------------------------
+
+    async def _answered(self, coming: Awaitable[Answer], code: int, size: int) -> Answer:
+        self._pending_bytes += size
+        try:
+            return await coming
+        except Exception as error:  # noqa: BLE001 - what it was is in the answer, or in the log
+            return _refusal(error, code)
+        finally:
+            self._pending_bytes -= size
+
+    def _look(self) -> None:
+        """End connections that say nothing or take nothing."""
+        if self.is_stopping:
+            return
+        now, limits = self.now(), self.limits
+        for connection in list(self.connections):
+            stalls = connection.is_stalled and now - connection.stalled_at > limits.stalled_seconds
+            if stalls or now - connection.heard_at > limits.idle_seconds:
+                log.info("%s: closed, it %s", connection.host, "stalls" if stalls else "is idle")
+                connection.abort()
+        self._on_look()
+        asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+
+
+def _refusal(error: Exception, code: int) -> Answer:
+    if isinstance(error, RefusedError):
+        return Answer(code=error.code, remark=error.reason)
+    if isinstance(error, StoreClosedError):
+        return Answer(code=Code.SERVICE_NOT_AVAILABLE, remark=str(error))
+    if isinstance(error, TieredStoreError):
+        return Answer(code=Code.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
+    log.error("request %s failed", _name(Ask, code), exc_info=error)
+    return Answer(code=Code.SYSTEM_ERROR, remark=f"{type(error).__name__}, see the broker's log")
+
+
+def _name(kind: type[Ask | Code], number: int) -> str:
+    """Numbers without a name are one: a client could send any, and each would be kept."""
+    return kind(number).name if number in kind.__members__.values() else "OTHER"
+
+
+def _host_of(address: Any) -> Host:
+    try:
+        return Host(ipaddress.ip_address(address[0]).packed, address[1])
+    except (IndexError, TypeError, ValueError):
+        return Host(b"\x7f\x00\x00\x01", 0)
