@@ -149,7 +149,7 @@ def _of_json(header: bytes, body: bytes) -> Command:
         raise FrameError(f"a header that is no JSON of a command: {error!s:.200}") from error
     given = found.extFields or {}
     if len(given) > FIELDS_MAX:
-        raise FrameError(f"{len(given)} fields, more than {FIELDS_MAX}")
+        raise FrameError(f"more than {FIELDS_MAX} fields")
     if not all(number in _INT32_RANGE for number in (found.code, found.opaque, found.flag)):
         raise FrameError("a number of more than 32 bits in the header")
     fields = {name: _text(value) for name, value in given.items() if value is not None}

@@ -1,0 +1,98 @@
+"""The example broker as its user runs it: a process of its own, killed or ended well."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from tests.examples.broker.remoting import Remoting
+from tests.examples.example_kit import ROOT, environment
+
+# Small files that go as soon as the tier has them.
+COLD = """
+[local]
+store_path = "{folder}/store"
+commit_log_file_bytes = 65536
+queue_file_bytes = 2000
+reserve_hours = 0
+expiry_interval_ms = 50
+
+[tieredstore]
+store_path = "{folder}/store"
+broker_name = "example"
+provider = "posix"
+path = "{folder}/tier"
+dispatch_interval_ms = 50
+group_commit_timeout_ms = 50
+publish_interval_ms = 1000
+
+[broker]
+port = 0
+"""
+
+
+class Running:
+    """A broker that listens."""
+
+    def __init__(self, process: subprocess.Popen[str], errors: IO[str]) -> None:
+        self.process = process
+        self._errors = errors
+        assert process.stdout is not None
+        told = process.stdout.readline()
+        assert told.startswith("listening on "), (told, self.errors())
+        self.port = int(told.rpartition(":")[2])
+
+    def client(self, *, binary: bool = False) -> Remoting:
+        return Remoting(self.port, binary=binary)
+
+    def errors(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()
+
+    @property
+    def resident_bytes(self) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
+        (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
+        return int(line.split()[1]) * 1024
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def running(folder: Path, *words: object, is_quiet: bool = True) -> Iterator[Running]:
+    """It ends well, unless it was killed; and says nothing of errors, where it `is_quiet`."""
+    if not words:
+        words = ("--store", folder / "store", "--tier", f"posix:{folder}/tier", "--port", 0)
+    command = [sys.executable, "-W", "error", "-m", "examples.broker", *map(str, words)]
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "errors.txt", "w+", encoding="utf-8") as errors:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        with process:
+            try:
+                broker = Running(process, errors)
+                yield broker
+            except BaseException:
+                process.kill()
+                raise
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                out, _ = process.communicate(timeout=120)
+                assert (process.returncode, out) == (0, "ended\n"), broker.errors()
+            if is_quiet:
+                assert broker.errors() == ""
+
+
+def cold_config(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "broker.toml"
+    path.write_text(COLD.format(folder=folder), encoding="utf-8")
+    return path

@@ -1,0 +1,629 @@
+"""What the example broker does for clients, each story over its own connections."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.examples.broker.broker_kit import Running, cold_config, running
+from tests.examples.broker.remoting import Found, Remoting, properties_text, read_messages
+from tests.examples.broker.test_frames import frames, mutated
+
+ORDERS = "Orders"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """For stories that only need topics and groups of their own."""
+    with running(tmp_path_factory.mktemp("broker"), is_quiet=False) as found:
+        yield found
+
+
+@pytest.fixture
+def client(broker: Running) -> Iterator[Remoting]:
+    with broker.client() as found:
+        yield found
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def bodies(found: list[Found]) -> list[bytes]:
+    return [message.body for message in found]
+
+
+# -- messages ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_binary", [False, True])
+def test_what_is_sent_is_pulled(broker: Running, is_binary: bool) -> None:
+    topic = f"Sent-{is_binary}"
+    with broker.client(binary=is_binary) as client:
+        client.create_topic(topic, 2)
+        given = {"TAGS": "red", "KEYS": "one two", "UNIQ_KEY": "U1", "имя": "значение 𝄞"}
+        first = client.send(topic, 1, b"first", **given)
+        client.send(topic, 1, bytes(range(256)))
+        assert (first.fields["queueId"], first.fields["queueOffset"]) == ("1", "0")
+        found = client.pull(topic, 1, 0)
+        assert bodies(found) == [b"first", bytes(range(256))]
+        assert [(each.queue_id, each.queue_offset) for each in found] == [(1, 0), (1, 1)]
+        assert (found[0].topic, found[0].flag, found[0].properties) == (topic, 7, given)
+        assert found[0].store_host == ("127.0.0.1", broker.port)
+        assert first.fields["msgId"] == found[0].offset_id
+        assert client.pull(topic, 0, 0) == []
+
+
+def test_version_1_of_a_send_names_its_fields(client: Remoting) -> None:
+    answer = client.ask(
+        10,
+        b"body",
+        producerGroup="producers",
+        topic="Named",
+        defaultTopic="TBW102",
+        defaultTopicQueueNums=4,
+        queueId=3,
+        sysFlag=0,
+        bornTimestamp=1,
+        flag=5,
+        properties=properties_text({"TAGS": "t"}),
+        reconsumeTimes=0,
+        unitMode="false",
+        batch="false",
+    )
+    assert answer.code == 0, answer
+    (found,) = client.pull("Named", 3, 0)
+    assert (found.body, found.flag, found.properties) == (b"body", 5, {"TAGS": "t"})
+
+
+def test_a_batch_is_stored_side_by_side(client: Remoting) -> None:
+    messages = [(f"{number}".encode() * 9, {"KEYS": f"k{number}"}) for number in range(40)]
+    answer = client.send_batch("Batches", 0, messages)
+    assert answer.code == 0, answer
+    found = client.pull_all("Batches", 0)
+    assert [(each.body, each.properties) for each in found] == messages
+    assert [each.queue_offset for each in found] == list(range(40))
+    assert answer.fields["msgId"].split(",") == [each.offset_id for each in found]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\0" * 10, struct.pack(">iiiii", 22, 0, 0, 0, 2**31 - 1) + b"\0\0"]
+)
+def test_a_batch_that_does_not_add_up_is_refused(client: Remoting, body: bytes) -> None:
+    fields = {"a": "p", "b": "Batches-2", "e": 0, "f": 0, "g": 1, "h": 0, "i": "", "m": "true"}
+    assert client.ask(320, body, **fields).code == 13
+    assert client.pull("Batches-2", 0, 0) == []
+
+
+def test_a_one_way_message_is_stored_and_not_answered(client: Remoting) -> None:
+    client.begin_send("OneWay", 0, b"said", frame_flag=2)
+    found = client.pull("OneWay", 0, 0, wait_ms=20_000)
+    assert bodies(found) == [b"said"]
+    assert client.heard == []
+
+
+def test_compressed_bodies_pass_through(client: Remoting) -> None:
+    packed = zlib.compress(b"long " * 1_000)
+    client.send("Packed", 0, packed, sys_flag=1)
+    (found,) = client.pull("Packed", 0, 0)
+    assert (found.body, found.sys_flag & 1) == (packed, 1)
+
+
+def test_many_messages_in_flight_are_stored_in_the_order_they_came(client: Remoting) -> None:
+    asked = [client.begin_send("Flight", 0, f"{number}".encode()) for number in range(3_000)]
+    answers = [client.end(each) for each in asked]
+    assert [int(each.fields["queueOffset"]) for each in answers] == list(range(3_000))
+    assert bodies(client.pull_all("Flight", 0)) == [f"{number}".encode() for number in range(3_000)]
+
+
+def test_what_no_message_may_be_is_refused(client: Remoting) -> None:
+    def sent(topic: str, queue_id: int, body: bytes, **others: Any) -> int:
+        return client.end(client.begin_send(topic, queue_id, body, **others)).code
+
+    assert sent("Refusals", 0, b"fine") == 0
+    assert sent("Refusals", 99, b"no such queue") == 1
+    assert sent("../Refusals", 0, b"no topic's name") == 1
+    assert sent("SCHEDULE_TOPIC_XXXX", 0, b"the broker's own") == 16
+    assert sent("Refusals", 0, b"prepared", TRAN_MSG="true") == 16
+    assert sent("Refusals", 0, b"prepared", sys_flag=4) == 16
+    assert sent("Refusals", 0, b"") == 13
+    assert sent("Refusals", 0, b"x" * (5 << 20)) == 13
+    assert sent("Refusals", 0, b"x", padding="x" * 40_000) == 13
+    assert sent("Refusals", 0, b"x", DELAY="soon") == 13
+    assert sent("Refusals", 0, b"x", TIMER_DELAY_SEC="5") == 13
+    assert bodies(client.pull("Refusals", 0, 0)) == [b"fine"]
+
+
+# -- pulls ------------------------------------------------------------------------------------
+
+
+def test_a_pull_that_waits_gets_a_message_when_it_comes(broker: Running, client: Remoting) -> None:
+    client.create_topic("Waits", 2)
+    waiting = [client.begin_pull("Waits", queue, 0, wait_ms=60_000) for queue in (0, 1)]
+    with broker.client() as other:
+        other.send("Waits", 1, b"for one")
+        began = time.monotonic()
+        answer = client.end(waiting[1])
+        assert bodies(read_messages(answer.body)) == [b"for one"]
+        other.send("Waits", 0, b"for the other")
+        answer = client.end(waiting[0])
+        assert bodies(read_messages(answer.body)) == [b"for the other"]
+        assert time.monotonic() - began < 20
+
+
+def test_a_pull_that_waits_passes_by_messages_with_other_tags(
+    broker: Running, client: Remoting
+) -> None:
+    client.create_topic("WaitsForTag", 1)
+    waiting = client.begin_pull("WaitsForTag", 0, 0, wait_ms=60_000, tags="red")
+    with broker.client() as other:
+        other.send("WaitsForTag", 0, b"blue one", TAGS="blue")
+        answer = client.end(waiting)
+        assert (answer.code, answer.fields["nextBeginOffset"]) == (20, "1")
+        waiting = client.begin_pull("WaitsForTag", 0, 1, wait_ms=60_000, tags="red")
+        other.send("WaitsForTag", 0, b"red one", TAGS="red")
+        assert bodies(read_messages(client.end(waiting).body)) == [b"red one"]
+
+
+def test_a_pull_waits_no_longer_than_it_says(client: Remoting) -> None:
+    client.create_topic("Patience", 1)
+    began = time.monotonic()
+    answer = client.end(client.begin_pull("Patience", 0, 0, wait_ms=300))
+    assert (answer.code, answer.fields["nextBeginOffset"]) == (19, "0")
+    assert 0.3 <= time.monotonic() - began < 20
+
+
+def test_hundreds_of_pulls_wait_and_hold_no_thread(broker: Running, client: Remoting) -> None:
+    client.create_topic("Crowd", 400)
+    waiting = [client.begin_pull("Crowd", queue, 0, wait_ms=60_000) for queue in range(400)]
+    tasks = len(list(Path(f"/proc/{broker.process.pid}/task").iterdir()))
+    assert tasks < 60
+    with broker.client() as other:
+        for queue in range(400):
+            other.begin_send("Crowd", queue, f"{queue}".encode(), frame_flag=2)
+        for queue, opaque in enumerate(waiting):
+            assert bodies(read_messages(client.end(opaque).body)) == [f"{queue}".encode()]
+
+
+def test_tags_choose_messages(client: Remoting) -> None:
+    for number in range(30):
+        tags = ("red", "green", "blue")[number % 3]
+        client.send("Tagged", 0, f"{number}".encode(), TAGS=tags)
+    client.send("Tagged", 0, b"untagged")
+    found = client.pull_all("Tagged", 0, tags="red || blue")
+    assert [int(each.body) for each in found] == [n for n in range(30) if n % 3 != 1]
+    assert len(client.pull_all("Tagged", 0, tags="*")) == 31
+    assert client.pull_all("Tagged", 0, tags="yellow") == []
+
+
+def test_tags_with_equal_hashes_are_told_apart(client: Remoting) -> None:
+    client.send("Hashes", 0, b"yes", TAGS="Aa")
+    client.send("Hashes", 0, b"no", TAGS="BB")  # the same hash in Java
+    assert bodies(client.pull_all("Hashes", 0, tags="Aa")) == [b"yes"]
+
+
+def test_other_filters_than_tags_are_refused(client: Remoting) -> None:
+    client.create_topic("Filters", 1)
+    fields: dict[str, Any] = {
+        "consumerGroup": "g",
+        "topic": "Filters",
+        "queueId": 0,
+        "queueOffset": 0,
+        "maxMsgNums": 32,
+        "sysFlag": 4,
+        "subscription": "a > 5",
+        "expressionType": "SQL92",
+    }
+    assert client.ask(11, **fields).code == 23
+    assert client.ask(11, **{**fields, "sysFlag": 0}).code == 24  # no heartbeat said it either
+    data = {"subscriptionData": {"subString": "a > 5", "expressionType": "SQL92"}}
+    assert client.ask(46, json.dumps(data).encode()).code == 23
+
+
+def test_a_pull_from_where_there_is_nothing_says_where_to_go_on(client: Remoting) -> None:
+    client.send("Far", 0, b"only one")
+    answer = client.end(client.begin_pull("Far", 0, 1_000))
+    assert answer.code == 21
+    assert int(answer.fields["nextBeginOffset"]) in (0, 1)
+    assert client.end(client.begin_pull("Never", 0, 0)).code == 17
+    assert client.end(client.begin_pull("Far", 77, 0)).code == 1
+
+
+# -- looking up -------------------------------------------------------------------------------
+
+
+def test_messages_are_found_by_time_key_and_id(client: Remoting) -> None:
+    before = now_ms()
+    for number in range(20):
+        client.send(
+            "Looked", 0, f"{number}".encode(), KEYS=f"key-{number} all", UNIQ_KEY=f"U{number}"
+        )
+    found = client.pull("Looked", 0, 0)
+    assert client.ask(31, topic="Looked", queueId=0).fields["offset"] == "0"
+    assert client.ask(30, topic="Looked", queueId=0).fields["offset"] == "20"
+
+    def at(timestamp: int) -> int:
+        answer = client.ask(29, topic="Looked", queueId=0, timestamp=timestamp)
+        return int(answer.fields["offset"])
+
+    assert (at(before - 1_000), at(now_ms() + 10_000)) == (0, 20)
+    for each in found:
+        assert found[at(each.store_timestamp)].store_timestamp == each.store_timestamp
+    earliest = client.ask(32, topic="Looked", queueId=0).fields["timestamp"]
+    assert int(earliest) == found[0].store_timestamp
+
+    def by_key(key: str, **others: Any) -> list[bytes]:
+        times = {"beginTimestamp": 0, "endTimestamp": now_ms() + 10_000, **others}
+        answer = client.ask(12, topic="Looked", key=key, maxNum=64, **times)
+        return bodies(read_messages(answer.body)) if answer.code == 0 else []
+
+    assert by_key("key-7") == [b"7"]
+    assert by_key("U11", _UNIQUE_KEY_QUERY="true") == [b"11"]
+    assert sorted(map(int, by_key("all"))) == list(range(20))
+    assert by_key("key-7", endTimestamp=before - 1_000) == []
+    assert by_key("nobody") == []
+    (seen,) = read_messages(client.ask(33, offset=found[5].log_offset).body)
+    assert (seen.body, seen.offset_id) == (b"5", found[5].offset_id)
+    assert client.ask(33, offset=found[5].log_offset + 1).code == 1
+    assert client.ask(33, offset=2**62).code == 1
+
+
+def test_where_topics_are_is_told_with_the_id_of_a_leader(
+    broker: Running, client: Remoting
+) -> None:
+    assert client.ask(105, topic="Nowhere").code == 17
+    client.create_topic("Somewhere", 3)
+    route = json.loads(client.ask(105, topic="Somewhere").body)
+    (data,), (queues,) = route["brokerDatas"], route["queueDatas"]
+    assert data["brokerAddrs"] == {"0": f"127.0.0.1:{broker.port}"}
+    assert queues["brokerName"] == data["brokerName"]
+    assert (queues["readQueueNums"], queues["writeQueueNums"], queues["perm"]) == (3, 3, 6)
+    default = json.loads(client.ask(105, topic="TBW102").body)
+    assert default["queueDatas"][0]["perm"] == 7
+    cluster = json.loads(client.ask(106).body)
+    assert list(cluster["brokerAddrTable"]) == [data["brokerName"]]
+    assert "Somewhere" in json.loads(client.ask(206).body)["topicList"]
+
+
+# -- groups -----------------------------------------------------------------------------------
+
+
+def consumers(client: Remoting, group: str) -> list[str]:
+    answer = client.ask(38, consumerGroup=group)
+    found: list[str] = json.loads(answer.body)["consumerIdList"] if answer.code == 0 else []
+    return found
+
+
+def test_consumers_of_a_group_hear_when_one_comes_or_goes(broker: Running) -> None:
+    with broker.client() as first:
+        first.create_topic("Shared", 4)
+        first.heartbeat("one", "sharers", "Shared")
+        assert first.hear(40).fields == {"consumerGroup": "sharers"}
+        assert consumers(first, "sharers") == ["one"]
+        with broker.client() as second:
+            second.heartbeat("two", "sharers", "Shared")
+            assert first.hear(40).fields == {"consumerGroup": "sharers"}
+            assert consumers(first, "sharers") == consumers(second, "sharers") == ["one", "two"]
+            second.heartbeat("two", "sharers", "Shared")  # nothing is new
+            assert consumers(first, "sharers") == ["one", "two"]
+            assert first.heard == []
+        first.hear(40)  # its connection has gone
+        assert consumers(first, "sharers") == ["one"]
+        assert first.ask(35, clientID="one", consumerGroup="sharers").code == 0
+        assert consumers(first, "sharers") == []
+        assert json.loads(first.ask(105, topic="%RETRY%sharers").body)["queueDatas"]
+
+
+def test_a_queue_belongs_to_one_consumer_at_a_time(client: Remoting) -> None:
+    def ask(code: int, who: str, *queues: int) -> list[int]:
+        wanted = [{"topic": "Locks", "brokerName": "b", "queueId": queue} for queue in queues]
+        data = {"consumerGroup": "lockers", "clientId": who, "mqSet": wanted}
+        answer = client.ask(code, json.dumps(data).encode())
+        assert answer.code == 0
+        return [each["queueId"] for each in json.loads(answer.body or b"{}").get("lockOKMQSet", [])]
+
+    assert ask(41, "one", 0, 1) == [0, 1]
+    assert ask(41, "two", 1, 2) == [2]
+    assert ask(41, "one", 0, 1) == [0, 1]
+    ask(42, "two", 0)  # is not its own
+    assert ask(41, "two", 0) == []
+    ask(42, "one", 0)
+    assert ask(41, "two", 0, 1) == [0]
+
+
+def test_a_message_that_is_sent_back_comes_again_to_its_group(client: Remoting) -> None:
+    client.heartbeat("one", "retries", "Again")
+    client.send("Again", 0, b"difficult", UNIQ_KEY="UA", KEYS="k")
+    (found,) = client.pull("Again", 0, 0)
+
+    def send_back(level: int) -> int:
+        fields: dict[str, Any] = {"group": "retries", "originTopic": "Again", "originMsgId": "UA"}
+        return client.ask(36, offset=found.log_offset, delayLevel=level, **fields).code
+
+    assert send_back(1) == 0
+    (again,) = client.pull("%RETRY%retries", 0, 0, wait_ms=30_000)
+    assert (again.body, again.reconsume_times) == (b"difficult", 1)
+    assert again.properties["RETRY_TOPIC"] == "Again"
+    assert again.properties["KEYS"] == "k"
+    assert again.store_timestamp >= found.store_timestamp + 1_000
+    assert send_back(-1) == 0
+    assert bodies(client.pull("%DLQ%retries", 0, 0)) == [b"difficult"]
+
+
+def test_only_the_message_that_is_named_is_sent_back(client: Remoting) -> None:
+    client.send("Named-1", 0, b"one", UNIQ_KEY="N1")
+    client.send("Named-1", 0, b"two", UNIQ_KEY="N2")
+    first, second = client.pull("Named-1", 0, 0)
+    fields: dict[str, Any] = {"group": "named", "originTopic": "Named-1", "delayLevel": -1}
+    # As a record of a tier may say: the log offset is another message's.
+    assert client.ask(36, offset=first.log_offset, originMsgId="N2", **fields).code == 0
+    assert bodies(client.pull("%DLQ%named", 0, 0)) == [b"two"]
+    assert client.ask(36, offset=second.log_offset + 1, originMsgId="N9", **fields).code == 1
+
+
+def test_delayed_messages_come_in_time(client: Remoting) -> None:
+    client.create_topic("Later", 1)
+    client.send("Later", 0, b"later", DELAY="1", KEYS="k")
+    client.send("Later", 0, b"now")
+    assert bodies(client.pull("Later", 0, 0)) == [b"now"]
+    (found,) = client.pull("Later", 0, 1, wait_ms=30_000)
+    assert (found.body, found.properties) == (b"later", {"KEYS": "k"})
+
+
+def test_a_group_goes_on_where_it_was(client: Remoting) -> None:
+    client.send("Offsets", 0, b"x")
+
+    def offset(group: str, **others: Any) -> int:
+        answer = client.ask(14, consumerGroup=group, topic="Offsets", queueId=0, **others)
+        return int(answer.fields["offset"]) if answer.code == 0 else -answer.code
+
+    assert offset("new") == 0
+    assert offset("new", setZeroIfNotFound="false") == -22
+    client.ask(15, consumerGroup="old", topic="Offsets", queueId=0, commitOffset=41)
+    assert offset("old") == 41
+
+
+# -- what is not served -----------------------------------------------------------------------
+
+
+def test_what_is_not_known_is_answered_as_that(client: Remoting) -> None:
+    for code in (999, 37, 39, -1, 400):
+        answer = client.ask(code)
+        assert (answer.code, answer.remark) == (3, f"request code {code} is not supported")
+    client.begin(37, frame_flag=2)  # a client does not wait for the end of a transaction
+    assert client.ask(11).code == 1  # no field at all
+    assert client.ask(34, b"{").code == 1
+    assert client.ask(34, b"[]").code == 1
+    assert client.ask(41, b'{"consumerGroup":"g","clientId":"c","mqSet":[{}]}').code == 1
+    assert client.ask(30, topic="T", queueId="9" * 5_000).code == 1
+
+
+def test_a_connection_that_sends_no_frames_is_closed_and_others_go_on(
+    broker: Running, client: Remoting
+) -> None:
+    for data in (b"GET / HTTP/1.1\r\n\r\n", struct.pack(">I", 2**31), b"\0\0\0\x05\x07\0\0\0x"):
+        with broker.client() as stranger:
+            stranger.socket.sendall(data)
+            assert stranger.socket.recv(10) == b""
+    assert client.ask(106).code == 0
+    assert "its connection is closed" in broker.errors()
+
+
+def test_mutated_frames_do_no_harm(broker: Running, client: Remoting) -> None:
+    dice, whole = random.Random(5), frames()
+    for _ in range(200):
+        with broker.client() as stranger:
+            stranger.socket.sendall(mutated(dice, whole))
+    client.send("Harmless", 0, b"still here")
+    assert bodies(client.pull("Harmless", 0, 0)) == [b"still here"]
+    assert "Traceback" not in broker.errors()
+
+
+def test_a_client_that_reads_nothing_costs_little(broker: Running, client: Remoting) -> None:
+    for _ in range(64):
+        client.send("Slow", 0, b"x" * 200_000)
+    assert len(client.pull_all("Slow", 0)) == 64
+    before = broker.resident_bytes
+    with broker.client() as slow:
+        slow.socket.settimeout(2)
+        try:
+            for number in range(20_000):  # 4 GB of answers
+                slow.begin_pull("Slow", 0, number % 64)
+        except TimeoutError:
+            pass  # nor does the broker read on
+        client.send("Slow", 0, b"others go on")
+        assert broker.resident_bytes - before < 64 << 20
+
+
+def test_more_connections_than_there_is_room_for_are_closed(tmp_path: Path) -> None:
+    config = cold_config(tmp_path)
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text + "connections = 2\n", encoding="utf-8")
+    with running(tmp_path, "--config", config, is_quiet=False) as broker:
+        with broker.client() as first, broker.client() as second, broker.client() as third:
+            assert first.ask(106).code == second.ask(106).code == 0
+            with pytest.raises(OSError):
+                third.ask(106)
+        with broker.client() as again:
+            assert again.ask(106).code == 0
+
+
+# -- ends and beginnings ----------------------------------------------------------------------
+
+
+def test_topics_and_offsets_survive_a_restart(tmp_path: Path) -> None:
+    with running(tmp_path) as broker, broker.client() as client:
+        client.create_topic("Kept", 5)
+        for number in range(10):
+            client.send("Kept", 2, f"{number}".encode())
+        client.ask(15, consumerGroup="keepers", topic="Kept", queueId=2, commitOffset=4)
+    with running(tmp_path) as broker, broker.client() as client:
+        route = json.loads(client.ask(105, topic="Kept").body)
+        assert route["queueDatas"][0]["writeQueueNums"] == 5
+        answer = client.ask(14, consumerGroup="keepers", topic="Kept", queueId=2)
+        offset = int(answer.fields["offset"])
+        assert bodies(client.pull("Kept", 2, offset)) == [b"4", b"5", b"6", b"7", b"8", b"9"]
+        assert client.send("Kept", 2, b"10").fields["queueOffset"] == "10"
+
+
+def test_the_files_of_a_broker_of_rocketmq_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "store" / "config"
+    folder.mkdir(parents=True)
+    offsets = '{\n\t"offsetTable":{"Java@javans":{0:3,1:12\n\t\t}}}'
+    (folder / "consumerOffset.json").write_text(offsets, encoding="utf-8")
+    topic = {"topicName": "Java", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6, "order": True}
+    topics = {"dataVersion": {"counter": 3}, "topicConfigTable": {"Java": topic}}
+    (folder / "topics.json").write_text(json.dumps(topics), encoding="utf-8")
+    with running(tmp_path) as broker, broker.client() as client:
+        answer = client.ask(14, consumerGroup="javans", topic="Java", queueId=1)
+        assert answer.fields["offset"] == "12"
+        assert client.ask(105, topic="Java").code == 0
+        client.create_topic("Mine", 1)
+        client.ask(15, consumerGroup="javans", topic="Java", queueId=0, commitOffset=5)
+    kept = json.loads((folder / "topics.json").read_text(encoding="utf-8"))
+    assert kept["dataVersion"] == {"counter": 3}
+    assert kept["topicConfigTable"]["Java"] == {
+        **topic,
+        "attributes": {},
+        "topicSysFlag": 0,
+        "topicFilterType": "SINGLE_TAG",
+    }
+    kept = json.loads((folder / "consumerOffset.json").read_text(encoding="utf-8"))
+    assert kept["offsetTable"] == {"Java@javans": {"0": 5, "1": 12}}
+
+
+def test_pulls_that_wait_are_answered_when_the_broker_ends(tmp_path: Path) -> None:
+    with running(tmp_path) as broker:
+        client = broker.client()
+        client.create_topic("Ends", 1)
+        waiting = client.begin_pull("Ends", 0, 0, wait_ms=60_000)
+        client.ask(106)
+        ended: list[int] = []
+        thread = threading.Thread(target=lambda: ended.append(client.end(waiting).code))
+        thread.start()
+        began = time.monotonic()
+    thread.join()
+    client.socket.close()
+    assert ended == [19]
+    assert time.monotonic() - began < 30
+
+
+def test_after_a_kill_all_that_was_acknowledged_is_there(tmp_path: Path) -> None:
+    acknowledged: dict[tuple[int, int], bytes] = {}
+    dice = random.Random(4)
+    for life in range(3):
+        with running(tmp_path) as broker, broker.client() as client:
+            client.create_topic("Killed", 4)
+            asked = {}
+            for number in range(2_000):
+                queue, body = number % 4, b"%d/%d/" % (life, number) + dice.randbytes(300)
+                asked[client.begin_send("Killed", queue, body)] = queue, body
+            try:
+                for count, (opaque, (queue, body)) in enumerate(asked.items()):
+                    if count == 500 * (life + 1):
+                        broker.process.kill()
+                    answer = client.end(opaque)
+                    assert answer.code == 0
+                    acknowledged[queue, int(answer.fields["queueOffset"])] = body
+            except OSError:
+                pass  # it was killed
+            broker.process.wait()
+    assert len(acknowledged) >= 3_000
+    with running(tmp_path) as broker, broker.client() as client:
+        found = {
+            (queue, each.queue_offset): each.body
+            for queue in range(4)
+            for each in client.pull_all("Killed", queue)
+        }
+    assert {place: found.get(place) for place in acknowledged} == acknowledged
+    for queue in range(4):
+        offsets = sorted(offset for at, offset in found if at == queue)
+        assert offsets == list(range(len(offsets)))
+
+
+def test_messages_whose_files_have_gone_come_from_the_tier(tmp_path: Path) -> None:
+    config = cold_config(tmp_path)
+    log = tmp_path / "store" / "commitlog"
+    sent: list[tuple[bytes, dict[str, str]]] = []
+    with running(tmp_path, "--config", config) as broker, broker.client() as client:
+        client.create_topic("Cold", 1)
+        dice = random.Random(2)
+        until = time.monotonic() + 60
+        while (log / f"{0:020d}").exists() or len(sent) < 400:
+            assert time.monotonic() < until, "the tier does not take it"
+            number = len(sent)
+            sent.append((dice.randbytes(1_000), {"KEYS": f"k{number}", "UNIQ_KEY": f"U{number}"}))
+            client.send("Cold", 0, sent[-1][0], TAGS=("a", "b")[number % 2], **sent[-1][1])
+
+        def check(client: Remoting) -> None:
+            found = client.pull_all("Cold", 0)
+            assert bodies(found) == [body for body, _ in sent]
+            assert [each.queue_offset for each in found] == list(range(len(sent)))
+            assert found[3].properties == {"TAGS": "b", **sent[3][1]}
+            tagged = client.pull_all("Cold", 0, tags="a")
+            assert bodies(tagged) == [body for body, _ in sent[::2]]
+            at = client.ask(29, topic="Cold", queueId=0, timestamp=found[9].store_timestamp)
+            assert int(at.fields["offset"]) <= 9
+            answer = client.ask(
+                12, topic="Cold", key="k5", maxNum=8, beginTimestamp=0, endTimestamp=2**60
+            )
+            assert bodies(read_messages(answer.body)) == [sent[5][0]]
+            fields: dict[str, Any] = {"group": "cold", "originTopic": "Cold", "originMsgId": "U7"}
+            assert client.ask(36, offset=found[7].log_offset, delayLevel=-1, **fields).code == 0
+            assert client.pull("%DLQ%cold", 0, 0)[-1].body == sent[7][0]
+
+        check(client)
+        broker.kill()
+    assert not (log / f"{0:020d}").exists()
+    with running(tmp_path, "--config", config) as broker, broker.client() as client:
+        check(client)
+        assert client.send("Cold", 0, b"next").fields["queueOffset"] == str(len(sent))
+
+
+# -- settings ---------------------------------------------------------------------------------
+
+
+def test_a_broker_conf_is_enough(tmp_path: Path) -> None:
+    config = tmp_path / "broker.conf"
+    config.write_text(
+        f"brokerName=conf\nstorePathRootDir={tmp_path}/store\nlistenPort=0\nbrokerIP1=127.0.0.1\n"
+        "autoCreateTopicEnable=false\nmessageStorePlugIn="
+        "org.apache.rocketmq.tieredstore.TieredMessageStore\ntieredBackendServiceProvider="
+        f"org.apache.rocketmq.tieredstore.provider.PosixFileSegment\n"
+        f"tieredStoreFilePath={tmp_path}/tier\n",
+        encoding="utf-8",
+    )
+    with running(tmp_path, "--config", config) as broker, broker.client() as client:
+        assert client.end(client.begin_send(ORDERS, 0, b"no topic")).code == 17
+        client.create_topic(ORDERS, 1)
+        client.send(ORDERS, 0, b"in the tier")
+    assert [path for path in (tmp_path / "tier").rglob("*") if path.is_file()]
+    assert "conf" in {path.name for path in (tmp_path / "tier").rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--tier", "ftp://x"), "tier: 'ftp://x' is neither"),
+        (("--host", "0.0.0.0"), "no client can reach"),
+        (("--host", "::1"), "is no IPv4 address"),
+        (("--port", "70000"), "port: 70000 is none"),
+    ],
+)
+def test_settings_that_cannot_be_are_told(
+    tmp_path: Path, words: tuple[str, str], reason: str
+) -> None:
+    with (
+        pytest.raises(AssertionError, match=reason),
+        running(tmp_path, "--store", tmp_path / "store", *words),
+    ):
+        pass
