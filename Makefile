@@ -14,7 +14,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-s3 test-tier-s3 quick fmt lint types layers house bench docs fuzz torture interop check clean
+.PHONY: help setup demo test test-s3 test-tier-s3 quick fmt lint types layers house bench docs fuzz torture interop broker clients check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,14 @@ torture: $(STAMP)  ## run long random histories, and die at every request over H
 
 interop: $(STAMP)  ## let the Java broker's own classes, of VERSION 5.3.3 or another, open what we write
 	TIEREDSTORE_ROCKETMQ=$(VERSION) $(PYTEST) -m interop $(ARGS)
+
+# STORE=folder TIER=posix:folder or s3://bucket/prefix; others in ARGS: docs/broker.md.
+broker: $(STAMP)  ## run the example broker, which RocketMQ's clients speak to, on 127.0.0.1:9876
+	$(BIN)/python -m examples.broker --store $(or $(STORE),broker-store) $(if $(TIER),--tier $(TIER)) $(ARGS)
+
+# Java 11 and Maven, Node and npm, and PyPI, as far as they are there.
+clients: $(STAMP)  ## let clients of RocketMQ for Java, Node and Python speak to the example broker
+	$(BIN)/python -m tests.examples.clients.real_clients
 
 fmt: $(STAMP)  ## format, and mend what ruff can mend
 	$(BIN)/ruff check --fix-only --quiet .

@@ -303,6 +303,7 @@ def _refusal(error: Exception, code: int) -> Answer:
     if isinstance(error, StoreClosedError):
         return Answer(code=Code.SERVICE_NOT_AVAILABLE, remark=str(error))
     if isinstance(error, TieredStoreError):
+        log.warning("%s: %s: %s", _name(Ask, code), type(error).__name__, error)
         return Answer(code=Code.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
     log.error("request %s failed", _name(Ask, code), exc_info=error)
     return Answer(code=Code.SYSTEM_ERROR, remark=f"{type(error).__name__}, see the broker's log")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import struct
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -17,6 +19,7 @@ import pytest
 from tests.examples.broker.broker_kit import Running, cold_config, running
 from tests.examples.broker.remoting import Found, Remoting, properties_text, read_messages
 from tests.examples.broker.test_frames import frames, mutated
+from tests.examples.example_kit import ROOT, environment
 
 ORDERS = "Orders"
 
@@ -627,3 +630,17 @@ def test_settings_that_cannot_be_are_told(
         running(tmp_path, "--store", tmp_path / "store", *words),
     ):
         pass
+
+
+def test_the_example_tells_its_story() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "examples.broker.story"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "4,000 messages from the start" in done.stdout
+    assert "that were acknowledged are there" in done.stdout

@@ -1,0 +1,293 @@
+"""Clients that nobody here wrote, against the example broker: `make clients`.
+
+Apache's for Java, npm's `ali-ons` and PyPI's `rocketmq`, which wraps the one for C++. Each sends
+messages of all shapes and reads them back. Then the local files go, the broker is killed, and each
+reads what each has sent from the tier: bodies, tags, keys, properties and offsets are equal.
+
+They are set up in `.clients`; what cannot be is left out, and said. It ends with 1 where a client
+finds something else than was sent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.examples.broker.broker_kit import Running, cold_config, running
+from tests.examples.example_kit import ROOT
+
+HERE: Final = Path(__file__).parent
+PLACE: Final = ROOT / ".clients"
+COUNT: Final = 1_000
+MORE: Final = 40
+SECONDS: Final = 150
+# What its text ends at a zero byte of: Python's client sees no further.
+BINARY: Final = frozenset({"random", "tiny"})
+
+Line = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """How to set one up, and how to run our program on it."""
+
+    name: str
+    what: str
+    set_up: Callable[[], None]
+    command: tuple[str, ...]
+    variables: Mapping[str, str]
+    reads: str  # the word for reading all with a group
+    sees_zeros: bool = True
+
+    def run(self, port: int, mode: str, *words: object) -> list[Line]:
+        """The lines that it prints; raises RuntimeError where it fails."""
+        mode = self.reads if mode == "read" else mode
+        done = subprocess.run(
+            [*self.command, mode, f"127.0.0.1:{port}", *map(str, words)],
+            env={**os.environ, **self.variables},
+            cwd=PLACE,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{self.name} {mode} failed:\n{done.stderr[-2_000:]}")
+        if done.stderr:
+            (PLACE / f"{self.name}.log").write_text(done.stderr, encoding="utf-8")
+        return [tuple(line.split("\t")) for line in done.stdout.splitlines()]
+
+
+def called(*command: str, cwd: Path) -> None:
+    subprocess.run(command, cwd=cwd, check=True, stdout=subprocess.DEVNULL)
+
+
+def set_up_java() -> None:
+    folder, source = PLACE / "java", HERE / "java"
+    if (folder / "classes" / "Client.class").exists() and not _is_newer(source / "Client.java"):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "lib").is_dir():
+        shutil.copy(source / "pom.xml", folder)
+        called("mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=lib",
+               cwd=folder)  # fmt: skip
+    called("javac", "-nowarn", "-encoding", "UTF-8", "-cp", "lib/*", "-d", "classes",
+           str(source / "Client.java"), cwd=folder)  # fmt: skip
+
+
+def _is_newer(source: Path) -> bool:
+    made = PLACE / "java" / "classes" / "Client.class"
+    return source.stat().st_mtime > made.stat().st_mtime
+
+
+def set_up_node() -> None:
+    folder = PLACE / "node"
+    if not (folder / "node_modules" / "urllib").is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(HERE / "node" / "package.json", folder)
+        called("npm", "install", "--no-audit", "--no-fund", cwd=folder)
+
+
+def set_up_python() -> None:
+    folder = PLACE / "python"
+    if not (folder / "done").exists():
+        venv.create(folder, with_pip=True)
+        pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-input")
+        called(*pip, "rocketmq==0.4.4", cwd=folder)
+        (folder / "done").touch()
+
+
+CLIENTS: Final = (
+    Client(
+        "java",
+        "Maven rocketmq-client 5.3.3",
+        set_up_java,
+        ("java", "-cp", f"{PLACE}/java/classes:{PLACE}/java/lib/*", "Client"),
+        {},
+        "push",
+    ),
+    Client(
+        "node",
+        "npm ali-ons 3.12.0",
+        set_up_node,
+        ("node", str(HERE / "node" / "client.js")),
+        {"NODE_PATH": str(PLACE / "node" / "node_modules")},
+        "consume",
+    ),
+    Client(
+        "python",
+        "PyPI rocketmq 0.4.4",
+        set_up_python,
+        (str(PLACE / "python" / "bin" / "python"), str(HERE / "python" / "client.py")),
+        {},
+        "consume",
+        sees_zeros=False,
+    ),
+)
+
+
+def main() -> int:
+    print("Setting up clients in .clients, where they are not there: a minute or two.", flush=True)
+    clients = [client for client in CLIENTS if is_set_up(client)]
+    folder = Path(tempfile.mkdtemp(prefix="broker-clients-"))
+    try:
+        failures = story(clients, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for failure in failures:
+        print(f"FAILED: {failure}")
+    left_out = len(CLIENTS) - len(clients)
+    print(f"{len(clients)} clients, {len(failures)} failures, {left_out} could not be set up")
+    return 1 if failures or not clients else 0
+
+
+def is_set_up(client: Client) -> bool:
+    try:
+        client.set_up()
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"{client.what}: cannot be set up: {error}")
+        return False
+    return True
+
+
+def story(clients: list[Client], folder: Path) -> list[str]:
+    """What went wrong."""
+    failures: list[str] = []
+    sent: dict[str, list[Line]] = {}
+    config = cold_config(folder)
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace("= 65536", "= 1048576"), encoding="utf-8")
+
+    def check(what: str, found: list[Line], wanted: list[Line], *, reader: Client) -> None:
+        same = comparable(found, reader) == comparable(wanted, reader)
+        print(f"  {what}: {len(found)} messages, {'equal' if same else 'NOT EQUAL'}", flush=True)
+        if not same:
+            failures.append(what)
+            lost = sorted(set(comparable(wanted, reader)) - set(comparable(found, reader)))
+            print(f"    not found: {len(lost)}, first {lost[:2]}, last {lost[-2:]}")
+            print(f"    the broker said: {broker.errors()[-2_000:]}")
+
+    with running(folder, "--config", config, is_quiet=False) as broker:
+        for client in clients:
+            print(f"{client.what}:")
+            sent[client.name] = topic_of(client, broker)
+            lines = client.run(broker.port, "read", *reading(client.name, "first", COUNT))
+            check(f"{client.name} reads from the log", lines, sent[client.name], reader=client)
+            odd = [line for line in sent[client.name] if line[4] == "odd"]
+            words = reading(client.name, "odd", len(odd), "odd")
+            lines = client.run(broker.port, "read", *words)
+            check(f"{client.name} reads one tag", lines, odd, reader=client)
+        java(clients, broker, sent, check)
+        until_offsets_are_kept(folder, [client.name for client in clients])
+        until_files_are_gone(folder)
+        print("local files are gone, the broker is killed", flush=True)
+        broker.kill()
+    with running(folder, "--config", config, is_quiet=False) as broker:
+        for reader in clients:
+            for writer in clients:
+                words = reading(writer.name, f"cold-{reader.name}", COUNT)
+                lines = reader.run(broker.port, "read", *words)
+                what = f"{reader.name} reads from the tier what {writer.name} sent"
+                check(what, lines, sent[writer.name], reader=reader)
+        java(clients, broker, sent, check)
+        for client in clients:
+            more = client.run(broker.port, "produce", topic(client.name), MORE)
+            lines = client.run(broker.port, "read", *reading(client.name, "first", MORE))
+            check(f"{client.name} goes on where its group was", lines, more, reader=client)
+    return failures
+
+
+def java(
+    clients: list[Client],
+    broker: Running,
+    sent: Mapping[str, list[Line]],
+    check: Callable[..., None],
+) -> None:
+    """What only Apache's client can: orderly, lite pull, and looking up."""
+    client = next((each for each in clients if each.name == "java"), None)
+    if client is None:
+        return
+    name, group = topic("java"), f"java-{time.monotonic_ns()}"
+    for mode in ("orderly", "lite"):
+        lines = client.run(broker.port, mode, name, f"{group}-{mode}", COUNT)
+        check(f"java reads all, {mode}", lines, sent["java"], reader=client)
+    one = sent["java"][7]
+    found = client.run(broker.port, "look", name, one[5].split()[0], one[7])
+    for kind in ("key", "id"):
+        lines = [line[1:] for line in found if line[0] == kind]
+        check(f"java finds one by {kind}", lines, [one], reader=client)
+    ends = [tuple(line[2:]) for line in found if line[0] == "queue"]
+    counts: dict[str, int] = {}
+    for line in sent["java"]:
+        counts[line[1]] = counts.get(line[1], 0) + 1
+    wanted = [("0", str(count), "0", str(count)) for _, count in sorted(counts.items())]
+    check("java sees the ends of queues, by offset and by time", ends, wanted, reader=client)
+
+
+def topic(name: str) -> str:
+    return f"of-{name}"
+
+
+def topic_of(client: Client, broker: Running) -> list[Line]:
+    """What the client has sent to a topic of its own, which it may have to be made first."""
+    with broker.client() as maker:
+        maker.create_topic(topic(client.name), 4)
+    lines = client.run(broker.port, "produce", topic(client.name), COUNT)
+    assert len(lines) == COUNT, f"{client.name}: {len(lines)} were acknowledged"
+    return lines
+
+
+def reading(name: str, group: str, count: int, tags: str = "*") -> tuple[object, ...]:
+    return topic(name), f"{name}-{group}", count, tags
+
+
+def comparable(lines: list[Line], reader: Client) -> list[Line]:
+    """Without ids, which only some print, and without what this reader cannot see."""
+    found = []
+    for line in lines:
+        number, *rest = line[:7]
+        if len(line) >= 7:
+            rest[0] = "?"  # the queue: one client is not told where it put a message
+            if not reader.sees_zeros and rest[-1] in BINARY:
+                rest[2] = "?"
+        found.append((number, *rest))
+    return sorted(found)
+
+
+def until_offsets_are_kept(folder: Path, names: list[str]) -> None:
+    """The broker writes them every few seconds."""
+    path = folder / "store" / "config" / "consumerOffset.json"
+
+    def all_kept() -> bool:
+        table = json.loads(path.read_text(encoding="utf-8"))["offsetTable"]
+        groups = [table.get(f"{topic(name)}@{name}-first", {}) for name in names]
+        return all(sum(each.values()) == COUNT for each in groups)
+
+    wait_for(lambda: path.exists() and all_kept(), "consumer offsets")
+
+
+def until_files_are_gone(folder: Path) -> None:
+    log = folder / "store" / "commitlog"
+    wait_for(lambda: len(list(log.iterdir())) <= 2, "the end of local files")
+
+
+def wait_for(is_so: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + 60
+    while not is_so():
+        if time.monotonic() > until:
+            raise TimeoutError(what)
+        os.sched_yield()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
