@@ -66,7 +66,7 @@ def test_classes_that_a_page_names_exist(path: Path) -> None:
 def names() -> set[str]:
     """Every name of the code, and of its modules."""
     found: set[str] = set()
-    for folder in ("tieredstore", "tests", "bench"):
+    for folder in ("tieredstore", "examples", "tests", "bench"):
         for file in (ROOT / folder).rglob("*.py"):
             if DOCS.name not in file.parts:
                 found |= {file.stem, *re.findall(r"\w+", file.read_text("utf-8"))}
