@@ -21,14 +21,14 @@ from examples.broker.query import Queries
 from examples.broker.routes import Routes
 from examples.broker.server import Handler, Limits, Server
 from examples.broker.storage import Storage
-from examples.broker.tables import Offsets, Topics
+from examples.broker.tables import Kept, Offsets, Topics
 from tieredstore import Host, InvalidConfigError, StoreConfig
 from tieredstore.driver.metrics import Metrics
 from tieredstore.local import LocalConfig
 
 log = logging.getLogger(__name__)
 
-SAVE_SECONDS: Final = 5.0
+KEEP_SECONDS: Final = 5.0
 END_SECONDS: Final = 10.0
 
 
@@ -80,6 +80,7 @@ class Broker:
         self._clock_ms = clock_ms
         self._storage = Storage(local, tier, metrics)
         self._services: list[asyncio.Task[None]] = []
+        self._tables: tuple[Kept, ...] = ()
         self.port = config.port
         self.server: Server | None = None
         self.arrivals: Arrivals | None = None
@@ -103,8 +104,11 @@ class Broker:
         for service in self._services:
             service.cancel()
         await asyncio.gather(*self._services, return_exceptions=True)
-        self._offsets.save()
-        await asyncio.to_thread(self._storage.close)
+        try:
+            for table in self._tables:
+                await table.keep()
+        finally:
+            await asyncio.to_thread(self._storage.close)
 
     # -----------------------------------------------------------------------------------------
 
@@ -115,7 +119,8 @@ class Broker:
             self._folder, creates=config.creates_topics, default_queues=config.default_queues
         )
         topics.found(await storage.call(storage.store.queues))
-        self._offsets = Offsets(self._folder)
+        offsets = Offsets(self._folder)
+        self._tables = topics, offsets
         arrivals = self.arrivals = Arrivals()
         storage.store.add_dispatcher(arrivals.on_messages)
         groups = Groups(topics, loop.time)
@@ -128,7 +133,7 @@ class Broker:
         host = Host(ipaddress.IPv4Address(config.told_host).packed, self.port)
         queries = Queries(storage, self._clock_ms)
         sends = Sends(storage, topics, queries, host)
-        pulls = Pulls(storage, topics, self._offsets, groups, arrivals)
+        pulls = Pulls(storage, topics, offsets, groups, arrivals)
         routes = Routes(
             topics,
             address=address,
@@ -140,18 +145,17 @@ class Broker:
         delays = Delays(storage, self._folder, self._clock_ms)
         self._services = [
             asyncio.create_task(delays.run(), name="delays"),
-            asyncio.create_task(self._save_offsets(), name="offsets"),
+            asyncio.create_task(self._keep_tables(), name="tables"),
         ]
 
-    async def _save_offsets(self) -> None:
+    async def _keep_tables(self) -> None:
         while True:
-            await asyncio.sleep(SAVE_SECONDS)
-            content = self._offsets.changed()
-            if content is not None:
+            await asyncio.sleep(KEEP_SECONDS)
+            for table in self._tables:
                 try:
-                    await self._storage.call(self._offsets.write, content)
-                except OSError:
-                    log.exception("consumer offsets could not be written")
+                    await table.keep()
+                except OSError:  # it is tried again
+                    log.exception("topics or consumer offsets could not be written")
 
 
 def _handlers(

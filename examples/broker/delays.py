@@ -36,7 +36,8 @@ class Delays:
     async def run(self) -> None:
         """Until it is cancelled."""
         file = JsonFile(self.folder / "delayOffset.json")
-        offsets = {int(at): int(to) for at, to in file.read().get("offsetTable", {}).items()}
+        with file.refusals():
+            offsets = {int(at): int(to) for at, to in file.read().get("offsetTable", {}).items()}
         while True:
             before = dict(offsets)
             for level in range(1, LEVELS + 1):

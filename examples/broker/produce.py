@@ -122,6 +122,7 @@ class Sends:
             store_host=self._address,
             reconsume_times=stored.reconsume_times + 1,
         )
+        await self._topics.keep()
         result = (await self._storage.put([_delayed(message)]))[0]
         return Answer(code=_code(result), remark=result.reason or None)
 
@@ -138,6 +139,7 @@ class Sends:
             messages = [_delayed(message)]
         for each in messages:
             _check(each)
+        await self._topics.keep()  # where it is a new one
         results = await self._storage.put(messages)
         refused = next((result for result in results if not result.stored), None)
         if refused is not None:

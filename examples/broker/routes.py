@@ -51,8 +51,8 @@ class Routes:
     def topics(self, request: Request) -> Answer:
         return _json({"topicList": sorted(topic.name for topic in self._topics.all())})
 
-    def create(self, request: Request) -> Answer:
-        """Make a topic, or give it more queues and other permissions."""
+    async def create(self, request: Request) -> Answer:
+        """Make a topic, or give it more queues and other permissions: on disk when answered."""
         self._topics.set(
             Topic(
                 name=request.text("topic"),
@@ -61,6 +61,7 @@ class Routes:
                 perm=request.number("perm", READ | WRITE, maximum=READ | WRITE | 1),
             )
         )
+        await self._topics.keep()
         return Answer()
 
 

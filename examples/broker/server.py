@@ -7,6 +7,7 @@ import ipaddress
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 Handler: TypeAlias = Callable[[Request], Answer | Awaitable[Answer]]
 
 LOOK_SECONDS: Final = 1.0
+END_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +95,6 @@ class Connection(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
-
-    @property
-    def unsent_bytes(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def is_stalled(self) -> bool:
@@ -195,6 +193,8 @@ class Server:
         self._handlers = handlers
         self._on_leave = on_leave
         self._on_look = on_look
+        self._has_none = asyncio.Event()
+        self._has_none.set()
         self._pending_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
@@ -228,10 +228,11 @@ class Server:
             task.cancel()
         for connection in list(self.connections):
             connection.close()
-        await asyncio.sleep(0)
+        # What was answered last is sent, to those who take it.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._has_none.wait(), END_SECONDS)
         for connection in list(self.connections):
-            if connection.unsent_bytes:
-                connection.abort()
+            connection.abort()
 
     # -- called by connections ----------------------------------------------------------------
 
@@ -241,12 +242,15 @@ class Server:
             log.warning("%s: refused, there are %d", connection.host, len(self.connections))
             return False
         self.connections.add(connection)
+        self._has_none.clear()
         return True
 
     def let_go(self, connection: Connection) -> None:
         if connection in self.connections:
             self.connections.discard(connection)
             self._on_leave(connection)
+        if not self.connections:
+            self._has_none.set()
 
     def answer(self, request: Request) -> Answer | Awaitable[Answer]:
         """At once where nothing has to be waited for. Never raises."""

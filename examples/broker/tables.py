@@ -6,19 +6,19 @@ that are numbers without quotes; here they are read, and written with quotes, wh
 
 from __future__ import annotations
 
+import asyncio
 import json
-import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from examples.broker.commands import Code, RefusedError
-from tieredstore import QueueKey
-
-log = logging.getLogger(__name__)
+from tieredstore import InvalidConfigError, QueueKey
 
 QUEUES_MAX: Final = 1_024
 TOPICS_MAX: Final = 10_000
@@ -44,18 +44,27 @@ class JsonFile:
         self.path = path
 
     def read(self) -> dict[str, Any]:
-        """Empty where there is no file. Raises ValueError for one that is no object of JSON."""
+        """Empty where there is no file. Raises InvalidConfigError for one that is no JSON."""
         try:
             text = self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
             return {}
-        try:
-            found = json.loads(text)
-        except ValueError:
-            found = json.loads(_BARE_KEY.sub(r'\1"\2"\3', text))
-        if not isinstance(found, dict):
-            raise ValueError(f"{self.path}: no object of JSON")
+        with self.refusals():
+            try:
+                found = json.loads(text)
+            except ValueError:
+                found = json.loads(_BARE_KEY.sub(r'\1"\2"\3', text))
+            if not isinstance(found, dict):
+                raise TypeError("no object of JSON")
         return found
+
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """What a file should not hold is an error that names it."""
+        try:
+            yield
+        except (AttributeError, RecursionError, RefusedError, TypeError, ValueError) as error:
+            raise InvalidConfigError(f"{self.path}: cannot be used: {error!s:.200}") from error
 
     def write(self, content: Mapping[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,6 +79,31 @@ class JsonFile:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+class Kept(ABC):
+    """A table in a file of its own, written in a thread while the event loop goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = JsonFile(path)
+        self._content = self._file.read()  # also what is not ours in it
+        self._has_changes = False
+        self._keeping = asyncio.Lock()
+
+    @abstractmethod
+    def _table(self) -> dict[str, Any]:
+        """All that is to be written; nothing of it changes later."""
+
+    async def keep(self) -> None:
+        """When this returns, all that was changed before is on disk. Raises OSError."""
+        async with self._keeping:  # two writers could leave the older table behind
+            if self._has_changes:
+                self._has_changes = False
+                try:
+                    await asyncio.to_thread(self._file.write, {**self._content, **self._table()})
+                except BaseException:
+                    self._has_changes = True
+                    raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,22 +124,22 @@ class Topic:
             raise RefusedError(Code.SYSTEM_ERROR, f"more than {QUEUES_MAX} queues")
 
 
-class Topics:
-    """The topics of this broker. A new one is on disk when it is answered for."""
+class Topics(Kept):
+    """The topics of this broker."""
 
     def __init__(self, folder: Path, *, creates: bool = True, default_queues: int = 8) -> None:
         """`creates`: a message for a topic that is not there makes it."""
-        self._file = JsonFile(folder / "topics.json")
+        super().__init__(folder / "topics.json")
         self._creates = creates
-        self._content = self._file.read()
         self._topics: dict[str, Topic] = {}
-        for name, found in self._content.get("topicConfigTable", {}).items():
-            self._topics[name] = Topic(
-                name=name,
-                read_queues=int(found.get("readQueueNums", 16)),
-                write_queues=int(found.get("writeQueueNums", 16)),
-                perm=int(found.get("perm", READ | WRITE)),
-            )
+        with self._file.refusals():
+            for name, found in self._content.get("topicConfigTable", {}).items():
+                self._topics[name] = Topic(
+                    name=name,
+                    read_queues=int(found.get("readQueueNums", 16)),
+                    write_queues=int(found.get("writeQueueNums", 16)),
+                    perm=int(found.get("perm", READ | WRITE)),
+                )
         if creates and DEFAULT_TOPIC not in self._topics:
             self._topics[DEFAULT_TOPIC] = Topic(
                 name=DEFAULT_TOPIC,
@@ -134,7 +168,7 @@ class Topics:
         if topic == known:
             return
         self._topics[topic.name] = topic
-        self._save()
+        self._has_changes = True
 
     def found(self, queues: Iterable[QueueKey]) -> None:
         """Know the topics of a store, also where the file of topics was lost."""
@@ -162,7 +196,7 @@ class Topics:
             raise RefusedError(Code.NO_PERMISSION, f"{name}: sending is forbidden")
         return topic
 
-    def _save(self) -> None:
+    def _table(self) -> dict[str, Any]:
         table = {
             topic.name: {
                 "attributes": {},
@@ -177,28 +211,27 @@ class Topics:
             }
             for topic in self._topics.values()
         }
-        self._file.write({**self._content, "topicConfigTable": table})
+        return {"topicConfigTable": table}
 
 
-class Offsets:
-    """How far each group has consumed each queue; on disk when `save` was called."""
+class Offsets(Kept):
+    """How far each group has consumed each queue."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = JsonFile(folder / "consumerOffset.json")
-        self._content = self._file.read()
-        self._table: dict[tuple[str, str], dict[int, int]] = {}
-        for key, queues in self._content.get("offsetTable", {}).items():
-            topic, _, group = key.partition("@")
-            self._table[topic, group] = {int(at): int(offset) for at, offset in queues.items()}
-        self._count = sum(map(len, self._table.values()))
-        self._has_changes = False
+        super().__init__(folder / "consumerOffset.json")
+        self._offsets: dict[tuple[str, str], dict[int, int]] = {}
+        with self._file.refusals():
+            for key, found in self._content.get("offsetTable", {}).items():
+                topic, _, group = key.partition("@")
+                self._offsets[topic, group] = {int(at): int(to) for at, to in found.items()}
+        self._count = sum(map(len, self._offsets.values()))
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
-        return self._table.get((topic, group), {}).get(queue_id)
+        return self._offsets.get((topic, group), {}).get(queue_id)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         require_group(group)
-        queues = self._table.setdefault((topic, group), {})
+        queues = self._offsets.setdefault((topic, group), {})
         known = queues.get(queue_id)
         if known is None:
             if self._count >= OFFSETS_MAX:
@@ -208,24 +241,12 @@ class Offsets:
             queues[queue_id] = offset
             self._has_changes = True
 
-    def changed(self) -> dict[str, Any] | None:
-        """What is to be written now; None where nothing changed since it was last asked."""
-        if not self._has_changes:
-            return None
-        self._has_changes = False
+    def _table(self) -> dict[str, Any]:
         table = {
             f"{topic}@{group}": {str(at): offset for at, offset in sorted(queues.items())}
-            for (topic, group), queues in self._table.items()
+            for (topic, group), queues in self._offsets.items()
         }
-        return {**self._content, "offsetTable": table}
-
-    def write(self, content: Mapping[str, Any]) -> None:
-        self._file.write(content)
-
-    def save(self) -> None:
-        content = self.changed()
-        if content is not None:
-            self.write(content)
+        return {"offsetTable": table}
 
 
 def require_group(group: str) -> str:

@@ -66,7 +66,9 @@ class Running:
 
 
 @contextmanager
-def running(folder: Path, *words: object, is_quiet: bool = True) -> Iterator[Running]:
+def running(
+    folder: Path, *words: object, is_quiet: bool = True, **variables: str
+) -> Iterator[Running]:
     """It ends well, unless it was killed; and says nothing of errors, where it `is_quiet`."""
     if not words:
         words = ("--store", folder / "store", "--tier", f"posix:{folder}/tier", "--port", 0)
@@ -74,7 +76,12 @@ def running(folder: Path, *words: object, is_quiet: bool = True) -> Iterator[Run
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "errors.txt", "w+", encoding="utf-8") as errors:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=errors, text=True
+            command,
+            cwd=ROOT,
+            env=environment(**variables),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
         )
         with process:
             try:

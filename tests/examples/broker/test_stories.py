@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,9 @@ from tests.examples.broker.broker_kit import Running, cold_config, running
 from tests.examples.broker.remoting import Found, Remoting, properties_text, read_messages
 from tests.examples.broker.test_frames import frames, mutated
 from tests.examples.example_kit import ROOT, environment
+from tests.s3.moto_server import moto_server
+from tieredstore.providers.s3_admin import create_bucket
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 ORDERS = "Orders"
 
@@ -592,6 +597,48 @@ def test_messages_whose_files_have_gone_come_from_the_tier(tmp_path: Path) -> No
         assert client.send("Cold", 0, b"next").fields["queueOffset"] == str(len(sent))
 
 
+def test_messages_go_through_the_plugins_of_a_chain(tmp_path: Path) -> None:
+    config = cold_config(tmp_path)
+    text = config.read_text(encoding="utf-8")
+    plugins = 'plugins = ["tests.examples.broker.shouting_plugin:ShoutingStore", "tiered"]\n'
+    config.write_text(
+        text.replace("[tieredstore]\n", f"[tieredstore]\n{plugins}"), encoding="utf-8"
+    )
+    with running(tmp_path, "--config", config) as broker, broker.client() as client:
+        client.create_topic("Loud", 1)
+        waiting = client.begin_pull("Loud", 0, 0, wait_ms=60_000)
+        with broker.client() as other:
+            other.send("Loud", 0, b"quiet")
+        assert bodies(read_messages(client.end(waiting).body)) == [b"QUIET"]
+    assert [path for path in (tmp_path / "tier").rglob("*") if path.is_file()]
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_the_tier_may_be_in_a_bucket(tmp_path: Path) -> None:
+    with moto_server() as (endpoint, door):
+        settings = ObjectStoreSettings(
+            endpoint=endpoint,
+            bucket="broker",
+            access_key="key",
+            secret_key="secret",
+            region="us-east-1",
+        )
+        create_bucket(settings)
+        keys: dict[str, Any] = {
+            "TIEREDSTORE_ENDPOINT": endpoint,
+            "TIEREDSTORE_ACCESS_KEY": "key",
+            "TIEREDSTORE_SECRET_KEY": "secret",
+            "TIEREDSTORE_REGION": "us-east-1",
+        }
+        words = ("--store", tmp_path / "store", "--tier", "s3://broker/some/tier", "--port", 0)
+        with running(tmp_path, *words, **keys) as broker, broker.client() as client:
+            client.send("Bucket", 0, b"in the bucket")
+        assert any("/Bucket/0/" in made.key for made in door.made)
+        with running(tmp_path, *words, **keys) as broker, broker.client() as client:
+            assert bodies(client.pull("Bucket", 0, 0)) == [b"in the bucket"]
+
+
 # -- settings ---------------------------------------------------------------------------------
 
 
@@ -644,3 +691,45 @@ def test_the_example_tells_its_story() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "4,000 messages from the start" in done.stdout
     assert "that were acknowledged are there" in done.stdout
+
+
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "store" / "config"
+    folder.mkdir(parents=True)
+    (folder / "topics.json").write_text('{"topicConfigTable": [', encoding="utf-8")
+    with pytest.raises(AssertionError, match="topics.json: cannot be used"), running(tmp_path):
+        pass
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+    with running(tmp_path / "first") as broker:
+        words = ("--store", tmp_path / "second", "--port", broker.port)
+        with (
+            pytest.raises(AssertionError, match="address already in use"),
+            running(tmp_path / "second", *words),
+        ):
+            pass
+
+
+def test_metrics_of_the_store_and_of_the_broker_are_shown(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ("--store", tmp_path / "store", "--port", 0, "--metrics-port", port)
+    with running(tmp_path, *words) as broker, broker.client() as client:
+        client.send("Measured", 0, b"x")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            shown = answer.read().decode()
+    assert 'broker_requests_total{answer="SUCCESS",request="SEND_MESSAGE_V2"} 1.0' in shown
+    assert "broker_connections 1.0" in shown
+    assert "rocketmq_" in shown
+
+
+def test_a_client_that_says_nothing_is_let_go(tmp_path: Path) -> None:
+    config = cold_config(tmp_path)
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text + "idle_seconds = 0.5\n", encoding="utf-8")
+    with running(tmp_path, "--config", config) as broker, broker.client() as client:
+        assert client.ask(106).code == 0
+        with pytest.raises(OSError):
+            client.hear(40)
