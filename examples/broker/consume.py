@@ -97,14 +97,14 @@ class Pulls:
             until += min(wait_ms / 1000, WAIT_SECONDS_MAX)
         while True:
             # What a client does not take is not read for it.
-            await request.connection.writable()
-            found = await self._storage.get(
-                *key,
-                offset,
-                count_max=max(1, min(count, COUNT_MAX)),
-                message_filter=chosen,
-                group=group,
-            )
+            async with request.connection.room():
+                found = await self._storage.get(
+                    *key,
+                    offset,
+                    count_max=max(1, min(count, COUNT_MAX)),
+                    message_filter=chosen,
+                    group=group,
+                )
             code = _code(found, offset)
             waits = code is Code.PULL_NOT_FOUND and request.connection.is_open
             if not waits or not await self._arrivals.wait(key, offset, until - loop.time()):

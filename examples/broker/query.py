@@ -45,14 +45,15 @@ class Queries:
 
     async def by_key(self, request: Request) -> Answer:
         """The newest messages with a key, or the one with a unique key."""
-        found = await self._storage.call(
-            self._storage.store.query_message,
-            request.text("topic"),
-            request.text("key"),
-            count_max=min(request.number("maxNum", 32, maximum=INT32_MAX), COUNT_MAX),
-            begin=request.number("beginTimestamp", 0, minimum=-INT64_MAX),
-            end=request.number("endTimestamp", INT64_MAX, minimum=-INT64_MAX),
-        )
+        async with request.connection.room():
+            found = await self._storage.call(
+                self._storage.store.query_message,
+                request.text("topic"),
+                request.text("key"),
+                count_max=min(request.number("maxNum", 32, maximum=INT32_MAX), COUNT_MAX),
+                begin=request.number("beginTimestamp", 0, minimum=-INT64_MAX),
+                end=request.number("endTimestamp", INT64_MAX, minimum=-INT64_MAX),
+            )
         if not found.messages:
             raise RefusedError(Code.QUERY_NOT_FOUND, "no message with this key")
         # How far the index is, clients only log: both tiers have one, and none says so.
@@ -71,7 +72,8 @@ class Queries:
 
     async def by_id(self, request: Request) -> Answer:
         """By log offset, which is what an id of the broker holds."""
-        found = await self.find(request.number("offset"), topic=request.text("topic", ""))
+        async with request.connection.room():
+            found = await self.find(request.number("offset"), topic=request.text("topic", ""))
         if found is None:
             raise RefusedError(Code.SYSTEM_ERROR, "there is no message at this log offset")
         return Answer(body=found.record)

@@ -6,8 +6,8 @@ import asyncio
 import ipaddress
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 Handler: TypeAlias = Callable[[Request], Answer | Awaitable[Answer]]
 
 LOOK_SECONDS: Final = 1.0
+ROOMS: Final = 8  # large answers of one connection that are made at the same time
 END_SECONDS: Final = 2.0
 
 
@@ -55,6 +56,7 @@ class Connection(asyncio.Protocol):
             frame_bytes_max=limits.frame_bytes, header_bytes_max=limits.header_bytes
         )
         self._in_flight = 0
+        self._rooms = asyncio.Semaphore(ROOMS)
         self._may_write = asyncio.Event()
         self._may_write.set()
         self._transport: asyncio.Transport | None = None
@@ -100,9 +102,13 @@ class Connection(asyncio.Protocol):
     def is_stalled(self) -> bool:
         return not self._may_write.is_set()
 
-    async def writable(self) -> None:
-        """Wait until the client takes what it was sent: before an answer is made that is large."""
-        await self._may_write.wait()
+    @asynccontextmanager
+    async def room(self) -> AsyncIterator[None]:
+        """Room for a large answer: when the client takes what it was sent, and for few at once."""
+        async with self._rooms:
+            while self.is_stalled:  # again: who was woken first may have filled it
+                await self._may_write.wait()
+            yield
 
     def send(self, command: Command) -> None:
         if self._transport is not None and self.is_open:

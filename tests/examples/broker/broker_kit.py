@@ -55,9 +55,10 @@ class Running:
         return self._errors.read()
 
     @property
-    def resident_bytes(self) -> int:
+    def peak_bytes(self) -> int:
+        """The most memory that it ever had."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
-        (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
+        (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
         return int(line.split()[1]) * 1024
 
     def kill(self) -> None:

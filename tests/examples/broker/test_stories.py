@@ -13,6 +13,7 @@ import time
 import urllib.request
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -436,20 +437,33 @@ def test_mutated_frames_do_no_harm(broker: Running, client: Remoting) -> None:
     assert "Traceback" not in broker.errors()
 
 
-def test_a_client_that_reads_nothing_costs_little(broker: Running, client: Remoting) -> None:
-    for _ in range(64):
-        client.send("Slow", 0, b"x" * 200_000)
-    assert len(client.pull_all("Slow", 0)) == 64
-    before = broker.resident_bytes
-    with broker.client() as slow:
-        slow.socket.settimeout(2)
-        try:
-            for number in range(20_000):  # 4 GB of answers
-                slow.begin_pull("Slow", 0, number % 64)
-        except TimeoutError:
-            pass  # nor does the broker read on
-        client.send("Slow", 0, b"others go on")
-        assert broker.resident_bytes - before < 64 << 20
+@pytest.mark.parametrize("asks", ["pulls", "views", "topics"])
+@pytest.mark.parametrize("read_bytes", [0, 40_000_000])
+def test_a_client_that_reads_slowly_costs_little(
+    tmp_path: Path, asks: str, read_bytes: int
+) -> None:
+    with running(tmp_path) as broker, broker.client() as client:
+        for _ in range(64):
+            client.send("Slow", 0, b"x" * 200_000)
+        for number in range(200 if asks == "topics" else 0):
+            client.create_topic(f"{number:0120d}", 1)
+        found = client.pull_all("Slow", 0)
+        assert len(found) == 64
+        before = broker.peak_bytes
+        with broker.client() as slow:
+            slow.socket.settimeout(1)
+            with suppress(TimeoutError):  # nor does the broker read on
+                for number in range(20_000):  # half a GB of answers, or more
+                    if asks == "pulls":
+                        slow.begin_pull("Slow", 0, number % 64)
+                    elif asks == "topics":
+                        slow.begin(206)
+                    else:
+                        slow.begin(33, offset=found[number % 64].log_offset)
+            while read_bytes > 0:
+                read_bytes -= len(slow.socket.recv(100_000))
+            client.send("Slow", 0, b"others go on")
+            assert broker.peak_bytes - before < 64 << 20
 
 
 def test_more_connections_than_there_is_room_for_are_closed(tmp_path: Path) -> None:
