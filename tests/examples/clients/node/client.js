@@ -67,7 +67,8 @@ async function consume(group, count, tags) {
 }
 
 const work = mode === 'produce' ? produce(Number(rest[0])) : consume(rest[0], Number(rest[1]), rest[2]);
-work.then(() => process.exit(0), error => {
+// What was printed is flushed first: leaving does not wait for a pipe.
+work.then(() => process.stdout.write('', () => process.exit(0)), error => {
   console.error(error);
   process.exit(1);
 });
