@@ -79,6 +79,8 @@ class Broker:
         self._folder = Path(local.store_path) / "config"
         self._clock_ms = clock_ms
         self._storage = Storage(local, tier, metrics)
+        self._delays = Delays(self._storage, self._folder, clock_ms)
+        self._storage.store.add_retention_guard(self._delays.needed_from)
         self._services: list[asyncio.Task[None]] = []
         self._tables: tuple[Kept, ...] = ()
         self.port = config.port
@@ -120,6 +122,7 @@ class Broker:
         )
         topics.found(await storage.call(storage.store.queues))
         offsets = Offsets(self._folder)
+        self._delays.load()
         self._tables = topics, offsets
         arrivals = self.arrivals = Arrivals()
         storage.store.add_dispatcher(arrivals.on_messages)
@@ -142,9 +145,8 @@ class Broker:
         )
         handlers.update(_handlers(sends, pulls, queries, groups, routes))
         await server.start()
-        delays = Delays(storage, self._folder, self._clock_ms)
         self._services = [
-            asyncio.create_task(delays.run(), name="delays"),
+            asyncio.create_task(self._delays.run(), name="delays"),
             asyncio.create_task(self._keep_tables(), name="tables"),
         ]
 

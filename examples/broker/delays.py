@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from examples.broker.produce import DELAY, REAL_QUEUE, REAL_TOPIC
 from examples.broker.storage import Storage
 from examples.broker.tables import SCHEDULE, JsonFile
-from tieredstore import Message, PutStatus, QueueKey, TieredStoreError, decode_message
+from tieredstore import Message, PutStatus, TieredStoreError, decode_message
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +20,6 @@ PAGE: Final = 64
 LOOK_SECONDS: Final = 1.0
 
 
-@dataclass(slots=True)
 class Delays:
     """Stores each message in its own topic when its time has come, in the order it came.
 
@@ -29,45 +27,63 @@ class Delays:
     round's messages may come twice, and none is lost. The store's queue units say when each is due.
     """
 
-    storage: Storage
-    folder: Path
-    clock_ms: Callable[[], int]
+    def __init__(self, storage: Storage, folder: Path, clock_ms: Callable[[], int]) -> None:
+        self._storage = storage
+        self._file = JsonFile(folder / "delayOffset.json")
+        self._clock_ms = clock_ms
+        self._waiting: dict[int, int] = {}  # by level: log offset of the first message that waits
+        self._offsets: dict[int, int] = {}  # by level: of the first message not delivered
+        self._needed_from = 0
+
+    def needed_from(self) -> int:
+        """The schedule is in no tier: from here on the log may not go. Any thread may ask."""
+        return self._needed_from
+
+    def load(self) -> None:
+        """Go on where an earlier life was. Raises InvalidConfigError."""
+        with self._file.refusals():
+            kept = self._file.read().get("offsetTable", {})
+            self._offsets = {int(level): int(offset) for level, offset in kept.items()}
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        file = JsonFile(self.folder / "delayOffset.json")
-        with file.refusals():
-            offsets = {int(at): int(to) for at, to in file.read().get("offsetTable", {}).items()}
+        offsets, kept = self._offsets, dict(self._offsets)
         while True:
-            before = dict(offsets)
-            for level in range(1, LEVELS + 1):
-                try:
+            try:
+                # What comes from here on this round may not see.
+                seen_to = await self._storage.call(self._storage.store.confirmed_offset)
+                for level in range(1, LEVELS + 1):
                     offsets[level] = await self._deliver(level, offsets.get(level, 0))
-                except TieredStoreError as error:  # it is tried again
-                    log.warning("delayed messages of level %d wait: %s", level, error)
-            if offsets != before:
-                table = {str(level): offset for level, offset in offsets.items()}
-                await self.storage.call(file.write, {"offsetTable": table})
+                self._needed_from = min([seen_to, *self._waiting.values()])
+                if offsets != kept:
+                    table = {str(level): offset for level, offset in offsets.items()}
+                    await self._storage.call(self._file.write, {"offsetTable": table})
+                    kept = dict(offsets)
+            except (OSError, TieredStoreError) as error:  # it is tried again, and all is kept
+                log.warning("delayed messages wait: %s", error)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _deliver(self, level: int, offset: int) -> int:
         """Store what is due; the offset of the first message that is not."""
-        key = QueueKey(SCHEDULE, level - 1)
         while True:
-            page = await self.storage.get(
-                *key, offset, count_max=PAGE, message_filter=None, group=""
+            page = await self._storage.get(
+                SCHEDULE, level - 1, offset, count_max=PAGE, message_filter=None, group=""
             )
             due = []
+            self._waiting.pop(level, None)
             for found in page.messages:
-                if found.tags_code > self.clock_ms():  # what a queue holds here is a time
+                if found.tags_code > self._clock_ms():  # what a queue holds here is a time
+                    self._waiting[level] = found.log_offset
                     break
                 due.append(_real(found.record))
-            if due:
-                results = await self.storage.put(due)
+            ready = [message for message in due if message is not None]
+            if ready:
+                results = await self._storage.put(ready)
                 refused = next((each for each in results if not each.stored), None)
                 if refused is not None:
                     log.error("a delayed message cannot be stored: %s", refused.reason)
                     if refused.status is PutStatus.SERVICE_NOT_AVAILABLE:
+                        self._waiting[level] = page.messages[0].log_offset
                         return offset  # a full disk, say: they come again
             offset += len(due)
             if not page.messages:
@@ -76,15 +92,18 @@ class Delays:
                 return offset
 
 
-def _real(record: bytes) -> Message:
-    """The message as it was before it had to wait."""
+def _real(record: bytes) -> Message | None:
+    """The message as it was before it had to wait; None where it does not say."""
     stored = decode_message(record)
     properties = dict(stored.properties)
-    topic, queue_id = properties.pop(REAL_TOPIC), int(properties.pop(REAL_QUEUE))
+    topic, queue = properties.pop(REAL_TOPIC, ""), properties.pop(REAL_QUEUE, "")
+    if not topic or not (queue.isascii() and queue.isdigit()):
+        log.error("the message at log offset %d does not say where it goes", stored.log_offset)
+        return None
     properties.pop(DELAY, None)
     return Message(
         topic=topic,
-        queue_id=queue_id,
+        queue_id=int(queue),
         body=stored.body,
         properties=properties,
         flag=stored.flag,

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 SILENT_SECONDS: Final = 120.0
 LOCK_SECONDS: Final = 60.0
 CLIENTS_MAX: Final = 10_000
-GROUPS_MAX: Final = 10_000
+GROUPS_MAX: Final = 2_000
+HEARTBEAT_BYTES_MAX: Final = 256 << 10
 LOCKS_MAX: Final = 100_000
 IN_ONE_MAX: Final = 10_000
 
@@ -48,6 +49,8 @@ class Groups:
         self._locks: dict[tuple[str, _Queue], tuple[str, float]] = {}
 
     def heartbeat(self, request: Request) -> Answer:
+        if len(request.body) > HEARTBEAT_BYTES_MAX:  # most of it is kept
+            raise RefusedError(Code.SYSTEM_ERROR, f"more than {HEARTBEAT_BYTES_MAX} bytes")
         content = request.json()
         client = content.get("clientID")
         if not isinstance(client, str) or not client:

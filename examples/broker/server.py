@@ -166,13 +166,11 @@ class Connection(asyncio.Protocol):
         self._server.begin(self._reply_later(command, found))
 
     async def _reply_later(self, command: Command, coming: Awaitable[Answer]) -> None:
-        was_full = not self._may_take
         try:
             self._reply(command, await coming)
         finally:
             self._in_flight -= 1
-            if was_full or not self._may_take or self._decoder.held_bytes:
-                self._take()
+            self._take()  # what had to wait for this one
 
     def _reply(self, command: Command, answer: Answer) -> None:
         self._server.count(command.code, answer.code)

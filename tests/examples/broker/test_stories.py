@@ -611,6 +611,30 @@ def test_messages_whose_files_have_gone_come_from_the_tier(tmp_path: Path) -> No
         assert client.send("Cold", 0, b"next").fields["queueOffset"] == str(len(sent))
 
 
+def test_a_message_that_waits_outlives_the_file_it_is_in(tmp_path: Path) -> None:
+    config = cold_config(tmp_path)
+    log = tmp_path / "store" / "commitlog"
+    with running(tmp_path, "--config", config) as broker, broker.client() as client:
+        client.create_topic("Waiting", 1)
+        until = time.monotonic() + 60
+        sent = 0
+        while (log / f"{0:020d}").exists() or not sent:  # it goes: nobody needs it
+            assert time.monotonic() < until
+            client.send("Others", 0, b"x" * 1_000)
+            sent += 1
+        client.send("Waiting", 0, b"patient", DELAY="2")
+        for _ in range(300):
+            client.send("Others", 0, b"x" * 1_000)
+        broker.kill()
+    with running(tmp_path, "--config", config) as broker, broker.client() as client:
+        for _ in range(300):
+            client.send("Others", 0, b"x" * 1_000)
+        assert bodies(client.pull("Waiting", 0, 0, wait_ms=60_000)) == [b"patient"]
+        until = time.monotonic() + 60
+        while len(list(log.iterdir())) > 2:  # nothing else is kept for it
+            assert time.monotonic() < until
+
+
 def test_messages_go_through_the_plugins_of_a_chain(tmp_path: Path) -> None:
     config = cold_config(tmp_path)
     text = config.read_text(encoding="utf-8")
