@@ -611,6 +611,7 @@ def test_messages_whose_files_have_gone_come_from_the_tier(tmp_path: Path) -> No
         assert client.send("Cold", 0, b"next").fields["queueOffset"] == str(len(sent))
 
 
+@pytest.mark.slow
 def test_a_message_that_waits_outlives_the_file_it_is_in(tmp_path: Path) -> None:
     config = cold_config(tmp_path)
     log = tmp_path / "store" / "commitlog"
@@ -717,6 +718,7 @@ def test_settings_that_cannot_be_are_told(
         pass
 
 
+@pytest.mark.slow
 def test_the_example_tells_its_story() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "examples.broker.story"],
