@@ -322,7 +322,7 @@ def crash_at_requests(folder: Path, stores: Stores, *faults: Faults) -> None:
 def test_each_client_has_as_many_requests_as_are_tried(tmp_path: Path, stores: Stores) -> None:
     lives, faults = new_lives(tmp_path / "here", stores), Faults()
     assert live(lives, steps_with_sealing(lives, stores), faults)
-    assert faults.steps == requests_of_a_quiet_life(tmp_path / "in memory", stores) > 220
+    assert faults.steps == requests_of_a_quiet_life(tmp_path / "in memory", stores) > 120
 
 
 @pytest.mark.parametrize("fault", CRASHES)

@@ -23,7 +23,7 @@ from tieredstore.model.errors import (
     TieredStoreError,
 )
 from tieredstore.model.values import SegmentType, TopicRecord
-from tieredstore.roundlog.draft import Draft, DraftWrite
+from tieredstore.roundlog.draft import DATA_BYTES_MAX, Draft, DraftWrite
 from tieredstore.roundlog.entry import NO_ROW, Entry, Extents, SegmentKey
 from tieredstore.roundlog.frames import crc32c
 from tieredstore.roundlog.layout import ObjectLayout, log_name, state_name
@@ -166,7 +166,7 @@ def test_following_is_a_listing_and_a_get_for_each_entry(tier: Tier) -> None:
 
 def test_what_is_too_much_for_an_entry_goes_side_by_side_before_it(tier: Tier) -> None:
     log = tier.open()
-    data = bytes(INLINE_BYTES_MAX + 5 * MIB)
+    data = bytes(DATA_BYTES_MAX + 5 * MIB)
     assert tier.requests(lambda: put(log, data)) == {"put": 3, "head": 1}
     assert tier.requests(lambda: put(log, bytes(INLINE_BYTES_MAX))) == {"put": 1, "head": 1}
     assert len(contents(tier)) == len(data) + INLINE_BYTES_MAX

@@ -99,7 +99,7 @@ def test_the_end_of_an_upload_repeats_the_checksums_that_the_store_told(
         )
         door.answers["POST uploadId"] = Response("<Error><Code>Seen</Code></Error>", 400)
         with pytest.raises(BackendRefusedError, match="Seen"):
-            client.put_stream("k", [bytes(MIB)] * 9)
+            client.put_stream("k", [bytes(MIB)] * 17)
         assert door.asked.count(b"<ChecksumCRC64NVME>AAAAAAAAAAE=</ChecksumCRC64NVME>") == 2
 
 
