@@ -34,7 +34,7 @@ def test_java_reads_every_message_of_a_copied_bucket_and_finds_it_by_key(
     machine = Machine(tmp_path, moto[0], client)
     store = machine.open()
     machine.put(store, range(COUNT // 2))
-    assert store.flush()  # parts, which sealing makes one object
+    assert store.flush()  # an entry of the log, which sealing makes one object
     machine.put(store, range(COUNT // 2, COUNT))
     machine.put(store, range(7), topic=GONE)
     assert store.flush(seal=True)
@@ -42,7 +42,7 @@ def test_java_reads_every_message_of_a_copied_bucket_and_finds_it_by_key(
 
     folder = tmp_path / "copied"
     nowhere = dataclasses.replace(
-        machine.copied_to(folder), store_path=str(tmp_path / "java"), catalogue="published"
+        machine.copied_to(folder), store_path=str(tmp_path / "java"), catalogue="rebuild"
     )
     with TieredReader(nowhere, runtime=Runtime.inline()) as reader:
         known = {
@@ -52,7 +52,7 @@ def test_java_reads_every_message_of_a_copied_bucket_and_finds_it_by_key(
         }
         catalogue = Path(nowhere.catalogue_path)
         catalogue.parent.mkdir(parents=True)
-        catalogue.write_bytes(reader._loaded().metadata.snapshot_bytes())
+        catalogue.write_bytes(Path(machine.config().catalogue_path).read_bytes())
     assert len(known) == COUNT + 7
     wanted: dict[tuple[str, str], set[tuple[int, int]]] = {}
     for (topic, queue_id, _), each in known.items():

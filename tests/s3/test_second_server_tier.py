@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.cli_kit import Command
 from tests.s3.s3_clients import CLIENTS, THIRD_PARTY, new_settings, throw_away
+from tieredstore.cli.output import ExitCode
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import FencedError
 from tieredstore.model.values import SegmentType
@@ -80,7 +81,8 @@ def test_the_commands_of_an_operator_work(
     said("why", "Orders", 0, 17)
     for lost in (store / "config").glob("tieredStoreMetadata*"):
         lost.rename(tmp_path / lost.name)
-    said("rebuild")
+    refused = command.run("rebuild", "--config", config)  # the log has it all
+    assert refused.code == ExitCode.REFUSED, refused
     assert said("cat", TOPICS[1], "--count", 1000, "--json").count("\n") == 2 * COUNT
     assert said("audit", "--json") == ""
     said("expire", "--dry-run", at=elsewhere)
