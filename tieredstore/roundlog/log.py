@@ -207,10 +207,6 @@ class BrokerLog:
                 state.tables.apply(self.staged)
             self._state, self._listed_at = state, self.clock.monotonic()
 
-    def exists(self) -> bool:
-        """Whether anything was ever appended, as far as is known."""
-        return self.state().sequence > 0
-
     def key(self, name: str) -> str:
         """Where an object lies that the log names."""
         return (

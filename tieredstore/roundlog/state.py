@@ -5,7 +5,7 @@ The state is the tier as the bucket has it: segments, where their bytes lie, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -505,8 +505,3 @@ def _set(name: str, segments: Iterable[LogSegmentState], column: NDArray[Any] | 
     values: Iterator[int] = iter([] if column is None else column.tolist())
     for segment, value in zip(segments, values, strict=True):
         setattr(segment, name, value)
-
-
-def open_segments(state: LogState) -> Mapping[int, LogSegmentState]:
-    """Those that are read from their extents."""
-    return {number: each for number, each in state.segments.items() if each.sealed is None}
