@@ -505,12 +505,12 @@ class _Going:
 def _going(file: FlatMessageFile, before_ms: int, source: ByteSource) -> _Going:
     may_roll = _may_roll(file)
     old = _expired(file, before_ms, may_roll, source)
-    while old and _is_needed(file, old[-1].end, source):
+    minimum = None
+    while old and (minimum := _first_behind(file, old[-1].end, source)) is None:
         old.pop()
-    if not old:
+    if minimum is None:
         nothing = Expired(segment_count=0, dropped_bytes=0, min_offset=file.min_offset)
         return _Going(log=(), queue=(), foretold=nothing)
-    minimum = first_unit_from(file, old[-1].end, source=source)
     names = [found for found in file.queue.segments if found.end <= minimum * UNIT_BYTES]
     if names and names[-1] is file.queue.segments[-1] and not (may_roll and names[-1].record.size):
         names.pop()
@@ -545,28 +545,30 @@ def _expired(
     return old
 
 
-def _is_needed(file: FlatMessageFile, border: int, source: ByteSource) -> bool:
-    """Whether the bytes before the end of a log segment are needed by what lies behind it.
+def _first_behind(file: FlatMessageFile, border: int, source: ByteSource) -> int | None:
+    """The first message behind the end of a log segment; None where the bytes before it are needed
+    by what lies behind it.
 
     Only a log that another broker wrote can be so: units that do not go up, or a copy of a record
     that no unit names. The queue's minimum is the number of the record at the border, so there
     must be one, and no unit from there on may name what would be gone.
     """
     if border == file.log.commit_offset:
-        return False
+        return first_unit_from(file, border, source=source)
     head = queue_offset_at(file, border, source)
     if head is None:
-        return True
-    first = min(head, first_unit_from(file, border, source=source))
+        return None
+    found = first_unit_from(file, border, source=source)
+    first = min(head, found)
     behind = [each for each in file.queue.segments if each.end > first * UNIT_BYTES]
     if all(each.segment.wants_seal for each in behind):
-        return False  # open in a log: these units were written here, where they go up
+        return found  # open in a log: these units were written here, where they go up
     spans = UnitSpans.of(file.queue, first, file.queue.commit_unit)
     count = min(spans.count, UNITS_AT_ONCE)
     if not count:
-        return False
+        return found
     places = log_offsets_of(file.queue, spans, 0, count, source)
-    return bool((places < border - CODA_BYTES).any())
+    return None if (places < border - CODA_BYTES).any() else found
 
 
 def _drop(file: FlatAppendFile, segments: Sequence[FlatSegment]) -> list[str]:
