@@ -102,11 +102,11 @@ def test_the_scenario_rolls_expires_and_deletes(tmp_path: Path) -> None:
     assert lives.local.min_offset(*SIZED) not in (None, 0)
 
 
-PARTS, STEPS_MAX = 12, 340
+PARTS, STEPS_MAX = 12, 330
 
 
 def test_there_are_as_many_steps_as_are_tried(tmp_path: Path) -> None:
-    assert 320 < steps_of_a_quiet_life(tmp_path) < STEPS_MAX
+    assert 300 < steps_of_a_quiet_life(tmp_path) < STEPS_MAX
 
 
 @pytest.mark.slow
