@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tieredstore.access.wiring import load_plugins
     from tieredstore.codec.message import decode_message
     from tieredstore.codec.record import decode_properties, tags_code
+    from tieredstore.codec.sql_filter import SqlFilter, filter_of
     from tieredstore.codec.tags_filter import TagsFilter
     from tieredstore.driver.message_store import (
         AbstractPluginMessageStore,
@@ -93,6 +94,7 @@ __all__ = [
     "SegmentRecord",
     "SegmentSealedError",
     "SegmentType",
+    "SqlFilter",
     "StorageLevel",
     "StoreClosedError",
     "StoreConfig",
@@ -105,6 +107,7 @@ __all__ = [
     "__version__",
     "decode_message",
     "decode_properties",
+    "filter_of",
     "load_plugins",
     "tags_code",
 ]
@@ -116,6 +119,7 @@ _NAMES = {
     "access.wiring": "load_plugins",
     "codec.message": "decode_message",
     "codec.record": "decode_properties tags_code",
+    "codec.sql_filter": "SqlFilter filter_of",
     "codec.tags_filter": "TagsFilter",
     "driver.message_store": "AbstractPluginMessageStore MessageFilter MessageStore",
     "driver.metadata": "MetadataStore",

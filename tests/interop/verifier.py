@@ -30,8 +30,10 @@ JAVA = [
 
 
 def build() -> None:
-    """Once a version; `target/` is not in the repository."""
-    if not JAR.exists():
+    """Once a version and a change; `target/` is not in the repository."""
+    sources = [HERE / "pom.xml", *HERE.glob("src/**/*.java")]
+    changed = max(source.stat().st_mtime_ns for source in sources)
+    if not JAR.exists() or JAR.stat().st_mtime_ns < changed:
         goals = ["package", "dependency:copy-dependencies"]
         version = f"-Drocketmq.version={VERSION}"
         subprocess.run(["mvn", "-q", "-B", version, *goals], cwd=HERE, check=True)
@@ -39,16 +41,27 @@ def build() -> None:
 
 def verify(mode: str, *options: str, work: Path) -> list[dict[str, Any]]:
     """What Java says of a store, row by row; the last row is the summary."""
-    build()
     out = work / "java-says.jsonl"
+    _run("VerifyStore", mode, *options, "--tmp", str(work), "--out", str(out))
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+
+
+def sql_filter_says(questions: list[dict[str, Any]], work: Path) -> list[dict[str, Any]]:
+    """What Java makes of each expression, and of each message's properties with it."""
+    ask, out = work / "ask.jsonl", work / "java-says.jsonl"
+    ask.write_text("".join(json.dumps(one) + "\n" for one in questions), encoding="utf-8")
+    _run("SqlFilterSays", str(ask), str(out))
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+
+
+def _run(program: str, *arguments: str) -> None:
+    build()
     classes = f"{JAR}:{JAR.parent}/dependency/*"
-    command = [*JAVA, "-cp", classes, "goldenverify.VerifyStore", mode, *options]
     done = subprocess.run(
-        [*command, "--tmp", str(work), "--out", str(out)],
+        [*JAVA, "-cp", classes, f"goldenverify.{program}", *arguments],
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
     )
     assert done.returncode in (0, 1), done.stderr[-4000:]
-    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
