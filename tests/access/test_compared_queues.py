@@ -11,10 +11,9 @@ from tests.access.dispatch_kit import KEY, RecordingIndex, Tier, a_tier
 from tests.access.tiered_kit import Broker
 from tieredstore.access.queue_upload import STOPPED_QUEUE, ask_to_resume, stop_queue
 from tieredstore.access.upkeep import expire
-from tieredstore.driver.metadata import Json
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat import recovery
-from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
+from tieredstore.model.values import Json, QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import a_message

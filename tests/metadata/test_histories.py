@@ -19,20 +19,20 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tieredstore.codec import fastjson
 from tieredstore.driver.metadata import (
     Change,
     DeleteNote,
     DeleteQueue,
     DeleteSegment,
     DeleteTopic,
-    Json,
     Put,
     PutNote,
 )
-from tieredstore.metadata import JsonMetadataStore, tables
+from tieredstore.metadata import JsonMetadataStore
 from tieredstore.metadata.journal import commit_line
 from tieredstore.metadata.tables import Tables
-from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
+from tieredstore.model.values import Json, QueueRecord, SegmentRecord, SegmentType, TopicRecord
 
 NAME = "tieredStoreMetadata.json"
 
@@ -187,11 +187,11 @@ class Histories(RuleBasedStateMachine):
         path = self.folder / NAME
         content = Tables()
         if path.exists():
-            content = Tables.from_document(tables.decode(path.read_bytes()))
+            content = Tables.from_document(fastjson.decode(path.read_bytes()))
             shutil.copy(path, path.with_name(f"{NAME}.bak"))
         java = [Put(TopicRecord(topic=topic, topic_id=10 + content.topic_serial)), Put(segment)]
         content.apply(java)
-        path.write_bytes(tables.encode(content.document()))
+        path.write_bytes(fastjson.encode(content.document()))
 
         self.now = copy.deepcopy(self.compacted)
         for change in java:

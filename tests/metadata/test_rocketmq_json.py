@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tieredstore.codec import fastjson
 from tieredstore.metadata import JsonMetadataStore, tables
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.errors import MetadataError
@@ -23,11 +24,11 @@ FROM_JAVA.remove(GOLDEN / "tier-posix.expect-metadata.json")
 
 
 def read(data: bytes) -> Tables:
-    return Tables.from_document(tables.decode(data))
+    return Tables.from_document(fastjson.decode(data))
 
 
 def written(content: Tables) -> bytes:
-    return tables.encode(content.document())
+    return fastjson.encode(content.document())
 
 
 def plain(data: bytes) -> dict[str, dict[str, dict[str, dict[str, object]]]]:
@@ -264,7 +265,7 @@ def test_what_is_no_catalogue_is_an_error_and_never_a_crash(what: str, tmp_path:
 @pytest.mark.parametrize("piece", [b'"\\"', b',"a\\\\', b"{ ", b"{1:", b", 1 ", b"\\", b"1,"])
 def test_garbage_costs_no_more_than_its_length(piece: bytes) -> None:
     with pytest.raises(ValueError):
-        tables.decode(b"{" + piece * 300_000)
+        fastjson.decode(b"{" + piece * 300_000)
 
 
 JAVA_TEXT = (GOLDEN / "tier-index.json").read_bytes()

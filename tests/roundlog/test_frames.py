@@ -13,8 +13,8 @@ from google_crc32c import value as crc32c_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieredstore.driver.metadata import Json
 from tieredstore.model.errors import InvalidArgumentError, MetadataError
+from tieredstore.model.values import Json
 from tieredstore.roundlog import frames
 from tieredstore.roundlog.frames import (
     Frame,

@@ -46,7 +46,6 @@ from tieredstore.driver.metadata import (
     Change,
     DeleteSegment,
     DeleteTopic,
-    Json,
     MetadataStore,
     Publisher,
     Put,
@@ -71,7 +70,14 @@ from tieredstore.model.errors import (
     OffsetOutOfRangeError,
     SegmentError,
 )
-from tieredstore.model.values import INT32_MAX, QueueRecord, SegmentRecord, SegmentType, TopicRecord
+from tieredstore.model.values import (
+    INT32_MAX,
+    Json,
+    QueueRecord,
+    SegmentRecord,
+    SegmentType,
+    TopicRecord,
+)
 
 _Ends: TypeAlias = dict[tuple[str, SegmentType], int]
 SAMPLES_MAX: Final = 8

@@ -4,6 +4,7 @@ One module for each format, with the table of its bytes:
 
     java           string hash, index key hashes and slots, division, UTF-8, as Java does them
     checks         bounds and checksums that all of these share
+    fastjson       the JSON of RocketMQ's own files
     names          segments, directories, files, and message ids
     record         single fields and the property string of a stored record
     message        one whole stored record, and what may follow the last one of a segment

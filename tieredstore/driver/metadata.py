@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from tieredstore.model.errors import MetadataError
-from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
+from tieredstore.model.values import Json, QueueRecord, SegmentRecord, SegmentType, TopicRecord
 
 if TYPE_CHECKING:
     from tieredstore.driver.provider import Generations
@@ -122,9 +122,6 @@ class CatalogueCopy(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give the lock back; idempotent. No step does anything afterwards."""
-
-
-Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 
 from tieredstore.codec.names import index_queue_path, queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES
-from tieredstore.driver.metadata import Change, DeleteNote, Json, MetadataStore, PutNote
+from tieredstore.driver.metadata import Change, DeleteNote, MetadataStore, PutNote
 from tieredstore.flat.message_file import is_believed
 from tieredstore.model.errors import InvalidConfigError
-from tieredstore.model.values import SegmentRecord, SegmentType
+from tieredstore.model.values import Json, SegmentRecord, SegmentType
 
 STORE: Final = "index"
 QUEUE: Final = "index-queue"

@@ -30,7 +30,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tieredstore.access.reader import TieredReader
-from tieredstore.driver.metadata import Json
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS
 from tieredstore.jobs.export_target import (
     ExportTarget,
@@ -60,6 +59,7 @@ from tieredstore.jobs.slices import (
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError, MetadataError
 from tieredstore.model.findings import Finding, Severity
+from tieredstore.model.values import Json
 
 NO_DAY: Final = "__HIVE_DEFAULT_PARTITION__"
 """How Hive writes null: a store time that is no day, or a message that cannot be read."""

@@ -24,7 +24,6 @@ from typing import Any, Final, TypeAlias
 import pyarrow.fs as pafs
 
 from tieredstore.driver.durable import fsync_directory, make_directories, write_all
-from tieredstore.driver.metadata import Json
 from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
@@ -32,6 +31,7 @@ from tieredstore.model.errors import (
     MetadataError,
 )
 from tieredstore.model.settings import has_password
+from tieredstore.model.values import Json
 
 HALVES: Final = "_tieredstore/halves"
 _LOCAL: Final = ("", "file")

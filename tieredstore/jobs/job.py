@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from tieredstore.driver.durable import write_atomically
-from tieredstore.driver.metadata import Json
 from tieredstore.driver.runtime import PENDING_MAX, Clock, Runtime
 from tieredstore.model.errors import MetadataError, SegmentError, TieredStoreError
 from tieredstore.model.findings import Finding, Severity
+from tieredstore.model.values import Json
 
 ItemT = TypeVar("ItemT")
 RowT = TypeVar("RowT")

@@ -25,7 +25,7 @@ from tieredstore.access.wiring import (
     written_catalogue,
 )
 from tieredstore.driver.durable import FileLock
-from tieredstore.driver.metadata import Change, Json, MetadataStore, Put, PutNote
+from tieredstore.driver.metadata import Change, MetadataStore, Put, PutNote
 from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Clock, Runtime, SystemClock
@@ -76,7 +76,7 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.findings import Finding
 from tieredstore.model.printable import log_of
-from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
+from tieredstore.model.values import Json, QueueKey, SegmentRecord, SegmentType
 
 log = log_of(__name__)
 

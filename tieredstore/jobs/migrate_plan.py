@@ -15,7 +15,7 @@ from tieredstore.access.reader import amend_problems
 from tieredstore.access.rebuild import slot_count_of
 from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.codec.names import index_queue_path, queue_path
-from tieredstore.driver.metadata import LOG, Json, MetadataStore
+from tieredstore.driver.metadata import LOG, MetadataStore
 from tieredstore.driver.object_requests import PriceTable
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.flat import recovery
@@ -34,7 +34,7 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.printable import log_of
 from tieredstore.model.settings import facts_of, settings_of
-from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
+from tieredstore.model.values import Json, QueueRecord, SegmentRecord, SegmentType, TopicRecord
 
 log = log_of(__name__)
 

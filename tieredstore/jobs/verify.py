@@ -30,7 +30,6 @@ from tieredstore.access.audit import audit
 from tieredstore.access.wiring import open_tier, published_catalogue
 from tieredstore.codec.names import index_queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES
-from tieredstore.driver.metadata import Json
 from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.jobs.job import JobReport, Plan, RowStream, bounded
 from tieredstore.jobs.slices import (
@@ -61,7 +60,7 @@ from tieredstore.jobs.verify_slice import SliceItem, verify_slice
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import MetadataError
 from tieredstore.model.findings import Finding
-from tieredstore.model.values import SegmentRecord, SegmentType
+from tieredstore.model.values import Json, SegmentRecord, SegmentType
 
 VerifyItem: TypeAlias = SliceItem | IndexItem
 

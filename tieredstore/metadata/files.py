@@ -22,9 +22,9 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from tieredstore.codec import fastjson
 from tieredstore.driver.durable import FileLock, fsync_directory, make_directories, write_atomically
 from tieredstore.driver.metadata import CatalogueUpkeep, Change
-from tieredstore.metadata import tables as rocketmq_json
 from tieredstore.metadata.journal import (
     JournalContents,
     JournalFile,
@@ -33,7 +33,7 @@ from tieredstore.metadata.journal import (
     seal,
     unseal,
 )
-from tieredstore.metadata.tables import Tables
+from tieredstore.metadata.tables import SNAPSHOT_BYTES_MAX, Tables
 from tieredstore.model.errors import CatalogueLockedError, MetadataError
 from tieredstore.model.printable import log_of
 
@@ -245,12 +245,12 @@ class CatalogueWriter:
         old snapshot and the journal count and a failure leaves them as they were.
         """
         self._require_sound()
-        data = rocketmq_json.encode(tables.document())
+        data = fastjson.encode(tables.document())
         name = SnapshotName.of(data)
         if self._snapshot_is_sound and name == self._snapshot and not self._journal.exists:
             return
         try:
-            if len(data) > rocketmq_json.SNAPSHOT_BYTES_MAX:
+            if len(data) > SNAPSHOT_BYTES_MAX:
                 raise MetadataError(str(self._files.snapshot), "it is too large for one file")
             if tables.notes_changed:
                 write_atomically(self._files.notes, [encode_notes(tables.notes)])
@@ -470,11 +470,11 @@ def _read_snapshot(files: CatalogueFiles) -> tuple[Tables, SnapshotName | None, 
     """The tables, the name of the bytes they came from, and whether the backup had to serve."""
     complaints = []
     for path in (files.snapshot, files.backup):
-        data = read_bytes(path, bytes_max=rocketmq_json.SNAPSHOT_BYTES_MAX)
+        data = read_bytes(path, bytes_max=SNAPSHOT_BYTES_MAX)
         if data is None:
             continue
         try:
-            document = rocketmq_json.decode(data)
+            document = fastjson.decode(data)
         except ValueError as error:
             complaints.append(f"{path.name}: {error}")
             continue

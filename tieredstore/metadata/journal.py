@@ -29,6 +29,7 @@ from typing import Any, Final
 import google_crc32c
 import msgspec
 
+from tieredstore.codec.fastjson import refuse_deep
 from tieredstore.driver.durable import fsync_directory, write_all, write_atomically
 from tieredstore.driver.metadata import (
     Change,
@@ -36,13 +37,12 @@ from tieredstore.driver.metadata import (
     DeleteQueue,
     DeleteSegment,
     DeleteTopic,
-    Json,
     Put,
     PutNote,
 )
 from tieredstore.metadata import tables
 from tieredstore.model.errors import MetadataError
-from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
+from tieredstore.model.values import Json, QueueRecord, SegmentRecord, SegmentType, TopicRecord
 
 FORMAT: Final = 1
 _PREFIX: Final = b'{"crc":"'
@@ -167,7 +167,7 @@ def encode(change: Change) -> tuple[Change, bytes]:
     """
     try:
         if isinstance(change, PutNote):
-            tables.refuse_deep(change.value)
+            refuse_deep(change.value)
         data = msgspec.json.encode(to_json(change))
         seen = from_json(msgspec.json.decode(data))
     except (TypeError, ValueError, RecursionError) as error:

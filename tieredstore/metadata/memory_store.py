@@ -7,20 +7,19 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
+from tieredstore.codec import fastjson
 from tieredstore.driver.metadata import (
     CatalogueFacts,
     Change,
     DeleteSegment,
-    Json,
     MetadataStore,
     Put,
 )
 from tieredstore.driver.one_process import LockOfOneProcess, OneProcess
 from tieredstore.metadata import journal
-from tieredstore.metadata import tables as rocketmq_json
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.errors import MetadataError, StoreClosedError
-from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
+from tieredstore.model.values import Json, QueueRecord, SegmentRecord, SegmentType, TopicRecord
 
 
 class MemoryReads(MetadataStore):
@@ -93,7 +92,7 @@ class MemoryReads(MetadataStore):
     def snapshot_bytes(self) -> bytes:
         with self._tables_lock:
             tables = self._open_tables().copied()
-        return rocketmq_json.encode(tables.document())
+        return fastjson.encode(tables.document())
 
     def contents(self) -> Sequence[Change]:
         with self._tables_lock:

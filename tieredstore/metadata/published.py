@@ -27,7 +27,6 @@ from tieredstore.driver.metadata import (
     CatalogueFacts,
     Change,
     DeleteSegment,
-    Json,
     Publisher,
     Put,
     PutNote,
@@ -44,7 +43,7 @@ from tieredstore.model.errors import (
     TieredStoreError,
 )
 from tieredstore.model.printable import log_of
-from tieredstore.model.values import SegmentRecord, TopicRecord
+from tieredstore.model.values import Json, SegmentRecord, TopicRecord
 
 log = log_of(__name__)
 

@@ -1,37 +1,27 @@
-"""The tables of a catalogue, how changes act on them, and their text in RocketMQ's own JSON.
-
-That JSON has integer keys without quotes, tabs, and fields in a fixed order:
-
-    {                                       one member a line, indented by tabs
-        "commitLogFileSegmentTable":{         no space after the colon
-                "broker/topic/3":{0:{               an integer key stays on the line, bare
-                                "path":"broker/topic/3",
-    ...
-                        },1968:{                          and follows its comma at once
-"""
+"""The tables of a catalogue, how changes act on them, and what RocketMQ's own JSON says of them."""
 
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
+from tieredstore.codec.fastjson import Document, refuse_deep
 from tieredstore.driver.metadata import (
     Change,
     DeleteNote,
     DeleteQueue,
     DeleteSegment,
     DeleteTopic,
-    Json,
     Put,
     PutNote,
 )
 from tieredstore.model.values import (
     INT32_MAX,
     INT64_MAX,
+    Json,
     QueueRecord,
     SegmentRecord,
     SegmentType,
@@ -53,13 +43,6 @@ SNAPSHOT_BYTES_MAX: Final = 2**31 - 1
 """Java reads the file into one array: more than this it cannot hold."""
 UNSET_TIME: Final = INT64_MAX
 UNSET_RESERVE: Final = -1
-NESTING_MAX: Final = 100
-"""How deep a note may nest, and a field that we do not know but carry along."""
-
-# What can be written: as Json, and objects may have integer keys.
-Document: TypeAlias = (
-    "bool | int | float | str | list[Json] | Mapping[str, Document] | Mapping[int, Document] | None"
-)
 Row: TypeAlias = dict[str, Json]
 Record: TypeAlias = TopicRecord | QueueRecord | SegmentRecord
 RowKey: TypeAlias = tuple[str] | tuple[str, int] | tuple[str, SegmentType, int]
@@ -71,21 +54,6 @@ QueueId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
 K = TypeVar("K")
 V = TypeVar("V")
 R = TypeVar("R", bound=msgspec.Struct)
-
-# Strings first, so that nothing inside of one looks like a key. The closing quote may be missing:
-# text without it is refused later, and here must not be searched again from every byte of it.
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{,]\s*(-?\d+)\s*:', re.DOTALL)
-# fastjson escapes these; everything else goes out as it is.
-_SPECIAL = re.compile('[\x00-\x1f"\\\\\x7f-\x9f\u2028\u2029]')
-_SHORT_ESCAPES = {
-    "\b": "\\b",
-    "\t": "\\t",
-    "\n": "\\n",
-    "\f": "\\f",
-    "\r": "\\r",
-    '"': '\\"',
-    "\\": "\\\\",
-}
 
 
 class Tables:
@@ -443,97 +411,6 @@ def unknown_fields(row: Mapping[str, Json], known: Collection[str]) -> Row:
     found = {name: value for name, value in row.items() if name not in known}
     refuse_deep(found)
     return found
-
-
-def refuse_deep(value: Json) -> None:
-    level = [value]
-    for _ in range(NESTING_MAX):
-        below: list[Json] = []
-        for item in level:
-            if isinstance(item, dict):
-                below.extend(item.values())
-            elif isinstance(item, list):
-                below.extend(item)
-        if not below:
-            return
-        level = below
-    raise ValueError(f"it nests deeper than {NESTING_MAX}")
-
-
-def decode(data: bytes) -> dict[str, Json]:
-    """The object in a file, bare keys quoted or not. Raises ValueError for anything else."""
-    if not data.strip():
-        raise ValueError("the file is empty")
-    try:
-        document = msgspec.json.decode(_quote_keys(data))
-    except RecursionError as error:
-        raise ValueError("it nests too deep") from error
-    except ValueError as error:  # msgspec's errors, wrong UTF-8, numbers out of all range
-        raise ValueError(f"it is no JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ValueError("it holds no JSON object")
-    return document
-
-
-def encode(document: Mapping[str, Document]) -> bytes:
-    """The text that fastjson would write for the same tables, byte for byte."""
-    return _object(document, "").encode()
-
-
-def _quote_keys(data: bytes) -> bytes:
-    parts: list[bytes] = []
-    copied = 0
-    for token in _TOKEN.finditer(data):
-        if token.lastindex:
-            start, end = token.span(1)
-            parts += (data[copied:start], b'"', data[start:end], b'"')
-            copied = end
-    parts.append(data[copied:])
-    return b"".join(parts)
-
-
-def _object(members: Mapping[str, Document] | Mapping[int, Document], indent: str) -> str:
-    if not members:
-        return "{}"
-    inner = indent + "\t"
-    lines = [
-        f"{key}:{_value(value, inner)}"
-        if isinstance(key, int)
-        else f"\n{inner}{_quoted(key)}:{_value(value, inner)}"
-        for key, value in members.items()
-    ]
-    return f"{{{','.join(lines)}\n{indent}}}"
-
-
-def _array(items: list[Json], indent: str) -> str:
-    if not items:
-        return "[]"
-    inner = indent + "\t"
-    lines = [f"\n{inner}{_value(item, inner)}" for item in items]
-    return f"[{','.join(lines)}\n{indent}]"
-
-
-def _value(value: Document, indent: str) -> str:
-    if type(value) is int:
-        return str(value)
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, Mapping):
-        return _object(value, indent)
-    if isinstance(value, list):
-        return _array(value, indent)
-    return msgspec.json.encode(value).decode()  # null, true, false and floats
-
-
-def _quoted(text: str) -> str:
-    if _SPECIAL.search(text) is None:
-        return f'"{text}"'
-    return f'"{_SPECIAL.sub(_escape, text)}"'
-
-
-def _escape(found: re.Match[str]) -> str:
-    character = found[0]
-    return _SHORT_ESCAPES.get(character) or f"\\u{ord(character):04X}"
 
 
 def _converted(row: Mapping[str, Json], kind: type[R], keys: Mapping[str, Json]) -> R:

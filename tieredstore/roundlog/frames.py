@@ -53,10 +53,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.driver.metadata import Json
 from tieredstore.driver.segment import Buffer
 from tieredstore.metadata.tables import describe
 from tieredstore.model.errors import InvalidArgumentError, MetadataError
+from tieredstore.model.values import Json
 
 MAGIC: Final = b"TSRL"
 VERSION: Final = 1

@@ -19,14 +19,13 @@ from tieredstore.driver.metadata import (
     Change,
     DeleteSegment,
     DeleteTopic,
-    Json,
     MetadataStore,
     Put,
     PutNote,
 )
 from tieredstore.driver.runtime import ThreadPool
 from tieredstore.model.errors import MetadataError, StoreClosedError
-from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
+from tieredstore.model.values import Json, QueueRecord, SegmentRecord, SegmentType, TopicRecord
 
 PATH: Final = "broker-a/Orders/0"
 TOPIC: Final = TopicRecord(topic="Orders", topic_id=3, reserve_hours=72, update_timestamp=17)
