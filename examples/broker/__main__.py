@@ -186,8 +186,8 @@ def _show_requests(broker: Broker) -> None:
 
     class Requests(Collector):
         def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-            server, arrivals = broker.server, broker.arrivals
-            if server is None or arrivals is None:
+            server, pulls = broker.server, broker.pulls
+            if server is None or pulls is None:
                 return
             asked = CounterMetricFamily(
                 "broker_requests", "Requests and their answers", labels=["request", "answer"]
@@ -197,7 +197,7 @@ def _show_requests(broker: Broker) -> None:
             yield asked
             clients = len(server.connections)
             yield GaugeMetricFamily("broker_connections", "Clients", value=clients)
-            yield GaugeMetricFamily("broker_waiting", "Pulls that wait", value=arrivals.count)
+            yield GaugeMetricFamily("broker_waiting", "Pulls that wait", value=pulls.waiting)
 
     REGISTRY.register(Requests())
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from examples.broker.arrivals import Arrivals
 from examples.broker.commands import Ask
 from examples.broker.consume import Pulls
 from examples.broker.delays import Delays
@@ -85,7 +84,7 @@ class Broker:
         self._tables: tuple[Kept, ...] = ()
         self.port = config.port
         self.server: Server | None = None
-        self.arrivals: Arrivals | None = None
+        self.pulls: Pulls | None = None
 
     async def open(self) -> None:
         """Load the stores and listen. Raises what they raise; nothing is left open then."""
@@ -99,8 +98,8 @@ class Broker:
 
     async def close(self) -> None:
         """Answer what is under way, upload what waits, and end."""
-        if self.arrivals is not None:
-            self.arrivals.end()
+        if self.pulls is not None:
+            self.pulls.end()
         if self.server is not None:
             await self.server.stop(END_SECONDS)
         for service in self._services:
@@ -124,8 +123,6 @@ class Broker:
         offsets = Offsets(self._folder)
         self._delays.load()
         self._tables = topics, offsets
-        arrivals = self.arrivals = Arrivals()
-        storage.store.add_dispatcher(arrivals.on_messages)
         groups = Groups(topics, loop.time)
         handlers: dict[int, Handler] = {}
         server = self.server = Server(
@@ -136,7 +133,7 @@ class Broker:
         host = Host(ipaddress.IPv4Address(config.told_host).packed, self.port)
         queries = Queries(storage, self._clock_ms)
         sends = Sends(storage, topics, queries, host)
-        pulls = Pulls(storage, topics, offsets, groups, arrivals)
+        pulls = self.pulls = Pulls(storage, topics, offsets, groups)
         routes = Routes(
             topics,
             address=address,

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
-from examples.broker.arrivals import Arrivals
 from examples.broker.commands import INT32_MAX, INT64_MAX, Answer, Code, RefusedError, Request
 from examples.broker.groups import Groups
 from examples.broker.storage import Storage
 from examples.broker.tables import READ, Offsets, Topics, require_group
-from tieredstore import GetResult, GetStatus, MessageFilter, QueueKey, decode_properties, tags_code
-from tieredstore.codec.record import peek_property_bytes
+from tieredstore import (
+    GetResult,
+    GetStatus,
+    InvalidArgumentError,
+    MessageFilter,
+    QueueKey,
+    TagsFilter,
+)
 
 COUNT_MAX: Final = 1_024
 WAIT_SECONDS_MAX: Final = 60.0
+WAITING_MAX: Final = 100_000
 TAGS_MAX: Final = 1_024
 
 _COMMITS: Final = 1
@@ -35,30 +40,17 @@ _CODES: Final[Mapping[GetStatus, Code]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Tags:
-    """Messages with one of these tags: by their hashes first, which a queue holds, then by text."""
-
-    names: frozenset[str]
-    tags_codes: frozenset[int]
-
-    def matches_tags_code(self, code: int) -> bool:
-        return code in self.tags_codes
-
-    def matches_record(self, record: bytes) -> bool:
-        return decode_properties(peek_property_bytes(record)).get("TAGS") in self.names
-
-
 def filter_of(expression: str, kind: str) -> MessageFilter | None:
     """`A || B`; None for all messages."""
     if kind not in ("", "TAG"):
         raise RefusedError(Code.SUBSCRIPTION_PARSE_FAILED, f"{kind!r:.20}: only TAG is understood")
-    if expression.strip() in ("", "*"):
-        return None
-    names = frozenset(part.strip() for part in expression.split("||") if part.strip())
-    if not names or len(names) > TAGS_MAX:
-        raise RefusedError(Code.SUBSCRIPTION_PARSE_FAILED, f"{len(names)} tags")
-    return Tags(names, frozenset(map(tags_code, names)))
+    try:
+        found = TagsFilter(expression)
+    except InvalidArgumentError as error:
+        raise RefusedError(Code.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+    if len(found.tags) > TAGS_MAX:
+        raise RefusedError(Code.SUBSCRIPTION_PARSE_FAILED, f"{len(found.tags)} tags")
+    return None if found.takes_all else found
 
 
 class Pulls:
@@ -70,13 +62,24 @@ class Pulls:
         topics: Topics,
         offsets: Offsets,
         groups: Groups,
-        arrivals: Arrivals,
     ) -> None:
         self._storage = storage
         self._topics = topics
         self._offsets = offsets
         self._groups = groups
-        self._arrivals = arrivals
+        self._waiting: set[asyncio.Task[bool]] = set()
+        self._is_over = False
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a message."""
+        return len(self._waiting)
+
+    def end(self) -> None:
+        """Nobody waits any longer: all are answered with what there is."""
+        self._is_over = True
+        for coming in self._waiting:
+            coming.cancel()
 
     async def pull(self, request: Request) -> Answer:
         group = require_group(request.text("consumerGroup"))
@@ -106,8 +109,9 @@ class Pulls:
                     group=group,
                 )
             code = _code(found, offset)
-            waits = code is Code.PULL_NOT_FOUND and request.connection.is_open
-            if not waits or not await self._arrivals.wait(key, offset, until - loop.time()):
+            # A place within the queue that holds nothing would be waited for in vain.
+            waits = code is Code.PULL_NOT_FOUND and offset >= found.max_offset
+            if not waits or not await self._arrival(request, key, offset, until - loop.time()):
                 return _answer(code, found)
 
     def offset_of_group(self, request: Request) -> Answer | None:
@@ -148,6 +152,20 @@ class Pulls:
         return Answer()
 
     # -----------------------------------------------------------------------------------------
+
+    async def _arrival(self, request: Request, key: QueueKey, offset: int, seconds: float) -> bool:
+        """Whether a message has come for this pull."""
+        is_full = self._is_over or len(self._waiting) >= WAITING_MAX
+        if is_full or seconds <= 0 or not request.connection.is_open:
+            return False
+        coming = asyncio.create_task(self._storage.arrival(key, offset, seconds))
+        self._waiting.add(coming)
+        try:
+            await asyncio.wait([coming])
+            return not coming.cancelled() and coming.result()
+        finally:
+            self._waiting.discard(coming)
+            coming.cancel()
 
     def _require_readable(self, key: QueueKey) -> None:
         topic = self._topics.get(key.topic)

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from examples.broker.produce import DELAY, REAL_QUEUE, REAL_TOPIC
+from examples.broker.produce import REAL_QUEUE, REAL_TOPIC
 from examples.broker.storage import Storage
 from examples.broker.tables import SCHEDULE, JsonFile
 from tieredstore import Message, PutStatus, TieredStoreError, decode_message
+from tieredstore.codec.record import DELAY_LEVEL
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ def _real(record: bytes) -> Message | None:
     if not topic or not (queue.isascii() and queue.isdigit()):
         log.error("the message at log offset %d does not say where it goes", stored.log_offset)
         return None
-    properties.pop(DELAY, None)
+    properties.pop(DELAY_LEVEL, None)
     return Message(
         topic=topic,
         queue_id=int(queue),

@@ -20,22 +20,20 @@ from tieredstore import (
     decode_message,
     decode_properties,
 )
+from tieredstore.codec.message import PROPERTY_BYTES_MAX
+from tieredstore.codec.record import DELAY_LEVEL, INT16, TRANSACTION_MASK, WAIT_STORE_OK
 
 BATCH_MAX: Final = 4_096
 BODY_BYTES_MAX: Final = 4 << 20
-PROPERTY_BYTES_MAX: Final = 32_767
 RECONSUME_MAX: Final = 16
 RETRY_LEVEL: Final = 3  # the delay of the first retry; each later one waits for the next level
 
-DELAY: Final = "DELAY"
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE: Final = "REAL_QID"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
-UNIQUE_KEY: Final = "UNIQ_KEY"
 PREPARED: Final = "TRAN_MSG"
 _TIMERS: Final = ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
-_TRANSACTION: Final = 0x0C
 
 # Version 2 of a send names its fields by letters, to be shorter.
 _LETTERS: Final = {
@@ -64,7 +62,6 @@ _CODES: Final[Mapping[PutStatus, Code]] = {
 
 # One message in the body of a batch: all of it, magic, CRC, flag, and then the body's length.
 _IN_BATCH: Final = Struct(">iiiii")
-_PROPERTIES: Final = Struct(">h")
 
 
 class Sends:
@@ -105,11 +102,11 @@ class Sends:
         properties = dict(stored.properties)
         properties.setdefault(RETRY_TOPIC, stored.topic)
         properties.setdefault(ORIGIN_ID, stored.offset_id)
-        properties["WAIT"] = "false"
+        properties[WAIT_STORE_OK] = "false"
         is_dead = level < 0 or stored.reconsume_times >= (RECONSUME_MAX if most < 0 else most)
         topic = self._topics.to_write((DEAD if is_dead else RETRY) + group, wanted_queues=1)
         if not is_dead:
-            properties[DELAY] = str(level or RETRY_LEVEL + stored.reconsume_times)
+            properties[DELAY_LEVEL] = str(level or RETRY_LEVEL + stored.reconsume_times)
         message = Message(
             topic=topic.name,
             queue_id=random.randrange(topic.write_queues),
@@ -193,7 +190,7 @@ def _named(request: Request, fields: dict[str, str] | None = None) -> Request:
 def _check(message: Message) -> None:
     """What no store should have to refuse: of a batch all is stored, or nothing."""
     properties = message.properties
-    if message.sys_flag & _TRANSACTION or PREPARED in properties:
+    if message.sys_flag & TRANSACTION_MASK or PREPARED in properties:
         raise RefusedError(Code.NO_PERMISSION, "transactions are not supported")
     if any(name in properties for name in _TIMERS):
         raise RefusedError(Code.MESSAGE_ILLEGAL, "messages for a moment are not supported")
@@ -212,7 +209,7 @@ def _check(message: Message) -> None:
 
 def _delayed(message: Message) -> Message:
     """A message that has to wait is stored for the schedule, in the queue of its level."""
-    text = message.properties.get(DELAY, "0")
+    text = message.properties.get(DELAY_LEVEL, "0")
     if not (text.isascii() and text.isdigit() and len(text) < 4):
         raise RefusedError(Code.MESSAGE_ILLEGAL, f"the delay level {text!r:.20} is none")
     level = min(int(text), 18)
@@ -220,7 +217,7 @@ def _delayed(message: Message) -> Message:
         return message
     properties = {
         **message.properties,
-        DELAY: str(level),
+        DELAY_LEVEL: str(level),
         REAL_TOPIC: message.topic,
         REAL_QUEUE: str(message.queue_id),
     }
@@ -239,10 +236,10 @@ def _in_batch(data: bytes) -> Iterator[tuple[int, bytes, Mapping[str, str]]]:
             raise RefusedError(Code.MESSAGE_ILLEGAL, f"no batch, or of more than {BATCH_MAX}")
         size, _, _, flag, body_bytes = _IN_BATCH.unpack_from(data, at)
         length_at = body_at + body_bytes
-        if body_bytes < 0 or length_at + _PROPERTIES.size > len(data):
+        if body_bytes < 0 or length_at + INT16.size > len(data):
             raise RefusedError(Code.MESSAGE_ILLEGAL, "a message of a batch that does not fit it")
-        properties_at = length_at + _PROPERTIES.size
-        end = properties_at + _PROPERTIES.unpack_from(data, length_at)[0]
+        properties_at = length_at + INT16.size
+        end = properties_at + INT16.unpack_from(data, length_at)[0]
         if end != at + size or not properties_at <= end <= len(data):
             raise RefusedError(Code.MESSAGE_ILLEGAL, "a message of a batch that does not add up")
         yield flag, data[body_at:length_at], decode_properties(data[properties_at:end])

@@ -1,18 +1,11 @@
-"""The stores behind the broker, called without ever holding up its event loop.
-
-* Puts that wait are put together, in the order they came, by one thread: thousands wait for the
-  disk as one.
-* Reads that are hot are answered in the loop's own thread; others go to the store's fetch pool.
-* What is neither goes to a few threads.
-"""
+"""The stores behind the broker, called without ever holding up its event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar, cast
 
 from tieredstore import (
     GetResult,
@@ -20,6 +13,7 @@ from tieredstore import (
     MessageFilter,
     MessageStore,
     PutResult,
+    QueueKey,
     Runtime,
     StoreConfig,
     TieredMessageStore,
@@ -36,28 +30,29 @@ THREADS: Final = 4
 TOGETHER_MAX: Final = 1_024  # messages of one put
 PLUGINS: Final = ("tiered",)
 
-_Waiting = tuple[Sequence[Message], "asyncio.Future[Sequence[PutResult]]"]
-
 
 class Storage:
-    """A local store with the chain of plugins around it, the tier among them."""
+    """A local store with the chain of plugins around it, the tier among them.
+
+    Puts, reads and arrivals go through the store's face for asyncio. What else may wait goes to a
+    few threads.
+    """
 
     def __init__(
         self, local_config: LocalConfig, config: StoreConfig, metrics: Metrics | None = None
     ) -> None:
         self._runtime = Runtime.threads()
-        self._local = LocalMessageStore(local_config, self._runtime)
+        local = LocalMessageStore(local_config, self._runtime)
         self.store: MessageStore
         if config.plugins in ((), PLUGINS):
-            self.store = TieredMessageStore(
-                self._local, config, runtime=self._runtime, metrics=metrics
-            )
+            self.store = TieredMessageStore(local, config, runtime=self._runtime, metrics=metrics)
         else:  # each of these makes its own runtime, and none is given our metrics
-            self.store = load_plugins(self._local, config)
+            self.store = load_plugins(local, config)
+        # Puts and arrivals ask no more of a store than the protocol has.
+        self._face = AsyncTieredStore(cast("TieredMessageStore", self.store))
         self._threads = ThreadPoolExecutor(THREADS, "broker-call")
-        self._putting = ThreadPoolExecutor(1, "broker-put")
-        self._waiting: deque[_Waiting] = deque()
-        self._put_task: asyncio.Task[None] | None = None
+        self._together: list[Message] = []
+        self._putting: asyncio.Task[Sequence[PutResult]] | None = None
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -72,20 +67,25 @@ class Storage:
     def close(self) -> None:
         """What waits is uploaded first."""
         self._threads.shutdown()
-        self._putting.shutdown()
         self.store.shutdown()
         self._runtime.close()
 
     # -- calls --------------------------------------------------------------------------------
 
     async def put(self, messages: Sequence[Message]) -> Sequence[PutResult]:
-        """Beside each other in the log, behind all that was put before."""
-        done: asyncio.Future[Sequence[PutResult]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((messages, done))
-        if self._put_task is None:
-            self._put_task = asyncio.create_task(self._put_waiting())
+        """Beside each other in the log, behind all that was put before.
+
+        What comes in one turn of the loop is one put for the store, for half the price; who fails
+        it fails it for all of them, and what is made of a client's bytes fails none.
+        """
+        if self._putting is None or len(self._together) >= TOGETHER_MAX:
+            self._together = []
+            self._putting = asyncio.create_task(self._put_together(self._together))
+        first = len(self._together)
+        self._together += messages
         # Shielded: a message may be stored whose sender has gone.
-        return await asyncio.shield(done)
+        results = await asyncio.shield(self._putting)
+        return results[first : first + len(messages)]
 
     async def get(
         self,
@@ -98,9 +98,8 @@ class Storage:
         group: str,
     ) -> GetResult:
         """Messages from the offset on; see `MessageStore.get_message`."""
-        store = self.store
-        if isinstance(store, TieredMessageStore):
-            return await AsyncTieredStore(store).get_message(
+        if isinstance(self.store, TieredMessageStore):
+            return await self._face.get_message(
                 topic,
                 queue_id,
                 offset,
@@ -109,7 +108,7 @@ class Storage:
                 group=group,
             )
         return await self.call(
-            lambda: store.get_message(
+            lambda: self.store.get_message(
                 topic,
                 queue_id,
                 offset,
@@ -119,6 +118,10 @@ class Storage:
             )
         )
 
+    async def arrival(self, key: QueueKey, offset: int, seconds: float) -> bool:
+        """Whether the queue has a message at the offset or behind it, within so many seconds."""
+        return await self._face.arrival(*key, offset, timeout=seconds)
+
     async def call(self, function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """A call of the store that may wait, in a thread."""
         loop = asyncio.get_running_loop()
@@ -126,30 +129,7 @@ class Storage:
 
     # -----------------------------------------------------------------------------------------
 
-    async def _put_waiting(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            while self._waiting:
-                together: list[_Waiting] = []
-                messages: list[Message] = []
-                while self._waiting and len(messages) < TOGETHER_MAX:
-                    together.append(self._waiting.popleft())
-                    messages += together[-1][0]
-                try:
-                    results = await loop.run_in_executor(self._putting, self._put_all, messages)
-                except Exception as error:  # noqa: BLE001 - each sender is told
-                    for _, done in together:
-                        done.set_exception(error)
-                    continue
-                at = 0
-                for part, done in together:
-                    done.set_result(results[at : at + len(part)])
-                    at += len(part)
-        finally:
-            self._put_task = None
-
-    def _put_all(self, messages: Sequence[Message]) -> Sequence[PutResult]:
-        """Through the chain only where something in it is not the tier: that passes puts on."""
-        if isinstance(self.store, TieredMessageStore):
-            return self._local.put_messages(messages)
-        return [self.store.put_message(message) for message in messages]
+    async def _put_together(self, messages: list[Message]) -> Sequence[PutResult]:
+        if messages is self._together:
+            self._putting = None  # what comes from now on is another put
+        return await self._face.put_messages(messages)
