@@ -148,7 +148,8 @@ class Pulls:
         subscription = request.json().get("subscriptionData") or {}
         if not isinstance(subscription, dict):
             raise RefusedError(Code.SUBSCRIPTION_PARSE_FAILED, "no subscription")
-        filter_of(str(subscription.get("subString", "*")), str(subscription["expressionType"]))
+        kind = subscription.get("expressionType") or "TAG"
+        filter_of(str(subscription.get("subString", "*")), str(kind))
         return Answer()
 
     # -----------------------------------------------------------------------------------------

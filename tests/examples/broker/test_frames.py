@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import tracemalloc
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.examples.broker.remoting import binary_frame, json_frame, read_frame
 
 FIELDS = {"topic": "заказы", "queueId": "3", "i": "KEYS\x01a b\x02TAGS\x01t\x02", "empty": ""}
 FRAME_BYTES = 64 << 10
+MEMORY_BYTES = 1 << 20  # of a decoder, its frames and what is made of them
 
 
 def frames() -> list[bytes]:
@@ -137,22 +139,30 @@ def mutated(dice: random.Random, whole: list[bytes]) -> bytes:
 
 
 def feed_mutated(count: int) -> None:
+    """What is held stays within the frame that is allowed, whatever the bytes claim."""
     dice, whole = random.Random(17), frames()
     read = broken = 0
-    for _ in range(count):
-        decoder = FrameDecoder(frame_bytes_max=FRAME_BYTES)
-        data = mutated(dice, whole)
-        try:
-            for start in range(0, len(data), 100):
-                decoder.feed(data[start : start + 100])
-                while (found := decoder.take()) is not None:
-                    read += 1
-                    assert len(found.body) <= FRAME_BYTES
-                assert decoder.held_bytes <= FRAME_BYTES + 104
-        except FrameError:
-            broken += 1
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(count):
+            decoder = FrameDecoder(frame_bytes_max=FRAME_BYTES)
+            data = mutated(dice, whole)
+            try:
+                for start in range(0, len(data), 100):
+                    decoder.feed(data[start : start + 100])
+                    while (found := decoder.take()) is not None:
+                        read += 1
+                        assert len(found.body) <= FRAME_BYTES
+                    assert decoder.held_bytes <= FRAME_BYTES + 104
+            except FrameError:
+                broken += 1
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
     assert read > count // 4
     assert broken > count // 4
+    assert most - before < MEMORY_BYTES
 
 
 def test_mutated_frames_are_read_or_refused() -> None:
@@ -162,3 +172,24 @@ def test_mutated_frames_are_read_or_refused() -> None:
 @pytest.mark.fuzz
 def test_many_mutated_frames_are_read_or_refused() -> None:
     feed_mutated(100_000)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_header_of_nothing_but_fields_costs_little_before_it_is_refused(kind: int) -> None:
+    if kind:
+        fields = b"\0\1a\0\0\0\0" * 70_000
+        header = b"\0" * 13 + struct.pack(">ii", 0, len(fields)) + fields
+    else:
+        fields = b",".join(b'"%x":1' % number for number in range(50_000))
+        header = b'{"code":1,"extFields":{' + fields + b"}}"
+    assert 400_000 < len(header) < HEADER_BYTES_MAX
+    decoder = FrameDecoder()
+    tracemalloc.start()
+    try:
+        decoder.feed(with_header(header, kind))
+        with pytest.raises(FrameError, match="more than 256 fields"):
+            decoder.take()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 20 * HEADER_BYTES_MAX
