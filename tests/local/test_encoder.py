@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tieredstore.codec.java import encode_utf8
 from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.codec.record import encode_properties, split_keys, tags_code
 from tieredstore.local.config import DelayLevels, LocalConfig
-from tieredstore.local.encoder import PutRefusedError, RecordBatch, RecordEncoder
+from tieredstore.local.encoder import (
+    PutRefusedError,
+    RecordBatch,
+    RecordEncoder,
+    waits_for_disk,
+)
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.messages import Message
 from tieredstore.model.topics import SCHEDULE_TOPIC
@@ -322,3 +328,58 @@ def test_plain_batches_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> No
     batch, refused = RecordEncoder(CONFIG).encode_all(sent)
     assert batch is not None
     assert (len(batch), refused) == (COUNT, {})
+
+
+def texted(text: str | bytes) -> Message:
+    return dataclasses.replace(a_message(), properties={}, properties_text=text)
+
+
+TEXTS = st.lists(
+    st.tuples(NAMES, st.sampled_from(["\x01", "\x01", "", "\x01\x01"]), VALUES).map("".join)
+).map("\x02".join) | st.text(max_size=20)
+
+
+@given(TEXTS, st.booleans(), st.booleans())
+def test_properties_that_came_as_text_are_stored_as_they_came(
+    text: str, as_bytes: bool, ends: bool
+) -> None:
+    text += "\x02" if ends else ""
+    sent = encode_utf8(text)
+    message = texted(sent if as_bytes else text)
+    if sent.endswith(b"\0") or "INNER_NUM" in message.properties:
+        return
+    record = ENCODER.encode(message)
+    stored = decode_message(placed(record, queue_offset=1, log_offset=2, store_timestamp=3))
+    assert stored.property_bytes == sent
+    assert split_keys(record.keys[0]) == stored.keys
+    assert record.unique_keys == (stored.unique_key,)
+    assert record.tags_codes(3) == (stored.tags_code,)
+    assert record.waits_for_disk == waits_for_disk(stored.properties.get("WAIT"))
+
+
+@given(st.lists(TEXTS, min_size=COUNT, max_size=COUNT), st.integers(0, 2 * COUNT))
+def test_a_batch_with_texts_is_what_its_messages_are(texts: list[str], plain: int) -> None:
+    sent = [texted(text) for text in texts]
+    if plain < COUNT:
+        sent[plain] = a_message(properties={"KEYS": "a"})
+    check(sent)
+
+
+def test_a_batch_of_texts_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordEncoder, "encode", lambda *_: pytest.fail("encoded alone"))
+    sent = [texted(f"KEYS\x01k{number}\x02") for number in range(COUNT)]
+    batch, _ = RecordEncoder(CONFIG).encode_all(sent)
+    assert batch is not None
+    assert list(batch.keys) == [f"k{number}" for number in range(COUNT)]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("K\x01v\0", "ends in 0"),
+        ("INNER_NUM\x015", "inner batches are not stored here"),
+        ("K\x01" + "v" * 32766, "32768 bytes are more than 32767"),
+    ],
+)
+def test_a_text_that_can_be_no_record_is_refused(text: str, reason: str) -> None:
+    assert reason in refused(texted(text)).reason

@@ -35,7 +35,6 @@ from tieredstore.codec.record import (
     MAGIC_POSITION,
     MESSAGE_MAGIC_V1,
     MESSAGE_MAGIC_V2,
-    NAME_END,
     QUEUE_ID_POSITION,
     QUEUE_OFFSET_POSITION,
     STORE_HOST_IPV6,
@@ -44,10 +43,10 @@ from tieredstore.codec.record import (
     SYS_FLAG_POSITION,
     TAGS,
     UNIQUE_KEY,
-    VALUE_END,
     decode_properties,
 )
 from tieredstore.model.messages import MessageRun
+from tieredstore.model.property_text import NAME_END, VALUE_END
 
 _NAME_END: Final = ord(NAME_END)
 _VALUE_END: Final = ord(VALUE_END)

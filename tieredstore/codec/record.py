@@ -20,11 +20,7 @@
     | 72+b+s+n  | t      | topic                     | length i8 (V1) or i16 (V2), UTF-8    |
     | …         | i16, p | properties                | length, bytes                        |
 
-The property string:
-
-    name 0x01 value 0x02, repeated; UTF-8; nothing is escaped; the last 0x02 may be missing
-
-An entry counts only if its name and its value are not empty. The last of equal names wins.
+The property string is that of `model/property_text.py`.
 """
 
 from __future__ import annotations
@@ -36,6 +32,8 @@ from typing import Final
 from tieredstore.codec.checks import Buffer, require
 from tieredstore.codec.java import decode_utf8, encode_utf8, string_hash
 from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.messages import Message
+from tieredstore.model.property_text import NAME_END, VALUE_END, split_property_text
 
 MESSAGE_MAGIC_V1: Final = 0xDAA320A7
 MESSAGE_MAGIC_V2: Final = 0xDAA320AB
@@ -80,8 +78,6 @@ WAIT_STORE_OK: Final = "WAIT"
 INNER_COUNT: Final = "INNER_NUM"
 LIGHT_QUEUES: Final = "INNER_MULTI_DISPATCH"
 LIGHT_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
-NAME_END: Final = "\x01"
-VALUE_END: Final = "\x02"
 
 
 def _peek(layout: Struct, data: Buffer, position: int, offset: int, path: str, what: str) -> int:
@@ -174,12 +170,15 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 def decode_properties(data: bytes | bytearray | memoryview) -> dict[str, str]:
     """The properties by name. Never raises: Java skips entries that are not whole, so do we."""
-    properties = {}
-    for entry in decode_utf8(data).split(VALUE_END):
-        name, _, value = entry.partition(NAME_END)
-        if name and value:
-            properties[name] = value
-    return properties
+    return split_property_text(decode_utf8(data))
+
+
+def property_bytes_of(message: Message) -> bytes:
+    """The property string of a message that is to be stored: its own text, where it has one."""
+    text = message.properties_text
+    if text is None:
+        return encode_properties(message.properties)
+    return text if isinstance(text, bytes) else encode_utf8(text)
 
 
 def split_keys(keys: str | None) -> tuple[str, ...]:

@@ -62,18 +62,17 @@ from tieredstore.codec.record import (
     KEYS,
     MESSAGE_MAGIC_V1,
     MESSAGE_MAGIC_V2,
-    NAME_END,
     STORE_HOST_IPV6,
     TAGS,
     TRANSACTION_PREPARED,
     UNIQUE_KEY,
-    VALUE_END,
 )
 from tieredstore.driver.provider import Scratch
 from tieredstore.driver.segment import Buffer
 from tieredstore.jobs.arrow import span_bytes
 from tieredstore.model.errors import TieredStoreError
 from tieredstore.model.messages import LOOPBACK
+from tieredstore.model.property_text import NAME_END, VALUE_END
 from tieredstore.model.topics import why_no_topic
 from tieredstore.model.values import INT32_MAX, Host, QueueKey
 

@@ -39,7 +39,6 @@ from tieredstore.codec.record import (
     LOG_OFFSET_POSITION,
     MESSAGE_MAGIC_V1,
     MESSAGE_MAGIC_V2,
-    NAME_END,
     QUEUE_ID_POSITION,
     QUEUE_OFFSET_POSITION,
     STORE_HOST_IPV6,
@@ -47,15 +46,16 @@ from tieredstore.codec.record import (
     TAGS,
     TRANSACTION_PREPARED,
     UNIQUE_KEY,
-    VALUE_END,
     WAIT_STORE_OK,
     decode_properties,
     encode_properties,
+    property_bytes_of,
     tags_code,
 )
 from tieredstore.local.config import DelayLevels, LocalConfig
 from tieredstore.model.errors import InvalidArgumentError, TieredStoreError
 from tieredstore.model.messages import Message, PutResult
+from tieredstore.model.property_text import NAME_END, VALUE_END
 from tieredstore.model.topics import why_no_topic
 from tieredstore.model.values import INT32_MAX, PutStatus, require_place, require_whole
 
@@ -286,7 +286,10 @@ class RecordEncoder:
 
     def _encoded(self, message: Message) -> RecordBatch:
         properties = message.properties
-        property_bytes, plain = _property_string(properties)
+        if message.properties_text is None:
+            property_bytes, plain = _property_string(properties)
+        else:
+            property_bytes, plain = _sent_string(message), False
         if not plain:
             properties = decode_properties(property_bytes)  # halves of characters became "?"
         if self._property_crc:
@@ -371,8 +374,17 @@ class RecordEncoder:
 
     def _encode_columns(self, messages: Sequence[Message]) -> RecordBatch:
         """Raises some error or other unless each message is a usual one."""
-        properties = [message.properties for message in messages]
-        strings, names = _property_strings(properties)
+        properties: list[Mapping[str, str]]
+        if messages[0].properties_text is None:
+            properties = [message.properties for message in messages]
+            _require(all(message.properties_text is None for message in messages))
+            strings, names = _property_strings(properties)
+        else:
+            _require(all(message.properties_text is not None for message in messages))
+            strings = [_sent_string(message) for message in messages]
+            properties = [decode_properties(string) for string in strings]
+            names = set(chain.from_iterable(properties))
+            _require(UNUSUAL.isdisjoint(names))
         batch = RecordBatch()
         batch.topics = [message.topic for message in messages]
         batch.queue_ids = [message.queue_id for message in messages]
@@ -459,6 +471,14 @@ def _property_string(properties: Mapping[str, str]) -> tuple[bytes, bool]:
         except ValueError as reason:
             raise _illegal(str(reason)) from reason
     return (text.encode(), True) if text.isascii() else (encode_utf8(text), False)
+
+
+def _sent_string(message: Message) -> bytes:
+    """The bytes of properties that came as text: whatever they are, a reader takes them."""
+    string = property_bytes_of(message)
+    if string.endswith(b"\0"):
+        raise _illegal("properties: the text ends in 0, as what was never written whole")
+    return string
 
 
 @lru_cache(maxsize=4096)

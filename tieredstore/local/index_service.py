@@ -24,7 +24,6 @@ from tieredstore.codec.message import decode_message
 from tieredstore.codec.record import (
     TRANSACTION_MASK,
     TRANSACTION_ROLLBACK,
-    VALUE_END,
     peek_store_timestamp,
     split_keys,
 )
@@ -47,6 +46,7 @@ from tieredstore.local.side_file import MALFORMED, VERSION, check_version, parse
 from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError, StoreClosedError
 from tieredstore.model.messages import QueryResult, SelectedMessage
 from tieredstore.model.printable import log_of
+from tieredstore.model.property_text import VALUE_END
 
 log = log_of(__name__)
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from tieredstore.model.errors import InvalidArgumentError
 from tieredstore.model.message_body import PLAIN_BYTES_MAX, plain_body
+from tieredstore.model.property_text import TextProperties
 from tieredstore.model.values import GetStatus, Host, PutStatus
 
 LOOPBACK = Host(b"\x7f\x00\x00\x01", 0)
@@ -16,7 +18,14 @@ LOOPBACK = Host(b"\x7f\x00\x00\x01", 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message as a producer hands it over; the store adds offsets and the store time."""
+    """A message as a producer hands it over; the store adds offsets and the store time.
+
+    `properties_text` is for brokers: the properties as they came over the wire, or as the
+    `property_bytes` of a stored message. It is stored as it is, with its order, its doubles and
+    what is empty, and `properties` is what a reader finds in it. Only one of the two can be given:
+    to change the properties of such a message, `replace(message, properties=…,
+    properties_text=None)`. Raises InvalidArgumentError for both.
+    """
 
     topic: str
     queue_id: int
@@ -29,6 +38,17 @@ class Message:
     store_host: Host = LOOPBACK
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
+    properties_text: str | bytes | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        text = self.properties_text
+        if text is None:
+            return
+        if not isinstance(text, str | bytes):
+            raise InvalidArgumentError(f"properties_text: want text or bytes, not {text!r:.80}")
+        if self.properties and not isinstance(self.properties, TextProperties):
+            raise InvalidArgumentError("properties and properties_text: want only one of them")
+        object.__setattr__(self, "properties", TextProperties(text))
 
     def body_decompressed(self, limit: int = PLAIN_BYTES_MAX) -> bytes:
         """The body as its producer made it: see `message_body.plain_body` for limit and errors."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -24,8 +25,8 @@ import pytest
 
 from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.codec.record import (
-    encode_properties,
     peek_store_timestamp,
+    property_bytes_of,
     split_keys,
     tags_code,
 )
@@ -325,6 +326,19 @@ class MessageStoreContract:
         assert [put.log_offset for put in results] == ends[:-1]
         assert list(store.put_messages([])) == []
 
+    def test_properties_that_came_as_text_are_stored_as_they_came(
+        self, store: MessageStore
+    ) -> None:
+        text = "b\x011\x02empty\x01\x02b\x012\x02TAGS\x01Tag1\x02KEYS\x01k"
+        sent: list[str | bytes] = [text, text.encode(), ""]
+        store.put_messages(
+            [replace(a_message(0), properties={}, properties_text=one) for one in sent]
+        )
+        found = store.get_message(TOPIC, 0, 0).messages
+        stored = [decode_message(one.record).property_bytes for one in found]
+        assert stored == [text.encode(), text.encode(), b""]
+        assert [one.tags_code for one in found] == [tags_code("Tag1")] * 2 + [0]
+
     def test_futures_are_done_when_their_messages_are_stored(self, store: MessageStore) -> None:
         futures = [store.put_message_future(a_message(number)) for number in range(40)]
         batch = store.put_messages_future([a_message(number) for number in range(40, 45)])
@@ -485,7 +499,7 @@ class ListMessageStore(MessageStore):
             store_timestamp=now,
             store_host=message.store_host,
             body=message.body,
-            property_bytes=encode_properties(message.properties),
+            property_bytes=property_bytes_of(message),
         )
         selected = SelectedMessage(
             queue_offset=len(queue),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hypothesis import strategies as st
 
 from tieredstore.codec.message import encode_message
-from tieredstore.codec.record import encode_properties
+from tieredstore.codec.record import property_bytes_of
 from tieredstore.model.messages import Message
 from tieredstore.model.values import (
     INT32_MAX,
@@ -85,7 +85,7 @@ def a_record(
         ),
         store_host=store_host,
         body=message.body,
-        property_bytes=encode_properties(message.properties),
+        property_bytes=property_bytes_of(message),
         sys_flag=sys_flag,
     )
 

@@ -1,0 +1,54 @@
+"""The properties of a message as one text, which is how they travel and how they are stored.
+
+    name 0x01 value 0x02, repeated; UTF-8; nothing is escaped; the last 0x02 may be missing
+
+An entry counts only if its name and its value are not empty. The last of equal names wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+NAME_END: Final = "\x01"
+VALUE_END: Final = "\x02"
+
+
+def split_property_text(text: str) -> dict[str, str]:
+    """The properties by name. Never raises: Java skips entries that are not whole, so do we."""
+    properties = {}
+    for entry in text.split(VALUE_END):
+        name, _, value = entry.partition(NAME_END)
+        if name and value:
+            properties[name] = value
+    return properties
+
+
+class TextProperties(Mapping[str, str]):
+    """The properties in a text, which is taken apart when the first of them is asked for."""
+
+    __slots__ = ("_found", "_text")
+
+    def __init__(self, text: str | bytes) -> None:
+        self._text = text
+        self._found: dict[str, str] | None = None
+
+    def _all(self) -> dict[str, str]:
+        if self._found is None:
+            text = self._text
+            self._found = split_property_text(
+                text if isinstance(text, str) else str(text, "utf-8", "replace")
+            )
+        return self._found
+
+    def __getitem__(self, name: str) -> str:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._all())
