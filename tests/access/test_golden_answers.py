@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -251,7 +252,7 @@ def test_messages_by_key_are_javas_but_for_the_listed_rows(tmp_path: Path, seale
 
 
 QUERIES: Final = "tier-posix.expect-tiered-message-store.json"
-# Java's own bookkeeping beside an answer: we have no such fields.
+# Java's own bookkeeping beside an answer: of an empty one and of the tier it gives none.
 NOT_OURS: Final = {"fromTieredStore", "indexLastUpdateTimestamp", "indexLastUpdatePhyOffset"}
 
 
@@ -340,6 +341,32 @@ def javas(row: dict[str, Any]) -> dict[str, Any]:
     if "messages" in result:
         result["messages"] = sorted(result["messages"], key=place_of)
     return result
+
+
+def test_a_query_says_how_far_both_indexes_are(store: TieredMessageStore) -> None:
+    said: Counter[str] = Counter()
+    for row in expectation(QUERIES):
+        query, java = row["query"], row["result"]
+        if query["op"] != "storeQueryMessage":
+            continue
+        store.level = StorageLevel[query["level"]]
+        result = store.query_message(
+            query["topic"],
+            query["key"],
+            count_max=query["maxNum"],
+            begin=query["begin"],
+            end=query["end"],
+        )
+        near = result.indexed_log_offset, result.indexed_timestamp
+        assert near in ((-1, 0), (373091, 1795171582281))
+        if java["indexLastUpdatePhyOffset"]:
+            said["near"] += 1
+            assert near == (java["indexLastUpdatePhyOffset"], java["indexLastUpdateTimestamp"])
+        if result.tier_indexed_timestamp:
+            said["tier"] += 1
+            assert result.tier_indexed_timestamp == 1795171582281
+    assert said["near"] >= 8
+    assert said["tier"] > 10
 
 
 def test_every_answer_is_javas_but_for_the_listed_rows(store: TieredMessageStore) -> None:

@@ -290,10 +290,13 @@ class Answers:
             )
         except BackendUnavailableError:
             far = QueryResult(complete=False)
-        return QueryResult(
+        return replace(
+            near,
             messages=_newest_first(near.messages, far.messages)[:count_max],
             complete=near.complete and far.complete,
+            is_cut=False,
             lags=near.complete and far.lags,
+            tier_indexed_timestamp=far.tier_indexed_timestamp,
         )
 
     # -- of pages ------------------------------------------------------------------------------
@@ -447,9 +450,11 @@ class Answers:
             found.update((one.log_offset, one) for one in answer.messages)
             is_full = len(found) >= count_max
             if is_full or not answer.is_cut or len(found) == before:
-                return QueryResult(
+                return replace(
+                    answer,
                     messages=list(found.values())[:count_max],
                     complete=answer.complete or (is_full and answer.is_cut),
+                    is_cut=False,
                 )
             # Not below that millisecond: the cut may go through messages of the same time.
             end = peek_store_timestamp(answer.messages[-1].record)

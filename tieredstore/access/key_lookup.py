@@ -97,7 +97,10 @@ class KeyLookup:
         was_read &= search.complete and scan.was_read
         lags = scan.lags or any(self._reach(file) < held for file, held in reach.items())
         return QueryResult(
-            messages=messages, complete=was_read and not lags, lags=was_read and lags
+            messages=messages,
+            complete=was_read and not lags,
+            lags=was_read and lags,
+            tier_indexed_timestamp=answer.newest_timestamp,
         )
 
     def _reach(self, file: FlatMessageFile) -> int:

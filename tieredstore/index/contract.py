@@ -53,11 +53,13 @@ class IndexFigures:
 class IndexAnswer:
     """Hits, newest first; not `complete` where something that may hold more could not be read.
 
-    Of messages that the index has not taken it says nothing: see `indexed_offset`.
+    Of messages that the index has not taken it says nothing: see `indexed_offset`. The newest
+    store time of what it has taken is `newest_timestamp`, 0 where that is not known.
     """
 
     hits: Sequence[IndexHit] = ()
     complete: bool = True
+    newest_timestamp: int = 0
 
 
 NOTHING: Final = IndexAnswer()

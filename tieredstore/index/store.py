@@ -40,7 +40,7 @@ from tieredstore.index.footer_cache import FooterCache, FooterCopy
 from tieredstore.index.keys import keys_of_run
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.search import ASKED_AGAIN_MAX, KeyQuery, ask
-from tieredstore.index.uploaded import UploadedSegment, UploadedTable
+from tieredstore.index.uploaded import UploadedSegment, UploadedTable, newest_timestamp
 from tieredstore.index.watermarks import QueueId, QueueLag, Watermarks
 from tieredstore.index.writer import IndexWriter, LocalFolder
 from tieredstore.model.config import StoreConfig
@@ -227,7 +227,11 @@ class IndexStore:
                 continue
             if not answer.complete and self._uploaded.segments is not uploaded:
                 continue
-            return IndexAnswer(hits=answer.hits, complete=answer.complete and is_drained)
+            return IndexAnswer(
+                hits=answer.hits,
+                complete=answer.complete and is_drained,
+                newest_timestamp=newest_timestamp(files, uploaded),
+            )
         raise StoreClosedError("the index is being closed")
 
     def seal(self) -> None:

@@ -200,7 +200,11 @@ class UploadedIndex:
         with ExitStack() as opened:
             local, is_whole = self._opened_local(opened)
             answer = self._ask_until_known(query, local)
-        return answer if is_whole else IndexAnswer(hits=answer.hits, complete=False)
+            return IndexAnswer(
+                hits=answer.hits,
+                complete=answer.complete and is_whole,
+                newest_timestamp=newest_timestamp(local, self._uploaded.segments),
+            )
 
     def _opened_local(self, opened: ExitStack) -> tuple[Sequence[IndexStoreFile], bool]:
         """Before the uploaded files are looked up: what is uploaded meanwhile is asked twice."""
@@ -460,6 +464,13 @@ class UploadedTable:
             if items < 1 or size != compacted_file_bytes(slot_count=slots, item_count=items):
                 return None
         return found.begin_timestamp, found.end_timestamp, size
+
+
+def newest_timestamp(local: Sequence[IndexStoreFile], uploaded: Sequence[UploadedSegment]) -> int:
+    """The newest store time in these files, as far as headers and rows say it; 0 for none."""
+    ends = [segment.record.end_timestamp or 0 for segment in uploaded]
+    ends += [file.end_timestamp for file in local if file.item_count]
+    return max(ends, default=0)
 
 
 def first_row_below(rows: Sequence[SegmentRecord]) -> SegmentRecord | None:

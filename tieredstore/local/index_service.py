@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -158,6 +158,12 @@ class IndexService:
         end = files[-1].header.end_log_offset if files else 0
         known = end > 0 or any(file.header.item_count for file in files)
         return end if known else NOTHING_INDEXED
+
+    @property
+    def end_timestamp(self) -> int:
+        """The newest store time of an indexed message, 0 if there is none."""
+        files = self._files
+        return files[-1].header.end_timestamp if files else 0
 
     @property
     def sealed_timestamp(self) -> int:
@@ -373,8 +379,11 @@ def query_message(
     """
     found: list[SelectedMessage] = []
     complete, is_cut = True, False
+    nothing = QueryResult(
+        indexed_log_offset=index.end_log_offset, indexed_timestamp=index.end_timestamp
+    )
     if count_max <= 0 or not key:
-        return QueryResult()
+        return nothing
     damaged: list[SegmentCorruptError] = []
     for log_offset in _candidates(index, topic, key, begin, end, damaged):
         if log_offset < log_offset_min:
@@ -416,7 +425,12 @@ def query_message(
         if len(found) == count_max:
             break
     complete = complete and not damaged
-    return QueryResult(messages=found, complete=complete and not is_cut, is_cut=complete and is_cut)
+    return replace(
+        nothing,
+        messages=found,
+        complete=complete and not is_cut,
+        is_cut=complete and is_cut,
+    )
 
 
 def _candidates(

@@ -102,12 +102,19 @@ class QueryResult:
     * `is_cut` says that this last is all that is missing: only older ones are.
     * `lags` says that all was read, and that only messages may be missing that the key index has
       not taken yet. Then `complete` is False.
+    * The rest says how far each key index is that was asked: the newest message in it. Of the
+      broker's own store these are the log offset and the store time that RocketMQ's clients get as
+      `indexLastUpdatePhyoffset` and `indexLastUpdateTimestamp`. The tier counts log offsets by
+      queue, so of its index there is only the time. -1 and 0: not asked, or nothing in it.
     """
 
     messages: Sequence[SelectedMessage] = ()
     complete: bool = True
     is_cut: bool = False
     lags: bool = False
+    indexed_log_offset: int = -1
+    indexed_timestamp: int = 0
+    tier_indexed_timestamp: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
