@@ -113,6 +113,8 @@ def test_what_is_put_is_got_whoever_has_it(tier: Tier) -> None:
             assert await face.earliest_time(TOPIC, 0) == time
             assert await face.offset_by_time(TOPIC, 0, time - 1) == 0
             assert numbers(await face.query_message(TOPIC, "key-8")) == [8]
+            run = await face.read_range(TOPIC, 0, 2, count_max=3, bytes_max=9_999)
+            assert (run.first_offset, run.end_offset) == (2, 5)
             first = await face.message_at(0)
             assert first is not None
             assert (await face.health()).ok

@@ -23,6 +23,7 @@ from tieredstore.model.messages import (
     DispatchRequest,
     GetResult,
     Message,
+    MessageRun,
     PutResult,
     QueryResult,
     SelectedMessage,
@@ -152,6 +153,18 @@ class AsyncTieredStore:
                 return await asyncio.wait_for(answer.awaited, timeout)
             except TimeoutError:
                 return False
+
+    async def read_range(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+    ) -> MessageRun:
+        return await to_thread(
+            self.store.read_range,
+            topic,
+            queue_id,
+            offset,
+            count_max=count_max,
+            bytes_max=bytes_max,
+        )
 
     async def query_message(
         self,

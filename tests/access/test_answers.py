@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from tests.access.tiered_kit import STEP_MS, Broker, numbers, time_of
+from tieredstore.codec.message import decode_message
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, MESSAGES_OUT
 from tieredstore.model.errors import BackendUnavailableError, SegmentCorruptError
-from tieredstore.model.messages import GetResult
+from tieredstore.model.messages import GetResult, MessageRun
 from tieredstore.model.values import Boundary, GetStatus, QueueKey, StorageLevel
 from tieredstore.testing.message_store_contract import ListMessageStore
-from tieredstore.testing.samples import TOPIC
+from tieredstore.testing.samples import TOPIC, a_body
 
 DISABLE, NOT_IN_DISK, NOT_IN_MEM, FORCE = StorageLevel
 
@@ -201,6 +202,84 @@ def test_a_queue_that_the_next_store_lost_whole_is_the_tiers(broker: Broker) -> 
     at_end = broker.store.get_message(TOPIC, 0, 4)
     assert (at_end.status, at_end.next_offset) == (GetStatus.OFFSET_OVERFLOW_ONE, 4)
     assert broker.store.max_offset(TOPIC, 0) == 4
+
+
+# Runs
+
+
+def runs_of(broker: Broker, *, first: int = 0, count_max: int = 4) -> list[range]:
+    """The runs of the queue until there is none; each holds the messages that it says."""
+    found = []
+    while len(
+        run := broker.store.read_range(TOPIC, 0, first, count_max=count_max, bytes_max=9_999)
+    ):
+        for row in range(len(run)):
+            assert decode_message(run.record(row)).body == a_body(first + row)
+        found.append(range(first, run.end_offset))
+        assert run.first_offset == first
+        first = run.end_offset
+    return found
+
+
+@pytest.mark.parametrize("level", StorageLevel)
+@pytest.mark.parametrize("kept_from", [0, 3, 8])
+@pytest.mark.parametrize("count_max", [1, 4, 100])
+def test_runs_pass_over_both_stores_and_miss_nothing(
+    broker: Broker, level: StorageLevel, kept_from: int, count_max: int
+) -> None:
+    broker.fill(8, kept_from=kept_from)
+    broker.put(4, first=8)
+    broker.store.level = level
+    first = kept_from if level is DISABLE else 0
+    runs = runs_of(broker, first=first, count_max=count_max)
+    assert [offset for run in runs for offset in run] == list(range(first, 12))
+    for offset in (-1, 12, 99):
+        assert not runs_of(broker, first=offset)
+    assert not len(broker.store.read_range(TOPIC, 0, 9, count_max=0, bytes_max=9_999))
+
+
+def test_a_run_comes_from_the_store_that_has_it_at_hand(broker: Broker) -> None:
+    broker.fill(8, kept_from=5)
+    before = broker.faults.steps
+    assert runs_of(broker, first=5) == [range(5, 8)]
+    assert broker.faults.steps == before
+    broker.local.calls.clear()
+    assert len(broker.store.read_range(TOPIC, 0, 2, count_max=9, bytes_max=9_999)) == 6
+    assert broker.faults.steps > before
+    assert "read_range" not in broker.local.calls
+
+
+def test_a_run_ends_before_a_gap_and_none_begins_in_it(broker: Broker) -> None:
+    broker.put(8)
+    broker.local.missing.update((TOPIC, 0, offset) for offset in (3, 4))
+    assert runs_of(broker) == [range(3)]
+    assert runs_of(broker, first=5) == [range(5, 8)]
+
+
+@pytest.mark.parametrize("level", [NOT_IN_MEM, FORCE])
+def test_a_run_of_an_unreachable_tier_comes_from_the_next_store_or_fails(
+    broker: Broker, level: StorageLevel
+) -> None:
+    broker.fill(6, kept_from=4)
+    broker.local.cached_from = 6
+    broker.store.level = level
+    broker.cut()
+    assert runs_of(broker, first=4) == [range(4, 6)]
+    assert broker.metrics.of(GET_MESSAGE_FALLBACK) == 1
+    with pytest.raises(BackendUnavailableError):
+        runs_of(broker, first=3)
+
+
+def test_what_goes_before_its_run_is_read_is_found_in_the_tier(broker: Broker) -> None:
+    broker.fill(6)
+    read = broker.local.read_range
+
+    def expired_first(*place: Any, **limits: Any) -> MessageRun:
+        broker.local.kept_from = broker.local.cached_from = 6
+        return read(*place, **limits)
+
+    broker.local.read_range = expired_first  # type: ignore[method-assign]
+    assert runs_of(broker, count_max=9) == [range(6)]
 
 
 # Backends that fail

@@ -162,6 +162,19 @@ class TierBesideLists(RuleBasedStateMachine):
                 self._check_record(key, one.queue_offset, bare(one.record))
         assert not (offset in there and result.status is not GetStatus.FOUND), result.status
 
+    @rule(key=keys, offset=st.integers(-1, 40), count=st.integers(1, 12))
+    def read_run(self, key: QueueKey, offset: int, count: int) -> None:
+        there = self._there(key)
+        run = self._do(
+            lambda: self.lives.store.read_range(*key, offset, count_max=count, bytes_max=9_999)
+        )
+        if run is None:
+            return
+        assert run.first_offset == offset
+        for row in range(len(run)):
+            self._check_record(key, offset + row, bare(bytes(run.record(row))))
+        assert not (offset in there and not len(run))
+
     @rule(key=keys)
     def consume(self, key: QueueKey) -> None:
         if self._is_quiet(key):

@@ -149,6 +149,9 @@ def test_a_message_is_found_at_the_offset_of_its_record_and_nowhere_else(
         assert found.queue_offset == result.queue_offset
         assert store.message_at(result.log_offset, result.size) == found
         assert store.message_at(result.log_offset + 1) is None
+        for size in (1, 91, result.size - 1, result.size + 1, 1 << 40):
+            assert store.message_at(result.log_offset, size) is None
+        assert store.message_at(result.log_offset + 1, result.size) is None
     assert store.message_at(-1) is None
     assert store.message_at(store.max_log_offset()) is None
     assert store.message_at(10**15) is None

@@ -13,11 +13,12 @@ from tieredstore.driver.message_store import (
     MessageStore,
     ReadRequest,
     read_from,
+    run_from,
 )
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, MESSAGES_OUT, Metrics
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import BackendUnavailableError
-from tieredstore.model.messages import GetResult, QueryResult, SelectedMessage
+from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
 from tieredstore.model.printable import log_of
 from tieredstore.model.topics import TopicFilter
 from tieredstore.model.values import (
@@ -181,6 +182,36 @@ class Answers:
         if hot is None or (hot.status in _ENDS and self._is_on_disk_only(request)):
             return None
         return self._answer(request, lambda: hot, started)
+
+    def read_range(self, request: ReadRequest) -> MessageRun:
+        """Consecutive messages of one store: of the one that `get` asks first, or of the other
+        where that has none at the offset. Empty where neither has it, else at least one."""
+        run = self._run(request)
+        for _ in range(_TRIES):
+            if len(run) or request.count_max <= 0:
+                break
+            if not self.contains(request.topic, request.queue_id, request.offset):
+                break
+            run = self._run(request)  # it was uploaded, and expired, between the two questions
+        return run
+
+    def _run(self, request: ReadRequest) -> MessageRun:
+        tier_first = self._reads_tier(request)
+        if not tier_first:
+            run = run_from(self._next, request)
+            if len(run) or not self._decision.may_read_tier(request.topic):
+                return run
+        try:
+            run = run_from(self._fetcher, request)
+        except BackendUnavailableError as error:
+            run = run_from(self._next, request)
+            if not len(run):
+                raise
+            self._count_fallback("read_range", request.topic)
+            log.warning("read from the next store, the tier cannot be reached: %s", error)
+        if tier_first and not len(run):
+            run = run_from(self._next, request)
+        return run
 
     # -- where queues begin and end, and what lies at a time or under a key --------------------
 

@@ -347,7 +347,13 @@ class TieredMessageStore:
         files = self._loaded().tier.files.files()
         return {*self._next.queues(), *(file.key for file in files)}
 
-    # -- what is about the next store's own log is the next store's to say --------------------
+    def read_range(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+    ) -> MessageRun:
+        request = ReadRequest(topic, queue_id, offset, count_max, bytes_max)
+        return self._loaded().answers.read_range(request)
+
+    # -- what is about the next store's own log and memory is the next store's to say ---------
 
     def confirmed_offset(self) -> int:
         self._loaded()
@@ -364,14 +370,6 @@ class TieredMessageStore:
     def in_memory(self, topic: str, queue_id: int, offset: int, count: int = 1) -> bool:
         self._loaded()
         return self._next.in_memory(topic, queue_id, offset, count)
-
-    def read_range(
-        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
-    ) -> MessageRun:
-        self._loaded()
-        return self._next.read_range(
-            topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max
-        )
 
     # -- looking after it ---------------------------------------------------------------------
 

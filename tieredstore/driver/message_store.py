@@ -184,7 +184,8 @@ class MessageStore(Protocol):
         """Messages of a topic that have the key, stored within [begin, end], newest first."""
 
     def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
-        """The message whose record starts at this log offset."""
+        """The message whose record starts at this log offset; None where none does, or one of
+        another size than is given. A record that starts there and is damaged is an error."""
 
     def contains(self, topic: str, queue_id: int, offset: int) -> bool: ...
 
@@ -193,7 +194,11 @@ class MessageStore(Protocol):
     def read_range(
         self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
     ) -> MessageRun:
-        """Consecutive messages as columns; empty where there is none, else at least one."""
+        """Consecutive messages as columns; empty where there is none, else at least one.
+
+        A run ends before a gap, before damage, and where the messages of one tier end: go on at
+        its `end_offset`. Its log offsets are those of the store that the messages come from.
+        """
 
     def add_dispatcher(self, dispatcher: Dispatcher) -> None:
         """Call it with every message after its queue unit exists, in log order, in batches."""
@@ -233,6 +238,25 @@ def read_from(store: MessageStore, request: ReadRequest) -> GetResult:
         bytes_max=request.bytes_max,
         message_filter=request.message_filter,
         group=request.group,
+    )
+
+
+class RunReads(Protocol):
+    """What gives messages as runs: a store, or a tier alone."""
+
+    def read_range(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+    ) -> MessageRun: ...
+
+
+def run_from(store: RunReads, request: ReadRequest) -> MessageRun:
+    """The run of a request; it has no filter."""
+    return store.read_range(
+        request.topic,
+        request.queue_id,
+        request.offset,
+        count_max=request.count_max,
+        bytes_max=request.bytes_max,
     )
 
 

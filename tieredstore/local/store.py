@@ -526,10 +526,10 @@ class StoreReads:
     def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
         require_whole(log_offset, 0 if size is None else size)
         parts = self._loaded()
-        if size is not None and not (0 < size <= parts.log.max_offset - log_offset):
+        record = parts.log.message_bytes(log_offset)
+        if record is None or (size is not None and size != len(record)):
             return None
-        record = parts.log.message_bytes(log_offset, size)
-        if record is None or log_offset < parts.deleted.end_of(peek_topic(record)):
+        if log_offset < parts.deleted.end_of(peek_topic(record)):
             return None
         if not parts.truth.is_named(record, log_offset) and not (
             self._up_to_date().truth.is_named(record, log_offset)  # a dispatch was under way
