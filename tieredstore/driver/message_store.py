@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from tieredstore.driver.arrivals import Arrival, ArrivalCallback, Arrivals
 from tieredstore.driver.runtime import done_future
+from tieredstore.model.errors import BackendRefusedError
 from tieredstore.model.messages import (
     DispatchRequest,
     GetResult,
@@ -85,6 +86,11 @@ class MessageStore(Protocol):
     * Any thread may call anything at any time. What is returned does not change later.
     * A store that confirms late may also have `flush()`: make durable, and confirm, what was put
       before. Callers that need it look for it; a store without one confirms in its own time.
+    * A store whose queues can begin anywhere may have `begin_queues(ends, *, log_offset)`. It is
+      called after `load` and before `start`, by a tier that goes on where this store has lost its
+      end. Durably on return, each of these queues gives out its next offset from here, and its
+      messages below are nowhere in this store; new log offsets begin at or after `log_offset`. A
+      queue that has come further raises OffsetOutOfRangeError. Calling it again changes nothing.
     * One that looks for damage may have `damages`: what it found since it was opened, each with
       `path`, `position`, `reason` and `mended`. Health shows them.
     * A class that inherits from this one gets what has a body here: `put_message` is enough, and
@@ -289,6 +295,14 @@ class AbstractPluginMessageStore:
         """What the next store says; None from one that confirms in its own time."""
         flush = getattr(self.next_store, "flush", None)
         return None if flush is None else flush(*arguments, **named)
+
+    def begin_queues(self, ends: Mapping[QueueKey, int], *, log_offset: int) -> None:
+        """BackendRefusedError where the next store's queues cannot begin anywhere."""
+        begin = getattr(self.next_store, "begin_queues", None)
+        if begin is None:
+            name = type(self.next_store).__name__
+            raise BackendRefusedError(name, "begin queues", "it has no begin_queues")
+        begin(ends, log_offset=log_offset)
 
     def put_message(self, message: Message) -> PutResult:
         return self.next_store.put_message(message)

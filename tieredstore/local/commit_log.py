@@ -52,6 +52,7 @@ T = TypeVar("T")
 
 FOLDER: Final = "commitlog"
 PROMISED_MAX: Final = 10_000
+SKIPPED_FILES_MAX: Final = 4_096  # of four kilobytes each, on disk
 _ALLOCATE_INTERVAL_MS: Final = 1_000
 _PROMISE_INTERVAL_MS: Final = 1_000  # each wakes it
 
@@ -237,6 +238,33 @@ class CommitLog:
                     raise
             self.last_store_timestamp = store_timestamp
         return AppendedRun(log_offsets, sizes, store_timestamp)
+
+    def skip_to(self, offset: int) -> None:
+        """Let all that is appended from now on lie at or behind this offset, durably.
+
+        An empty log begins there, with a whole file. In one that ends before it, blank records
+        fill files up to there: a hole would be damage. Raises BackendRefusedError for a place
+        that is too far away, with nothing done. A crash leaves a log that ends before it.
+        """
+        queue, size = self.queue, self.queue.file_bytes
+        end = queue.max_offset
+        if offset <= end:
+            return
+        boundary = -(-offset // size) * size
+        with self._append_guard:
+            count = (boundary - self.file_start_of(end)) // size if queue.files else 0
+            if count > SKIPPED_FILES_MAX or boundary > INT64_MAX - size:
+                raise BackendRefusedError(
+                    queue.directory,
+                    "skip",
+                    f"the log ends at {end}: {offset} is more than {SKIPPED_FILES_MAX} files away",
+                )
+            while queue.files and queue.max_offset < boundary:
+                file = queue.files[-1] if not queue.files[-1].full else queue.roll(sparse=True)
+                file.fill_up(encode_blank(file.size - file.wrote))
+                queue.flush()  # before the next: a file without its length may only be the last
+            queue.roll(boundary)  # RocketMQ takes a log that ends in a blank for one that is open
+            queue.flush()
 
     def _take_back(self, end: int) -> None:
         """Let the log end where it ended before an append that failed half way.

@@ -197,7 +197,7 @@ class ConsumeQueue:
             self._files.truncate_dirty(self._max * UNIT_BYTES)
         self._tidy = False  # until all of it has been written
         at, end = self._max * UNIT_BYTES, start * UNIT_BYTES
-        if start != self._max:  # no message is there: the queue begins anew
+        if start != self._max or not self._files.files:  # no message is there: it begins anew
             same_file = self._files.find(at) is self._files.find(end) is not None
             if start < self._max or not same_file:
                 self._files.destroy()
@@ -296,6 +296,17 @@ class ConsumeQueue:
                 self._tidy = True
             return dropped
 
+    def begin_at(self, first: int) -> None:
+        """Give up what is here, durably: the next message has this number.
+
+        No file is made before that message comes: until then only memory knows the number.
+        """
+        with self._guard:
+            self._files.destroy()
+            self._min = self._max = first
+            self._last_log_end = 0
+            self._tidy = True
+
     def distrust(self, agrees: Callable[[int, QueueUnit], bool], log_min: int) -> Doubt | None:
         """Let the queue end behind the last unit that agrees with the log; None if it does so.
 
@@ -304,6 +315,8 @@ class ConsumeQueue:
         what is made again from the log overwrites what stands there.
         """
         with self._guard:
+            if not self._files.files:
+                return None
             end = kept = self._max
             while kept > self.first_kept:
                 unit = self._peek_any(kept - 1)

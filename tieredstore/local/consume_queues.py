@@ -1,5 +1,5 @@
-"""All consume queues of a store, as directories, and the topics that were deleted while records of
-them remain.
+"""All consume queues of a store, as directories; the topics that were deleted, and the queues that
+were begun anew, while records of them remain.
 
     consumequeue/<topic>/<queue number>/<position in 20 digits>
 
@@ -9,15 +9,20 @@ are never touched.
 The file of deleted topics holds, for each topic, where the log ended when it was deleted:
 
     {"version": 1, "topics": {"TopicTest": 73400}, "crc32": "…"}
+
+The file of begun queues holds, for each of them, the queue offset of its first message, and where
+the log ended then:
+
+    {"version": 1, "queues": {"TopicTest": {"0": [15, 73400]}}, "crc32": "…"}
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tieredstore.codec.names import parse_local_file_name
 from tieredstore.driver.durable import fsync_directory
@@ -38,7 +43,9 @@ from tieredstore.model.values import INT32_MAX, QueueKey
 log = log_of(__name__)
 
 DELETED_FILE: Final = "tieredstore-deleted.json"
+BEGUN_FILE: Final = "tieredstore-begun.json"
 _NAMES: Final = ("version", "topics")
+_BEGUN_NAMES: Final = ("version", "queues")
 
 
 def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
@@ -298,6 +305,14 @@ class ConsumeQueues:
             queue = self._queues.pop(key)
         queue.destroy()
 
+    def begin(self, key: QueueKey, first: int) -> None:
+        """Let a queue begin with this number, empty: what it had goes, durably."""
+        queue = self._queues.get(key) or self._open(key)
+        queue.begin_at(first)
+        with self._guard:
+            self._dirty.discard(key)
+            self._queues[key] = queue
+
     def destroy(self) -> None:
         """Delete all queues: the log is empty, or they are to be built anew from it."""
         self.delete_topics({key.topic for key in self.queues()})
@@ -389,3 +404,102 @@ class DeletedTopics:
             return
         write_document(self._path, {"version": VERSION, "topics": dict(sorted(ends.items()))})
         self._ends = ends
+
+
+class Begin(NamedTuple):
+    """The number of a queue's first message, and where the log ended when that was said."""
+
+    first: int
+    log_end: int
+
+    def has_messages(self, queue: ConsumeQueue | None) -> bool:
+        """Whether the queue has any since. Of the units that only fill its first file a power cut
+        may have left some that look like messages."""
+        return (
+            queue is not None
+            and queue.last_log_end > self.log_end
+            and queue.max_offset > self.first
+        )
+
+
+class BegunQueues:
+    """Queues that were told where to begin, and up to where no record of them counts.
+
+    * An entry is durable before the queue's old files go, so no crash brings anything back.
+    * It goes when the log begins behind it and the queue has messages, which then tell its numbers.
+    * Like a deleted topic's it never lies behind the end of the log. A topic that was deleted since
+      has no such queue, whatever a crash has left of it here.
+    * One thread changes it at a time; any may ask.
+    """
+
+    def __init__(self, path: Path, deleted: DeletedTopics) -> None:
+        self._path = path
+        self._deleted = deleted
+        self._begins: dict[QueueKey, Begin] = {}
+        self._topics: frozenset[str] = frozenset()
+
+    def load(self) -> None:
+        """Read the file. MetadataError where it is damaged: numbers would be given twice."""
+        try:
+            topics = read_document(self._path, names=_BEGUN_NAMES)["queues"]
+            begins = {
+                QueueKey(topic, int(number)): Begin(*map(whole, values))
+                for topic, numbers in topics.items()
+                for number, values in numbers.items()
+            }
+        except FileNotFoundError:
+            begins = {}
+        except MALFORMED as error:
+            reason = "damaged; without it numbers of messages would be given twice"
+            raise MetadataError(str(self._path), reason) from error
+        self._take(begins)
+
+    def items(self) -> list[tuple[QueueKey, Begin]]:
+        """The queues that are still what was begun."""
+        return [
+            (key, begin)
+            for key, begin in self._begins.items()
+            if self._deleted.end_of(key.topic) <= begin.log_end
+        ]
+
+    def mark(self, firsts: Mapping[QueueKey, int], log_end: int) -> None:
+        """These queues begin with these numbers, in what follows here; durable on return."""
+        self._store(self._begins | {key: Begin(one, log_end) for key, one in firsts.items()})
+
+    def forget(self, topics: Collection[str]) -> None:
+        """These topics were deleted."""
+        self._store({key: one for key, one in self._begins.items() if key.topic not in topics})
+
+    def settle(self, queues: ConsumeQueues, *, log_min: int, log_end: int) -> None:
+        """Forget what the queues tell themselves, and what the log has no record of any more."""
+        kept = {}
+        for key, begin in self.items():
+            if not begin.has_messages(queues.queue(*key)) or begin.log_end > log_min:
+                kept[key] = Begin(begin.first, min(begin.log_end, log_end))
+        self._store(kept)
+
+    def concerns(self, topics: Iterable[str]) -> bool:
+        """Whether any records of these topics may not count."""
+        return any(topic in self._topics or topic in self._deleted for topic in topics)
+
+    def counts_from(self, topic: str, queue_id: int) -> int:
+        """Records of the queue below this log offset do not count: its topic was deleted, or it
+        was begun there."""
+        deleted = self._deleted.end_of(topic)
+        if topic not in self._topics:
+            return deleted
+        begin = self._begins.get(QueueKey(topic, queue_id))
+        return deleted if begin is None else max(deleted, begin.log_end)
+
+    def _take(self, begins: dict[QueueKey, Begin]) -> None:
+        self._begins = begins
+        self._topics = frozenset(key.topic for key in begins)
+
+    def _store(self, begins: dict[QueueKey, Begin]) -> None:
+        if begins == self._begins:
+            return
+        topics: dict[str, dict[str, list[int]]] = {}
+        for (topic, queue_id), begin in sorted(begins.items()):
+            topics.setdefault(topic, {})[str(queue_id)] = list(begin)
+        write_document(self._path, {"version": VERSION, "queues": topics})
+        self._take(begins)

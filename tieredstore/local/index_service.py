@@ -369,8 +369,10 @@ def query_message(
     tags_code: Callable[[bytes], int],
     is_named: Callable[[bytes, int], bool],
     log_offset_min: int = 0,
+    counts: Callable[[bytes, int], bool] = lambda _record, _log_offset: True,
 ) -> QueryResult:
-    """Newest first, each once, none below `log_offset_min`; `tags_code` is what its queue holds.
+    """Newest first, each once, none below `log_offset_min` and only what `counts`; `tags_code` is
+    what its queue holds.
 
     A damaged or missing message hides no other; the answer is then incomplete. So it is where a
     record does not carry what its entry in the index says, or is not where it says in its queue
@@ -398,6 +400,8 @@ def query_message(
             log.warning("a message that may have the key %r is not at %d", key, log_offset)
             complete = False
         if record is None or not begin <= peek_store_timestamp(record) <= end:
+            continue
+        if not counts(record, log_offset):
             continue
         message = decode_message(record, check_crc=False)
         keys = key_texts(message.topic, unique_key=message.unique_key, keys=message.keys)

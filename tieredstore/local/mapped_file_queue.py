@@ -182,8 +182,8 @@ class MappedFileQueue:
             return files[-1]
         return self.roll(start_offset)
 
-    def roll(self, start_offset: int = 0) -> MappedFile:
-        """Begin the next file."""
+    def roll(self, start_offset: int = 0, *, sparse: bool = False) -> MappedFile:
+        """Begin the next file; a sparse one takes no room before it is written."""
         with self._grow_guard:
             files = self._files
             if files:
@@ -191,7 +191,7 @@ class MappedFileQueue:
             else:
                 start = start_offset - start_offset % self.file_bytes
                 self._flushed = start
-            file = self._spares.pop(0) if self._spares else self._create(start)
+            file = self._spares.pop(0) if self._spares else self._create(start, sparse=sparse)
             self._files = (*files, file)
             return file
 
@@ -292,14 +292,14 @@ class MappedFileQueue:
         if not self.read_only:
             self._file(start).destroy()
 
-    def _create(self, start: int) -> MappedFile:
+    def _create(self, start: int, *, sparse: bool = False) -> MappedFile:
         make_directories(self.directory)
         return MappedFile.create(
             self.directory,
             start_offset=start,
             size=self.file_bytes,
             files=self._open_files,
-            preallocate=self._preallocate,
+            preallocate=self._preallocate and not sparse,
         )
 
     def _drop_spares(self) -> None:

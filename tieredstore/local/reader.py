@@ -130,6 +130,7 @@ class LocalReader(StoreReads):
         parts.queues.correct_min_offsets(parts.log.min_offset or 0)
         _index_of(parts).open()
         parts.deleted.load()  # their records are in the log still, and count no more
+        parts.begun.load()
         return parts
 
     def close(self) -> None:

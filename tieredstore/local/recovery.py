@@ -53,7 +53,7 @@ from tieredstore.codec.record import RECORD_BYTES_MIN, peek_store_timestamp
 from tieredstore.driver.durable import NO_LINK, write_all, write_atomically
 from tieredstore.local.commit_log import CommitLog, LogScan
 from tieredstore.local.consume_queue import QueueEnd
-from tieredstore.local.consume_queues import ConsumeQueues, DeletedTopics
+from tieredstore.local.consume_queues import BegunQueues, ConsumeQueues, DeletedTopics
 from tieredstore.local.index_service import IndexService
 from tieredstore.local.mapped_file import MappedFile
 from tieredstore.local.mapped_file_queue import MappedFileQueue
@@ -260,7 +260,7 @@ class QueueEnds:
             log.warning("%s: damaged, all queues are compared with the log: %s", path, error)
             return None
 
-    def lacking(self, queues: ConsumeQueues, deleted: DeletedTopics, *, log_min: int) -> Lacking:
+    def lacking(self, queues: ConsumeQueues, begun: BegunQueues, *, log_min: int) -> Lacking:
         """Compare with what is there.
 
         The first file of a queue goes with the log's files, so its absence tells something only
@@ -269,7 +269,7 @@ class QueueEnds:
         replay_from = NEVER
         broken = queues.with_gaps()
         for key, known in self.queues.items():
-            needed = max(log_min, deleted.end_of(key.topic))
+            needed = max(log_min, begun.counts_from(*key))
             if known.last_log_end <= needed:
                 continue
             queue = queues.queue(*key)
@@ -352,6 +352,7 @@ class Recovery:
     redispatch: Redispatch
     checkpoint: StoreCheckpoint
     deleted: DeletedTopics
+    begun: BegunQueues
     truth: UnitTruth
     ends: QueueEnds | None
     ours: bool
@@ -370,6 +371,7 @@ class Recovery:
         told = [table, queues.ends()]
         doubted = self._distrust(table, minimum)
         told.append(doubted.borne_out)
+        self._finish_begins()
         lacking = self._lacking(minimum, doubted.replay_from)
         start = self._checked_from(min(index_from, lacking.replay_from))
         scan = commit_log.scan_from(start, doubt_times=True)
@@ -392,6 +394,7 @@ class Recovery:
         queues.correct_min_offsets(minimum)
         if self.abnormal or end.torn is not None:
             self.checkpoint.rewind(scan.last_store_timestamp)
+        self.begun.settle(queues, log_min=minimum, log_end=end.log_end)
         self.deleted.settle(log_min=minimum, log_end=end.log_end)
         in_log = [*missing_files(commit_log), *scan.damages, *end.damages]
         damages = dict.fromkeys([*in_log, *self.redispatch.damages, *self._mended(doubted)])
@@ -434,6 +437,12 @@ class Recovery:
             topic for topic, end in left.items() if end <= self.deleted.end_of(topic)
         )
 
+    def _finish_begins(self) -> None:
+        """Queues that have no message yet since they were begun begin there: no file says so."""
+        for key, begin in self.begun.items():
+            if not begin.has_messages(self.queues.queue(*key)):
+                self.queues.begin(key, begin.first)
+
     def _index_start(self, minimum: int) -> int:
         """From where on the log has to be indexed again."""
         if self.index is None:
@@ -448,11 +457,12 @@ class Recovery:
         self, told: Iterable[Mapping[QueueKey, QueueEnd]], log_end: int
     ) -> dict[QueueKey, QueueEnd]:
         """The furthest that each queue is known to have come, as far as the log goes: what lay
-        behind its end is lost, and what was there when a topic was deleted counts no more."""
+        behind its end is lost, and what was there when its topic was deleted, or it was begun,
+        counts no more."""
         furthest: dict[QueueKey, QueueEnd] = {}
         for ends in told:
             for key, end in ends.items():
-                if not self.deleted.end_of(key.topic) < end.last_log_end <= log_end:
+                if not self.begun.counts_from(*key) < end.last_log_end <= log_end:
                     continue
                 if key not in furthest or furthest[key][1:] < end[1:]:
                     furthest[key] = end
@@ -482,7 +492,7 @@ class Recovery:
     def _lacking(self, minimum: int, replay_from: int) -> Lacking:
         """What the queues lack that no later record tells of; broken ones go here."""
         table = self.ends if self.ends is not None else QueueEnds()
-        lacking = table.lacking(self.queues, self.deleted, log_min=minimum)
+        lacking = table.lacking(self.queues, self.begun, log_min=minimum)
         lacking = lacking._replace(replay_from=min(replay_from, lacking.replay_from))
         if self.ends is None and self.ours:
             lacking = lacking._replace(replay_from=minimum)

@@ -34,7 +34,7 @@ from tieredstore.codec.record import (
 from tieredstore.local.commit_log import CommitLog, LogScan
 from tieredstore.local.config import DelayLevels
 from tieredstore.local.consume_queue import ConsumeQueue, QueueEnd
-from tieredstore.local.consume_queues import ConsumeQueues, DeletedTopics, is_topic
+from tieredstore.local.consume_queues import BegunQueues, ConsumeQueues, is_topic
 from tieredstore.local.dispatch import Dispatch, DispatchRun
 from tieredstore.local.record_scan import Damage
 from tieredstore.model.errors import PositionMismatchError
@@ -242,8 +242,9 @@ class _Row(NamedTuple):
 class Redispatch:
     """Puts records into queues and index again; both pass over what they have.
 
-    Records of deleted topics are left out. A light queue is a topic
-    of its own: what it has of a deleted topic stays in it, as it would have without a rebuild.
+    Records of deleted topics are left out, and those of queues that were begun anew since. A light
+    queue is a topic of its own: what it has of a deleted topic stays in it, as it would have
+    without a rebuild.
 
     `dispatched` says up to where in the log every record was in its queue, and where each queue
     ended there: a record below that claims to be behind the end of its queue is of another one.
@@ -255,14 +256,14 @@ class Redispatch:
         queues: ConsumeQueues,
         dispatch: Dispatch,
         delays: DelayLevels,
-        deleted: DeletedTopics,
+        begun: BegunQueues,
     ) -> None:
         self.dispatched: tuple[int, Mapping[QueueKey, QueueEnd]] | None = None
         self._log = commit_log
         self._queues = queues
         self._dispatch = dispatch
         self._delays = delays
-        self._deleted = deleted
+        self._begun = begun
         self._in_log: list[Damage] = []
         self._untrue: list[tuple[QueueKey, Damage]] = []
 
@@ -380,9 +381,9 @@ class Redispatch:
         for row in list(self._never_dispatched(run)):
             self._take_out(run, row, "its queue ended before it when all of the log was in queues")
         add_light_queues(run, columns)
-        if any(topic in self._deleted for topic in set(run.topics)):
+        if self._begun.concerns(set(run.topics)):
             for row, topic in enumerate(run.topics):
-                if run.log_offsets[row] < self._deleted.end_of(topic):
+                if run.log_offsets[row] < self._begun.counts_from(topic, run.queue_ids[row]):
                     run.in_queue[row] = False
                     run.unique_keys[row] = None
                     run.keys[row] = None
@@ -401,7 +402,7 @@ class Redispatch:
             known = ends.get(QueueKey(topic, run.queue_ids[row]))
             if end <= (known.last_log_end if known is not None else 0):
                 continue
-            if run.log_offsets[row] >= self._deleted.end_of(topic):
+            if run.log_offsets[row] >= self._begun.counts_from(topic, run.queue_ids[row]):
                 yield row
 
     def _close(self, hole: PositionMismatchError, run: DispatchRun) -> None:

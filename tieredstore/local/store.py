@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from tieredstore.codec.queue_unit import QueueUnit
-from tieredstore.codec.record import peek_queue_offset, peek_store_timestamp, peek_topic
+from tieredstore.codec.record import (
+    RECORD_BYTES_MIN,
+    peek_queue_id,
+    peek_queue_offset,
+    peek_store_timestamp,
+    peek_topic,
+)
 from tieredstore.driver.arrivals import Arrival, ArrivalCallback, Arrivals
 from tieredstore.driver.durable import FileLock
 from tieredstore.driver.message_store import (
@@ -27,7 +33,14 @@ from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.runtime import Clock, Runtime, Service
 from tieredstore.local.commit_log import Appended, CommitLog, Flusher, PromisedPuts, PutResults
 from tieredstore.local.config import DelayLevels, LocalConfig
-from tieredstore.local.consume_queues import DELETED_FILE, ConsumeQueues, DeletedTopics
+from tieredstore.local.consume_queues import (
+    BEGUN_FILE,
+    DELETED_FILE,
+    BegunQueues,
+    ConsumeQueues,
+    DeletedTopics,
+    queue_directory,
+)
 from tieredstore.local.dispatch import Dispatch
 from tieredstore.local.encoder import RecordBatch, RecordEncoder
 from tieredstore.local.files import StoreFiles, check_sizes
@@ -47,6 +60,7 @@ from tieredstore.local.redispatch import Redispatch
 from tieredstore.local.unit_truth import UnitTruth
 from tieredstore.model.errors import (
     BackendRefusedError,
+    InvalidArgumentError,
     OffsetOutOfRangeError,
     SegmentCorruptError,
     StoreClosedError,
@@ -99,6 +113,7 @@ class LocalStore:
     delays: DelayLevels
     checkpoint: StoreCheckpoint
     deleted: DeletedTopics
+    begun: BegunQueues
     ends_moment: tuple[int, int] | None = None
     flushing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -141,6 +156,7 @@ class LocalStore:
             before_results=dispatch.keep_up,
         )
         delays = DelayLevels(config.message_delay_levels)
+        deleted = DeletedTopics(files.config / DELETED_FILE)
         truth = UnitTruth(log, queues, delays)
         return cls(
             process=OneProcess(config.store_path),
@@ -160,7 +176,8 @@ class LocalStore:
             ),
             delays=delays,
             checkpoint=StoreCheckpoint(files.checkpoint, CheckpointValues(), written=None),
-            deleted=DeletedTopics(files.config / DELETED_FILE),
+            deleted=deleted,
+            begun=BegunQueues(files.config / BEGUN_FILE, deleted),
         )
 
     def load(self) -> RecoveryReport:
@@ -174,15 +191,17 @@ class LocalStore:
         abnormal = self.files.ended_abnormally
         self.checkpoint = StoreCheckpoint.open(self.files.checkpoint)
         self.deleted.load()
+        self.begun.load()
         self.log.load()
         self.queues.load()
         report = Recovery(
             commit_log=self.log,
             queues=self.queues,
             index=self.index,
-            redispatch=Redispatch(self.log, self.queues, self.dispatch, self.delays, self.deleted),
+            redispatch=Redispatch(self.log, self.queues, self.dispatch, self.delays, self.begun),
             checkpoint=self.checkpoint,
             deleted=self.deleted,
+            begun=self.begun,
             truth=self.truth,
             ends=QueueEnds.load(self.files.config / ENDS_FILE),
             ours=ours,
@@ -243,7 +262,45 @@ class LocalStore:
         if not topics:
             return []
         self.deleted.mark(topics, self.log.max_offset)
+        self.begun.forget(topics)
         return self.queues.delete_topics(topics)
+
+    def begin_queues(self, ends: Mapping[QueueKey, int], log_offset: int) -> None:
+        """Let queues give out their next numbers from here, and the log its next offsets.
+
+        The order is what makes a crash harmless: the log first, then the file that says where the
+        queues begin, and only then what they had goes. The log must have room for so many messages
+        before its next one, or a recovery would not believe their numbers.
+        """
+        begun = dict(self.begun.items())
+        firsts = {
+            key: first
+            for key, first in ends.items()
+            if key not in begun or self._begin_of(key) != (first, first)
+        }
+        for key, first in firsts.items():
+            queue_directory(self.files.consume_queues, *key)
+            held = self.queues.max_offset(*key) or 0
+            if first < held:
+                what = f"begin {key.topic}/{key.queue_id}"
+                raise OffsetOutOfRangeError(what, offset=first, minimum=held, maximum=INT64_MAX)
+        needed = max([log_offset, *(first * RECORD_BYTES_MIN for first in firsts.values())])
+        if not firsts and needed <= self.log.max_offset:
+            return
+        self.files.create_abort()
+        self.log.skip_to(needed)
+        self.begun.mark(firsts, self.log.max_offset)
+        for key, first in firsts.items():
+            self.queues.begin(key, first)
+        self.flush(final=True)
+        self.files.remove_abort()
+
+    def _begin_of(self, key: QueueKey) -> tuple[int | None, int | None]:
+        return self.queues.min_offset(*key), self.queues.max_offset(*key)
+
+    def counts(self, record: bytes, log_offset: int) -> bool:
+        """Whether a record is of a queue that is still there, and not from before it was begun."""
+        return log_offset >= self.begun.counts_from(peek_topic(record), peek_queue_id(record))
 
     def close(self) -> None:
         """Release all files, also after one that fails; nothing is written. Idempotent."""
@@ -261,7 +318,7 @@ class LocalStore:
         if self.index is not None:
             self.index.destroy()
         self.log.destroy()
-        for file in (DELETED_FILE, ENDS_FILE):
+        for file in (DELETED_FILE, BEGUN_FILE, ENDS_FILE):
             (self.files.config / file).unlink(missing_ok=True)
         self.files.checkpoint.unlink(missing_ok=True)
         self.files.remove_abort()
@@ -521,6 +578,7 @@ class StoreReads:
             tags_code=parts.truth.tags_code,
             is_named=parts.truth.is_named,
             log_offset_min=parts.deleted.end_of(topic),
+            counts=parts.counts,
         )
 
     def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
@@ -529,7 +587,7 @@ class StoreReads:
         record = parts.log.message_bytes(log_offset)
         if record is None or (size is not None and size != len(record)):
             return None
-        if log_offset < parts.deleted.end_of(peek_topic(record)):
+        if not parts.counts(record, log_offset):
             return None
         if not parts.truth.is_named(record, log_offset) and not (
             self._up_to_date().truth.is_named(record, log_offset)  # a dispatch was under way
@@ -601,9 +659,10 @@ def _earliest_time(commit_log: CommitLog) -> int | None:
     minimum = None
     while (offset := commit_log.min_offset) is not None and offset != minimum:
         minimum = offset  # look again if its file went meanwhile
-        record = commit_log.message_bytes(offset)
-        if record is not None:
-            return peek_store_timestamp(record)
+        for file in commit_log.queue.files:  # the oldest may be blank: see `CommitLog.skip_to`
+            record = commit_log.message_bytes(file.start_offset)
+            if record is not None:
+                return peek_store_timestamp(record)
     return None
 
 
@@ -666,6 +725,21 @@ class LocalMessageStore(StoreReads):
             for guard in self._guards:
                 parts.retention.add_guard(guard)
             self._parts = parts
+
+    def begin_queues(self, ends: Mapping[QueueKey, int], *, log_offset: int) -> None:
+        """As the contract says. A log that is far behind is brought there by blank files, which
+        take four kilobytes each; BackendRefusedError where that would be more than some thousand.
+        OffsetOutOfRangeError for a number that the queue has given out already."""
+        self._refuse_a_fork()
+        for key, first in ends.items():
+            require_place(*key, first)
+        require_place("", 0, log_offset)
+        with self._life_guard, self._refusals("begin queues"):
+            parts = self._loaded()
+            if self._started:
+                raise InvalidArgumentError("queues begin before the store is started")
+            parts.begin_queues({QueueKey(*key): first for key, first in ends.items()}, log_offset)
+            self._next_offsets = dict(parts.queues.next_offsets().items())
 
     def start(self) -> None:
         """Take puts, and look after the files from now on."""

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 import pytest
@@ -39,7 +39,11 @@ from tieredstore.driver.message_store import (
     RetentionGuard,
 )
 from tieredstore.driver.runtime import Runtime
-from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
+from tieredstore.model.errors import (
+    OffsetOutOfRangeError,
+    SegmentCorruptError,
+    StoreClosedError,
+)
 from tieredstore.model.messages import (
     DispatchRequest,
     GetResult,
@@ -364,6 +368,58 @@ class MessageStoreContract:
         assert set(store.queues()) == {QueueKey("B", 3)}
         assert store.max_offset("A", 0) is None
 
+    def test_a_queue_begins_where_it_is_told(self) -> None:
+        store = self.open_store()
+        store.load()
+        begin = begin_of(store)
+        other = QueueKey("B", 3)
+        for _ in range(2):
+            begin({_QUEUE: 15, other: 1}, log_offset=50_000)
+            assert set(store.queues()) == {_QUEUE, other}
+            assert (store.min_offset(*_QUEUE), store.max_offset(*_QUEUE)) == (15, 15)
+        store.start()
+        puts = [store.put_message(a_message(number)) for number in (15, 16)]
+        assert [put.queue_offset for put in puts] == [15, 16]
+        assert puts[0].log_offset >= 50_000
+        assert store.put_message(a_message(0, topic="B", queue_id=3)).queue_offset == 1
+        assert store.put_message(a_message(0, topic="C")).queue_offset == 0
+        page = store.get_message(TOPIC, 0, 3)
+        assert not page.messages
+        assert page.next_offset == 15
+        page = store.get_message(TOPIC, 0, 15)
+        assert [decode_message(one.record).body for one in page.messages] == [
+            a_body(15),
+            a_body(16),
+        ]
+        store.shutdown()
+
+    def test_a_queue_that_begins_anew_has_nothing_of_before(self) -> None:
+        store = self.open_store()
+        store.load()
+        begin = begin_of(store)
+        store.start()
+        old = [store.put_message(a_message(number)) for number in range(5)]
+        kept = store.put_message(a_message(0, topic="B"))
+        store.shutdown()
+        store.load()
+        with pytest.raises(OffsetOutOfRangeError):
+            begin({_QUEUE: 4}, log_offset=0)
+        begin({_QUEUE: 10}, log_offset=0)
+        assert (store.min_offset(*_QUEUE), store.max_offset(*_QUEUE)) == (10, 10)
+        store.start()
+        put = store.put_message(a_message(10))
+        assert (put.stored, put.queue_offset) == (True, 10)
+        assert put.log_offset > max(one.log_offset for one in [*old, kept])
+        for number in range(10):
+            assert not store.contains(*_QUEUE, number)
+            assert not store.get_message(*_QUEUE, number).messages
+            assert not len(store.read_range(*_QUEUE, number, count_max=1, bytes_max=1))
+        assert store.query_message(TOPIC, f"key-{4}").messages == []
+        assert store.message_at(old[4].log_offset) is None
+        assert len(store.query_message("B", f"key-{0}").messages) == 1
+        assert store.put_message(a_message(1, topic="B")).queue_offset == 1
+        store.shutdown()
+
     def test_load_start_and_shutdown_are_idempotent(self, store: MessageStore) -> None:
         store.load()
         store.start()
@@ -388,6 +444,15 @@ class MessageStoreContract:
         ):
             with pytest.raises(StoreClosedError):
                 call()
+
+
+def begin_of(store: MessageStore) -> Callable[..., None]:
+    """The store's `begin_queues`; the test is skipped for a store that has none."""
+    begin: Callable[..., None] | None = getattr(store, "begin_queues", None)
+    return begin or pytest.skip("its queues cannot begin anywhere")
+
+
+_BEFORE: Final = SelectedMessage(queue_offset=-1, log_offset=-1, tags_code=0, record=b"")
 
 
 class ListMessageStore(MessageStore):
@@ -415,6 +480,7 @@ class ListMessageStore(MessageStore):
         self._queues: dict[QueueKey, list[SelectedMessage]] = {}
         self._dispatchers: list[Dispatcher] = []
         self._guards: list[RetentionGuard] = []
+        self._begins: dict[QueueKey, int] = {}
         self._end = 0
         self._open = False
         self.kept_from = 0
@@ -473,6 +539,20 @@ class ListMessageStore(MessageStore):
     def load(self) -> None:
         self._open = True
 
+    def begin_queues(self, ends: Mapping[QueueKey, int], *, log_offset: int) -> None:
+        self._check_open()
+        for key, first in ends.items():
+            held = len(self._queues.get(key, []))
+            if first < held:
+                what = f"begin {key.topic}/{key.queue_id}"
+                raise OffsetOutOfRangeError(what, offset=first, minimum=held, maximum=INT64_MAX)
+        for key, first in ends.items():
+            gone = {one.log_offset for one in self._queues.get(key, [])}
+            self._log = [one for one in self._log if one.log_offset not in gone]
+            self._queues[key] = [_BEFORE] * first
+            self._begins[key] = first
+        self._end = max(self._end, log_offset)
+
     def start(self) -> None:
         self._check_open()
 
@@ -482,6 +562,7 @@ class ListMessageStore(MessageStore):
     def destroy(self) -> None:
         self._queues.clear()
         self._log.clear()
+        self._begins.clear()
 
     # Puts
 
@@ -686,6 +767,8 @@ class ListMessageStore(MessageStore):
     def delete_topics(self, topics: Iterable[str]) -> int:
         wanted = set(topics)
         deleted = {key: self._queues.pop(key) for key in self.queues() if key.topic in wanted}
+        for key in deleted:
+            self._begins.pop(key, None)
         gone = {one.log_offset for queue in deleted.values() for one in queue}
         self._log = [one for one in self._log if one.log_offset not in gone]
         return len({key.topic for key in deleted})
@@ -702,7 +785,7 @@ class ListMessageStore(MessageStore):
         """The queue offset of the first message that is kept."""
         queue = self._queues.get(key, [])
         at = bisect_left(queue, self.trimmed_to, key=lambda one: one.log_offset)
-        return max(at, min(self.kept_from, len(queue)))
+        return max(at, min(self.kept_from, len(queue)), self._begins.get(key, 0))
 
     def _kept_log(self) -> list[SelectedMessage]:
         at = bisect_left(self._log, self.trimmed_to, key=lambda one: one.log_offset)
