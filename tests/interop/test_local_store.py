@@ -13,6 +13,7 @@ from tests.interop.answers import check_answers, check_messages, check_queues
 from tests.interop.local_stores import (
     QUEUES,
     START_MS,
+    a_config,
     all_messages,
     index_of,
     java,
@@ -23,6 +24,7 @@ from tests.interop.local_stores import (
 )
 from tests.interop.verifier import VERSION
 from tieredstore.codec.message import decode_message
+from tieredstore.driver.runtime import Runtime
 from tieredstore.local.store import HOUR_MS, LocalMessageStore
 from tieredstore.model.values import QueueKey
 
@@ -258,4 +260,36 @@ def test_every_kind_of_queue_was_used(tmp_path: Path) -> None:
     assert {flag & 0x30 for flag in flags} == {0, 0x10, 0x20, 0x30}
     assert {flag & 0xC for flag in flags} == {0, 4, 8, 12}
     assert {flag & 0x701 for flag in flags} >= {0, 1, 0x101, 0x201, 0x301}
+    store.shutdown()
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_java_reads_queues_that_begin_where_they_were_told(behind: bool, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    if behind:
+        store = opened(root)
+        put_variety(store, 100)
+        store.shutdown()
+    store = LocalMessageStore(a_config(root), Runtime.inline(now_ms=START_MS + 3_600_000))
+    store.load()
+    firsts = {key: 200 + number for number, key in enumerate(QUEUES)}
+    log_offset = 20 * 16_384
+    store.begin_queues(firsts, log_offset=log_offset)
+    store.start()
+    put_variety(store, 400, first=100)
+    assert {key: store.min_offset(*key) for key in firsts} == firsts
+    ends = {key: store.max_offset(*key) for key in firsts}
+    store.shutdown()
+    rows = java(root, tmp_path, "--in-place", "--shutdown")
+    assert [row for row in rows if row["kind"] == "problem"] == []
+    said = {(row["topic"], row["queueId"]): row for row in rows if row["kind"] == "queue"}
+    assert {key: said[key]["maxOffset"] for key in firsts} == ends
+    for key, first in firsts.items():  # Java takes fills for messages where its log begins at 0
+        found = said[key]["minOffset"]
+        assert found == first or (behind and found < first)
+    store = opened(root)
+    assert {key: store.max_offset(*key) for key in firsts} == ends
+    for key, first in firsts.items():
+        [found] = store.get_message(*key, first, count_max=1).messages
+        assert found.log_offset >= log_offset
     store.shutdown()
