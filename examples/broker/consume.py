@@ -123,15 +123,19 @@ class Pulls:
         return None if found is None else Answer(fields={"offset": str(found)})
 
     async def consumer_offset(self, request: Request) -> Answer:
-        """Where a group goes on. A new one begins at 0 where the queue does, as RocketMQ has it:
-        elsewhere the client decides."""
+        """Where a group goes on.
+
+        A new one begins at 0 while the queue does and is young; else the client decides where. As
+        RocketMQ has it: who wants only new messages of an old queue does not get all.
+        """
         known = self.offset_of_group(request)
         if known is not None:
             return known
         key = request.text("topic"), request.number("queueId", maximum=INT32_MAX)
-        minimum = await self._storage.call(self._storage.store.min_offset, *key)
-        if not minimum and request.flag("setZeroIfNotFound", default=True):
-            return Answer(fields={"offset": "0"})
+        if request.flag("setZeroIfNotFound", default=True):
+            store = self._storage.store
+            if await self._storage.call(store.in_memory, *key, 0):
+                return Answer(fields={"offset": "0"})
         raise RefusedError(Code.QUERY_NOT_FOUND, "the group has not consumed this queue")
 
     def commit(self, request: Request) -> Answer:

@@ -602,6 +602,8 @@ def test_messages_whose_files_have_gone_come_from_the_tier(tmp_path: Path) -> No
             fields: dict[str, Any] = {"group": "cold", "originTopic": "Cold", "originMsgId": "U7"}
             assert client.ask(36, offset=found[7].log_offset, delayLevel=-1, **fields).code == 0
             assert client.pull("%DLQ%cold", 0, 0)[-1].body == sent[7][0]
+            # A new group of an old queue: its client says whether it wants all of it.
+            assert client.ask(14, consumerGroup="new", topic="Cold", queueId=0).code == 22
 
         check(client)
         broker.kill()
