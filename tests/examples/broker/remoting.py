@@ -262,17 +262,22 @@ class Remoting:
         assert answer.code == 0, answer
         return answer
 
-    def send_batch(
+    def begin_batch(
         self, topic: str, queue_id: int, messages: Iterable[tuple[bytes, dict[str, str]]]
-    ) -> Reply:
+    ) -> int:
         packed = b""
         for body, properties in messages:
             text = properties_text(properties).encode()
             packed += struct.pack(">iiiii", 22 + len(body) + len(text), 0, 0, 7, len(body)) + body
             packed += struct.pack(">h", len(text)) + text
-        return self.ask(
+        return self.begin(
             320, packed, a="producers", b=topic, e=queue_id, f=0, g=1, h=0, i="", j=0, m="true"
         )
+
+    def send_batch(
+        self, topic: str, queue_id: int, messages: Iterable[tuple[bytes, dict[str, str]]]
+    ) -> Reply:
+        return self.end(self.begin_batch(topic, queue_id, messages))
 
     def begin_pull(
         self,
