@@ -18,12 +18,14 @@ from examples.broker.groups import Groups
 from examples.broker.produce import Sends
 from examples.broker.query import Queries
 from examples.broker.routes import Routes
+from examples.broker.schedule import Schedule
 from examples.broker.server import Handler, Limits, Server
 from examples.broker.storage import Storage
 from examples.broker.tables import Kept, Offsets, Topics
 from tieredstore import Host, InvalidConfigError, StoreConfig
 from tieredstore.driver.metrics import Metrics
 from tieredstore.local import LocalConfig
+from tieredstore.local.config import DelayLevels
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +80,8 @@ class Broker:
         self._folder = Path(local.store_path) / "config"
         self._clock_ms = clock_ms
         self._storage = Storage(local, tier, metrics)
-        self._delays = Delays(self._storage, self._folder, clock_ms)
+        self._schedule = Schedule(DelayLevels(local.message_delay_levels), clock_ms)
+        self._delays = Delays(self._storage, self._schedule, self._folder, clock_ms)
         self._storage.store.add_retention_guard(self._delays.needed_from)
         self._services: list[asyncio.Task[None]] = []
         self._tables: tuple[Kept, ...] = ()
@@ -132,7 +135,7 @@ class Broker:
         address = f"{config.told_host}:{self.port}"
         host = Host(ipaddress.IPv4Address(config.told_host).packed, self.port)
         queries = Queries(storage, self._clock_ms)
-        sends = Sends(storage, topics, queries, host)
+        sends = Sends(storage, self._schedule, topics, queries, host)
         pulls = self.pulls = Pulls(storage, topics, offsets, groups)
         routes = Routes(
             topics,

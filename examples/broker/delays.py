@@ -8,15 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from examples.broker.produce import REAL_QUEUE, REAL_TOPIC
+from examples.broker.schedule import LEVELS, Schedule
 from examples.broker.storage import Storage
 from examples.broker.tables import SCHEDULE, JsonFile
-from tieredstore import Message, PutStatus, TieredStoreError, decode_message
-from tieredstore.codec.record import DELAY_LEVEL
+from tieredstore import PutStatus, TieredStoreError, decode_message
 
 log = logging.getLogger(__name__)
 
-LEVELS: Final = 18
 PAGE: Final = 64
 LOOK_SECONDS: Final = 1.0
 
@@ -28,8 +26,11 @@ class Delays:
     round's messages may come twice, and none is lost. The store's queue units say when each is due.
     """
 
-    def __init__(self, storage: Storage, folder: Path, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, storage: Storage, schedule: Schedule, folder: Path, clock_ms: Callable[[], int]
+    ) -> None:
         self._storage = storage
+        self._schedule = schedule
         self._file = JsonFile(folder / "delayOffset.json")
         self._clock_ms = clock_ms
         self._waiting: dict[int, int] = {}  # by level: log offset of the first message that waits
@@ -76,7 +77,9 @@ class Delays:
                 if found.tags_code > self._clock_ms():  # what a queue holds here is a time
                     self._waiting[level] = found.log_offset
                     break
-                due.append(_real(found.record))
+                due.append(self._schedule.after(decode_message(found.record)))
+                if due[-1] is None:
+                    log.error("the message at log offset %d goes nowhere", found.log_offset)
             ready = [message for message in due if message is not None]
             if ready:
                 results = await self._storage.put(ready)
@@ -91,26 +94,3 @@ class Delays:
                 return max(offset, page.next_offset)
             if len(due) < len(page.messages):
                 return offset
-
-
-def _real(record: bytes) -> Message | None:
-    """The message as it was before it had to wait; None where it does not say."""
-    stored = decode_message(record)
-    properties = dict(stored.properties)
-    topic, queue = properties.pop(REAL_TOPIC, ""), properties.pop(REAL_QUEUE, "")
-    if not topic or not (queue.isascii() and queue.isdigit()):
-        log.error("the message at log offset %d does not say where it goes", stored.log_offset)
-        return None
-    properties.pop(DELAY_LEVEL, None)
-    return Message(
-        topic=topic,
-        queue_id=int(queue),
-        body=stored.body,
-        properties=properties,
-        flag=stored.flag,
-        sys_flag=stored.sys_flag,
-        born_timestamp=stored.born_timestamp,
-        born_host=stored.born_host,
-        store_host=stored.store_host,
-        reconsume_times=stored.reconsume_times,
-    )

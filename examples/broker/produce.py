@@ -10,6 +10,7 @@ from typing import Final
 
 from examples.broker.commands import INT32_MAX, INT64_MAX, Answer, Code, RefusedError, Request
 from examples.broker.query import Queries
+from examples.broker.schedule import Schedule
 from examples.broker.storage import Storage
 from examples.broker.tables import DEAD, RETRY, SCHEDULE, Topics, require_group
 from tieredstore import (
@@ -28,12 +29,9 @@ BODY_BYTES_MAX: Final = 4 << 20
 RECONSUME_MAX: Final = 16
 RETRY_LEVEL: Final = 3  # the delay of the first retry; each later one waits for the next level
 
-REAL_TOPIC: Final = "REAL_TOPIC"
-REAL_QUEUE: Final = "REAL_QID"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
 PREPARED: Final = "TRAN_MSG"
-_TIMERS: Final = ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
 
 # Version 2 of a send names its fields by letters, to be shorter.
 _LETTERS: Final = {
@@ -67,9 +65,17 @@ _IN_BATCH: Final = Struct(">iiiii")
 class Sends:
     """Answers producers when their messages are stored, and consumers who send one back."""
 
-    def __init__(self, storage: Storage, topics: Topics, queries: Queries, address: Host) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        schedule: Schedule,
+        topics: Topics,
+        queries: Queries,
+        address: Host,
+    ) -> None:
         """`address` is the broker's own: clients find it in the ids of messages."""
         self._storage = storage
+        self._schedule = schedule
         self._topics = topics
         self._queries = queries
         self._address = address
@@ -120,7 +126,7 @@ class Sends:
             reconsume_times=stored.reconsume_times + 1,
         )
         await self._topics.keep()
-        result = (await self._storage.put([_delayed(message)]))[0]
+        result = (await self._storage.put([self._schedule.place(message)]))[0]
         return Answer(code=_code(result), remark=result.reason or None)
 
     # -----------------------------------------------------------------------------------------
@@ -133,9 +139,10 @@ class Sends:
                 for flag, body, properties in _in_batch(request.body)
             ]
         else:
-            messages = [_delayed(message)]
+            messages = [message]
+        messages = [self._schedule.place(each) for each in messages]
         for each in messages:
-            _check(each)
+            check(each)
         await self._topics.keep()  # where it is a new one
         results = await self._storage.put(messages)
         refused = next((result for result in results if not result.stored), None)
@@ -187,13 +194,11 @@ def _named(request: Request, fields: dict[str, str] | None = None) -> Request:
     return Request(replace(request.command, fields=fields), request.connection)
 
 
-def _check(message: Message) -> None:
+def check(message: Message) -> None:
     """What no store should have to refuse: of a batch all is stored, or nothing."""
     properties = message.properties
     if message.sys_flag & TRANSACTION_MASK or PREPARED in properties:
         raise RefusedError(Code.NO_PERMISSION, "transactions are not supported")
-    if any(name in properties for name in _TIMERS):
-        raise RefusedError(Code.MESSAGE_ILLEGAL, "messages for a moment are not supported")
     if not message.body:
         raise RefusedError(Code.MESSAGE_ILLEGAL, "a message without a body")
     if len(message.body) > BODY_BYTES_MAX:
@@ -205,23 +210,6 @@ def _check(message: Message) -> None:
         raise RefusedError(
             Code.MESSAGE_ILLEGAL, f"{size} bytes of properties, more than {PROPERTY_BYTES_MAX}"
         )
-
-
-def _delayed(message: Message) -> Message:
-    """A message that has to wait is stored for the schedule, in the queue of its level."""
-    text = message.properties.get(DELAY_LEVEL, "0")
-    if not (text.isascii() and text.isdigit() and len(text) < 4):
-        raise RefusedError(Code.MESSAGE_ILLEGAL, f"the delay level {text!r:.20} is none")
-    level = min(int(text), 18)
-    if level == 0:
-        return message
-    properties = {
-        **message.properties,
-        DELAY_LEVEL: str(level),
-        REAL_TOPIC: message.topic,
-        REAL_QUEUE: str(message.queue_id),
-    }
-    return replace(message, topic=SCHEDULE, queue_id=level - 1, properties=properties)
 
 
 def _in_batch(data: bytes) -> Iterator[tuple[int, bytes, Mapping[str, str]]]:

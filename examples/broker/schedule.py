@@ -1,0 +1,105 @@
+"""Where messages wait: for a level's time in the level's queue, for a moment in one after another.
+
+RocketMQ keeps what waits in a topic of its own, with a queue for each level. A message for a moment
+waits for the longest level that ends before it, then for the next, and so on: it comes at its
+moment, or up to the shortest level and a look of the broker later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from examples.broker.commands import Code, RefusedError
+from examples.broker.tables import SCHEDULE
+from tieredstore import Message
+from tieredstore.codec.message import StoredMessage
+from tieredstore.codec.record import DELAY_LEVEL
+from tieredstore.local.config import DelayLevels
+
+LEVELS: Final = 18
+AHEAD_MS_MAX: Final = 3 * 24 * 3_600_000
+
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_QUEUE: Final = "REAL_QID"
+DELIVER_MS: Final = "TIMER_DELIVER_MS"
+_DELAYS_MS: Final = {"TIMER_DELAY_MS": 1, "TIMER_DELAY_SEC": 1_000}
+
+
+class Schedule:
+    """Puts messages that have to wait where they wait, and back."""
+
+    def __init__(self, levels: DelayLevels, clock_ms: Callable[[], int]) -> None:
+        self._clock_ms = clock_ms
+        self._ms = [
+            levels.delay_ms(SCHEDULE, {DELAY_LEVEL: str(level)}) or 0
+            for level in range(1, LEVELS + 1)
+        ]
+
+    def place(self, message: Message) -> Message:
+        """The message as it is stored now. Raises RefusedError for a time that is none."""
+        level = _number(message.properties.get(DELAY_LEVEL, "0"), 999, "the delay level")
+        if not level:
+            message, level = self._for_a_moment(message)
+        if not level:
+            return message
+        level = min(level, LEVELS)
+        properties = {
+            **message.properties,
+            DELAY_LEVEL: str(level),
+            REAL_TOPIC: message.topic,
+            REAL_QUEUE: str(message.queue_id),
+        }
+        return replace(message, topic=SCHEDULE, queue_id=level - 1, properties=properties)
+
+    def after(self, stored: StoredMessage) -> Message | None:
+        """The message when its level's time is over; None where it does not say where it goes."""
+        properties = dict(stored.properties)
+        topic, queue = properties.pop(REAL_TOPIC, ""), properties.pop(REAL_QUEUE, "")
+        if not topic or not (queue.isascii() and queue.isdigit()):
+            return None
+        properties.pop(DELAY_LEVEL, None)
+        message = Message(
+            topic=topic,
+            queue_id=int(queue),
+            body=stored.body,
+            properties=properties,
+            flag=stored.flag,
+            sys_flag=stored.sys_flag,
+            born_timestamp=stored.born_timestamp,
+            born_host=stored.born_host,
+            store_host=stored.store_host,
+            reconsume_times=stored.reconsume_times,
+        )
+        try:
+            return self.place(message)
+        except RefusedError:  # it was taken, and has waited long enough
+            return message
+
+    def _for_a_moment(self, message: Message) -> tuple[Message, int]:
+        """The message with its moment, and the level that it waits for first."""
+        properties, now = message.properties, self._clock_ms()
+        deliver_ms = _number(properties.get(DELIVER_MS, "0"), 2**63 - 1, "the delivery time")
+        for name, unit in _DELAYS_MS.items():
+            if name in properties:
+                deliver_ms = now + unit * _number(properties[name], AHEAD_MS_MAX, "the delay")
+                kept = {key: text for key, text in properties.items() if key not in _DELAYS_MS}
+                message = replace(message, properties={**kept, DELIVER_MS: str(deliver_ms)})
+                break
+        rest_ms = deliver_ms - now
+        if rest_ms <= 0:
+            return message, 0
+        if rest_ms > AHEAD_MS_MAX:
+            raise RefusedError(
+                Code.MESSAGE_ILLEGAL, f"{rest_ms} ms are more than {AHEAD_MS_MAX} to wait"
+            )
+        fits = [level for level, ms in enumerate(self._ms, 1) if ms <= rest_ms]
+        return message, max(fits, key=lambda level: self._ms[level - 1], default=1)
+
+
+def _number(text: str, maximum: int, what: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else None
+    if number is None or number > maximum:
+        raise RefusedError(Code.MESSAGE_ILLEGAL, f"{what} {text!r:.20} is none")
+    return number

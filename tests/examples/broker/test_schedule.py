@@ -1,0 +1,121 @@
+"""Which messages wait, where, and when they come out, by a clock that is an argument."""
+
+from __future__ import annotations
+
+import pytest
+
+from examples.broker.commands import RefusedError
+from examples.broker.schedule import AHEAD_MS_MAX, DELIVER_MS, Schedule
+from tieredstore import Host, Message, decode_message
+from tieredstore.codec.message import StoredMessage, encode_message
+from tieredstore.codec.record import encode_properties
+from tieredstore.local import LocalConfig
+from tieredstore.local.config import DelayLevels
+
+NOW = 1_700_000_000_000
+LEVELS = DelayLevels(LocalConfig().message_delay_levels)
+HOST = Host(b"\x7f\x00\x00\x01", 1)
+
+
+class Clock:
+    now = NOW
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def made(**properties: str) -> Message:
+    return Message(
+        topic="T", queue_id=3, body=b"x", properties=properties, born_host=HOST, store_host=HOST
+    )
+
+
+def stored(message: Message) -> StoredMessage:
+    record = encode_message(
+        topic=message.topic,
+        queue_id=message.queue_id,
+        queue_offset=0,
+        log_offset=0,
+        born_timestamp=0,
+        born_host=HOST,
+        store_timestamp=0,
+        store_host=HOST,
+        body=message.body,
+        property_bytes=encode_properties(message.properties),
+    )
+    return decode_message(record)
+
+
+def test_what_need_not_wait_is_stored_as_it_is() -> None:
+    schedule = Schedule(LEVELS, Clock())
+    for message in (made(), made(DELAY="0"), made(TIMER_DELIVER_MS=str(NOW))):
+        assert schedule.place(message) is message
+
+
+@pytest.mark.parametrize(("given", "level"), [("1", 1), ("18", 18), ("99", 18)])
+def test_a_level_is_a_queue(given: str, level: int) -> None:
+    schedule = Schedule(LEVELS, Clock())
+    placed = schedule.place(made(DELAY=given, KEYS="k"))
+    assert (placed.topic, placed.queue_id) == ("SCHEDULE_TOPIC_XXXX", level - 1)
+    back = schedule.after(stored(placed))
+    assert back is not None
+    assert (back.topic, back.queue_id, dict(back.properties)) == ("T", 3, {"KEYS": "k"})
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1, 7, 59, 61, 3_600, 10_000, AHEAD_MS_MAX / 1_000])
+def test_a_moment_is_waited_for_level_by_level(seconds: float) -> None:
+    clock = Clock()
+    schedule = Schedule(LEVELS, clock)
+    wanted = NOW + int(seconds * 1_000)
+    message = schedule.place(made(TIMER_DELIVER_MS=str(wanted)))
+    steps = 0
+    while message.topic != "T":
+        wait = LEVELS.delay_ms(message.topic, message.properties)
+        assert wait is not None
+        clock.now += wait
+        steps += 1
+        after = schedule.after(stored(message))
+        assert after is not None
+        message = after
+    assert wanted <= clock.now < wanted + 1_000
+    assert steps < 60
+    assert (message.queue_id, dict(message.properties)) == (3, {DELIVER_MS: str(wanted)})
+
+
+def test_a_delay_is_a_moment_from_now() -> None:
+    schedule = Schedule(LEVELS, Clock())
+    for name, text in (("TIMER_DELAY_SEC", "7"), ("TIMER_DELAY_MS", "7000")):
+        placed = schedule.place(made(**{name: text}))
+        assert placed.properties[DELIVER_MS] == str(NOW + 7_000)
+        assert name not in placed.properties
+        assert placed.queue_id == 1
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"DELAY": "soon"},
+        {"DELAY": "1000"},
+        {"DELAY": "-1"},
+        {"TIMER_DELIVER_MS": "9" * 19},
+        {"TIMER_DELIVER_MS": "9" * 9_999},
+        {"TIMER_DELIVER_MS": str(NOW + AHEAD_MS_MAX + 1)},
+        {"TIMER_DELAY_SEC": "5 s"},
+        {"TIMER_DELAY_SEC": str(AHEAD_MS_MAX // 1_000 + 1)},
+        {"TIMER_DELAY_MS": "٣"},
+    ],
+)
+def test_a_time_that_is_none_is_refused(properties: dict[str, str]) -> None:
+    with pytest.raises(RefusedError):
+        Schedule(LEVELS, Clock()).place(made(**properties))
+
+
+def test_what_was_taken_comes_out_whatever_the_clock_says_later() -> None:
+    clock = Clock()
+    schedule = Schedule(LEVELS, clock)
+    placed = stored(schedule.place(made(TIMER_DELIVER_MS=str(NOW + AHEAD_MS_MAX))))
+    clock.now -= 3_600_000
+    back = schedule.after(placed)
+    assert back is not None
+    assert back.topic == "T"
+    assert schedule.after(stored(made())) is None
