@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -59,12 +60,14 @@ class Client:
         self._decoder = FrameDecoder()
         self._opaque = 0
 
-    def begin(self, code: Ask, body: bytes = b"", **fields: object) -> None:
+    def begin(self, code: Ask, body: bytes = b"", **fields: object) -> int:
+        """The number that the answer will have too: answers come in any order."""
         self._opaque += 1
         given = {name: str(value) for name, value in fields.items()}
         self._socket.sendall(
             encode(Command(code=code, opaque=self._opaque, fields=given, body=body))
         )
+        return self._opaque
 
     def answer(self) -> Command:
         while (found := self._decoder.take()) is None:
@@ -78,9 +81,9 @@ class Client:
         self.begin(code, body, **fields)
         return self.answer()
 
-    def begin_send(self, number: int) -> None:
+    def begin_send(self, number: int) -> int:
         text = f"KEYS\x01order-{number}\x02TAGS\x01{('even', 'odd')[number % 2]}\x02"
-        self.begin(
+        return self.begin(
             Ask.SEND_MESSAGE_V2, body_of(number), a="story", b=TOPIC, e=number % QUEUES, i=text
         )
 
@@ -152,15 +155,14 @@ def send(
 
     A broker that is to be `killed` is so half way, while others are under way.
     """
-    last = first + count
-    asked = first
-    for number in range(first, last):
-        if killed is not None and number == first + count // 2:
+    unsent, asked = iter(range(first, first + count)), dict[int, int]()
+    for done in range(count):
+        if killed is not None and done == count // 2:
             killed.kill()
-        while asked < min(last, number + IN_FLIGHT):
-            client.begin_send(asked)
-            asked += 1
+        for number in islice(unsent, IN_FLIGHT - len(asked)):
+            asked[client.begin_send(number)] = number
         answer = client.answer()
+        number = asked.pop(answer.opaque)
         if answer.code != Code.SUCCESS:
             raise SystemExit(f"message {number} was refused: {answer.remark}")
         sent[number] = int(answer.fields["queueId"]), int(answer.fields["queueOffset"])
