@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from tieredstore.access.health import TierHealth
     from tieredstore.access.reader import TieredReader
     from tieredstore.access.store import TieredMessageStore
+    from tieredstore.access.tables import ConsumerOffsets, TopicTable
     from tieredstore.access.wiring import load_plugins
+    from tieredstore.codec.broker_tables import TopicConfig
     from tieredstore.codec.message import decode_message
     from tieredstore.codec.record import decode_properties, tags_code
     from tieredstore.codec.sql_filter import SqlFilter, filter_of
@@ -66,6 +68,7 @@ __all__ = [
     "BackendRefusedError",
     "BackendUnavailableError",
     "Boundary",
+    "ConsumerOffsets",
     "FileSegment",
     "GetResult",
     "GetStatus",
@@ -103,7 +106,9 @@ __all__ = [
     "TieredMessageStore",
     "TieredReader",
     "TieredStoreError",
+    "TopicConfig",
     "TopicRecord",
+    "TopicTable",
     "__version__",
     "decode_message",
     "decode_properties",
@@ -116,7 +121,9 @@ _NAMES = {
     "access.health": "TierHealth",
     "access.reader": "TieredReader",
     "access.store": "TieredMessageStore",
+    "access.tables": "ConsumerOffsets TopicTable",
     "access.wiring": "load_plugins",
+    "codec.broker_tables": "TopicConfig",
     "codec.message": "decode_message",
     "codec.record": "decode_properties tags_code",
     "codec.sql_filter": "SqlFilter filter_of",

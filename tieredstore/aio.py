@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from tieredstore.access.health import TierHealth
 from tieredstore.access.store import FLUSH_SECONDS, TieredMessageStore
+from tieredstore.access.tables import ConsumerOffsets, TopicTable
 from tieredstore.driver.arrivals import Arrival
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, ReadRequest
 from tieredstore.driver.one_process import OneProcess
@@ -58,6 +59,16 @@ class AsyncTieredStore:
     def topic_filter(self) -> TopicFilter:
         """Which topics stay out of the tier; as the store has it, without waiting."""
         return self.store.topic_filter
+
+    @property
+    def consumer_offsets(self) -> ConsumerOffsets:
+        """How far each group has come; no call of it waits."""
+        return self.store.consumer_offsets
+
+    @property
+    def topic_table(self) -> TopicTable:
+        """The broker's topics and their settings; no call of it waits."""
+        return self.store.topic_table
 
     @property
     def level(self) -> StorageLevel:

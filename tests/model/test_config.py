@@ -34,6 +34,7 @@ JAVA_DEFAULTS: list[tuple[str, str, Any]] = [
     ("tieredStoreDeleteFileEnable", "expiry_enabled", True),
     ("tieredStoreFileReservedTime", "reserve_hours", 72),
     ("tieredStoreDeleteFileInterval", "expiry_interval_ms", 3600000),
+    ("flushConsumerOffsetInterval", "tables_interval_ms", 5000),
     ("commitLogRollingInterval", "commit_log_rolling_hours", 24),
     ("commitLogRollingMinimumSize", "commit_log_rolling_min_bytes", 16777216),
     ("tieredStoreGroupCommit", "group_commit_enabled", True),

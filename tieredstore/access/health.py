@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.read_cache import ReadCache
+from tieredstore.access.tables import BrokerTables
 from tieredstore.access.upkeep import CatalogueHealth, Retention
 from tieredstore.access.wiring import Tier
 from tieredstore.driver.message_store import MessageStore
@@ -108,6 +109,8 @@ class TierHealth:
     index_error: str | None = None
     """Why the key index could not be uploaded or expired, the last time."""
     catalogue: CatalogueHealth = field(default_factory=CatalogueHealth)
+    tables_error: str | None = None
+    """Why consumer offsets and topics could not be written, or copied, the last time."""
     local_damages: tuple[LocalDamage, ...] = ()
     """What the local store has found damaged since it was opened, if it says so."""
     fence: Fence | None = None
@@ -117,7 +120,7 @@ class TierHealth:
     @property
     def ok(self) -> bool:
         sound = self.index_error is None and self.catalogue.error is None
-        sound = sound and self.fence is None
+        sound = sound and self.fence is None and self.tables_error is None
         sound = sound and all(damage.mended for damage in self.local_damages)
         return sound and all(queue.ok for queue in self.queues)
 
@@ -139,6 +142,7 @@ class TierHealth:
             "buffered_bytes": self.buffered_bytes,
             "uploads": self.uploads,
             "index_error": self.index_error,
+            "tables_error": self.tables_error,
             "queues": [{"ok": queue.ok, **asdict(queue)} for queue in self.queues],
             "cache": asdict(self.cache),
             "catalogue": asdict(self.catalogue),
@@ -154,6 +158,7 @@ def health_of(
     next_store: MessageStore,
     *,
     level: StorageLevel,
+    tables: BrokerTables | None = None,
 ) -> TierHealth:
     """As of now, from memory: no backend is asked."""
     upload = dispatcher.health()
@@ -182,6 +187,7 @@ def health_of(
         index_error=tier.index.problem,
         catalogue=tier.publishing.health(),
         fence=tier.fence,
+        tables_error=None if tables is None else tables.problem,
         local_damages=tuple(
             LocalDamage(
                 path=damage.path,

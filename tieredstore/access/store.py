@@ -13,6 +13,7 @@ from tieredstore.access.answers import Answers, ReadDecision
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.health import TierGauges, TierHealth, health_of
 from tieredstore.access.queue_upload import forget_stops
+from tieredstore.access.tables import BrokerTables, ConsumerOffsets, TopicTable
 from tieredstore.access.upkeep import (
     EXPIRED_SIDE_BY_SIDE,
     SEALING_MS,
@@ -38,7 +39,12 @@ from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Deadline, InlinePool, Runtime, Service
 from tieredstore.index.contract import Index
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import BackendUnavailableError, StoreClosedError, refused_by_system
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    InvalidConfigError,
+    StoreClosedError,
+    refused_by_system,
+)
 from tieredstore.model.messages import (
     DispatchRequest,
     GetResult,
@@ -136,6 +142,7 @@ class TieredMessageStore:
                 opened = _Open(self._next, tier, self._decision, self.config)
                 # Before anything is deleted.
                 self._listener.follow(self._next, opened.dispatcher)
+                opened.load_tables()
                 gauges = TierGauges(tier, opened.dispatcher, opened.retention, self._next)
                 gauges.register(tier.metrics)
                 self._open = opened
@@ -173,6 +180,7 @@ class TieredMessageStore:
                 ending.callback(self._metrics_of_life.end)
                 ending.callback(self._end_next)
                 ending.callback(lambda: opened.tier.close(deadline.left()))
+                ending.callback(opened.end_tables, deadline, drain=drain and started)
                 ending.callback(_end_chores, services, deadline)
                 ending.callback(opened.end_uploads, deadline, drain=drain and started)
                 for service in services:
@@ -194,6 +202,8 @@ class TieredMessageStore:
                 tier.files.delete_topics(topics)
                 tier.metrics.forget("topic", topics)
                 tier.metrics.forget("path", paths)
+                if self.config.tables_enabled:
+                    BrokerTables(self.config, tier.metadata, tier.runtime).destroy()
             finally:
                 tier.close()
                 self._metrics_of_life.end()
@@ -388,14 +398,24 @@ class TieredMessageStore:
         opened = self._loaded()
         if not self._started:
             raise StoreClosedError("the store is not started")
+        deadline = Deadline(opened.tier.runtime.clock, timeout)
         with self._refusals("flush"):
-            return opened.flushing.flush(timeout, seal=seal)
+            is_kept = opened.tables is None or opened.tables.stage()
+            is_flushed = opened.flushing.flush(timeout, seal=seal)
+            if opened.tables is not None:
+                is_kept = opened.tables.settle(deadline.left()) and is_kept
+            return is_flushed and is_kept
 
     def health(self) -> TierHealth:
         """How the tier is doing, without asking the backend."""
         opened = self._loaded()
         return health_of(
-            opened.tier, opened.dispatcher, opened.retention, self._next, level=self.level
+            opened.tier,
+            opened.dispatcher,
+            opened.retention,
+            self._next,
+            level=self.level,
+            tables=opened.tables,
         )
 
     def resume_queue(
@@ -436,6 +456,18 @@ class TieredMessageStore:
         self.delete_topics(unused)
         return len(unused) + self._next.clean_unused_topics(kept)
 
+    # -- what a broker remembers beside messages ----------------------------------------------
+
+    @property
+    def consumer_offsets(self) -> ConsumerOffsets:
+        """How far each group has come: kept on disk, with a copy in the tier."""
+        return self._tables().consumer_offsets
+
+    @property
+    def topic_table(self) -> TopicTable:
+        """The broker's topics and their settings, kept as consumer offsets are."""
+        return self._tables().topic_table
+
     # -- others -------------------------------------------------------------------------------
 
     def add_dispatcher(self, dispatcher: message_store.Dispatcher) -> None:
@@ -455,6 +487,12 @@ class TieredMessageStore:
             raise StoreClosedError("the store is not loaded")
         opened.tier.process.require()
         return opened
+
+    def _tables(self) -> BrokerTables:
+        tables = self._loaded().tables
+        if tables is None:
+            raise InvalidConfigError("tables_enabled: it is off, and this store keeps no tables")
+        return tables
 
     def _refuse_a_fork(self) -> None:
         """Before a lock is asked for, which a thread of the parent may have held at the fork."""
@@ -498,6 +536,8 @@ class TieredMessageStore:
             self._next.delete_topics(wanted)
             files.delete_topics(wanted)
             forget_stops(paths, tier.metadata)  # not before: a stopped queue stays so till then
+            if opened.tables is not None:
+                opened.tables.forget_topics(wanted)
             if wanted & known:
                 tier.publishing.step()
         tier.metrics.forget("topic", wanted)
@@ -513,6 +553,9 @@ class _Open:
     ) -> None:
         files, fetcher, runtime = tier.files, tier.fetcher, tier.runtime
         self.tier = tier
+        self.tables = (
+            BrokerTables(config, tier.metadata, runtime) if config.tables_enabled else None
+        )
         self.dispatcher = Dispatcher(
             next_store,
             files,
@@ -549,6 +592,15 @@ class _Open:
             logs_outcomes=config.record_get_message_result,
         )
 
+    def load_tables(self) -> None:
+        """No group is beyond the end of its queue: what was there is lost, or was never durable."""
+        if self.tables is None:
+            return
+        self.tables.load()
+        queues = self.tables.consumer_offsets.queues()
+        found = ((key, self.answers.max_offset(*key)) for key in queues)
+        self.tables.clamp({key: end for key, end in found if end is not None})
+
     def start_chores(self, config: StoreConfig) -> list[Service]:
         """The caller stops them."""
         sealing_ms = config.dispatch_interval_ms
@@ -561,6 +613,8 @@ class _Open:
             chores.append(("tier-catalogue", self.tier.publishing.step, config.publish_interval_ms))
         if self.tier.copy is not None and config.publish_interval_ms:
             chores.append(("tier-catalogue-copy", self.tier.copy.step, config.publish_interval_ms))
+        if self.tables is not None:
+            chores.append(("tier-tables", self.tables.step, config.tables_interval_ms))
         if config.expiry_enabled:
             chores.append(("tier-expiry", self.retention.step, config.expiry_interval_ms))
         return [
@@ -568,13 +622,23 @@ class _Open:
         ]
 
     def end_uploads(self, deadline: Deadline, *, drain: bool) -> None:
-        """With `drain`, after a last one."""
+        """With `drain`, after a last one, which takes the tables along."""
+        if drain and self.tables is not None:
+            self.tables.stage()
         if drain and not self.flushing.make_durable(deadline.left()):
             log.warning("the broker's store did not make durable what it took last")
         if not self.dispatcher.shutdown(drain=drain, timeout=deadline.left()):
             log.warning(
                 "not all that was to be uploaded is in the tier: it follows after a restart"
             )
+
+    def end_tables(self, deadline: Deadline, *, drain: bool) -> None:
+        """They are written whatever the tier does; with `drain` the tier has them too."""
+        if self.tables is None:
+            return
+        self.tables.close()
+        if drain and self.tables.stage():
+            self.tables.settle(deadline.left())
 
 
 class _Listener:

@@ -175,6 +175,19 @@ class StoreConfig(Settings):
     expiry_interval_ms: int = setting(
         3_600_000, "Time between two expiry runs", "tieredStoreDeleteFileInterval", minimum=1
     )
+    # consumer offsets and topics
+    tables_enabled: bool = setting(
+        True, "Keep consumer offsets and topics, on disk and in the tier, for a broker that asks"
+    )
+    tables_interval_ms: int = setting(
+        5_000,
+        "Time between two looks whether they have changed and are to be written",
+        "flushConsumerOffsetInterval",
+        minimum=1,
+    )
+    tables_copy_interval_ms: int = setting(
+        30_000, "Time between two copies of what has changed to the tier", minimum=1
+    )
     # dispatch
     initial_offset: str = setting(
         "earliest",

@@ -29,6 +29,7 @@ FOREIGN_KEYS: Final = frozenset(
         "readAheadCacheSizeThresholdRate",
         "readAheadCacheCreateExpireDuration",
         "readAheadCacheAfterReadExpireDuration",
+        "flushConsumerOffsetHistoryInterval",
         "tieredStoreDispatchMinFreeMemoryRatio",
         "tieredStoreDispatchMinFreeMemoryMaxBytes",
     }
