@@ -24,7 +24,9 @@ from tieredstore.access.rebuild import (
     rebuild_beside_published,
 )
 from tieredstore.access.store import TieredMessageStore
+from tieredstore.access.tables import copied
 from tieredstore.access.wiring import published_catalogue, publisher_of
+from tieredstore.codec.broker_tables import CONSUMER_OFFSETS
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.runtime import ManualClock, Runtime
@@ -434,6 +436,7 @@ def test_an_empty_catalogue_starts_from_what_is_published(there: Elsewhere, tmp_
     broker = there.broker
     broker.fill(12)
     broker.put(3, topic="Gone")
+    broker.store.consumer_offsets.commit("group-a", TOPIC, 0, 9)
     assert broker.store.flush()
     metadata = broker.tier.metadata
     topic = metadata.topic(TOPIC)
@@ -451,6 +454,9 @@ def test_an_empty_catalogue_starts_from_what_is_published(there: Elsewhere, tmp_
     found = lost.metadata.topic(TOPIC)
     assert found is not None
     assert (found.topic_id, found.reserve_hours) == (41, 7)
+    groups = copied(CONSUMER_OFFSETS, lost.metadata)
+    assert groups is not None
+    assert groups.rows == {f"{TOPIC}@group-a": {0: 9}}
     findings = audit(lost.metadata, lost.provider, lost.config, lost.runtime).findings
     assert [each.kind for each in findings if each.severity.value == "damage"] == []
     lost.publisher.check()

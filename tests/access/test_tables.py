@@ -18,7 +18,6 @@ from tests.providers.object_kit import Bucket
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.access.tables import (
     COPY_BYTES_MAX,
-    OFFSETS_MAX,
     RIDE_MS,
     VERSIONS,
     BrokerTables,
@@ -118,9 +117,17 @@ def test_what_is_no_place_is_refused_and_changes_nothing(
     assert offsets.groups() == []
 
 
-def test_there_are_only_so_many_offsets(tmp_path: Path) -> None:
-    offsets = opened(tmp_path).consumer_offsets
-    offsets.reset(GROUP, {QueueKey(TOPIC, number): 0 for number in range(OFFSETS_MAX)})
+def test_there_are_only_so_many_offsets_and_topics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tieredstore.access.tables.OFFSETS_MAX", 100)
+    monkeypatch.setattr("tieredstore.access.tables.TOPICS_MAX", 1)
+    offsets, topics = opened(tmp_path).consumer_offsets, opened(tmp_path).topic_table
+    topics.put(TopicConfig(name=TOPIC))
+    topics.put(TopicConfig(name=TOPIC, perm=2))
+    with pytest.raises(InvalidArgumentError, match="1 topics already"):
+        topics.put(TopicConfig(name="Other"))
+    offsets.reset(GROUP, {QueueKey(TOPIC, number): 0 for number in range(100)})
     with pytest.raises(InvalidArgumentError, match="already"):
         offsets.commit("group-b", TOPIC, 0, 1)
     offsets.commit(GROUP, TOPIC, 0, 1)  # one that is there may move
@@ -536,6 +543,24 @@ def test_a_round_takes_the_copy_along_and_makes_no_request_more(
     machine.tables.step()
     found = Machine(tmp_path / "second", bucket)
     assert found.offsets.get(GROUP, TOPIC, 0) == 2
+
+
+def test_the_copy_outlives_the_entries_that_brought_it(
+    machine: Machine, tmp_path: Path, bucket: Bucket
+) -> None:
+    machine.put(1)
+    machine.offsets.commit(GROUP, TOPIC, 0, 1)
+    machine.tables.step()
+    machine.upload()
+    first = {key for key in bucket.objects.held_keys() if "/log/" in key}
+    assert first
+    while first & set(bucket.objects.held_keys()):  # till states stand for them
+        machine.put(1)
+        machine.upload()
+        while machine.process.provider.tend("broker-a"):
+            pass
+        machine.pass_ms(600_000)
+    assert Machine(tmp_path / "second", bucket).offsets.get(GROUP, TOPIC, 0) == 1
 
 
 def test_what_no_round_takes_along_is_written_after_minutes_at_the_price_of_one_entry(

@@ -27,7 +27,9 @@ from tests.jobs.job_kit import (
 from tieredstore.access.audit import audit
 from tieredstore.access.queue_upload import STOPPED_QUEUE
 from tieredstore.access.reader import TieredReader
+from tieredstore.access.tables import BrokerTables
 from tieredstore.cli import submit
+from tieredstore.codec.broker_tables import TopicConfig
 from tieredstore.driver.runtime import Runtime
 from tieredstore.index.watermarks import Watermarks
 from tieredstore.jobs.job import JobExit, JobState
@@ -145,6 +147,28 @@ def test_only_the_topics_that_were_asked_for_are_moved(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match=r"cut over before, and without [^ ]+/0, "):
         moved(source, target, cut_over=True)
     assert moved(source, target, topics=["GoldAa"]).facts["cut_over"] == "done before"
+
+
+@pytest.mark.parametrize("topics", [(), ("GoldA*",)])
+def test_consumer_offsets_and_topics_move_with_their_tier(
+    tmp_path: Path, topics: tuple[str, ...]
+) -> None:
+    source, target = copy_of_golden(tmp_path / "java"), posix(tmp_path)
+    with JsonMetadataStore.open(source.catalogue_path) as metadata:
+        tables = BrokerTables(source, metadata, Runtime.inline())
+        tables.load()
+        for topic in ("GoldAa", "GoldBB", "Untiered"):
+            tables.consumer_offsets.commit("group", topic, 0, 7)
+            tables.topic_table.put(TopicConfig(name=topic))
+        assert tables.stage()
+    moved(source, target, topics=topics, cut_over=True)
+    new = replace(target, store_path=str(tmp_path / "new-disk"))
+    with JsonMetadataStore.open(target.catalogue_path) as metadata:
+        tables = BrokerTables(new, metadata, Runtime.inline())
+        tables.load()
+        found = {key.topic for key in tables.consumer_offsets.of_group("group")}
+        assert found == {topic.name for topic in tables.topic_table.all()}
+        assert found == ({"GoldAa"} if topics else {"GoldAa", "GoldBB", "Untiered"})
 
 
 def test_what_is_only_published_can_be_copied_and_not_cut_over(tmp_path: Path) -> None:

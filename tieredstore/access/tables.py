@@ -430,7 +430,8 @@ class ConsumerOffsets(_Table[OffsetRow]):
         """`commit` of several queues together: all of them count, or none does."""
         for key, offset in offsets.items():
             _require_offset(key, offset)
-            _require_names(group, key.topic)
+        for topic in {key.topic for key in offsets}:
+            _require_names(group, topic)
         with self._guard:
             rows = self._open_rows()
             named = {key: f"{key.topic}@{group}" for key in offsets}
@@ -567,6 +568,16 @@ def copied(format: TableFormat[R], metadata: MetadataStore) -> TableContents[R] 
         return TableContents(rows=format.rows_of(rows), version=version, others=facts)
     except (TypeError, ValueError) as error:
         raise MetadataError(metadata.facts.place, f"its copy of {kind}: {error}") from error
+
+
+def notes_of(metadata: MetadataStore, *, wants: Callable[[str], bool]) -> list[Change]:
+    """What makes another catalogue hold the same copy, of the topics that are wanted."""
+    changes: list[Change] = []
+    for kind in (broker_tables.CONSUMER_OFFSETS.file_name, broker_tables.TOPICS.file_name):
+        for key, row in metadata.notes(kind).items():
+            if wants(key.partition("@")[0]):
+                changes.append(PutNote(kind, key, row))
+    return [*changes, *(PutNote(VERSIONS, *each) for each in metadata.notes(VERSIONS).items())]
 
 
 def _read(path: Path) -> bytes | None:

@@ -564,13 +564,15 @@ def _moved(tier: SourceTier, source: StoreConfig, target: StoreConfig) -> Iterat
     for row in tier.index:
         yield Put(_row(row, target))
     yield from _index_notes(tier, keeps_local_files=source.store_path == target.store_path)
+    yield from tier.tables
     yield PutNote(NOTE, "source", dict(place_of(source)))
 
 
 def _adopted(
     tier: SourceTier, source: StoreConfig, target: StoreConfig, metadata: MetadataStore
 ) -> list[Change]:
-    """Topics get the target's own numbers. The queues take nothing more: they are history."""
+    """Topics get the target's own numbers. The queues take nothing more: they are history, and
+    groups of the broker that is gone are not the target's."""
     for topic in tier.topics:
         metadata.add_topic(topic.topic, reserve_hours=topic.reserve_hours)
     changes: list[Change] = []

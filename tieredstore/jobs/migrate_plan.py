@@ -13,9 +13,10 @@ from typing import Any, Final
 from tieredstore.access.queue_upload import STOPPED_QUEUE
 from tieredstore.access.reader import amend_problems
 from tieredstore.access.rebuild import slot_count_of
+from tieredstore.access.tables import notes_of
 from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.codec.names import index_queue_path, queue_path
-from tieredstore.driver.metadata import LOG, MetadataStore
+from tieredstore.driver.metadata import LOG, Change, MetadataStore
 from tieredstore.driver.object_requests import PriceTable
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.flat import recovery
@@ -75,6 +76,8 @@ class SourceTier:
     queues: tuple[SourceQueue, ...]
     index: tuple[SegmentRecord, ...]
     index_notes: Mapping[str, Mapping[str, Json]]
+    tables: tuple[Change, ...] = ()
+    """What the catalogue has of consumer offsets and of the broker's own topics."""
     copy_of: str | None = None
     """Where the catalogue is a published copy: it may not know the newest queues and keys."""
 
@@ -111,6 +114,9 @@ def read_source(config: StoreConfig, *, topics: tuple[str, ...] = ()) -> SourceT
             queues=tuple(queues),
             index=tuple(row for row in index if row.size),
             index_notes={kind: dict(metadata.notes(kind)) for kind in INDEX_NOTES},
+            tables=tuple(
+                notes_of(metadata, wants=lambda topic: not topics or patterns.match(topic))
+            ),
             copy_of=_copy_of(metadata),
         )
     finally:
