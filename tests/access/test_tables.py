@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -324,6 +326,50 @@ def test_at_every_step_of_a_write_a_crash_leaves_the_old_table_or_the_new_one(
         return disk.died
 
     assert every_step(life, look) >= 10
+
+
+COMMITTER = """
+import sys
+from itertools import count
+from tieredstore import StoreConfig, TieredMessageStore
+from tieredstore.driver.runtime import Runtime
+from tieredstore.testing.message_store_contract import ListMessageStore
+
+config = StoreConfig(
+    store_path=sys.argv[1], index_enabled=False, tables_interval_ms=1, tables_copy_interval_ms=1
+)
+runtime = Runtime.threads()
+with TieredMessageStore(ListMessageStore(runtime), config, runtime=runtime) as store:
+    for offset in count(1 + (store.consumer_offsets.get("group-0", "T", 0) or 0)):
+        for group in range(3):
+            store.consumer_offsets.commit(f"group-{group}", "T", 0, offset)
+        if not offset % 50:
+            store._loaded().tables.keep()
+            print(offset, flush=True)
+"""
+
+
+def test_killed_while_it_commits_it_has_all_that_was_kept(tmp_path: Path) -> None:
+    """Each time the file is whole, and the copy in the catalogue is not ahead of it."""
+    kept = 0
+    for lines in (1, 7, 30):
+        command = [sys.executable, "-c", COMMITTER, str(tmp_path / "store")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as committer:
+            assert committer.stdout is not None
+            for _ in range(lines):
+                kept = int(committer.stdout.readline())
+            committer.kill()
+        with JsonMetadataStore.open(a_config(tmp_path).catalogue_path) as metadata:
+            file = CONSUMER_OFFSETS.decode(file_of(tmp_path).read_bytes())
+            copy = copied(CONSUMER_OFFSETS, metadata)
+            assert copy is not None
+            assert copy.version <= file.version
+            found = opened(tmp_path, metadata).consumer_offsets
+            for group in range(3):
+                offset = found.get(f"group-{group}", "T", 0)
+                assert offset is not None
+                assert offset >= kept
+                assert copy.rows[f"T@group-{group}"][0] > 0
 
 
 # In the tier
