@@ -54,6 +54,14 @@ def sql_filter_says(questions: list[dict[str, Any]], work: Path) -> list[dict[st
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
 
+def broker_tables(folder: Path, work: Path, *, change: bool = False) -> dict[str, Any]:
+    """What Java has of consumer offsets and topics; with `change` it writes others then."""
+    out = work / "java-says.json"
+    _run("BrokerTables", str(folder), str(out), *(["change"] if change else []))
+    said: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return said
+
+
 def _run(program: str, *arguments: str) -> None:
     build()
     classes = f"{JAR}:{JAR.parent}/dependency/*"
