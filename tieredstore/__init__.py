@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         StoreClosedError,
         TieredStoreError,
     )
+    from tieredstore.model.message_columns import MessageColumns
     from tieredstore.model.messages import GetResult, Message, MessageRun, PutResult, QueryResult
     from tieredstore.model.values import (
         Boundary,
@@ -76,6 +77,7 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidConfigError",
     "Message",
+    "MessageColumns",
     "MessageFilter",
     "MessageRun",
     "MessageStore",
@@ -141,6 +143,7 @@ _NAMES = {
         "SegmentCorruptError SegmentError SegmentNotFoundError SegmentSealedError "
         "StoreClosedError TieredStoreError"
     ),
+    "model.message_columns": "MessageColumns",
     "model.messages": "GetResult Message MessageRun PutResult QueryResult",
     "model.values": (
         "Boundary GetStatus Host PutStatus QueueKey QueueRecord SegmentRecord SegmentType "

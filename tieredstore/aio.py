@@ -20,6 +20,7 @@ from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.runtime import done_future
 from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.message_columns import unchanging
 from tieredstore.model.messages import (
     DispatchRequest,
     GetResult,
@@ -119,7 +120,7 @@ class AsyncTieredStore:
         return await self._handover.put(partial(self.store.put_message_future, message))
 
     async def put_messages(self, messages: Sequence[Message]) -> Sequence[PutResult]:
-        messages = tuple(messages)  # the caller may change the list
+        messages = unchanging(messages)
         return await self._handover.put(partial(self.store.put_messages_future, messages))
 
     async def get_message(

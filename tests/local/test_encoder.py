@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from tieredstore.codec.java import encode_utf8
 from tieredstore.codec.message import decode_message, encode_message
-from tieredstore.codec.record import encode_properties, split_keys, tags_code
+from tieredstore.codec.record import (
+    encode_properties,
+    property_bytes_of,
+    split_keys,
+    tags_code,
+)
 from tieredstore.local.config import DelayLevels, LocalConfig
 from tieredstore.local.encoder import (
     PutRefusedError,
@@ -21,6 +26,7 @@ from tieredstore.local.encoder import (
     waits_for_disk,
 )
 from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.message_columns import MessageColumns
 from tieredstore.model.messages import Message
 from tieredstore.model.topics import SCHEDULE_TOPIC
 from tieredstore.model.values import INT32_MAX, Host, PutStatus
@@ -371,6 +377,48 @@ def test_a_batch_of_texts_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -
     batch, _ = RecordEncoder(CONFIG).encode_all(sent)
     assert batch is not None
     assert list(batch.keys) == [f"k{number}" for number in range(COUNT)]
+
+
+def columned(sent: Sequence[Message]) -> MessageColumns:
+    return MessageColumns(
+        topics=[message.topic for message in sent],
+        queue_ids=[message.queue_id for message in sent],
+        bodies=[message.body for message in sent],
+        properties_texts=[property_bytes_of(message) for message in sent],
+        flags=[message.flag for message in sent],
+        sys_flags=[message.sys_flag for message in sent],
+        born_timestamps=[message.born_timestamp for message in sent],
+        born_hosts=[message.born_host for message in sent],
+        store_hosts=[message.store_host for message in sent],
+        reconsume_times=[message.reconsume_times for message in sent],
+        prepared_transaction_offsets=[message.prepared_transaction_offset for message in sent],
+    )
+
+
+@given(st.lists(CHANGES, min_size=1, max_size=COUNT), TEXTS)
+def test_columns_are_what_their_messages_are(changes: list[dict[str, Any]], text: str) -> None:
+    given = [{**change, "properties": {}, "properties_text": text} for change in changes]
+    check(columned([dataclasses.replace(a_message(), **change) for change in given]))
+
+
+@given(messages(), st.integers(0, 9))
+def test_columns_of_usual_messages_are_what_these_are(message: Message, odd: int) -> None:
+    sent = [dataclasses.replace(message, flag=number) for number in range(COUNT)]
+    if odd == 0:
+        sent[3] = dataclasses.replace(sent[3], topic="a/b")
+    columns = columned(sent)
+    check(columns)
+    ours, _ = RecordEncoder(CONFIG).encode_all(columns)
+    theirs, _ = RecordEncoder(CONFIG).encode_all(sent)
+    assert (ours and ours.data) == (theirs and theirs.data)
+
+
+def test_columns_make_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = columned([a_message(number) for number in range(COUNT)])
+    monkeypatch.setattr(MessageColumns, "__getitem__", lambda *_: pytest.fail("made a message"))
+    batch, _ = RecordEncoder(CONFIG).encode_all(columns)
+    assert batch is not None
+    assert len(batch) == COUNT
 
 
 @pytest.mark.parametrize(

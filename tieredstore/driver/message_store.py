@@ -111,7 +111,10 @@ class MessageStore(Protocol):
         """Store one message; when this returns PUT_OK it is as durable as the store promises."""
 
     def put_messages(self, messages: Sequence[Message]) -> Sequence[PutResult]:
-        """Store messages in this order; each is stored or refused by itself."""
+        """Store messages in this order; each is stored or refused by itself.
+
+        `MessageColumns` are such a sequence: a store that knows them needs no object a message.
+        """
         return [self.put_message(message) for message in messages]
 
     def put_message_future(self, message: Message) -> Future[PutResult]:

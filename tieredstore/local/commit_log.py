@@ -42,9 +42,10 @@ from tieredstore.model.errors import (
     SegmentCorruptError,
     SegmentNotFoundError,
 )
+from tieredstore.model.message_columns import MessageColumns
 from tieredstore.model.messages import Message, PutResult
 from tieredstore.model.printable import log_of
-from tieredstore.model.values import INT64_MAX, PutStatus
+from tieredstore.model.values import INT64_MAX, Host, PutStatus
 
 log = log_of(__name__)
 
@@ -461,7 +462,7 @@ class PutResults(Sequence[PutResult]):
 
     def __init__(
         self,
-        messages: tuple[Message, ...],
+        messages: tuple[Message, ...] | MessageColumns,
         refused: Mapping[int, PutResult],
         queue_offsets: Sequence[int],
         appended: AppendedRun | None,
@@ -507,8 +508,14 @@ class PutResults(Sequence[PutResult]):
             log_offset=log_offset,
             size=self._appended.sizes[row],
             store_timestamp=self._appended.store_timestamp,
-            message_id=encode_offset_id(self._messages[place].store_host, log_offset=log_offset),
+            message_id=encode_offset_id(self._store_host(place), log_offset=log_offset),
         )
+
+    def _store_host(self, place: int) -> Host:
+        messages = self._messages
+        if isinstance(messages, MessageColumns):
+            return messages.store_hosts[place]
+        return messages[place].store_host
 
     def _row(self, place: int) -> int:
         if not self._refused:
@@ -522,7 +529,7 @@ class PutResults(Sequence[PutResult]):
 class Appended(NamedTuple):
     """What became of the messages of one put: in the log, but not yet waited for."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] | MessageColumns
     refused: Mapping[int, PutResult]
     queue_offsets: Sequence[int]
     run: AppendedRun | None

@@ -49,11 +49,11 @@ from tieredstore.codec.record import (
     WAIT_STORE_OK,
     decode_properties,
     encode_properties,
-    property_bytes_of,
     tags_code,
 )
 from tieredstore.local.config import DelayLevels, LocalConfig
 from tieredstore.model.errors import InvalidArgumentError, TieredStoreError
+from tieredstore.model.message_columns import MessageColumns
 from tieredstore.model.messages import Message, PutResult
 from tieredstore.model.property_text import NAME_END, VALUE_END
 from tieredstore.model.topics import why_no_topic
@@ -289,7 +289,7 @@ class RecordEncoder:
         if message.properties_text is None:
             property_bytes, plain = _property_string(properties)
         else:
-            property_bytes, plain = _sent_string(message), False
+            property_bytes, plain = _sent_string(message.properties_text), False
         if not plain:
             properties = decode_properties(property_bytes)  # halves of characters became "?"
         if self._property_crc:
@@ -375,20 +375,18 @@ class RecordEncoder:
     def _encode_columns(self, messages: Sequence[Message]) -> RecordBatch:
         """Raises some error or other unless each message is a usual one."""
         properties: list[Mapping[str, str]]
-        if messages[0].properties_text is None:
+        columns = messages if isinstance(messages, MessageColumns) else _columns_of(messages)
+        if columns is not messages and messages[0].properties_text is None:
             properties = [message.properties for message in messages]
-            _require(all(message.properties_text is None for message in messages))
             strings, names = _property_strings(properties)
         else:
-            _require(all(message.properties_text is not None for message in messages))
-            strings = [_sent_string(message) for message in messages]
+            strings = [_sent_string(text) for text in columns.properties_texts]
             properties = [decode_properties(string) for string in strings]
             names = set(chain.from_iterable(properties))
             _require(UNUSUAL.isdisjoint(names))
         batch = RecordBatch()
-        batch.topics = [message.topic for message in messages]
-        batch.queue_ids = [message.queue_id for message in messages]
-        batch.sys_flags = [message.sys_flag for message in messages]
+        batch.topics, batch.queue_ids = columns.topics, columns.queue_ids
+        batch.sys_flags = columns.sys_flags
         flags = set(batch.sys_flags)
         _require(min(batch.queue_ids) >= 0 and bool not in map(type, batch.queue_ids))
         _require(not any(flag & (INNER_BATCH | HOSTS_IPV6) for flag in flags))
@@ -398,7 +396,7 @@ class RecordEncoder:
         batch.is_of_one_queue = all(batch.in_queue) and (
             len(set(batch.topics)) == len(set(batch.queue_ids)) == 1
         )
-        self._fill_records(batch, messages, strings)
+        self._fill_records(batch, columns, strings)
 
         nothing = [None] * len(messages)
         tags = [named.get(TAGS) for named in properties] if TAGS in names else nothing
@@ -416,7 +414,7 @@ class RecordEncoder:
         return batch
 
     def _fill_records(
-        self, batch: RecordBatch, messages: Sequence[Message], strings: list[bytes]
+        self, batch: RecordBatch, columns: MessageColumns, strings: list[bytes]
     ) -> None:
         """The bytes and the sizes: each record is joined of header, body, topic and properties."""
         fields = {topic: topic_field(topic) for topic in set(batch.topics)}
@@ -424,9 +422,10 @@ class RecordEncoder:
         _require(all(magic == other for other, _ in fields.values()))
         _require(self.batch_topics.isdisjoint(fields))
         topics = {topic: field + bytes(2) for topic, (_, field) in fields.items()}
-        header, columns = _headers(batch, messages, magic)
-        pieces = [header] * (4 * len(messages))
-        pieces[1::4] = bodies = [message.body for message in messages]
+        header, others = _headers(batch, columns, magic)
+        bodies = columns.bodies
+        pieces = [header] * (4 * len(bodies))
+        pieces[1::4] = bodies
         pieces[2::4] = [topics[topic] for topic in batch.topics]
         pieces[3::4] = strings
         body_bytes, property_bytes = _lengths(bodies), _lengths(strings)
@@ -447,7 +446,7 @@ class RecordEncoder:
         words["i"][starts + BODY_CRC_POSITION] = _numbers(map(crc32, bodies), bodies) & INT32_MAX
         words["i"][starts + (len(header) - 4)] = body_bytes
         words["h"][ends - property_bytes - 2] = property_bytes
-        for position, code, column in columns:
+        for position, code, column in others:
             words[code][starts + position] = array(code, column)  # which refuses what does not fit
 
 
@@ -473,9 +472,27 @@ def _property_string(properties: Mapping[str, str]) -> tuple[bytes, bool]:
     return (text.encode(), True) if text.isascii() else (encode_utf8(text), False)
 
 
-def _sent_string(message: Message) -> bytes:
+def _columns_of(messages: Sequence[Message]) -> MessageColumns:
+    """Property texts are there if all messages have one, else none."""
+    texts = [message.properties_text for message in messages]
+    return MessageColumns(
+        topics=[message.topic for message in messages],
+        queue_ids=[message.queue_id for message in messages],
+        bodies=[message.body for message in messages],
+        properties_texts=[text for text in texts if text is not None] or None,
+        flags=[message.flag for message in messages],
+        sys_flags=[message.sys_flag for message in messages],
+        born_timestamps=[message.born_timestamp for message in messages],
+        born_hosts=[message.born_host for message in messages],
+        store_hosts=[message.store_host for message in messages],
+        reconsume_times=[message.reconsume_times for message in messages],
+        prepared_transaction_offsets=[message.prepared_transaction_offset for message in messages],
+    )
+
+
+def _sent_string(text: str | bytes) -> bytes:
     """The bytes of properties that came as text: whatever they are, a reader takes them."""
-    string = property_bytes_of(message)
+    string = text if isinstance(text, bytes) else encode_utf8(text)
     if string.endswith(b"\0"):
         raise _illegal("properties: the text ends in 0, as what was never written whole")
     return string
@@ -536,34 +553,31 @@ def _explained(message: Message) -> PutRefusedError:
 
 
 def _headers(
-    batch: RecordBatch, messages: Sequence[Message], magic: int
+    batch: RecordBatch, columns: MessageColumns, magic: int
 ) -> tuple[bytes, list[tuple[int, str, Sequence[int]]]]:
     """The header of the first message, and where the others have something else: the columns."""
-    first = messages[0]
-    for hosts in (
-        [message.born_host for message in messages],
-        [message.store_host for message in messages],
-    ):
-        _require(hosts.count(hosts[0]) == len(hosts))
-    bits, layout = LAYOUTS[len(first.born_host[0]), len(first.store_host[0])]
+    born_host, store_host = columns.born_hosts[0], columns.store_hosts[0]
+    _require(columns.born_hosts.count(born_host) == len(columns))
+    _require(columns.store_hosts.count(store_host) == len(columns))
+    bits, layout = LAYOUTS[len(born_host[0]), len(store_host[0])]
     if bits:
         batch.sys_flags = [flag | bits for flag in batch.sys_flags]
     # fmt: off
     header = layout.pack(
-        0, magic, 0, first.queue_id, first.flag, 0, 0, batch.sys_flags[0], first.born_timestamp,
-        *first.born_host, 0, *first.store_host, first.reconsume_times,
-        first.prepared_transaction_offset, 0,
+        0, magic, 0, columns.queue_ids[0], columns.flags[0], 0, 0, batch.sys_flags[0],
+        columns.born_timestamps[0], *born_host, 0, *store_host, columns.reconsume_times[0],
+        columns.prepared_transaction_offsets[0], 0,
     )
-    columns: list[tuple[int, str, Sequence[int]]] = [
-        (QUEUE_ID_POSITION, "i", batch.queue_ids),
-        (FLAG_POSITION, "i", [message.flag for message in messages]),
-        (SYS_FLAG_POSITION, "i", batch.sys_flags),
-        (BORN_TIMESTAMP_POSITION, "q", [message.born_timestamp for message in messages]),
-        (layout.size - 16, "i", [message.reconsume_times for message in messages]),
-        (layout.size - 12, "q", [message.prepared_transaction_offset for message in messages]),
-    ]
     # fmt: on
-    return header, [column for column in columns if column[2].count(column[2][0]) < len(messages)]
+    places: list[tuple[int, str, Sequence[int]]] = [
+        (QUEUE_ID_POSITION, "i", batch.queue_ids),
+        (FLAG_POSITION, "i", columns.flags),
+        (SYS_FLAG_POSITION, "i", batch.sys_flags),
+        (BORN_TIMESTAMP_POSITION, "q", columns.born_timestamps),
+        (layout.size - 16, "i", columns.reconsume_times),
+        (layout.size - 12, "q", columns.prepared_transaction_offsets),
+    ]
+    return header, [place for place in places if place[2].count(place[2][0]) < len(columns)]
 
 
 def _property_strings(properties: Sequence[Mapping[str, str]]) -> tuple[list[bytes], set[str]]:

@@ -67,6 +67,7 @@ from tieredstore.model.errors import (
     TieredStoreError,
     refused_by_system,
 )
+from tieredstore.model.message_columns import unchanging
 from tieredstore.model.messages import (
     GetResult,
     Message,
@@ -868,7 +869,7 @@ class LocalMessageStore(StoreReads):
         future.set_running_or_notify_cancel()  # what is in the log cannot be taken back
         if parts.promised.is_full:
             reason = "too many puts wait for the disk"
-            refused = self._all_refused(tuple(messages), PutStatus.SERVICE_NOT_AVAILABLE, reason)
+            refused = self._all_refused(messages, PutStatus.SERVICE_NOT_AVAILABLE, reason)
             future.set_result(answer(refused.results()))
             return future
 
@@ -892,7 +893,7 @@ class LocalMessageStore(StoreReads):
         then: Callable[[Appended], None] = lambda _: None,
     ) -> Appended:
         """Into the log; `then` is called before a shutdown can see it there."""
-        messages = tuple(messages)  # the caller may change the list
+        messages = unchanging(messages)
         if parts.retention.disk_is_full or parts.dispatch.failure:
             reason = self._why_not_now(parts)
             if reason:
@@ -947,12 +948,10 @@ class LocalMessageStore(StoreReads):
             taken[key] = offset + count
         return queue_offsets, taken
 
-    def _all_refused(
-        self, messages: tuple[Message, ...], status: PutStatus, reason: str
-    ) -> Appended:
+    def _all_refused(self, messages: Sequence[Message], status: PutStatus, reason: str) -> Appended:
         refusal = PutResult(status=status, reason=reason)
         refused = dict.fromkeys(range(len(messages)), refusal)
-        return Appended(messages, refused, (), None, waits_for_disk=False)
+        return Appended(unchanging(messages), refused, (), None, waits_for_disk=False)
 
     # -- others -------------------------------------------------------------------------------
 

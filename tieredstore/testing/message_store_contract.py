@@ -44,6 +44,7 @@ from tieredstore.model.errors import (
     SegmentCorruptError,
     StoreClosedError,
 )
+from tieredstore.model.message_columns import MessageColumns
 from tieredstore.model.messages import (
     DispatchRequest,
     GetResult,
@@ -342,6 +343,24 @@ class MessageStoreContract:
         stored = [decode_message(one.record).property_bytes for one in found]
         assert stored == [text.encode(), text.encode(), b""]
         assert [one.tags_code for one in found] == [tags_code("Tag1")] * 2 + [0]
+
+    def test_columns_are_stored_as_the_messages_that_they_are(self, store: MessageStore) -> None:
+        columns = MessageColumns(
+            topics=TOPIC,
+            queue_ids=[number % 2 for number in range(40)],
+            bodies=[a_body(number) for number in range(40)],
+            properties_texts=[f"KEYS\x01key-{number}\x02" for number in range(40)],
+        )
+        first = store.put_messages(columns)
+        second = store.put_messages_future(columns).result(WAIT_SECONDS)
+        for results, start in ((first, 0), (second, 20)):
+            assert [put.queue_offset for put in results] == [start + n // 2 for n in range(40)]
+            assert all(put.stored for put in results)
+        for number in (0, 7, 39):
+            place = TOPIC, number % 2, 20 + number // 2
+            [selected] = store.get_message(*place, count_max=1).messages
+            message = decode_message(selected.record)
+            assert (message.body, message.keys) == (a_body(number), (f"key-{number}",))
 
     def test_futures_are_done_when_their_messages_are_stored(self, store: MessageStore) -> None:
         futures = [store.put_message_future(a_message(number)) for number in range(40)]
