@@ -130,7 +130,8 @@ class Request:
         return value
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        return self.command.fields.get(name, str(default)).lower() == "true"
+        """The C++ client writes 1 where Java writes true."""
+        return self.command.fields.get(name, str(default)).lower() in ("true", "1")
 
     def json(self) -> dict[str, Any]:
         """The body, which has to be an object of JSON."""

@@ -9,6 +9,7 @@ from struct import Struct
 from typing import Final
 
 from examples.broker.commands import INT32_MAX, INT64_MAX, Answer, Code, RefusedError, Request
+from examples.broker.frames import FRAME_BYTES_MAX
 from examples.broker.query import Queries
 from examples.broker.schedule import Schedule
 from examples.broker.storage import Storage
@@ -23,6 +24,8 @@ from tieredstore import (
 )
 from tieredstore.codec.message import PROPERTY_BYTES_MAX
 from tieredstore.codec.record import DELAY_LEVEL, INT16, TRANSACTION_MASK, WAIT_STORE_OK
+from tieredstore.model.errors import BodyNotPlainError
+from tieredstore.model.message_body import COMPRESSED, COMPRESSION_MASK
 
 BATCH_MAX: Final = 4_096
 BODY_BYTES_MAX: Final = 4 << 20
@@ -134,10 +137,7 @@ class Sends:
     async def _store(self, request: Request, named: Request) -> Answer:
         message = self._message(named, request.connection.host)
         if named.flag("batch"):
-            messages = [
-                replace(message, body=body, properties=properties, flag=flag)
-                for flag, body, properties in _in_batch(request.body)
-            ]
+            messages = list(_in_batch(message))
         else:
             messages = [message]
         messages = [self._schedule.place(each) for each in messages]
@@ -212,8 +212,13 @@ def check(message: Message) -> None:
         )
 
 
-def _in_batch(data: bytes) -> Iterator[tuple[int, bytes, Mapping[str, str]]]:
-    """Flag, body and properties of each message in the body of a batch."""
+def _in_batch(batch: Message) -> Iterator[Message]:
+    """The messages in the body of a batch, which the C++ client compresses as a whole."""
+    try:
+        data = batch.body_decompressed(FRAME_BYTES_MAX)
+    except BodyNotPlainError as error:
+        raise RefusedError(Code.MESSAGE_ILLEGAL, str(error)) from error
+    sys_flag = batch.sys_flag & ~(COMPRESSED | COMPRESSION_MASK)
     at = count = 0
     if not data:
         raise RefusedError(Code.MESSAGE_ILLEGAL, "a batch of no messages")
@@ -230,7 +235,13 @@ def _in_batch(data: bytes) -> Iterator[tuple[int, bytes, Mapping[str, str]]]:
         end = properties_at + INT16.unpack_from(data, length_at)[0]
         if end != at + size or not properties_at <= end <= len(data):
             raise RefusedError(Code.MESSAGE_ILLEGAL, "a message of a batch that does not add up")
-        yield flag, data[body_at:length_at], decode_properties(data[properties_at:end])
+        yield replace(
+            batch,
+            body=data[body_at:length_at],
+            properties=decode_properties(data[properties_at:end]),
+            flag=flag,
+            sys_flag=sys_flag,
+        )
         at = end
 
 

@@ -104,6 +104,20 @@ def test_a_batch_is_stored_side_by_side(client: Remoting) -> None:
     assert answer.fields["msgId"].split(",") == [each.offset_id for each in found]
 
 
+def test_a_batch_that_the_cpp_client_compressed_is_stored_as_messages(client: Remoting) -> None:
+    packed = b"".join(
+        struct.pack(">iiiii", 22 + len(body), 0, 0, 0, len(body)) + body + b"\0\0"
+        for body in (b"one", b"two")
+    )
+    fields = {"producerGroup": "p", "topic": "Packs", "queueId": 0, "sysFlag": 1, "batch": "1"}
+    assert client.ask(10, zlib.compress(packed), **fields).code == 0
+    found = client.pull("Packs", 0, 0)
+    assert bodies(found) == [b"one", b"two"]
+    assert [each.sys_flag & 1 for each in found] == [0, 0]
+    assert client.ask(10, b"no zlib", **fields).code == 13
+    assert client.ask(10, zlib.compress(bytes(17 << 20)), **fields).code == 13
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"\0" * 10, struct.pack(">iiiii", 22, 0, 0, 0, 2**31 - 1) + b"\0\0"]
 )
