@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from operator import ge
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -64,13 +63,14 @@ port = {port}
 class StoryClient(Protocol):
     """A client that takes part."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def produce(self, port: int, topic: str, first: int, count: int) -> Iterator[Line]:
         """Send messages of these numbers until each is acknowledged; a line for each as it is."""
 
     def read(
-        self, port: int, topic: str, group: str, count: int, *, since: float | None = None
+        self, port: int, topic: str, group: str, count: int, *, since: int | None = None
     ) -> list[Line]:
         """So many messages, each once, from where the group is; of a new one from the second
         `since` on, else from the start."""
@@ -177,18 +177,15 @@ class LongStory:
         with self.own() as own:
             self.early = ends(own)
             for queue_id, end in enumerate(self.early):
-                commit(own, "early", queue_id, end)
-            found = self.client.read(self.port, TOPIC, "steady", sum(self.early))
-
-            def is_there() -> bool:
-                self.steady = offsets(own, "steady")
-                return all(map(ge, self.steady, self.early))
-
-            wait_for(is_there, "the group's offsets")
-        self.require(len(found) >= sum(self.early), f"a group reads {len(found):,} so far")
+                begin_at(own, "early", TOPIC, queue_id, end)
+            self.read_early = self.client.read(self.port, TOPIC, "steady", sum(self.early))
+            wait_for(lambda: min(offsets(own, "steady")) > 0, "the group's offsets")
         # Offsets are written every few seconds, and when the broker ends well.
         self.life.close()
         self.start()
+        with self.own() as own:
+            self.steady = offsets(own, "steady")
+        self.tell(f"  a group reads {len(self.read_early):,} so far, and is at {self.steady}")
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -215,6 +212,9 @@ class LongStory:
         self.same("from the old offset", client.read(port, TOPIC, "early", len(wanted)), wanted)
         self.require(at_steady == self.steady, f"the group is where it was, at {self.steady}")
         wanted = since(self.steady)
+        read_early = set(self.compared(self.read_early))
+        passed = self.compared(sorted(set(all_lines) - set(wanted)))
+        self.require(read_early.issuperset(passed), "it has read all that it does not read again")
         self.same("going on", client.read(port, TOPIC, "steady", len(wanted)), wanted)
         times = sorted(each.store_timestamp for each in stored)
         second = times[len(times) * 2 // 3] // 1000
@@ -328,6 +328,14 @@ def line_of(found: Found) -> Line:
     )
 
 
+def offset_at(own: Remoting, topic: str, queue_id: int, since: int | None) -> int:
+    """Of the first message since this second, or of all."""
+    asked: dict[str, Any] = {"topic": topic, "queueId": queue_id}
+    if since is None:
+        return int(own.ask(31, **asked).fields["offset"])
+    return int(own.ask(29, timestamp=since * 1000, **asked).fields["offset"])
+
+
 def ends(own: Remoting) -> list[int]:
     return [
         int(own.ask(30, topic=TOPIC, queueId=queue_id).fields["offset"])
@@ -342,17 +350,15 @@ def begins_of(own: Remoting) -> list[int]:
     ]
 
 
-def commit(own: Remoting, group: str, queue_id: int, offset: int) -> None:
-    answer = own.ask(15, consumerGroup=group, topic=TOPIC, queueId=queue_id, commitOffset=offset)
+def begin_at(own: Remoting, group: str, topic: str, queue_id: int, offset: int) -> None:
+    answer = own.ask(15, consumerGroup=group, topic=topic, queueId=queue_id, commitOffset=offset)
     assert answer.code == 0, answer
 
 
-def offsets(own: Remoting, group: str) -> list[int]:
+def offsets(own: Remoting, group: str, topic: str = TOPIC) -> list[int]:
     """-1 where there is none."""
-    answers = [
-        own.ask(14, consumerGroup=group, topic=TOPIC, queueId=queue_id, setZeroIfNotFound="false")
-        for queue_id in range(QUEUES)
-    ]
+    asked: dict[str, Any] = {"consumerGroup": group, "topic": topic, "setZeroIfNotFound": "false"}
+    answers = [own.ask(14, queueId=queue_id, **asked) for queue_id in range(QUEUES)]
     return [int(answer.fields["offset"]) if not answer.code else -1 for answer in answers]
 
 
@@ -429,24 +435,16 @@ class OwnClient:
         ]
 
     def read(
-        self, port: int, topic: str, group: str, count: int, *, since: float | None = None
+        self, port: int, topic: str, group: str, count: int, *, since: int | None = None
     ) -> list[Line]:
         found: list[Found] = []
         with Remoting(port) as connection:
-            begins = offsets(connection, group)
-            for queue_id, known in enumerate(begins):
-                offset = max(known, 0)
-                if known < 0 and since is not None:
-                    asked: dict[str, Any] = {
-                        "topic": topic,
-                        "queueId": queue_id,
-                        "timestamp": int(since * 1000),
-                    }
-                    offset = int(connection.ask(29, **asked).fields["offset"])
+            for queue_id, known in enumerate(offsets(connection, group)):
+                offset = offset_at(connection, topic, queue_id, since) if known < 0 else known
                 page = connection.pull_all(topic, queue_id, offset, group=group)
                 found += page
                 if page:
-                    commit(connection, group, queue_id, page[-1].queue_offset + 1)
+                    begin_at(connection, group, topic, queue_id, page[-1].queue_offset + 1)
         return [line_of(each) for each in found]
 
     def by_key(self, port: int, topic: str, key: str) -> list[Line] | None:

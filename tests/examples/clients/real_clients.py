@@ -2,7 +2,8 @@
 
 Apache's for Java, npm's `ali-ons` and PyPI's `rocketmq`, which wraps the one for C++. Each sends
 messages of all shapes and reads them back. Then the local files go, the broker is killed, and each
-reads what each has sent from the tier: bodies, tags, keys, properties and offsets are equal.
+reads what each has sent from the tier: bodies, tags, keys, properties and offsets are equal. And
+each lives through the long story, in which the broker dies while it sends.
 
 They are set up in `.clients`; what cannot be is left out, and said. It ends with 1 where a client
 finds something else than was sent.
@@ -16,25 +17,34 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import venv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tests.examples.broker.broker_kit import Running, cold_config, running
+from tests.examples.broker.long_story import (
+    Line,
+    LongStory,
+    begin_at,
+    offset_at,
+    offsets,
+    wait_for,
+)
+from tests.examples.broker.remoting import Remoting
 from tests.examples.example_kit import ROOT
 
 HERE: Final = Path(__file__).parent
 PLACE: Final = ROOT / ".clients"
 COUNT: Final = 1_000
 MORE: Final = 40
-SECONDS: Final = 150
+STORY_COUNT: Final = 10_000
+SECONDS: Final = 300
 # What its text ends at a zero byte of: Python's client sees no further.
 BINARY: Final = frozenset({"random", "tiny"})
-
-Line = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +58,83 @@ class Client:
     variables: Mapping[str, str]
     reads: str  # the word for reading all with a group
     sees_zeros: bool = True
+    begins: bool = True  # says where a new group begins
+    asks_by_key: bool = False
 
     def run(self, port: int, mode: str, *words: object) -> list[Line]:
         """The lines that it prints; raises RuntimeError where it fails."""
-        mode = self.reads if mode == "read" else mode
-        done = subprocess.run(
-            [*self.command, mode, f"127.0.0.1:{port}", *map(str, words)],
-            env={**os.environ, **self.variables},
-            cwd=PLACE,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{self.name} {mode} failed:\n{done.stderr[-2_000:]}")
-        if done.stderr:
-            (PLACE / f"{self.name}.log").write_text(done.stderr, encoding="utf-8")
-        return [tuple(line.split("\t")) for line in done.stdout.splitlines()]
+        return list(self.lines(port, self.reads if mode == "read" else mode, *words))
+
+    def lines(self, port: int, mode: str, *words: object) -> Iterator[Line]:
+        """The same, each when it is printed."""
+        log = PLACE / f"{self.name}.log"
+        with (
+            open(log, "w", encoding="utf-8") as errors,
+            subprocess.Popen(
+                [*self.command, mode, f"127.0.0.1:{port}", *map(str, words)],
+                env={**os.environ, **self.variables},
+                cwd=PLACE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                encoding="utf-8",
+            ) as process,
+        ):
+            ending = threading.Timer(SECONDS, process.kill)
+            ending.start()
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    yield tuple(line.rstrip("\n").split("\t"))
+            except BaseException:
+                process.kill()
+                raise
+            finally:
+                ending.cancel()
+        if process.returncode:
+            told = log.read_text(encoding="utf-8")[-2_000:]
+            raise RuntimeError(f"{self.name} {mode} ended with {process.returncode}:\n{told}")
+
+    # -- in the long story --------------------------------------------------------------------
+
+    def produce(self, port: int, topic: str, first: int, count: int) -> Iterator[Line]:
+        return self.lines(port, "send", topic, first, count)
+
+    def read(
+        self,
+        port: int,
+        topic: str,
+        group: str,
+        count: int,
+        *,
+        since: int | None = None,
+        tags: str = "*",
+    ) -> list[Line]:
+        words: list[object] = [topic, group, count, tags]
+        if self.begins:
+            if since is not None:
+                words.append(time.strftime("%Y%m%d%H%M%S", time.localtime(since)))
+        else:
+            with Remoting(port) as own:
+                begin_new_group(own, topic, group, since)
+        return self.run(port, "read", *words)
+
+    def by_key(self, port: int, topic: str, key: str) -> list[Line] | None:
+        return self.run(port, "key", topic, key) if self.asks_by_key else None
+
+    def comparable(self, line: Line) -> Line:
+        """Without ids, which only some print, and the queue: one is not told where it sent to."""
+        found = [line[0], "?", *line[2:7]]
+        if not self.sees_zeros and line[-1] in BINARY:
+            found[3] = "?"
+        return tuple(found)
+
+
+def begin_new_group(own: Remoting, topic: str, group: str, since: int | None) -> None:
+    """For a client that would begin a new one at the end."""
+    for queue_id, offset in enumerate(offsets(own, group, topic)):
+        if offset < 0:
+            begin_at(own, group, topic, queue_id, offset_at(own, topic, queue_id, since))
 
 
 def called(*command: str, cwd: Path) -> None:
@@ -115,6 +184,7 @@ CLIENTS: Final = (
         ("java", "-cp", f"{PLACE}/java/classes:{PLACE}/java/lib/*", "Client"),
         {},
         "push",
+        asks_by_key=True,
     ),
     Client(
         "node",
@@ -132,6 +202,7 @@ CLIENTS: Final = (
         {},
         "consume",
         sees_zeros=False,
+        begins=False,
     ),
 )
 
@@ -141,7 +212,11 @@ def main() -> int:
     clients = [client for client in CLIENTS if is_set_up(client)]
     folder = Path(tempfile.mkdtemp(prefix="broker-clients-"))
     try:
-        failures = story(clients, folder)
+        failures = story(clients, folder / "short")
+        for client in clients:
+            print(f"{client.what}, the long story:", flush=True)
+            told = LongStory(client=client, folder=folder / client.name, count=STORY_COUNT)
+            failures += told.run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for failure in failures:
@@ -169,11 +244,12 @@ def story(clients: list[Client], folder: Path) -> list[str]:
     config.write_text(text.replace("= 65536", "= 1048576"), encoding="utf-8")
 
     def check(what: str, found: list[Line], wanted: list[Line], *, reader: Client) -> None:
-        same = comparable(found, reader) == comparable(wanted, reader)
+        left, right = comparable(found, reader), comparable(wanted, reader)
+        same = left == right
         print(f"  {what}: {len(found)} messages, {'equal' if same else 'NOT EQUAL'}", flush=True)
         if not same:
             failures.append(what)
-            lost = sorted(set(comparable(wanted, reader)) - set(comparable(found, reader)))
+            lost = sorted(set(right) - set(left))
             print(f"    not found: {len(lost)}, first {lost[:2]}, last {lost[-2:]}")
             print(f"    the broker said: {broker.errors()[-2_000:]}")
 
@@ -181,11 +257,12 @@ def story(clients: list[Client], folder: Path) -> list[str]:
         for client in clients:
             print(f"{client.what}:")
             sent[client.name] = topic_of(client, broker)
-            lines = client.run(broker.port, "read", *reading(client.name, "first", COUNT))
+            mine, group = topic(client.name), f"{client.name}-first"
+            lines = client.read(broker.port, mine, group, COUNT)
             check(f"{client.name} reads from the log", lines, sent[client.name], reader=client)
             odd = [line for line in sent[client.name] if line[4] == "odd"]
-            words = reading(client.name, "odd", len(odd), "odd")
-            lines = client.run(broker.port, "read", *words)
+            group = f"{client.name}-odd"
+            lines = client.read(broker.port, mine, group, len(odd), tags="odd")
             check(f"{client.name} reads one tag", lines, odd, reader=client)
         java(clients, broker, sent, check)
         until_offsets_are_kept(folder, [client.name for client in clients])
@@ -195,14 +272,15 @@ def story(clients: list[Client], folder: Path) -> list[str]:
     with running(folder, "--config", config, is_quiet=False) as broker:
         for reader in clients:
             for writer in clients:
-                words = reading(writer.name, f"cold-{reader.name}", COUNT)
-                lines = reader.run(broker.port, "read", *words)
+                theirs, group = topic(writer.name), f"{writer.name}-cold-{reader.name}"
+                lines = reader.read(broker.port, theirs, group, COUNT)
                 what = f"{reader.name} reads from the tier what {writer.name} sent"
                 check(what, lines, sent[writer.name], reader=reader)
         java(clients, broker, sent, check)
         for client in clients:
             more = client.run(broker.port, "produce", topic(client.name), MORE)
-            lines = client.run(broker.port, "read", *reading(client.name, "first", MORE))
+            group = f"{client.name}-first"
+            lines = client.read(broker.port, topic(client.name), group, MORE)
             check(f"{client.name} goes on where its group was", lines, more, reader=client)
     return failures
 
@@ -240,28 +318,18 @@ def topic(name: str) -> str:
 
 def topic_of(client: Client, broker: Running) -> list[Line]:
     """What the client has sent to a topic of its own, which it may have to be made first."""
-    with broker.client() as maker:
-        maker.create_topic(topic(client.name), 4)
+    if client.name == "java":
+        client.run(broker.port, "create", topic(client.name), 4)
+    else:
+        with broker.client() as maker:
+            maker.create_topic(topic(client.name), 4)
     lines = client.run(broker.port, "produce", topic(client.name), COUNT)
     assert len(lines) == COUNT, f"{client.name}: {len(lines)} were acknowledged"
     return lines
 
 
-def reading(name: str, group: str, count: int, tags: str = "*") -> tuple[object, ...]:
-    return topic(name), f"{name}-{group}", count, tags
-
-
 def comparable(lines: list[Line], reader: Client) -> list[Line]:
-    """Without ids, which only some print, and without what this reader cannot see."""
-    found = []
-    for line in lines:
-        number, *rest = line[:7]
-        if len(line) >= 7:
-            rest[0] = "?"  # the queue: one client is not told where it put a message
-            if not reader.sees_zeros and rest[-1] in BINARY:
-                rest[2] = "?"
-        found.append((number, *rest))
-    return sorted(found)
+    return sorted(reader.comparable(line) if len(line) >= 7 else line for line in lines)
 
 
 def until_offsets_are_kept(folder: Path, names: list[str]) -> None:
@@ -279,14 +347,6 @@ def until_offsets_are_kept(folder: Path, names: list[str]) -> None:
 def until_files_are_gone(folder: Path) -> None:
     log = folder / "store" / "commitlog"
     wait_for(lambda: len(list(log.iterdir())) <= 2, "the end of local files")
-
-
-def wait_for(is_so: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + 60
-    while not is_so():
-        if time.monotonic() > until:
-            raise TimeoutError(what)
-        os.sched_yield()
 
 
 if __name__ == "__main__":

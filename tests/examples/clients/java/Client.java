@@ -2,13 +2,18 @@ import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collection;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
 import java.util.TreeMap;
+import java.util.concurrent.Callable;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.Executors;
+import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -27,12 +32,15 @@ import org.apache.rocketmq.common.message.MessageQueue;
 /**
  * Apache's client, as a program: it prints a line of tab-separated fields for each message.
  *
- * number, queue, offset, SHA-256 of the body, tags, keys, the property "shape", message id.
+ * number, queue, offset, SHA-256 of the body and the property "padding", tags, keys, the property
+ * "shape", message id.
  */
 public class Client {
     private static final PrintStream OUT =
         new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), true,
             StandardCharsets.UTF_8);
+    private static final int SECONDS = 120;
+    private static final ScheduledExecutorService LATER = Executors.newScheduledThreadPool(1);
     private static String address;
 
     public static void main(String[] args) {
@@ -49,9 +57,13 @@ public class Client {
 
     private static void run(String[] args) throws Exception {
         switch (args[0]) {
+            case "create": create(args[2], Integer.parseInt(args[3])); break;
             case "produce": produce(args[2], Integer.parseInt(args[3])); break;
-            case "push": push(args[2], args[3], Integer.parseInt(args[4]), args[5], false); break;
-            case "orderly": push(args[2], args[3], Integer.parseInt(args[4]), "*", true); break;
+            case "send": send(args[2], Integer.parseInt(args[3]), Integer.parseInt(args[4])); break;
+            case "push": push(args[2], args[3], Integer.parseInt(args[4]), args[5],
+                args.length > 6 ? args[6] : "", false); break;
+            case "orderly": push(args[2], args[3], Integer.parseInt(args[4]), "*", "", true); break;
+            case "key": key(args[2], args[3]); break;
             case "retry": retry(args[2], args[3]); break;
             case "lite": lite(args[2], args[3], Integer.parseInt(args[4])); break;
             case "look": look(args[2], args[3], args[4]); break;
@@ -65,6 +77,30 @@ public class Client {
         producer.setSendMsgTimeout(10_000);
         producer.start();
         return producer;
+    }
+
+    private static void create(String topic, int queues) throws Exception {
+        DefaultMQProducer producer = producer();
+        producer.createTopic("TBW102", topic, queues, Map.of());
+        producer.shutdown();
+    }
+
+    /** Some of them have to wait. */
+    private static Message messageOfStory(String topic, int number) {
+        if (!isDelayed(number)) {
+            return message(topic, number);
+        }
+        Message message = new Message(topic, ("order " + number).getBytes());
+        message.setTags(number % 2 == 0 ? "even" : "odd");
+        message.setKeys("key-" + number);
+        message.putUserProperty("number", Integer.toString(number));
+        message.putUserProperty("shape", "delayed");
+        message.setDelayTimeLevel(1);
+        return message;
+    }
+
+    private static boolean isDelayed(int number) {
+        return number % 97 == 13;
     }
 
     private static Message message(String topic, int number) {
@@ -132,11 +168,100 @@ public class Client {
         producer.shutdown();
     }
 
-    private static void push(String topic, String group, int count, String tags, boolean orderly)
-        throws Exception {
+    /** Each until it is acknowledged, and its line at once: alone, in batches, and side by side. */
+    private static void send(String topic, int first, int count) throws Exception {
+        DefaultMQProducer producer = producer();
+        int number = first;
+        int last = first + count;
+        for (; number < first + count / 3; number++) {
+            OUT.println(told(sendOne(producer, topic, number)));
+        }
+        for (; number + 5 <= first + count * 2 / 3; number += 5) {
+            List<Message> batch = new ArrayList<>();
+            for (int each = number; each < number + 5; each++) {
+                if (isDelayed(each)) { // no batch may have one
+                    OUT.println(told(sendOne(producer, topic, each)));
+                } else {
+                    batch.add(message(topic, each));
+                }
+            }
+            SendResult result = until(() -> producer.send(batch));
+            String[] ids = result.getMsgId().split(",");
+            for (int each = 0; each < batch.size(); each++) {
+                OUT.println(line(batch.get(each), result.getMessageQueue().getQueueId(),
+                    result.getQueueOffset() + each, ids[each]));
+            }
+        }
+        CountDownLatch left = new CountDownLatch(last - number);
+        Semaphore room = new Semaphore(200);
+        for (; number < last; number++) {
+            room.acquire();
+            sendLater(producer, topic, number, room, left);
+        }
+        if (!left.await(SECONDS, TimeUnit.SECONDS)) {
+            throw new IllegalStateException(left.getCount() + " are not acknowledged");
+        }
+        producer.shutdown();
+    }
+
+    private static Map.Entry<Message, SendResult> sendOne(DefaultMQProducer producer, String topic,
+        int number) throws Exception {
+        Message message = messageOfStory(topic, number);
+        return Map.entry(message, until(() -> producer.send(message)));
+    }
+
+    private static void sendLater(DefaultMQProducer producer, String topic, int number,
+        Semaphore room, CountDownLatch left) throws Exception {
+        Message message = messageOfStory(topic, number);
+        producer.send(message, new SendCallback() {
+            @Override public void onSuccess(SendResult result) {
+                OUT.println(told(Map.entry(message, result)));
+                room.release();
+                left.countDown();
+            }
+            @Override public void onException(Throwable error) {
+                LATER.schedule(() -> {
+                    sendLater(producer, topic, number, room, left);
+                    return null;
+                }, 200, TimeUnit.MILLISECONDS);
+            }
+        });
+    }
+
+    /** Of one that waits the broker says where it waits. */
+    private static String told(Map.Entry<Message, SendResult> sent) {
+        Message message = sent.getKey();
+        String[] fields = line(message, sent.getValue()).split("\t");
+        if (message.getDelayTimeLevel() > 0) {
+            fields[1] = fields[2] = "?";
+        }
+        return String.join("\t", fields);
+    }
+
+    private static SendResult until(Callable<SendResult> call) throws Exception {
+        long until = System.currentTimeMillis() + SECONDS * 1_000;
+        while (true) {
+            try {
+                return call.call();
+            } catch (Exception error) {
+                if (System.currentTimeMillis() > until) {
+                    throw error;
+                }
+                Thread.sleep(100);
+            }
+        }
+    }
+
+    /** A group that is new begins at `since`, a second as yyyyMMddHHmmss, if there is one. */
+    private static void push(String topic, String group, int count, String tags, String since,
+        boolean orderly) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
         consumer.setNamesrvAddr(address);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        if (!since.isEmpty()) {
+            consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_TIMESTAMP);
+            consumer.setConsumeTimestamp(since);
+        }
         consumer.subscribe(topic, tags);
         Map<String, String> found = new ConcurrentHashMap<>();
         CountDownLatch left = new CountDownLatch(count);
@@ -152,7 +277,7 @@ public class Client {
             });
         }
         consumer.start();
-        left.await(60, TimeUnit.SECONDS);
+        left.await(SECONDS, TimeUnit.SECONDS);
         consumer.shutdown();
         new TreeMap<>(found).values().forEach(OUT::println);
     }
@@ -227,6 +352,15 @@ public class Client {
         producer.shutdown();
     }
 
+    private static void key(String topic, String key) throws Exception {
+        DefaultMQProducer producer = producer();
+        long now = System.currentTimeMillis();
+        for (MessageExt message : producer.queryMessage(topic, key, 32, 0, now + 1).getMessageList()) {
+            OUT.println(line(message));
+        }
+        producer.shutdown();
+    }
+
     private static String line(Message sent, SendResult result) {
         return line(sent, result.getMessageQueue().getQueueId(), result.getQueueOffset(),
             result.getMsgId());
@@ -238,8 +372,17 @@ public class Client {
 
     private static String line(Message message, int queue, long offset, String id) {
         return String.join("\t", message.getUserProperty("number"), Integer.toString(queue),
-            Long.toString(offset), sha(message.getBody()), String.valueOf(message.getTags()),
+            Long.toString(offset), digest(message), String.valueOf(message.getTags()),
             message.getKeys(), message.getUserProperty("shape"), id);
+    }
+
+    private static String digest(Message message) {
+        String padding = message.getUserProperty("padding");
+        byte[] body = message.getBody();
+        byte[] more = padding == null ? new byte[0] : padding.getBytes();
+        byte[] all = Arrays.copyOf(body, body.length + more.length);
+        System.arraycopy(more, 0, all, body.length, more.length);
+        return sha(all);
     }
 
     private static String sha(byte[] body) {

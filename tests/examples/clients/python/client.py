@@ -1,6 +1,7 @@
 """PyPI's `rocketmq`, over the C++ client, as a program: a line of fields for each message.
 
-Number, queue, offset, SHA-256 of the body, tags, keys, the property "shape".
+Number, queue, offset, SHA-256 of the body and the property "padding", tags, keys, the property
+"shape".
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ import hashlib
 import random
 import sys
 import threading
+import time
+from collections.abc import Callable
+from functools import partial
 
-from rocketmq.client import Message, Producer, PushConsumer, RecvMessage
+from rocketmq.client import Message, Producer, PushConsumer, RecvMessage, SendResult
 
-SHAPES = ("plain", "large", "random", "unicode", "untagged")
+SHAPES = ("plain", "large", "random", "unicode", "untagged", "tiny", "long")
+SECONDS = 120
+BATCH = 5
 
 
-def made(topic: str, number: int) -> tuple[Message, list[str]]:
-    shape = SHAPES[number % len(SHAPES)]
+def made(topic: str, number: int, shape: str = "") -> tuple[Message, list[str]]:
+    shape = shape or SHAPES[number % len(SHAPES)]
     body = f"order {number}".encode()
     if shape == "large":
         body = f"body {number} ".encode() * 9_000
@@ -24,6 +30,8 @@ def made(topic: str, number: int) -> tuple[Message, list[str]]:
         body = bytes(random.Random(number).choices(range(1, 256), k=20_000))
     elif shape == "unicode":
         body = f"заказ № {number} 订单 ✓ 𝄞".encode()
+    elif shape == "tiny":
+        body = b"x"
     message = Message(topic)
     message.set_body(body)
     message.set_keys(f"key-{number}")
@@ -33,7 +41,12 @@ def made(topic: str, number: int) -> tuple[Message, list[str]]:
     shown = "юникод 𝄞" if shape == "unicode" else shape
     message.set_property("number", str(number))
     message.set_property("shape", shown)
-    sha = hashlib.sha256(body).hexdigest()
+    padding = "x" * 9_000 if shape == "long" else ""
+    if padding:
+        message.set_property("padding", padding)
+    if shape == "delayed":
+        message.set_delay_time_level(1)
+    sha = hashlib.sha256(body + padding.encode()).hexdigest()
     return message, [str(number), sha, tags or "null", f"key-{number}", shown]
 
 
@@ -48,6 +61,42 @@ def produce(address: str, topic: str, count: int) -> None:
     producer.shutdown()
 
 
+def send(address: str, topic: str, first: int, count: int) -> None:
+    """Each until it is acknowledged, and its line at once: alone, and every second five in a batch.
+
+    A batch says the offset of its first message.
+    """
+    producer = Producer("python_producers")
+    producer.set_namesrv_addr(address)
+    producer.start()
+    for start in range(first, first + count, BATCH):
+        some = range(start, min(start + BATCH, first + count))
+        if start // BATCH % 2 or any(number % 97 == 13 for number in some):
+            for number in some:
+                is_delayed = number % 97 == 13
+                shape = "delayed" if is_delayed else ""
+                message, (_, *told) = made(topic, number, shape)
+                offset = until(partial(producer.send_sync, message))
+                print(number, "?", "?" if is_delayed else offset, *told, sep="\t", flush=True)
+        else:
+            pairs = [made(topic, number) for number in some]
+            offset = until(partial(producer.send_batch, [one for one, _ in pairs]))
+            for at, (_, told) in enumerate(pairs):
+                print(told[0], "?", offset + at, *told[1:], sep="\t", flush=True)
+    producer.shutdown()
+
+
+def until(call: Callable[[], SendResult]) -> int:
+    last = time.monotonic() + SECONDS
+    while True:
+        try:
+            return int(call().offset)
+        except Exception:
+            if time.monotonic() > last:
+                raise
+            time.sleep(0.1)
+
+
 def consume(address: str, topic: str, group: str, count: int, tags: str) -> None:
     found: dict[tuple[int, int], str] = {}
     is_done = threading.Event()
@@ -57,7 +106,7 @@ def consume(address: str, topic: str, group: str, count: int, tags: str) -> None
             each.get_property("number").decode(),
             str(each.queue_id),
             str(each.queue_offset),
-            hashlib.sha256(each.body).hexdigest(),
+            hashlib.sha256(each.body + (each.get_property("padding") or b"")).hexdigest(),
             each.tags.decode() if each.tags else "null",
             each.keys.decode(),
             each.get_property("shape").decode(),
@@ -70,7 +119,7 @@ def consume(address: str, topic: str, group: str, count: int, tags: str) -> None
     consumer.set_namesrv_addr(address)
     consumer.subscribe(topic, take, tags)
     consumer.start()
-    is_done.wait(60)
+    is_done.wait(SECONDS)
     consumer.shutdown()
     print(*(found[place] for place in sorted(found)), sep="\n")
 
@@ -79,5 +128,7 @@ if __name__ == "__main__":
     mode, address, topic, *rest = sys.argv[1:]
     if mode == "produce":
         produce(address, topic, int(rest[0]))
+    elif mode == "send":
+        send(address, topic, int(rest[0]), int(rest[1]))
     else:
         consume(address, topic, rest[0], int(rest[1]), rest[2])
