@@ -134,7 +134,7 @@ class Broker:
         self.port = await server.bind(config.host, config.port)
         address = f"{config.told_host}:{self.port}"
         host = Host(ipaddress.IPv4Address(config.told_host).packed, self.port)
-        queries = Queries(storage, self._clock_ms)
+        queries = Queries(storage)
         sends = Sends(storage, self._schedule, topics, queries, host)
         pulls = self.pulls = Pulls(storage, topics, offsets, groups)
         routes = Routes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from examples.broker.commands import INT32_MAX, INT64_MAX, Answer, Code, RefusedError, Request
@@ -16,13 +17,13 @@ from tieredstore import (
     InvalidArgumentError,
     MessageFilter,
     QueueKey,
-    TagsFilter,
+    filter_of,
 )
 
 COUNT_MAX: Final = 1_024
 WAIT_SECONDS_MAX: Final = 60.0
 WAITING_MAX: Final = 100_000
-TAGS_MAX: Final = 1_024
+EXPRESSION_CHARACTERS_MAX: Final = 16 << 10
 
 _COMMITS: Final = 1
 _WAITS: Final = 2
@@ -40,17 +41,15 @@ _CODES: Final[Mapping[GetStatus, Code]] = {
 }
 
 
-def filter_of(expression: str, kind: str) -> MessageFilter | None:
-    """`A || B`; None for all messages."""
-    if kind not in ("", "TAG"):
-        raise RefusedError(Code.SUBSCRIPTION_PARSE_FAILED, f"{kind!r:.20}: only TAG is understood")
+@lru_cache(maxsize=1_024)  # each pull says it anew
+def chosen_by(expression: str, kind: str) -> MessageFilter | None:
+    """Tags, or a condition in SQL92; None for all messages."""
+    if len(expression) > EXPRESSION_CHARACTERS_MAX:
+        raise RefusedError(Code.SUBSCRIPTION_PARSE_FAILED, "an expression that is too long")
     try:
-        found = TagsFilter(expression)
+        return filter_of(expression, kind)
     except InvalidArgumentError as error:
         raise RefusedError(Code.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
-    if len(found.tags) > TAGS_MAX:
-        raise RefusedError(Code.SUBSCRIPTION_PARSE_FAILED, f"{len(found.tags)} tags")
-    return None if found.takes_all else found
 
 
 class Pulls:
@@ -153,7 +152,7 @@ class Pulls:
         if not isinstance(subscription, dict):
             raise RefusedError(Code.SUBSCRIPTION_PARSE_FAILED, "no subscription")
         kind = subscription.get("expressionType") or "TAG"
-        filter_of(str(subscription.get("subString", "*")), str(kind))
+        chosen_by(str(subscription.get("subString", "*")), str(kind))
         return Answer()
 
     # -----------------------------------------------------------------------------------------
@@ -189,13 +188,13 @@ class Pulls:
     ) -> MessageFilter | None:
         """As the pull says, or as the group's heartbeats do."""
         if given:
-            return filter_of(request.text("subscription", "*"), request.text("expressionType", ""))
+            return chosen_by(request.text("subscription", "*"), request.text("expressionType", ""))
         known = self._groups.subscription(group, topic)
         if known is None:
             raise RefusedError(
                 Code.SUBSCRIPTION_NOT_EXIST, f"{group} has not said what it wants of {topic}"
             )
-        return filter_of(*known)
+        return chosen_by(*known)
 
 
 def _code(found: GetResult, offset: int) -> Code:

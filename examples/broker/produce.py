@@ -20,7 +20,6 @@ from tieredstore import (
     PutResult,
     PutStatus,
     decode_message,
-    decode_properties,
 )
 from tieredstore.codec.message import PROPERTY_BYTES_MAX
 from tieredstore.codec.record import DELAY_LEVEL, INT16, TRANSACTION_MASK, WAIT_STORE_OK
@@ -177,7 +176,7 @@ class Sends:
             topic=name,
             queue_id=random.randrange(topic.write_queues) if queue_id < 0 else queue_id,
             body=named.body,
-            properties=decode_properties(named.text("properties", "").encode()),
+            properties_text=named.text("properties", "").encode(errors="replace"),
             flag=named.number("flag", 0, minimum=-INT32_MAX - 1, maximum=INT32_MAX),
             sys_flag=named.number("sysFlag", 0, maximum=INT32_MAX),
             born_timestamp=named.number("bornTimestamp", 0, minimum=-INT64_MAX),
@@ -205,7 +204,7 @@ def check(message: Message) -> None:
         raise RefusedError(
             Code.MESSAGE_ILLEGAL, f"{len(message.body)} bytes, more than {BODY_BYTES_MAX}"
         )
-    size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in properties.items())
+    size = len(message.properties_text or b"")
     if size > PROPERTY_BYTES_MAX:
         raise RefusedError(
             Code.MESSAGE_ILLEGAL, f"{size} bytes of properties, more than {PROPERTY_BYTES_MAX}"
@@ -238,7 +237,7 @@ def _in_batch(batch: Message) -> Iterator[Message]:
         yield replace(
             batch,
             body=data[body_at:length_at],
-            properties=decode_properties(data[properties_at:end]),
+            properties_text=data[properties_at:end],
             flag=flag,
             sys_flag=sys_flag,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from examples.broker.commands import INT32_MAX, INT64_MAX, Answer, Code, RefusedError, Request
@@ -17,9 +16,8 @@ ANSWER_BYTES_MAX: Final = 4 << 20
 class Queries:
     """Look-ups in both tiers; each of them may have to wait, so each runs in a thread."""
 
-    def __init__(self, storage: Storage, clock_ms: Callable[[], int]) -> None:
+    def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._clock_ms = clock_ms
 
     async def min_offset(self, request: Request) -> Answer:
         found = await self._storage.call(self._storage.store.min_offset, *_queue(request))
@@ -56,10 +54,9 @@ class Queries:
             )
         if not found.messages:
             raise RefusedError(Code.QUERY_NOT_FOUND, "no message with this key")
-        # How far the index is, clients only log: both tiers have one, and none says so.
         fields = {
-            "indexLastUpdateTimestamp": str(self._clock_ms()),
-            "indexLastUpdatePhyoffset": str(found.messages[0].log_offset),
+            "indexLastUpdateTimestamp": str(found.indexed_timestamp),
+            "indexLastUpdatePhyoffset": str(found.indexed_log_offset),
         }
         records: list[bytes] = []
         size = 0

@@ -51,7 +51,13 @@ class Schedule:
             REAL_TOPIC: message.topic,
             REAL_QUEUE: str(message.queue_id),
         }
-        return replace(message, topic=SCHEDULE, queue_id=level - 1, properties=properties)
+        return replace(
+            message,
+            topic=SCHEDULE,
+            queue_id=level - 1,
+            properties=properties,
+            properties_text=None,
+        )
 
     def after(self, stored: StoredMessage) -> Message | None:
         """The message when its level's time is over; None where it does not say where it goes."""
@@ -85,7 +91,8 @@ class Schedule:
             if name in properties:
                 deliver_ms = now + unit * _number(properties[name], AHEAD_MS_MAX, "the delay")
                 kept = {key: text for key, text in properties.items() if key not in _DELAYS_MS}
-                message = replace(message, properties={**kept, DELIVER_MS: str(deliver_ms)})
+                kept[DELIVER_MS] = str(deliver_ms)
+                message = replace(message, properties=kept, properties_text=None)
                 break
         rest_ms = deliver_ms - now
         if rest_ms <= 0:

@@ -72,6 +72,14 @@ def test_what_is_sent_is_pulled(broker: Running, is_binary: bool) -> None:
         assert client.pull(topic, 0, 0) == []
 
 
+def test_properties_are_stored_as_they_came(broker: Running, client: Remoting) -> None:
+    text = "b\x012\x02a\x011\x02empty\x01\x02b\x013\x02last\x01without an end"
+    fields = {"producerGroup": "p", "topic": "AsTheyCame", "queueId": 0, "properties": text}
+    assert client.ask(10, b"x", **fields).code == 0
+    record = client.end(client.begin_pull("AsTheyCame", 0, 0)).body
+    assert record.endswith(struct.pack(">h", len(text)) + text.encode())
+
+
 def test_version_1_of_a_send_names_its_fields(client: Remoting) -> None:
     answer = client.ask(
         10,
@@ -236,22 +244,44 @@ def test_tags_with_equal_hashes_are_told_apart(client: Remoting) -> None:
     assert bodies(client.pull_all("Hashes", 0, tags="Aa")) == [b"yes"]
 
 
-def test_other_filters_than_tags_are_refused(client: Remoting) -> None:
+def pull_by(client: Remoting, topic: str, expression: str, kind: str, sys_flag: int = 4) -> Any:
+    return client.ask(
+        11,
+        consumerGroup="g",
+        topic=topic,
+        queueId=0,
+        queueOffset=0,
+        maxMsgNums=32,
+        sysFlag=sys_flag,
+        subscription=expression,
+        expressionType=kind,
+    )
+
+
+def test_conditions_choose_messages(client: Remoting) -> None:
+    for number in range(30):
+        colour = ("red", "green", "blue")[number % 3]
+        client.send("Conditions", 0, f"{number}".encode(), TAGS=colour, a=str(number))
+    answer = pull_by(client, "Conditions", "a BETWEEN 5 AND 20 AND TAGS IN ('red')", "SQL92")
+    found = [int(each.body) for each in read_messages(answer.body)]
+    assert found == [6, 9, 12, 15, 18]
+    answer = pull_by(client, "Conditions", "a > 50", "SQL92")
+    assert (answer.code, answer.fields["nextBeginOffset"]) == (20, "30")
+
+
+def test_filters_that_are_none_are_refused(client: Remoting) -> None:
     client.create_topic("Filters", 1)
-    fields: dict[str, Any] = {
-        "consumerGroup": "g",
-        "topic": "Filters",
-        "queueId": 0,
-        "queueOffset": 0,
-        "maxMsgNums": 32,
-        "sysFlag": 4,
-        "subscription": "a > 5",
-        "expressionType": "SQL92",
-    }
-    assert client.ask(11, **fields).code == 23
-    assert client.ask(11, **{**fields, "sysFlag": 0}).code == 24  # no heartbeat said it either
-    data = {"subscriptionData": {"subString": "a > 5", "expressionType": "SQL92"}}
-    assert client.ask(46, json.dumps(data).encode()).code == 23
+    assert pull_by(client, "Filters", "a >", "SQL92").code == 23
+    assert pull_by(client, "Filters", "a", "XPATH").code == 23
+    assert pull_by(client, "Filters", "||", "TAG").code == 23
+    assert pull_by(client, "Filters", "a" * 20_000, "TAG").code == 23
+    assert pull_by(client, "Filters", "*", "TAG", sys_flag=0).code == 24  # no heartbeat said it
+
+    def checked(expression: str) -> int:
+        data = {"subscriptionData": {"subString": expression, "expressionType": "SQL92"}}
+        return client.ask(46, json.dumps(data).encode()).code
+
+    assert (checked("a > 5"), checked("a >")) == (0, 23)
 
 
 def test_a_pull_from_where_there_is_nothing_says_where_to_go_on(client: Remoting) -> None:
@@ -292,6 +322,9 @@ def test_messages_are_found_by_time_key_and_id(client: Remoting) -> None:
         return bodies(read_messages(answer.body)) if answer.code == 0 else []
 
     assert by_key("key-7") == [b"7"]
+    answer = client.ask(12, topic="Looked", key="key-7", beginTimestamp=0, endTimestamp=2**60)
+    assert int(answer.fields["indexLastUpdatePhyoffset"]) >= found[7].log_offset
+    assert int(answer.fields["indexLastUpdateTimestamp"]) >= found[7].store_timestamp
     assert by_key("U11", _UNIQUE_KEY_QUERY="true") == [b"11"]
     assert sorted(map(int, by_key("all"))) == list(range(20))
     assert by_key("key-7", endTimestamp=before - 1_000) == []
