@@ -74,11 +74,13 @@ def test_what_is_staged_goes_with_the_next_bytes() -> None:
     assert store.add_topic("TopicTest").topic_id == 0
     store.stage([Put(row(0))])
     assert (len(store.topics()), len(store.segments())) == (1, 1)
+    assert bool(store.has_staged)
     assert process.requests == {}
     assert list(opened(bucket.process(), read_only=True).topics()) == []
     pair = WritePair(SegmentWrite(process.open(PATH, LOG, 0), 0, b"12345"), None, (row(5),))
     (future,) = process.provider.write_many([pair])
     future.result()
+    assert not store.has_staged
     assert process.requests == {"put": 1, "head": 1}
     store.put(row(5))  # as its caller does
     assert process.requests == {"put": 1, "head": 1}

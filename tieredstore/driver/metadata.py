@@ -225,6 +225,11 @@ class MetadataStore(ABC):
         """
         self.apply(changes)
 
+    @property
+    def has_staged(self) -> bool:
+        """Whether something that was staged is not durable yet; `apply` of nothing makes it so."""
+        return False
+
     @abstractmethod
     def add_topic(self, topic: str, *, reserve_hours: int | None = None) -> TopicRecord:
         """The topic's row; a topic not yet known gets the next topic id, which is never reused.

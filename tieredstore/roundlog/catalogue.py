@@ -84,6 +84,10 @@ class LogCatalogue(MemoryReads):
         with self._tables_lock:
             self._stage(_news(checked, self._open_tables()))
 
+    @property
+    def has_staged(self) -> bool:
+        return not self._read_only and bool(self._log.staged)
+
     def add_topic(self, topic: str, *, reserve_hours: int | None = None) -> TopicRecord:
         self._refuse_reader()
         with self._tables_lock:

@@ -111,6 +111,17 @@ class MetadataStoreContract(ABC):
             assert not [*store.topics(), *store.queues(), *store.segments()]
             assert not store.notes("kind")
 
+    def test_what_was_staged_is_seen_at_once_and_durable_with_a_change_of_nothing(self) -> None:
+        with self.open_store() as store:
+            store.stage([Put(TOPIC), PutNote("kind", "key", 1)])
+            assert list(store.topics()) == [TOPIC]
+            assert store.note("kind", "key") == 1
+            store.apply([])
+            assert not store.has_staged
+        with self.open_store() as store:
+            assert list(store.topics()) == [TOPIC]
+            assert store.note("kind", "key") == 1
+
     def test_deleting_one_row_deletes_nothing_else(self) -> None:
         queue_log = SegmentRecord(path=PATH, type=SegmentType.CONSUME_QUEUE, base_offset=0)
         with self.open_store() as store:
