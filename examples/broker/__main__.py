@@ -30,6 +30,7 @@ from tieredstore.local import LocalConfig
 # What RocketMQ's own file says of a broker, and no store asks for.
 _JAVA_KEYS: Final[Mapping[str, str]] = {
     "listenPort": "port",
+    "grpcServerPort": "grpc_port",
     "brokerIP1": "address",
     "autoCreateTopicEnable": "creates_topics",
     "defaultTopicQueueNums": "default_queues",
@@ -62,7 +63,7 @@ def settings(options: argparse.Namespace) -> tuple[BrokerConfig, LocalConfig, St
         tier = replace(tier, provider="posix", path=str(Path(tier.store_path) / "tier"))
     if options.broker:
         tier = replace(tier, broker_name=options.broker)
-    given = {name: getattr(options, name) for name in ("host", "port", "address")}
+    given = {name: getattr(options, name) for name in ("host", "port", "address", "grpc_port")}
     broker = replace(broker, **{name: value for name, value in given.items() if value is not None})
     return broker, local, tier
 
@@ -78,6 +79,8 @@ async def _serve(
     await broker.open()
     if metrics_port is not None:
         _show_requests(broker)
+    if broker.grpc is not None:
+        print(f"gRPC on {config.told_host}:{broker.grpc_port}")
     print(f"listening on {config.told_host}:{broker.port}", flush=True)
     try:
         await stopping.wait()
@@ -97,6 +100,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--broker", help="the broker's name")
     parser.add_argument("--host", help="where to listen; default 127.0.0.1")
     parser.add_argument("--port", type=int, help="default 9876; 0: any that is free")
+    parser.add_argument("--grpc-port", type=int, help="for clients of gRPC; default none; 0: any")
     parser.add_argument("--address", help="IPv4 address that clients are told; default: --host")
     parser.add_argument("--metrics-port", type=int, help="show metrics for Prometheus there")
     parser.add_argument("--log", default="warning", choices=["debug", "info", "warning", "error"])
@@ -132,7 +136,7 @@ def _of_file(path: str | None) -> tuple[BrokerConfig, LocalConfig, StoreConfig]:
 def _value(name: str, text: str) -> object:
     if name == "creates_topics":
         return text.strip().lower() == "true"
-    if name in ("port", "default_queues"):
+    if name in ("port", "grpc_port", "default_queues"):
         return int(text) if text.strip().isdigit() else text
     return text.strip()
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from examples.broker.commands import Ask
 from examples.broker.consume import Pulls
@@ -17,6 +17,7 @@ from examples.broker.delays import Delays
 from examples.broker.groups import Groups
 from examples.broker.produce import Sends
 from examples.broker.query import Queries
+from examples.broker.receive import Retries
 from examples.broker.routes import Routes
 from examples.broker.schedule import Schedule
 from examples.broker.server import Handler, Limits, Server
@@ -26,6 +27,9 @@ from tieredstore import Host, InvalidConfigError, StoreConfig
 from tieredstore.driver.metrics import Metrics
 from tieredstore.local import LocalConfig
 from tieredstore.local.config import DelayLevels
+
+if TYPE_CHECKING:
+    from examples.broker.grpc_front import GrpcFront
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +46,10 @@ class BrokerConfig:
     address: str = ""  # the IPv4 address that clients are told; empty: `host`
     creates_topics: bool = True
     default_queues: int = 8
+    grpc_port: int = -1  # for clients of gRPC; -1: none
+    attempts_max: int = 17  # of such consumers at a message; then it is a dead letter
+    retry_seconds: float = 1.0  # before the second attempt; twice as long before each later one
+    fifo_groups: str = ""  # that consume in order over gRPC; commas between
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -55,6 +63,12 @@ class BrokerConfig:
             raise InvalidConfigError(f"address: no client can reach {told}; name one it can")
         if not 0 <= self.port <= 65_535:
             raise InvalidConfigError(f"port: {self.port} is none")
+        if not -1 <= self.grpc_port <= 65_535:
+            raise InvalidConfigError(f"grpc_port: {self.grpc_port} is none")
+        if self.attempts_max < 1 or not 0 <= self.retry_seconds <= 3_600:
+            raise InvalidConfigError(
+                f"attempts_max, retry_seconds: {self.attempts_max}, {self.retry_seconds} are none"
+            )
         if not 1 <= self.default_queues <= 1_024:
             raise InvalidConfigError(f"default_queues: {self.default_queues} is not 1 to 1024")
 
@@ -88,6 +102,8 @@ class Broker:
         self.port = config.port
         self.server: Server | None = None
         self.pulls: Pulls | None = None
+        self.grpc: GrpcFront | None = None
+        self.grpc_port = -1
 
     async def open(self) -> None:
         """Load the stores and listen. Raises what they raise; nothing is left open then."""
@@ -103,6 +119,8 @@ class Broker:
         """Answer what is under way, upload what waits, and end."""
         if self.pulls is not None:
             self.pulls.end()
+        if self.grpc is not None:
+            await self.grpc.stop(END_SECONDS)
         if self.server is not None:
             await self.server.stop(END_SECONDS)
         for service in self._services:
@@ -144,11 +162,29 @@ class Broker:
             cluster=self._tier.cluster_name,
         )
         handlers.update(_handlers(sends, pulls, queries, groups, routes))
+        if config.grpc_port >= 0:
+            self.grpc = self._grpc_front(topics, offsets)
+            self.grpc_port = await self.grpc.start(config.host, config.grpc_port)
         await server.start()
         self._services = [
             asyncio.create_task(self._delays.run(), name="delays"),
             asyncio.create_task(self._keep_tables(), name="tables"),
         ]
+
+    def _grpc_front(self, topics: Topics, offsets: Offsets) -> GrpcFront:
+        from examples.broker.grpc_front import GrpcFront
+
+        config = self._config
+        return GrpcFront(
+            self._storage,
+            self._schedule,
+            topics,
+            offsets,
+            broker=self._tier.broker_name,
+            host=config.told_host,
+            retries=Retries(attempts_max=config.attempts_max, first_seconds=config.retry_seconds),
+            fifo_groups=frozenset(config.fifo_groups.replace(",", " ").split()),
+        )
 
     async def _keep_tables(self) -> None:
         while True:

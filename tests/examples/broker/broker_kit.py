@@ -44,6 +44,10 @@ class Running:
         self._errors = errors
         assert process.stdout is not None
         told = process.stdout.readline()
+        self.grpc_port = -1
+        if told.startswith("gRPC on "):
+            self.grpc_port = int(told.rpartition(":")[2])
+            told = process.stdout.readline()
         assert told.startswith("listening on "), (told, self.errors())
         self.port = int(told.rpartition(":")[2])
 
