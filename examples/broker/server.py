@@ -60,6 +60,7 @@ class Connection(asyncio.Protocol):
         self._may_write = asyncio.Event()
         self._may_write.set()
         self._transport: asyncio.Transport | None = None
+        self._unsent: list[bytes] = []
         self.host = Host(b"\x7f\x00\x00\x01", 0)
         self.heard_at = self.stalled_at = server.now()
 
@@ -111,8 +112,12 @@ class Connection(asyncio.Protocol):
             yield
 
     def send(self, command: Command) -> None:
-        if self._transport is not None and self.is_open:
-            self._transport.write(encode(command))
+        """With all else that this turn of the loop has for the client: a call of the system costs
+        as much as an answer."""
+        if self.is_open:
+            if not self._unsent:
+                self._server.soon(self._write)
+            self._unsent.append(encode(command))
 
     def tell(self, code: Ask, **fields: str) -> None:
         """A one-way request to the client."""
@@ -124,6 +129,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """After what was written has been sent."""
+        self._write()
         if self._transport is not None:
             self._transport.close()
 
@@ -132,6 +138,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     # -----------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if self._transport is not None and self.is_open:
+            self._transport.write(b"".join(unsent))
 
     @property
     def _may_take(self) -> bool:
@@ -202,7 +213,8 @@ class Server:
         self._pending_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
-        self.now = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
+        self.now, self.soon = loop.time, loop.call_soon
 
     async def bind(self, host: str, port: int) -> int:
         """The port, which the system chooses for 0; nobody is served yet."""
