@@ -30,6 +30,7 @@ Handler: TypeAlias = Callable[[Request], Answer | Awaitable[Answer]]
 LOOK_SECONDS: Final = 1.0
 ROOMS: Final = 8  # large answers of one connection that are made at the same time
 END_SECONDS: Final = 2.0
+TOGETHER_BYTES: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ class Connection(asyncio.Protocol):
         self._may_write.set()
         self._transport: asyncio.Transport | None = None
         self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
         self.host = Host(b"\x7f\x00\x00\x01", 0)
         self.heard_at = self.stalled_at = server.now()
 
@@ -112,12 +114,17 @@ class Connection(asyncio.Protocol):
             yield
 
     def send(self, command: Command) -> None:
-        """With all else that this turn of the loop has for the client: a call of the system costs
-        as much as an answer."""
-        if self.is_open:
-            if not self._unsent:
-                self._server.soon(self._write)
-            self._unsent.append(encode(command))
+        """With other small answers of this turn of the loop: a call of the system costs as much as
+        one of them."""
+        if not self.is_open:
+            return
+        if not self._unsent:
+            self._server.soon(self._write)
+        frame = encode(command)
+        self._unsent.append(frame)
+        self._unsent_bytes += len(frame)
+        if self._unsent_bytes > TOGETHER_BYTES:
+            self._write()  # which may find that the client takes no more
 
     def tell(self, code: Ask, **fields: str) -> None:
         """A one-way request to the client."""
@@ -140,8 +147,8 @@ class Connection(asyncio.Protocol):
     # -----------------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        unsent, self._unsent = self._unsent, []
-        if self._transport is not None and self.is_open:
+        unsent, self._unsent, self._unsent_bytes = self._unsent, [], 0
+        if unsent and self._transport is not None and self.is_open:
             self._transport.write(b"".join(unsent))
 
     @property
