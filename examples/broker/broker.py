@@ -112,6 +112,8 @@ class Broker:
         try:
             await self._listen()
         except BaseException:
+            if self.grpc is not None:
+                await self.grpc.stop(0)
             await asyncio.to_thread(storage.close)
             raise
 
@@ -144,6 +146,9 @@ class Broker:
         offsets = Offsets(self._folder)
         self._delays.load()
         self._tables = topics, offsets
+        if config.grpc_port >= 0:
+            self.grpc = self._grpc_front(topics, offsets)
+            self.grpc_port = await self.grpc.start(config.host, config.grpc_port)
         groups = Groups(topics, loop.time)
         handlers: dict[int, Handler] = {}
         server = self.server = Server(
@@ -162,9 +167,6 @@ class Broker:
             cluster=self._tier.cluster_name,
         )
         handlers.update(_handlers(sends, pulls, queries, groups, routes))
-        if config.grpc_port >= 0:
-            self.grpc = self._grpc_front(topics, offsets)
-            self.grpc_port = await self.grpc.start(config.host, config.grpc_port)
         await server.start()
         self._services = [
             asyncio.create_task(self._delays.run(), name="delays"),

@@ -101,7 +101,7 @@ class Messages:
     def given(self, delivery: Delivery, topic: Any, seconds: float) -> Any:
         """The message for a consumer, with its body as its producer made it."""
         pb, stored = self._pb, decode_message(delivery.message.record)
-        known = {_text(name): _text(text) for name, text in stored.properties.items()}
+        known = stored.properties
         encoding = pb.IDENTITY
         try:
             body = stored.body_decompressed(BODY_BYTES_MAX * 4)
@@ -192,11 +192,6 @@ class Messages:
 
 def _is_plain(text: str) -> bool:
     return bool(text.strip()) and len(text) <= TEXT_CHARACTERS_MAX and not _CONTROL.search(text)
-
-
-def _text(text: str) -> str:
-    """What protobuf takes: a record may hold any bytes."""
-    return text.encode(errors="replace").decode()
 
 
 def _moment(ms: int) -> int:
