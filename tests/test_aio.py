@@ -21,7 +21,7 @@ from tieredstore.driver.segment import FileSegment
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendUnavailableError, StoreClosedError
-from tieredstore.model.messages import PutResult
+from tieredstore.model.messages import Message, PutResult
 from tieredstore.model.values import QueueKey, StorageLevel
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.message_store_contract import ListMessageStore
@@ -187,6 +187,36 @@ def test_a_thousand_puts_wait_for_the_disk_and_reads_do_not_wait_for_them(
 
     asyncio.run(scene())
     runtime.close()
+
+
+def test_cold_reads_wait_neither_for_puts_nor_for_the_threads_of_asyncio(tier: Tier) -> None:
+    """Around a store that has no futures: there a put waits for the disk in its thread."""
+    disk, others_may_go = threading.Event(), threading.Event()
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        async with tier.face as face:
+            await tier.fill(10, kept_from=10)
+            put = tier.local.put_message
+
+            def slow(message: Message) -> PutResult:
+                assert disk.wait(WAIT)
+                return put(message)
+
+            tier.local.put_message = slow  # type: ignore[method-assign]
+            puts = [asyncio.create_task(face.put_message(a_message(n))) for n in range(10, 200)]
+            executor = ThreadPoolExecutor(1)
+            loop.set_default_executor(executor)
+            executor.submit(others_may_go.wait, WAIT)
+            pages = await asyncio.gather(*(face.get_message(TOPIC, 0, n) for n in range(10)))
+            assert [numbers(page)[0] for page in pages] == list(range(10))
+            assert await face.store_time(TOPIC, 0, 3) is not None
+            assert not any(one.done() for one in puts)
+            disk.set()
+            assert [one.queue_offset for one in await asyncio.gather(*puts)] == [*range(10, 200)]
+            others_may_go.set()
+
+    asyncio.run(scene())
 
 
 def test_the_loop_goes_on_while_a_read_waits_for_the_backend(tier: Tier) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from asyncio import AbstractEventLoop, to_thread
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from functools import partial
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
 
 from tieredstore.access.health import TierHealth
 from tieredstore.access.store import FLUSH_SECONDS, TieredMessageStore
@@ -18,7 +20,7 @@ from tieredstore.access.tables import ConsumerOffsets, TopicTable
 from tieredstore.driver.arrivals import Arrival
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, ReadRequest
 from tieredstore.driver.one_process import OneProcess
-from tieredstore.driver.runtime import done_future
+from tieredstore.driver.runtime import ThreadPool, done_future
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.message_columns import unchanging
 from tieredstore.model.messages import (
@@ -33,7 +35,10 @@ from tieredstore.model.messages import (
 from tieredstore.model.topics import TopicFilter
 from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, StorageLevel, require_place
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+CALL_THREADS: Final = 16
 
 _YES: Final = done_future(lambda: True)
 
@@ -41,11 +46,13 @@ _YES: Final = done_future(lambda: True)
 class AsyncTieredStore:
     """A TieredMessageStore whose calls can be awaited.
 
-    * The event loop is never blocked: a call that may wait runs in a thread of asyncio, not in a
-      pool of the store: calls in a pool must not wait for each other, and a shutdown could not end
-      the pool that it runs in. A read that is hot is answered at once, in the loop's own thread.
-    * Puts need one such thread, however many wait for the disk, and are stored in the order of the
-      calls. Around a store that has no futures of its own each waits for the one before it.
+    * The event loop is never blocked: a call that may wait runs in one of CALL_THREADS threads of
+      this face. They are not the store's: calls in a pool must not wait for each other. Nor are
+      they asyncio's, which others may hold; only load, start, shutdown and destroy run there. A
+      read that is hot is answered at once, in the loop's own thread.
+    * Puts have one thread for themselves, however many wait for the disk, and are stored in the
+      order of the calls. Around a store that has no futures of its own each waits for the one
+      before it, and no read waits for them.
     * A cancelled call leaves the store as it is; what it had begun goes on and its outcome is
       dropped. An `async with` that is cancelled while it opens closes what it opened.
     * The store may be used from threads and from several loops at the same time.
@@ -53,7 +60,8 @@ class AsyncTieredStore:
 
     def __init__(self, store: TieredMessageStore) -> None:
         self.store = store
-        self._handover = _Handover()
+        self._threads = _Threads()
+        self._handover = _Handover(self._threads)
         self._waiting = _Waiting(store)
 
     @property
@@ -139,7 +147,7 @@ class AsyncTieredStore:
         if hot is not None:
             return hot
         # A thread hands it over: while the pool is full, the submitting thread does the work.
-        return await asyncio.wrap_future(await to_thread(self.store.read_future, request))
+        return await asyncio.wrap_future(await self._threads.call(self.store.read_future, request))
 
     async def arrival(
         self,
@@ -158,7 +166,7 @@ class AsyncTieredStore:
         require_place(topic, queue_id, offset)
         with self._waiting.at(QueueKey(topic, queue_id), offset) as answer:
             # Registered first and looked at then: what comes in between is seen by one of them.
-            end = await to_thread(self.store.max_offset, topic, queue_id)
+            end = await self._threads.call(self.store.max_offset, topic, queue_id)
             if end is not None and end > offset:
                 return True
             try:
@@ -169,7 +177,7 @@ class AsyncTieredStore:
     async def read_range(
         self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
     ) -> MessageRun:
-        return await to_thread(
+        return await self._threads.call(
             self.store.read_range,
             topic,
             queue_id,
@@ -187,40 +195,42 @@ class AsyncTieredStore:
         begin: int = 0,
         end: int = INT64_MAX,
     ) -> QueryResult:
-        return await to_thread(
+        return await self._threads.call(
             self.store.query_message, topic, key, count_max=count_max, begin=begin, end=end
         )
 
     async def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
-        return await to_thread(self.store.message_at, log_offset, size)
+        return await self._threads.call(self.store.message_at, log_offset, size)
 
     # -- where queues begin and end -----------------------------------------------------------
 
     async def min_offset(self, topic: str, queue_id: int) -> int | None:
-        return await to_thread(self.store.min_offset, topic, queue_id)
+        return await self._threads.call(self.store.min_offset, topic, queue_id)
 
     async def max_offset(self, topic: str, queue_id: int) -> int | None:
-        return await to_thread(self.store.max_offset, topic, queue_id)
+        return await self._threads.call(self.store.max_offset, topic, queue_id)
 
     async def committed_offset(self, topic: str, queue_id: int) -> int | None:
-        return await to_thread(self.store.committed_offset, topic, queue_id)
+        return await self._threads.call(self.store.committed_offset, topic, queue_id)
 
     async def contains(self, topic: str, queue_id: int, offset: int) -> bool:
-        return await to_thread(self.store.contains, topic, queue_id, offset)
+        return await self._threads.call(self.store.contains, topic, queue_id, offset)
 
     async def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
     ) -> int | None:
-        return await to_thread(self.store.offset_by_time, topic, queue_id, timestamp, boundary)
+        return await self._threads.call(
+            self.store.offset_by_time, topic, queue_id, timestamp, boundary
+        )
 
     async def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
-        return await to_thread(self.store.store_time, topic, queue_id, offset)
+        return await self._threads.call(self.store.store_time, topic, queue_id, offset)
 
     async def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
-        return await to_thread(self.store.earliest_time, topic, queue_id)
+        return await self._threads.call(self.store.earliest_time, topic, queue_id)
 
     async def queues(self) -> Iterable[QueueKey]:
-        return await to_thread(self.store.queues)
+        return await self._threads.call(self.store.queues)
 
     # -- looking after it ---------------------------------------------------------------------
 
@@ -230,16 +240,37 @@ class AsyncTieredStore:
         *,
         seal: bool = False,
     ) -> bool:
-        return await to_thread(self.store.flush, timeout, seal=seal)
+        return await self._threads.call(self.store.flush, timeout, seal=seal)
 
     async def health(self) -> TierHealth:
-        return await to_thread(self.store.health)
+        return await self._threads.call(self.store.health)
 
     async def delete_topics(self, topics: Iterable[str]) -> int:
-        return await to_thread(self.store.delete_topics, list(topics))
+        return await self._threads.call(self.store.delete_topics, list(topics))
 
     async def clean_unused_topics(self, retained: Iterable[str]) -> int:
-        return await to_thread(self.store.clean_unused_topics, list(retained))
+        return await self._threads.call(self.store.clean_unused_topics, list(retained))
+
+
+class _Threads:
+    """The threads of one face; they start with the first call, and end when the face has gone.
+
+    Any number of calls may wait for one: each has a task that waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._calls = ThreadPool("aio", threads=CALL_THREADS, pending_max=sys.maxsize)
+        self._puts = ThreadPool("aio-put", threads=1, pending_max=sys.maxsize)
+
+    async def call(self, function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """What the function returns or raises, in a thread that knows the caller's context."""
+        context = copy_context()
+        return await asyncio.wrap_future(
+            self._calls.submit(context.run, partial(function, *args, **named))
+        )
+
+    def put(self, function: Callable[[], None]) -> None:
+        self._puts.submit(function)
 
 
 class _Handover:
@@ -248,7 +279,8 @@ class _Handover:
     A thread for each put costs more than the put.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: _Threads) -> None:
+        self._threads = threads
         self._begin()
 
     def _begin(self) -> None:
@@ -259,12 +291,11 @@ class _Handover:
     async def put(self, call: Callable[[], Future[T]]) -> T:
         if not self._process.is_this:  # a thread of the parent may have had the turn at the fork
             self._begin()
-        loop = asyncio.get_running_loop()
-        answer: _Answer[T] = _Answer(loop)
+        answer: _Answer[T] = _Answer(asyncio.get_running_loop())
         self._coming.append((call, answer))
         if self._turn.acquire(blocking=False):
             try:
-                loop.run_in_executor(None, self._hand_over)
+                self._threads.put(self._hand_over)
             except BaseException:
                 self._turn.release()
                 raise

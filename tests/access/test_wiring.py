@@ -37,6 +37,14 @@ class Inner(Outer):
     pass
 
 
+class Timed(Outer):
+    def __init__(
+        self, next_store: MessageStore, config: StoreConfig, *, runtime: Runtime | None = None
+    ) -> None:
+        super().__init__(next_store, config)
+        self.runtime = runtime
+
+
 class Refusing(Outer):
     def __init__(self, next_store: MessageStore, config: StoreConfig) -> None:
         raise RuntimeError("no")
@@ -156,6 +164,26 @@ def test_the_first_plugin_is_the_outermost(tmp_path: Path) -> None:
     assert type(outer) is Outer
     assert type(outer.next_store) is Inner
     assert outer.next_store.next_store is base
+
+
+def test_runtime_and_metrics_go_to_the_plugins_that_name_them(tmp_path: Path) -> None:
+    runtime, metrics = Runtime.inline(), NoMetrics()
+    base = ListMessageStore(runtime)
+    config = a_config(tmp_path, plugins=f"{dotted(Outer)}, {dotted(Timed)}, tiered")
+    outer = load_plugins(base, config, runtime=runtime, metrics=metrics)
+    assert isinstance(outer, Outer)
+    timed = outer.next_store
+    assert isinstance(timed, Timed)
+    assert timed.runtime is runtime
+    tiered = timed.next_store
+    assert isinstance(tiered, TieredMessageStore)
+    assert tiered.metrics is metrics
+    tiered.load()
+    assert tiered._loaded().tier.runtime is runtime
+    tiered.shutdown()
+    assert runtime.fetch.submit(int).result() == 0
+    again = load_plugins(base, config).next_store  # type: ignore[attr-defined]
+    assert again.runtime is None
 
 
 @pytest.mark.parametrize(

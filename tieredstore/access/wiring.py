@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -546,17 +547,27 @@ def has_file(config: StoreConfig) -> bool:
     return config.metadata != "json" or any(Path(path + end).exists() for end in _FILES)
 
 
-def load_plugins(base_store: MessageStore, config: StoreConfig) -> MessageStore:
+def load_plugins(
+    base_store: MessageStore,
+    config: StoreConfig,
+    *,
+    runtime: Runtime | None = None,
+    metrics: Metrics | None = None,
+) -> MessageStore:
     """The broker's own store within the message stores of `plugins`, the first one outermost.
 
     Each is a class, named or as a dotted path, called with the store that it wraps and the
-    settings. Raises InvalidConfigError for what cannot be imported or built; nothing is opened.
+    settings; and with `runtime` and `metrics`, where these are given and its constructor names
+    them. Raises InvalidConfigError for what cannot be imported or built; nothing is opened.
     """
     store = base_store
     classes = [(name, _message_store(name)) for name in config.plugins]
+    shared = {"runtime": runtime, "metrics": metrics}
     for name, found in reversed(classes):
         try:
-            store = found(store, config)
+            named = inspect.signature(found).parameters
+            given = {each: one for each, one in shared.items() if one is not None and each in named}
+            store = found(store, config, **given)
         except TieredStoreError:
             raise
         except Exception as error:
