@@ -46,7 +46,7 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.messages import Message
 from tieredstore.model.values import GetStatus, PutStatus
-from tieredstore.testing.message_store_contract import MessageStoreContract
+from tieredstore.testing.message_store_contract import BeginQueuesContract, MessageStoreContract
 from tieredstore.testing.samples import TOPIC, a_body, a_message
 
 
@@ -60,7 +60,7 @@ def store(root: Path) -> LocalMessageStore:
     return opened(root)
 
 
-class TestLocalMessageStore(MessageStoreContract):
+class TestLocalMessageStore(MessageStoreContract, BeginQueuesContract):
     @pytest.fixture(autouse=True)
     def _root(self, tmp_path: Path) -> None:
         self.root = tmp_path

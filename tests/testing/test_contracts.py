@@ -24,14 +24,18 @@ from tieredstore.model.values import SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing import samples
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider, SimulatedCrash
-from tieredstore.testing.message_store_contract import ListMessageStore, MessageStoreContract
+from tieredstore.testing.message_store_contract import (
+    BeginQueuesContract,
+    ListMessageStore,
+    MessageStoreContract,
+)
 from tieredstore.testing.samples import a_body, a_record
 from tieredstore.testing.segment_contract import FileSegmentContract
 
 LOG = SegmentType.COMMIT_LOG
 
 
-class TestListMessageStore(MessageStoreContract):
+class TestListMessageStore(MessageStoreContract, BeginQueuesContract):
     def open_store(self) -> MessageStore:
         return ListMessageStore(Runtime.inline())
 
@@ -40,7 +44,7 @@ class TestListMessageStore(MessageStoreContract):
         store.kept_from += 3
 
 
-class TestPluginThatChangesNothing(MessageStoreContract):
+class TestPluginThatChangesNothing(MessageStoreContract, BeginQueuesContract):
     def open_store(self) -> MessageStore:
         base = ListMessageStore(Runtime.inline())
         inner = AbstractPluginMessageStore(base, StoreConfig())

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 from tieredstore.access.admission import ROUND, PendingCounts, QueueClaims, UploadBudget
+from tieredstore.access.log_mark import LogMark
 from tieredstore.access.queue_upload import (
     Action,
     Decision,
@@ -131,6 +132,11 @@ class QueueWalk:
 
     def work_of(self, key: QueueKey) -> QueueWork:
         return self.works.get(key) or self.works.setdefault(key, QueueWork(key))
+
+    def was_compared(self, key: QueueKey) -> None:
+        work = self.work_of(key)
+        self._chores.renew(work)
+        work.is_checked = True
 
     def resume(self, key: QueueKey) -> str | None:
         """Go on with a stopped queue, or say why not; the caller has its claim."""
@@ -436,6 +442,7 @@ class Dispatcher:
         self._is_inline = isinstance(runtime.dispatch, InlinePool)
         self._fence = partial(provider.fence, config.broker_name)
         clock = runtime.clock
+        self.mark = LogMark(metadata, config.broker_name)
         self.topic_filter = topic_filter or TopicFilter(config)
         self.budget = UploadBudget(
             bytes_max=config.dispatch_buffer_bytes,
@@ -453,7 +460,7 @@ class Dispatcher:
             store,
             QueueRules(store, chores, self._pending, self.topic_filter, config=config, clock=clock),
             chores,
-            Batches(store, self.budget, self._pending, config),
+            Batches(store, self.budget, self._pending, config, self.mark),
             Rounds(
                 files,
                 provider,
@@ -552,6 +559,11 @@ class Dispatcher:
         Gives False, and no such promise, where the queue was busy for the whole time.
         """
         return self._claims.held(key, timeout=timeout)
+
+    def was_compared(self, keys: Iterable[QueueKey]) -> None:
+        """The tier's last message of these queues is the local store's: before `start`."""
+        for key in keys:
+            self._walk.was_compared(key)
 
     def resume(self, key: QueueKey, *, timeout: float | None = None) -> str | None:
         """Go on with a stopped queue, where the tier and the store hold the same; else why not."""

@@ -6,10 +6,11 @@ All of it comes from memory and from the local store: no backend is asked.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeAlias
 
+from tieredstore.access.agreement import ContinuedQueue
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.read_cache import ReadCache
 from tieredstore.access.tables import BrokerTables
@@ -68,6 +69,8 @@ class QueueHealth:
     """Why the last upload or expiry failed; it is tried again."""
     not_indexed_count: int = 0
     """Messages of the tier that the key index still has to take."""
+    takes_puts: bool = True
+    """False where both stores may hold different messages: until an operator decides."""
 
     @property
     def ok(self) -> bool:
@@ -113,6 +116,8 @@ class TierHealth:
     """Why consumer offsets and topics could not be written, or copied, the last time."""
     local_damages: tuple[LocalDamage, ...] = ()
     """What the local store has found damaged since it was opened, if it says so."""
+    continued: tuple[ContinuedQueue, ...] = ()
+    """Queues that went on where the tier ends when the store was loaded: their end was lost."""
     fence: Fence | None = None
     """Who has taken over, and since when this is known: nothing more is uploaded until the store
     is closed. Puts go on, into the local store."""
@@ -121,6 +126,7 @@ class TierHealth:
     def ok(self) -> bool:
         sound = self.index_error is None and self.catalogue.error is None
         sound = sound and self.fence is None and self.tables_error is None
+        sound = sound and not any(queue.lost_count for queue in self.continued)
         sound = sound and all(damage.mended for damage in self.local_damages)
         return sound and all(queue.ok for queue in self.queues)
 
@@ -147,6 +153,9 @@ class TierHealth:
             "cache": asdict(self.cache),
             "catalogue": asdict(self.catalogue),
             "local_damages": [asdict(damage) for damage in self.local_damages],
+            "continued": [
+                {**asdict(queue), "lost_count": queue.lost_count} for queue in self.continued
+            ],
             "fence": None if self.fence is None else asdict(self.fence),
         }
 
@@ -159,19 +168,23 @@ def health_of(
     *,
     level: StorageLevel,
     tables: BrokerTables | None = None,
+    continued: Sequence[ContinuedQueue] = (),
+    refused: Mapping[QueueKey, str] | None = None,
 ) -> TierHealth:
     """As of now, from memory: no backend is asked."""
+    refused = refused or {}
     upload = dispatcher.health()
     expiry_errors = retention.errors
     files = {file.key: file for file in tier.files.files()}
-    keys = {*files, *upload.stopped, *upload.failing, *upload.lost, *upload.not_indexed}
+    keys = {*files, *refused, *upload.stopped, *upload.failing, *upload.lost, *upload.not_indexed}
     queues = [
         QueueHealth(
             topic=key.topic,
             queue_id=key.queue_id,
             commit_offset=dispatcher.committed_offset(*key),
             behind_count=_behind(dispatcher, next_store, key),
-            problem=upload.stopped.get(key),
+            problem=refused.get(key) or upload.stopped.get(key),
+            takes_puts=key not in refused,
             lost_count=upload.lost.get(key, 0),
             last_error=upload.failing.get(key) or expiry_errors.get(key),
             not_indexed_count=upload.not_indexed.get(key, 0),
@@ -188,6 +201,7 @@ def health_of(
         catalogue=tier.publishing.health(),
         fence=tier.fence,
         tables_error=None if tables is None else tables.problem,
+        continued=tuple(continued),
         local_damages=tuple(
             LocalDamage(
                 path=damage.path,

@@ -75,21 +75,25 @@ _COMPARED_BYTES: Final = 4 * MIB
 
 
 def disagreement(store: MessageStore, file: FlatMessageFile) -> str | None:
-    """Why the local queue is not the one that was tiered; None where nothing speaks against it.
+    """Why the local queue is not the one that was tiered; None where nothing speaks against it."""
+    return disagreement_at(store, file, file.commit_offset - 1)
 
-    Reads one message on either side. Says nothing where one of them no longer has it.
+
+def disagreement_at(store: MessageStore, file: FlatMessageFile, offset: int) -> str | None:
+    """Why a message is not the same in both; None where it is, as far as anybody can tell.
+
+    Reads it on either side. Says nothing where one of them does not have it any more.
     """
     topic, queue_id = file.key
-    last = file.commit_offset - 1
-    if last < (store.min_offset(topic, queue_id) or 0) or not file.queue.units_in_a_row(last):
+    if offset < (store.min_offset(topic, queue_id) or 0) or not file.queue.units_in_a_row(offset):
         return None
-    local = store.read_range(topic, queue_id, last, count_max=1, bytes_max=1)
-    tiered = read_run(file, last, count_max=1, bytes_max=1)
+    local = store.read_range(topic, queue_id, offset, count_max=1, bytes_max=1)
+    tiered = read_run(file, offset, count_max=1, bytes_max=1)
     if not len(local) or not len(tiered):
         return None
     if _without_log_offset(local.record(0)) == _without_log_offset(tiered.record(0)):
         return None
-    return f"message {last} is another one in the local store than in the tier"
+    return f"message {offset} is another one in the local store than in the tier"
 
 
 def contradiction(store: MessageStore, file: FlatMessageFile) -> str | None:

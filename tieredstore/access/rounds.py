@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from tieredstore.access.admission import PendingCounts, UploadBudget
+from tieredstore.access.log_mark import LogMark
 from tieredstore.access.queue_upload import IndexFeed, QueueWork
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore, Put
@@ -339,10 +340,12 @@ class Batches:
         budget: UploadBudget,
         pending: PendingCounts,
         config: StoreConfig,
+        mark: LogMark,
     ) -> None:
         self._store = store
         self._budget = budget
         self._pending = pending
+        self._mark = mark
         self._count_max = config.group_commit_count
         self._bytes_max = min(config.group_commit_bytes, max(1, config.dispatch_buffer_bytes // 2))
 
@@ -380,6 +383,7 @@ class Batches:
                     return BatchOutcome.NO_ROOM
                 reserved = need
             work.wanted_bytes = 0
+            self._mark.cover(int(run.log_offsets[-1]) + int(run.message_bytes[-1]))
             kept = self._append(work, file, run)
             return BatchOutcome.APPENDED
         finally:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Final, Self
 
+from tieredstore.access.agreement import Agreement, agree
 from tieredstore.access.answers import Answers, ReadDecision
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.health import TierGauges, TierHealth, health_of
@@ -36,7 +37,14 @@ from tieredstore.driver.message_store import (
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import Metrics, MetricsOfOneLife, NoMetrics
 from tieredstore.driver.provider import SegmentProvider
-from tieredstore.driver.runtime import Deadline, InlinePool, Runtime, Service
+from tieredstore.driver.runtime import (
+    Deadline,
+    InlinePool,
+    Runtime,
+    Service,
+    done_future,
+    mapped_future,
+)
 from tieredstore.index.contract import Index
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -59,6 +67,7 @@ from tieredstore.model.topics import LIGHT_QUEUE_PREFIX, TopicFilter, is_system_
 from tieredstore.model.values import (
     INT64_MAX,
     Boundary,
+    PutStatus,
     QueueKey,
     StorageLevel,
     require_place,
@@ -140,6 +149,7 @@ class TieredMessageStore:
                 undo.callback(tier.close)
                 tier.load()
                 opened = _Open(self._next, tier, self._decision, self.config)
+                opened.agree()
                 # Before anything is deleted.
                 self._listener.follow(self._next, opened.dispatcher)
                 opened.load_tables()
@@ -226,20 +236,28 @@ class TieredMessageStore:
     # -- messages -----------------------------------------------------------------------------
 
     def put_message(self, message: Message) -> PutResult:
-        self._loaded()
+        if self._loaded().refusals and (refused := self._refusal(message)) is not None:
+            return refused
         return self._next.put_message(message)
 
     def put_messages(self, messages: Sequence[Message]) -> Sequence[PutResult]:
-        self._loaded()
-        return self._next.put_messages(messages)
+        if not self._loaded().refusals:
+            return self._next.put_messages(messages)
+        taken, refused = self._parted(messages)
+        return _merged(self._next.put_messages(taken), refused)
 
     def put_message_future(self, message: Message) -> Future[PutResult]:
-        self._loaded()
+        if self._loaded().refusals and (refused := self._refusal(message)) is not None:
+            return done_future(lambda: refused)
         return self._next.put_message_future(message)
 
     def put_messages_future(self, messages: Sequence[Message]) -> Future[Sequence[PutResult]]:
-        self._loaded()
-        return self._next.put_messages_future(messages)
+        if not self._loaded().refusals:
+            return self._next.put_messages_future(messages)
+        taken, refused = self._parted(messages)
+        return mapped_future(
+            self._next.put_messages_future(taken), lambda results: _merged(results, refused)
+        )
 
     def get_message(
         self,
@@ -406,6 +424,11 @@ class TieredMessageStore:
                 is_kept = opened.tables.settle(deadline.left()) and is_kept
             return is_flushed and is_kept
 
+    @property
+    def agreement(self) -> Agreement:
+        """What came of holding the next store against the tier when this one was loaded."""
+        return self._loaded().agreement
+
     def health(self) -> TierHealth:
         """How the tier is doing, without asking the backend."""
         opened = self._loaded()
@@ -416,6 +439,8 @@ class TieredMessageStore:
             self._next,
             level=self.level,
             tables=opened.tables,
+            continued=opened.agreement.continued,
+            refused=opened.refusals,
         )
 
     def resume_queue(
@@ -502,6 +527,24 @@ class TieredMessageStore:
     def _refusals(self, operation: str) -> AbstractContextManager[None]:
         return refused_by_system(self.config.store_path, operation)
 
+    def _refusal(self, message: Message) -> PutResult | None:
+        """Why this message is not taken: its queue would have two histories."""
+        reason = self._loaded().refusals.get(QueueKey(message.topic, message.queue_id))
+        if reason is None:
+            return None
+        place = f"{message.topic}/{message.queue_id}"
+        return PutResult(
+            status=PutStatus.SERVICE_NOT_AVAILABLE,
+            reason=f"{place} takes no messages: {reason}. Decide by `tieredstore resume --trust`",
+        )
+
+    def _parted(self, messages: Sequence[Message]) -> tuple[list[Message], list[PutResult | None]]:
+        """The messages that are taken, and of each message why it is not."""
+        messages = list(messages)
+        refused = [self._refusal(message) for message in messages]
+        pairs = zip(messages, refused, strict=True)
+        return [message for message, reason in pairs if reason is None], refused
+
     def _tier_of_new_life(self) -> Tier:
         """Its figures are shown until the next tier is opened, or the life is over."""
         self._metrics_of_life.end()
@@ -552,10 +595,13 @@ class _Open:
         self, next_store: MessageStore, tier: Tier, decision: ReadDecision, config: StoreConfig
     ) -> None:
         files, fetcher, runtime = tier.files, tier.fetcher, tier.runtime
+        self._next = next_store
         self.tier = tier
         self.tables = (
             BrokerTables(config, tier.metadata, runtime) if config.tables_enabled else None
         )
+        self.agreement = Agreement()
+        self.refusals: dict[QueueKey, str] = {}  # queues that take no puts, and why
         self.dispatcher = Dispatcher(
             next_store,
             files,
@@ -600,6 +646,17 @@ class _Open:
         queues = self.tables.consumer_offsets.queues()
         found = ((key, self.answers.max_offset(*key)) for key in queues)
         self.tables.clamp({key: end for key, end in found if end is not None})
+
+    def agree(self) -> None:
+        """Hold the next store against the tier, before anything is put or uploaded."""
+        tier, dispatcher = self.tier, self.dispatcher
+        files = tier.files.files()
+        self.agreement = agree(
+            *(self._next, files, tier.metadata, dispatcher.mark),
+            *(dispatcher.topic_filter, tier.runtime),
+        )
+        self.refusals = dict(self.agreement.refused)
+        dispatcher.was_compared(self.agreement.checked)
 
     def start_chores(self, config: StoreConfig) -> list[Service]:
         """The caller stops them."""
@@ -676,6 +733,12 @@ class _Listener:
             return None if dispatcher is None else dispatcher.needed_from()
         except StoreClosedError:  # while it ends: all is kept
             return 0
+
+
+def _merged(results: Sequence[PutResult], refused: list[PutResult | None]) -> list[PutResult]:
+    """Of each message what became of it."""
+    taken = iter(results)
+    return [next(taken) if reason is None else reason for reason in refused]
 
 
 def _end_chores(services: Iterable[Service], deadline: Deadline) -> None:

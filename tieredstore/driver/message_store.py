@@ -91,6 +91,7 @@ class MessageStore(Protocol):
       end. Durably on return, each of these queues gives out its next offset from here, and its
       messages below are nowhere in this store; new log offsets begin at or after `log_offset`. A
       queue that has come further raises OffsetOutOfRangeError. Calling it again changes nothing.
+      It may have `lost_ends` too: where queues ended once that it found shorter when it was opened.
     * One that looks for damage may have `damages`: what it found since it was opened, each with
       `path`, `position`, `reason` and `mended`. Health shows them.
     * A class that inherits from this one gets what has a body here: `put_message` is enough, and

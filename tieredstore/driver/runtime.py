@@ -17,6 +17,7 @@ log = log_of(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 DISPATCH_THREADS = 8
@@ -302,6 +303,14 @@ class Runtime:
 def done_future(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
     """Make a call here and now; the future holds what it returns or raises."""
     return _run(Future(), call, *args, **kwargs)
+
+
+def mapped_future(future: Future[T], change: Callable[[T], S]) -> Future[S]:
+    """Done when the other one is: what `change` makes of its result, or its error."""
+    mapped: Future[S] = Future()
+    mapped.set_running_or_notify_cancel()  # like the other it cannot be cancelled
+    future.add_done_callback(lambda done: _run(mapped, lambda: change(done.result())))
+    return mapped
 
 
 def _run(

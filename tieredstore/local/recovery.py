@@ -307,6 +307,8 @@ class RecoveryReport:
     damages: tuple[Damage, ...] = ()
     torn: Damage | None = None
     rebuilt: tuple[QueueKey, ...] = ()
+    lost_ends: Mapping[QueueKey, int] = field(default_factory=dict)
+    """Where queues ended once that end before that now."""
 
 
 class LogClaims(NamedTuple):
@@ -408,7 +410,18 @@ class Recovery:
             damages=tuple(sorted(damages, key=lambda damage: damage.log_offset)),
             torn=end.torn,
             rebuilt=tuple(lacking.broken),
+            lost_ends=self._lost_ends(told[:1] if self.abnormal else told[:2]),
         )
+
+    def _lost_ends(self, told: Iterable[Mapping[QueueKey, QueueEnd]]) -> dict[QueueKey, int]:
+        """By those who can be believed: after a crash the ends of the queues may be torn."""
+        lost: dict[QueueKey, int] = {}
+        for ends in told:
+            for key, end in ends.items():
+                held = max(self.queues.max_offset(*key) or 0, lost.get(key, 0))
+                if end.end > held and end.last_log_end > self.begun.counts_from(*key):
+                    lost[key] = end.end
+        return lost
 
     def _distrust(self, table: Mapping[QueueKey, QueueEnd], minimum: int) -> Doubted:
         """Hold the ends of the queues against the log, but where the table says the same: one bit

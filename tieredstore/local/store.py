@@ -701,6 +701,11 @@ class LocalMessageStore(StoreReads):
         noted = () if parts is None else tuple(parts.truth.noted)
         return (*(report.damages if report is not None else ()), *noted)
 
+    @property
+    def lost_ends(self) -> Mapping[QueueKey, int]:
+        """Queues that ended further once than they did when the store opened, and where."""
+        return self.recovery.lost_ends if self.recovery is not None else {}
+
     # -- life ---------------------------------------------------------------------------------
 
     def load(self) -> None:

@@ -1,0 +1,214 @@
+"""Where each queue of the broker's own store goes on, held against the tier before the first put.
+
+A broker that lost its disk, or came back with an older copy of it, would give out numbers again
+that messages in the tier have:
+
+    | the local queue | the tier | what is done |
+    | --- | --- | --- |
+    | is missing, or empty and behind | ends at T | it begins at T |
+    | ends at L < T, its last message is the tier's, or nothing is left to compare | ends at T | \
+it begins anew at T: below, the tier serves |
+    | ends at L >= T, and has the tier's last message | ends at T | nothing |
+    | has another message under a number that both have | | a conflict: puts are refused |
+    | is behind, and the tier cannot be read | ends nobody knows where | puts are refused |
+
+Nothing is read of the tier but the one message on either side. A queue that is not behind and
+cannot be compared now is left to the upload, which compares it before it sends anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tieredstore.access.log_mark import LogMark
+from tieredstore.access.queue_upload import (
+    ask_to_resume,
+    disagreement_at,
+    is_history,
+    stop_queue,
+)
+from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.driver.message_store import MessageStore
+from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.model.errors import StoreClosedError, TieredStoreError
+from tieredstore.model.printable import log_of
+from tieredstore.model.topics import TopicFilter
+from tieredstore.model.values import QueueKey, SegmentType
+
+log = log_of(__name__)
+
+_LOGGED_MAX: Final = 100  # queues that are named, each in a line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuedQueue:
+    """A queue that goes on where the tier ends, since the local store had lost its end."""
+
+    topic: str
+    queue_id: int
+    local_end: int | None
+    """Where it ended in the local store; None where that had no such queue."""
+    tier_end: int
+    """The number of its next message."""
+    known_end: int | None = None
+    """Where the local store says that it ended once; None where nothing says it."""
+
+    @property
+    def key(self) -> QueueKey:
+        return QueueKey(self.topic, self.queue_id)
+
+    @property
+    def lost_count(self) -> int | None:
+        """Messages that were acknowledged and are in neither store; None where nobody knows."""
+        return None if self.known_end is None else max(0, self.known_end - self.tier_end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What came of holding a store against its tier.
+
+    `refused` says of each queue that takes no puts why; it stays so until an operator decides.
+    """
+
+    continued: Sequence[ContinuedQueue] = ()
+    refused: Mapping[QueueKey, str] = field(default_factory=dict)
+    checked: frozenset[QueueKey] = frozenset()
+    """Queues whose last message in the tier was found in the local store, or is not there."""
+
+    @property
+    def ends(self) -> dict[QueueKey, int]:
+        """The ends of the queues that begin anew: no consumer can have come further."""
+        return {queue.key: queue.tier_end for queue in self.continued}
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """On one queue: where it goes on, or why it takes no puts; neither where nothing is amiss."""
+
+    file: FlatMessageFile
+    local_end: int | None
+    goes_on_at: int | None = None
+    refused: str | None = None
+    is_conflict: bool = False
+    is_checked: bool = False
+
+
+def agree(
+    store: MessageStore,
+    files: Sequence[FlatMessageFile],
+    metadata: MetadataStore,
+    mark: LogMark,
+    topic_filter: TopicFilter,
+    runtime: Runtime,
+) -> Agreement:
+    """Hold every queue of the tier against the store, side by side, and let those go on that can.
+
+    Both are loaded, and nothing has been put or uploaded. Raises what either raises that is no
+    matter of one queue.
+    """
+    wanted = [
+        file
+        for file in files
+        if not topic_filter.rejects(file.key.topic) and not is_history(file.path, metadata)
+    ]
+    futures = [runtime.fetch.submit(_look, store, file, metadata) for file in wanted]
+    verdicts = [future.result() for future in futures]
+    refused = {one.file.key: one.refused for one in verdicts if one.refused is not None}
+    behind = [one for one in verdicts if one.goes_on_at is not None]
+    if behind:
+        reason = _begin(store, behind, mark.below(files))
+        if reason is not None:
+            refused |= {one.file.key: f"{_place(one)}, and {reason}" for one in behind}
+            behind = []
+    for one in verdicts:
+        if one.is_conflict and one.refused is not None:
+            stop_queue(one.file, one.refused, metadata)
+    for one in behind:
+        ask_to_resume(one.file.path, metadata)  # what stopped it may have been that it was behind
+    known = getattr(store, "lost_ends", {})
+    continued = [_continued(one, known) for one in behind]
+    checked = frozenset(one.file.key for one in verdicts if one.is_checked)
+    _log(continued, refused)
+    return Agreement(continued=tuple(continued), refused=refused, checked=checked - refused.keys())
+
+
+def _look(store: MessageStore, file: FlatMessageFile, metadata: MetadataStore) -> _Verdict:
+    local_end = store.max_offset(*file.key)
+    minimum = store.min_offset(*file.key)
+    if not file.is_started:
+        return _Verdict(file, local_end)
+    tier_end = file.commit_offset
+    if file.problem is not None:  # it may have lost bytes: the catalogue says how far they went
+        rows = metadata.segments(file.path, SegmentType.CONSUME_QUEUE)
+        tier_end = max([tier_end, *(row.end_offset // UNIT_BYTES for row in rows)])
+    is_behind = (local_end or 0) < tier_end
+    if file.problem is not None:
+        reason = f"the tier has messages up to {tier_end} at least, and cannot say where it ends"
+        return _Verdict(file, local_end, refused=f"{reason}: {file.problem}" if is_behind else None)
+    if local_end is None or (minimum == local_end and is_behind):
+        return _Verdict(file, local_end, goes_on_at=tier_end if is_behind else None)
+    last = min(local_end, tier_end) - 1
+    try:
+        reason_or_none = disagreement_at(store, file, last)
+    except StoreClosedError:
+        raise
+    except TieredStoreError as error:
+        log.warning("%s: message %d cannot be compared: %s", file.path, last, error)
+        return _Verdict(
+            file,
+            local_end,
+            refused=f"message {last} cannot be compared with the tier's: {error}"
+            if is_behind
+            else None,
+        )
+    if reason_or_none is not None:
+        return _Verdict(file, local_end, refused=reason_or_none, is_conflict=True)
+    return _Verdict(file, local_end, goes_on_at=tier_end if is_behind else None, is_checked=True)
+
+
+def _begin(store: MessageStore, behind: Sequence[_Verdict], log_offset: int) -> str | None:
+    """Let these queues go on where the tier ends; else why they cannot."""
+    begin: Callable[..., Any] | None = getattr(store, "begin_queues", None)
+    if begin is None:
+        return "the local store's queues cannot begin anywhere: it has no begin_queues"
+    try:
+        begin({one.file.key: one.goes_on_at for one in behind}, log_offset=log_offset)
+    except StoreClosedError:
+        raise
+    except TieredStoreError as error:
+        return f"the local store cannot go on there: {error}"
+    return None
+
+
+def _place(one: _Verdict) -> str:
+    return f"the tier has messages up to {one.goes_on_at}, the local store up to {one.local_end}"
+
+
+def _continued(one: _Verdict, known: Mapping[QueueKey, int]) -> ContinuedQueue:
+    assert one.goes_on_at is not None
+    return ContinuedQueue(
+        topic=one.file.key.topic,
+        queue_id=one.file.key.queue_id,
+        local_end=one.local_end,
+        tier_end=one.goes_on_at,
+        known_end=known.get(one.file.key),
+    )
+
+
+def _log(continued: Sequence[ContinuedQueue], refused: Mapping[QueueKey, str]) -> None:
+    for queue in continued[:_LOGGED_MAX]:
+        lost = queue.lost_count
+        log.warning(
+            "%s/%d goes on at %d, where the tier ends; the local store ended at %s; %s",
+            *(queue.topic, queue.queue_id, queue.tier_end, queue.local_end),
+            "nobody knows what was lost" if lost is None else f"{lost} messages are lost",
+        )
+    for key, reason in list(refused.items())[:_LOGGED_MAX]:
+        log.error("%s/%d takes no messages: %s", *key, reason)
+    unnamed = max(0, len(continued) - _LOGGED_MAX) + max(0, len(refused) - _LOGGED_MAX)
+    if unnamed:
+        log.warning("and %d more queues: health names them", unnamed)

@@ -1,0 +1,58 @@
+"""How far the log offsets of the tier's messages may go, as the catalogue says it.
+
+A record in the tier carries its place there, and not the one that it had in the broker's log. But
+message ids name that one: a store that has lost its log goes on behind what the tier may have of
+it. So a note says where that is, with room to spare: it is moved once for so many bytes, in the
+round that would pass it, and costs no request.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Final
+
+from tieredstore.driver.metadata import MetadataStore, PutNote
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.model.config import GIB, MIB
+
+LOG_MARK: Final = "log-mark"
+_PART: Final = 8  # the room to spare is this part of the log, within the two bounds
+_STEP_MIN: Final = MIB
+_STEP_MAX: Final = GIB
+
+
+class LogMark:
+    """No record of a broker in the tier had a log offset at or above `below`. Any thread may call.
+
+    Where no note says it (RocketMQ's tier, and those of earlier versions) it is what the records of
+    the tier take, and room to spare: messages of other topics lay between them. Then ids of old
+    messages may be given to new ones.
+    """
+
+    def __init__(self, metadata: MetadataStore, broker: str) -> None:
+        self._metadata = metadata
+        self._broker = broker
+        self._guard = threading.Lock()
+        note = metadata.note(LOG_MARK, broker)
+        self._noted = note if type(note) is int and note > 0 else 0
+
+    def below(self, files: Iterable[FlatMessageFile]) -> int:
+        return self._noted or _with_room(sum(file.log.commit_offset for file in files))
+
+    def cover(self, log_end: int) -> None:
+        """Records that end here are about to be sent: durable no later than they are."""
+        if log_end <= self._noted:
+            return
+        with self._guard:
+            if log_end > self._noted:
+                noted = _with_room(log_end)
+                self._metadata.stage([PutNote(LOG_MARK, self._broker, noted)])
+                self._noted = noted
+
+
+def _with_room(log_end: int) -> int:
+    if log_end <= 0:
+        return 0
+    step = min(_STEP_MAX, max(_STEP_MIN, log_end // _PART))
+    return -(-(log_end + step) // _STEP_MIN) * _STEP_MIN
