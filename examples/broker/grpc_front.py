@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from examples.broker import grpc_stubs
 from examples.broker.commands import Code, RefusedError
-from examples.broker.consume import filter_of
+from examples.broker.consume import chosen_by
 from examples.broker.grpc_messages import (
     NAME_CHARACTERS_MAX,
     GrpcRefusal,
@@ -307,7 +307,7 @@ class GrpcFront:
     def _chosen(self, expression: Any) -> Any:
         pb = self._pb
         kinds = {pb.FILTER_TYPE_UNSPECIFIED: "TAG", pb.TAG: "TAG", pb.SQL: "SQL92"}
-        return filter_of(expression.expression, kinds.get(expression.type, "?"))
+        return chosen_by(expression.expression, kinds.get(expression.type, "?"))
 
     # -- messages -----------------------------------------------------------------------------
 
