@@ -334,7 +334,7 @@ def _no_broker(at: Place) -> list[str]:
 
 
 NAMED_FIRST = tuple(name for name, verb in ON_A_TIER.items() if verb.topic)
-OPTIONAL = ("queues", "segments")
+OPTIONAL = ("queues", "groups", "segments")
 BY_PATTERN = ("verify", "export", "migrate")
 OF_LOCAL = ("local cat", "local query", "local offset")
 

@@ -16,6 +16,7 @@ from tests.cli.tier_kit import (
     TIER,
     VERBS,
     asked,
+    copied,
     java_messages,
     named,
     segment_file,
@@ -80,6 +81,32 @@ def test_queues_are_those_of_java(command: Command, name: str) -> None:
 def test_queues_of_one_topic(command: Command) -> None:
     rows = asked(command, TIER, "queues", "GoldBB", "--json").rows
     assert [(row["topic"], row["queue_id"]) for row in rows] == [("GoldBB", 0), ("GoldBB", 1)]
+
+
+def test_groups_are_told_with_how_far_behind_they_are(command: Command, tmp_path: Path) -> None:
+    root = copied(tmp_path / "tier")
+    kind = "consumerOffset.json"
+    with JsonMetadataStore.open(root / CATALOGUE) as metadata:
+        metadata.put_note(kind, "GoldAa@readers", {"0": 7, "1": 1_000})
+        metadata.put_note(kind, "Untiered@readers", {"0": 3})
+        metadata.put_note(kind, "GoldBB@others", {"0": 0})
+    rows = asked(command, root, "groups", "--json").rows
+    ends = {
+        (row["topic"], row["queue_id"]): row["max_offset"]
+        for row in asked(command, root, "queues", "--json").rows
+    }
+    assert [tuple(row.values()) for row in rows] == [
+        ("others", "GoldBB", 0, 0, ends["GoldBB", 0], ends["GoldBB", 0]),
+        ("readers", "GoldAa", 0, 7, ends["GoldAa", 0], ends["GoldAa", 0] - 7),
+        ("readers", "GoldAa", 1, 1_000, ends["GoldAa", 1], 0),
+        ("readers", "Untiered", 0, 3, None, None),
+    ]
+    assert asked(command, root, "groups", "GoldBB", "--json").rows == rows[:1]
+    assert asked(command, root, "groups", "Untiered", "--json").rows == rows[3:]
+    assert "no group has" in asked(command, root, "groups", "%RETRY%gold_group").done().out
+    with JsonMetadataStore.open(root / CATALOGUE) as metadata:
+        metadata.put_note(kind, "GoldBB@others", {"x": 0})
+    assert "its copy of consumerOffset.json" in asked(command, root, "groups").err
 
 
 def java_segments(name: str, topic: str | None = None, queue: int | None = None) -> list[Row]:

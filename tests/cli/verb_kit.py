@@ -76,6 +76,7 @@ JOB: Final = ("what", "job", "state", "counts", "findings", "exit_code")
 ON_A_TIER: Final[dict[str, Verb]] = {
     "topics": Verb(holds=_count(4)),
     "queues": Verb(holds=_count(9)),
+    "groups": Verb(holds=_count(0)),
     "segments": Verb(holds=_count(53)),
     "ls": Verb(holds=_count(57), same=("path", "type", "base_offset", "size", "catalogued")),
     "cat": Verb(words=("GoldAa",), holds=_count(199), topic=True),

@@ -10,7 +10,9 @@ from functools import partial
 from itertools import takewhile
 from typing import Final, Self, TypeAlias, TypeVar
 
+from tieredstore.access.tables import copied
 from tieredstore.access.wiring import Tier, check_broker, check_place, open_tier
+from tieredstore.codec.broker_tables import CONSUMER_OFFSETS
 from tieredstore.codec.names import INDEX_TOPIC
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, ReadRequest
 from tieredstore.driver.metadata import CatalogueFacts, MetadataStore
@@ -181,6 +183,19 @@ class TieredReader:
     def queues(self, topic: str | None = None) -> list[QueueKey]:
         """By topic and queue id."""
         return [file.key for file in self._files(topic)]
+
+    def consumer_offsets(self) -> dict[str, dict[QueueKey, int]]:
+        """Which message each group takes next, as the broker last copied it to the tier.
+
+        Raises MetadataError for a copy that is none.
+        """
+        found: dict[str, dict[QueueKey, int]] = {}
+        contents = copied(CONSUMER_OFFSETS, self._loaded().metadata)
+        for name, row in contents.rows.items() if contents is not None else ():
+            topic, _, group = name.partition("@")
+            for queue_id, offset in row.items():
+                found.setdefault(group, {})[QueueKey(topic, queue_id)] = offset
+        return found
 
     def summary(self, topic: str, queue_id: int) -> QueueSummary | None:
         """What the tier has of one queue. May take one small read."""

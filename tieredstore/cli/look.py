@@ -41,6 +41,7 @@ from tieredstore.cli.output import (
     shown_catalogue_time,
     shown_time,
     write_all,
+    write_line,
     write_row,
     write_rows,
 )
@@ -61,6 +62,7 @@ _QUEUE_COLUMNS: Final = (
     *("topic", "queue", "min", "max"),
     *("log bytes", "queue bytes", "first", "last"),
 )
+_GROUP_COLUMNS: Final = ("group", "topic", "queue", "next", "end", "behind")
 _SEGMENT_COLUMNS: Final = ("topic/queue", "type", "base offset", "size", "first", "last")
 _SEGMENT_WIDTHS: Final = (30, 13, 14, 11, 25, 0)
 _LISTED_COLUMNS: Final = ("broker/topic/queue", "type", "name", "size", "catalogue")
@@ -93,6 +95,22 @@ def queues(topic: AnyTopic = None, *, tier: TierOptions, json: Json = False) -> 
         rows = _queue_rows(opened, topic, damage)
     write_all(rows, "queues", _QUEUE_COLUMNS, _queue_cells, json=json)
     damage.raise_error()
+
+
+@verb(app, "groups Orders --config broker.conf")
+def groups(topic: AnyTopic = None, *, tier: TierOptions, json: Json = False) -> None:
+    """The consumer groups of a broker, and how far behind the end of the tier each is.
+
+    As the broker last copied it to the tier, half a minute ago or a few. A group may be further
+    than the tier, whose messages come later; of a queue that is not in the tier no end is known.
+    """
+    from tieredstore.cli.tier import opened_tier
+
+    with opened_tier(tier) as opened:
+        rows = _group_rows(opened, topic)
+    write_all(rows, "groups", _GROUP_COLUMNS, _group_cells, json=json)
+    if not rows and not json:
+        write_line("no group has committed an offset, as far as the tier's copy says")
 
 
 @verb(app, "segments Orders 0 --config broker.conf --json")
@@ -319,6 +337,35 @@ def _queue_cells(row: Row) -> tuple[object, ...]:
     times = map(shown_catalogue_time, (row["begin_timestamp"], row["end_timestamp"]))
     sizes = row["log_bytes"], row["queue_bytes"]
     return row["topic"], row["queue_id"], minimum, row["max_offset"], *sizes, *times
+
+
+def _group_rows(tier: OpenedTier, topic: str | None) -> list[Row]:
+    """By group, topic and queue."""
+    rows = [
+        _group_row(tier, group, key, offset)
+        for group, offsets in sorted(tier.reader.consumer_offsets().items())
+        for key, offset in sorted(offsets.items())
+        if topic in (None, key.topic)
+    ]
+    if not rows:
+        tier.keys(topic)  # refuses one that is nowhere
+    return rows
+
+
+def _group_row(tier: OpenedTier, group: str, key: QueueKey, offset: int) -> Row:
+    end = tier.reader.max_offset(*key)
+    return {
+        "group": group,
+        "topic": key.topic,
+        "queue_id": key.queue_id,
+        "offset": offset,
+        "max_offset": end,
+        "behind_count": None if end is None else max(0, end - offset),
+    }
+
+
+def _group_cells(row: Row) -> tuple[object, ...]:
+    return tuple("-" if value is None else value for value in row.values())
 
 
 def _segment_rows(

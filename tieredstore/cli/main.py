@@ -28,6 +28,7 @@ _EXAMPLE: Final = "Example: tieredstore topics --config broker.conf"
 _VERBS: Final = {
     "topics": ("look", "Topics: sizes, queues, reserve hours."),
     "queues": ("look", "Queues: offsets, sizes, times."),
+    "groups": ("look", "Consumer groups, and how far behind each is."),
     "segments": ("look", "Segments, as the catalogue has them."),
     "ls": ("look", "Segments, as they lie in the backend."),
     "cat": ("look", "Messages of a topic, oldest first."),
