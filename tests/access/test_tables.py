@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,6 +39,7 @@ from tieredstore.model.errors import (
     MetadataError,
     StoreClosedError,
 )
+from tieredstore.model.messages import Message
 from tieredstore.model.values import QueueKey
 from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.faults import Fault, Faults
@@ -362,14 +363,14 @@ def test_killed_while_it_commits_it_has_all_that_was_kept(tmp_path: Path) -> Non
         with JsonMetadataStore.open(a_config(tmp_path).catalogue_path) as metadata:
             file = CONSUMER_OFFSETS.decode(file_of(tmp_path).read_bytes())
             copy = copied(CONSUMER_OFFSETS, metadata)
-            assert copy is not None
-            assert copy.version <= file.version
+            if copy is not None:  # it was killed before the first
+                assert copy.version <= file.version
             found = opened(tmp_path, metadata).consumer_offsets
             for group in range(3):
                 offset = found.get(f"group-{group}", "T", 0)
                 assert offset is not None
                 assert offset >= kept
-                assert copy.rows[f"T@group-{group}"][0] > 0
+    assert copy is not None
 
 
 # In the tier
@@ -518,11 +519,17 @@ class Machine:
 
     made: ClassVar[list[Machine]] = []
 
-    def __init__(self, disk: Path, bucket: Bucket, **settings: Any) -> None:
+    def __init__(
+        self, disk: Path, bucket: Bucket, *, holds: Sequence[Message] = (), **settings: Any
+    ) -> None:
         self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
         self.faults = Faults()
         self.process = bucket.process(self.faults, runtime=self.runtime)
         self.local = ListMessageStore(self.runtime)
+        if holds:
+            self.local.load()
+            self.local.start()
+            self.local.put_messages(holds)
         self.config = a_config(disk, index_enabled=False, **settings)
         self.store = TieredMessageStore(
             self.local, self.config, runtime=self.runtime, provider=self.process.provider
@@ -703,6 +710,19 @@ def test_groups_that_were_beyond_what_is_left_go_back_to_the_end(
     assert found.tables.keep()
     rows = CONSUMER_OFFSETS.decode(file_of(tmp_path / "second").read_bytes()).rows
     assert rows[f"{TOPIC}@{GROUP}"] == {0: 9}
+
+
+def test_groups_stay_where_they_are_in_a_queue_whose_end_is_not_decided(
+    machine: Machine, tmp_path: Path, bucket: Bucket
+) -> None:
+    machine.put(9)
+    machine.offsets.commit(GROUP, TOPIC, 0, 8)
+    assert machine.store.flush()
+    others = [a_message(number + 100, queue_id=0) for number in range(3)]
+    forked = Machine(tmp_path / "second", bucket, holds=others)
+    assert list(forked.store.agreement.refused) == [QUEUE]
+    assert forked.store.max_offset(TOPIC, 0) == 3
+    assert forked.offsets.get(GROUP, TOPIC, 0) == 8
 
 
 def test_a_deleted_topic_is_forgotten_everywhere_at_once(

@@ -639,11 +639,14 @@ class _Open:
         )
 
     def load_tables(self) -> None:
-        """No group is beyond the end of its queue: what was there is lost, or was never durable."""
+        """No group stays beyond the end of its queue: what was there is lost.
+
+        But for queues that take no puts yet: where they end is not decided.
+        """
         if self.tables is None:
             return
         self.tables.load()
-        queues = self.tables.consumer_offsets.queues()
+        queues = self.tables.consumer_offsets.queues() - self.refusals.keys()
         found = ((key, self.answers.max_offset(*key)) for key in queues)
         self.tables.clamp({key: end for key, end in found if end is not None})
 
