@@ -18,6 +18,7 @@ from tieredstore.access.health import TierHealth
 from tieredstore.access.store import FLUSH_SECONDS, TieredMessageStore
 from tieredstore.access.tables import ConsumerOffsets, TopicTable
 from tieredstore.driver.arrivals import Arrival
+from tieredstore.driver.dispatched import arrived
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, ReadRequest
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.runtime import ThreadPool, done_future
@@ -356,18 +357,15 @@ class _Waiting:
             answer.give(closed)
 
     def _on_messages(self, requests: Sequence[DispatchRequest]) -> None:
-        come: dict[tuple[str, int], int] = {}
-        for one in requests if self._queues else ():
-            if (key := (one.topic, one.queue_id)) in self._queues:
-                come[key] = one.queue_offset
-        if not come:
+        if not self._queues:
             return
+        come = {(one.topic, one.queue_id): one.end_offset for one in arrived(requests)}
         with self._guard:
             answers = [
                 answer
-                for key, newest in come.items()
+                for key, end in come.items()
                 for answer, offset in self._queues.get(key, {}).items()
-                if offset <= newest
+                if offset < end
             ]
         for answer in answers:
             answer.give(_YES)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from tieredstore.driver.dispatched import arrived
 from tieredstore.model.messages import DispatchRequest
 from tieredstore.model.values import QueueKey
 
@@ -37,18 +38,10 @@ class PendingCounts:
 
     def note(self, requests: Sequence[DispatchRequest]) -> bool:
         """Count messages; whether a batch became full with them."""
-        topic, queue_id = "", -1
-        messages = size = 0
         found = False
         with self._guard:
-            for request in requests:
-                if request.queue_id != queue_id or request.topic != topic:
-                    found |= messages > 0 and self._add(topic, queue_id, messages, size)
-                    topic, queue_id = request.topic, request.queue_id
-                    messages = size = 0
-                messages += 1
-                size += request.size
-            found |= messages > 0 and self._add(topic, queue_id, messages, size)
+            for one in arrived(requests):
+                found |= self._add(one.topic, one.queue_id, one.message_count, one.record_bytes)
         return found
 
     def _add(self, topic: str, queue_id: int, messages: int, size: int) -> bool:

@@ -6,10 +6,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import compress, islice
 from typing import Final
 
 from tieredstore.codec.record import split_keys
+from tieredstore.driver.dispatched import DispatchColumns
 from tieredstore.driver.message_store import Dispatcher
 from tieredstore.local.commit_log import AppendedRun
 from tieredstore.local.consume_queues import ConsumeQueues
@@ -23,6 +24,11 @@ log = log_of(__name__)
 PENDING_MAX: Final = 64
 WAIT_SECONDS: Final = 1.0
 END_WAIT_SECONDS: Final = 30.0
+
+_DISPATCHED: Final = (
+    *("topics", "queue_ids", "queue_offsets", "log_offsets", "sizes", "tags_codes"),
+    *("store_timestamps", "sys_flags", "unique_keys"),
+)
 
 Batch = Callable[[], Sequence[DispatchRequest]]
 FAILURES_COUNTED_MAX = 9
@@ -140,24 +146,16 @@ class DispatchRun:
             key_hashes=hashes,
         )
 
-    def requests(self) -> list[DispatchRequest]:
+    def requests(self) -> DispatchColumns:
         """The messages that consumers can see, as registered dispatchers get them."""
-        return [
-            DispatchRequest(
-                topic=self.topics[row],
-                queue_id=self.queue_ids[row],
-                queue_offset=self.queue_offsets[row],
-                log_offset=self.log_offsets[row],
-                size=self.sizes[row],
-                tags_code=self.tags_codes[row],
-                store_timestamp=self.store_timestamps[row],
-                sys_flag=self.sys_flags[row],
-                unique_key=self.unique_keys[row],
-                keys=split_keys(self.keys[row]),
-            )
-            for row, in_queue in enumerate(self.in_queue)
-            if in_queue
-        ]
+        columns = {name: getattr(self, name) for name in _DISPATCHED}
+        texts = self.keys
+        if not all(self.in_queue):
+            columns = {
+                name: list(compress(column, self.in_queue)) for name, column in columns.items()
+            }
+            texts = list(compress(texts, self.in_queue))
+        return DispatchColumns(**columns, keys=lambda: [split_keys(text) for text in texts])
 
     @property
     def is_of_one_queue(self) -> bool:
