@@ -13,7 +13,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,10 @@ import numpy as np
 from bench import _group_commit, _sparse_store
 from bench._messages import BATCH_MESSAGES, a_second, batches
 from bench._rows import Row, rate_row, report
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.java import index_key, local_key_hash
+from tieredstore.codec.record import property_bytes_of
+from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.commit_log import CommitLog, Flusher
 from tieredstore.local.config import LocalConfig
@@ -29,6 +33,8 @@ from tieredstore.local.encoder import RecordEncoder
 from tieredstore.local.index_file import IndexFile, IndexSize, ItemColumns
 from tieredstore.local.mapped_file import MappedFiles
 from tieredstore.local.store import LocalMessageStore
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.message_columns import MessageColumns
 from tieredstore.model.messages import Message
 from tieredstore.model.values import INT32_MAX, INT64_MAX
 
@@ -43,22 +49,71 @@ MEMORY_BYTES = 50e6
 PUTS_A_SECOND, JAVA_A_SECOND, SCANNED_A_SECOND = 250_000, 226_000, 1_000_000
 
 
-def puts_a_second(messages: list[list[Message]]) -> float:
+def puts_a_second(messages: Iterable[Sequence[Message]]) -> float:
     """Batches into a store that flushes, dispatches and indexes as it does by default."""
     with tempfile.TemporaryDirectory() as folder, Runtime.threads() as runtime:
         store = LocalMessageStore(LocalConfig(store_path=folder), runtime)
         store.load()
         store.start()
-        store.put_messages(messages[0])
-
-        def work() -> None:
-            for batch in messages:
-                store.put_messages(batch)
-
-        speed = a_second(work, len(messages) * BATCH_MESSAGES)
-        assert store.put_messages(messages[0]).all_ok
+        speed = put_all(store, messages)
         store.shutdown()
         return speed
+
+
+def tiered_puts_a_second(messages: Sequence[Sequence[Message]]) -> float:
+    """The same through a tier in a folder, to which what was put is uploaded meanwhile."""
+    with tempfile.TemporaryDirectory() as folder, Runtime.threads() as runtime:
+        store = TieredMessageStore(
+            LocalMessageStore(LocalConfig(store_path=folder), runtime),
+            StoreConfig(provider="posix", path=f"{folder}/tier", store_path=folder),
+            runtime=runtime,
+        )
+        store.load()
+        store.start()
+        speed = put_all(store, messages)
+        store.shutdown(drain=False)
+        return speed
+
+
+def put_all(store: MessageStore, messages: Iterable[Sequence[Message]]) -> float:
+    """The first batch is not counted, and making the others is, where `messages` makes them."""
+    others = iter(messages)
+    assert all(result.stored for result in store.put_messages(next(others)))
+    count = 0
+
+    def work() -> None:
+        nonlocal count
+        for batch in others:
+            count += len(store.put_messages(batch))
+
+    spent = 1 / a_second(work, 1)
+    return count / spent
+
+
+def as_objects(sent: Sequence[Sequence[Message]]) -> Iterator[Sequence[Message]]:
+    """What a broker makes of a producer's batch: an object of each message."""
+    for batch in sent:
+        yield [
+            Message(
+                topic="TopicTest",
+                queue_id=message.queue_id,
+                body=message.body,
+                properties_text=message.properties_text,
+                born_timestamp=message.born_timestamp,
+            )
+            for message in batch
+        ]
+
+
+def as_columns(sent: Sequence[Sequence[Message]]) -> Iterator[Sequence[Message]]:
+    for batch in sent:
+        yield MessageColumns(
+            topics="TopicTest",
+            queue_ids=[message.queue_id for message in batch],
+            bodies=[message.body for message in batch],
+            properties_texts=[message.properties_text or "" for message in batch],
+            born_timestamps=[message.born_timestamp for message in batch],
+        )
 
 
 def appends_a_second(messages: list[list[Message]]) -> float:
@@ -98,9 +153,16 @@ def append_all(commit_log: CommitLog, config: LocalConfig, messages: list[list[M
 def put_rows() -> Iterator[Row]:
     """All kinds in turns, so that what slows the machine down slows each of them."""
     plain = batches(BATCHES)
+    as_sent = [
+        [replace(one, properties={}, properties_text=property_bytes_of(one)) for one in batch]
+        for batch in plain
+    ]
     kinds: dict[str, Callable[[], float]] = {
         "appended": lambda: appends_a_second(plain),
         "put": lambda: puts_a_second(plain),
+        "tiered": lambda: tiered_puts_a_second(plain),
+        "objects": lambda: puts_a_second(as_objects(as_sent)),
+        "columns": lambda: puts_a_second(as_columns(as_sent)),
         "mixed": lambda: puts_a_second(batches(BATCHES, mixed=True)),
         "unique": lambda: puts_a_second(batches(BATCHES, unique=True)),
     }
@@ -113,8 +175,14 @@ def put_rows() -> Iterator[Row]:
     yield rate_row("put and dispatch, 2 keys (what is promised)", PUTS_A_SECOND, put)
     yield rate_row("put and dispatch, 2 keys (append only)", appended, put, 0.5)
     yield rate_row("put and dispatch, 2 keys (Java, 1 KB, 1 key)", JAVA_A_SECOND, put)
-    yield rate_row("the same, 4 queues mixed in a batch", appended, found["mixed"], None)
-    yield rate_row("the same, UNIQ_KEY and 2 keys", appended, found["unique"], None)
+    tiered, objects = found["tiered"], found["objects"]
+    yield rate_row(
+        "through the tier, uploads beside it, 2 keys (without a tier)", put, tiered, None
+    )
+    yield rate_row("the same (Java, 1 KB, 1 key, without a tier)", JAVA_A_SECOND, tiered, None)
+    yield rate_row("made as columns and put (made as objects and put)", objects, found["columns"])
+    yield rate_row("put and dispatch, 4 queues mixed in a batch", appended, found["mixed"], None)
+    yield rate_row("put and dispatch, UNIQ_KEY and 2 keys", appended, found["unique"], None)
 
 
 def group_commit_rows() -> Iterator[Row]:
