@@ -22,7 +22,7 @@ import tomllib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
@@ -57,6 +57,7 @@ publish_interval_ms = 1000
 
 [broker]
 port = {port}
+grpc_port = {grpc_port}
 """
 
 
@@ -95,6 +96,7 @@ class LongStory:
     variables: dict[str, str] = field(default_factory=dict)
     tell: Callable[[str], None] = print
     file_bytes: int = 1 << 20
+    grpc: bool = False  # the broker listens for it too, at the next port
     failures: list[str] = field(default_factory=list)
 
     def run(self) -> list[str]:
@@ -104,7 +106,11 @@ class LongStory:
         self.config = self.folder / "broker.toml"
         self.config.write_text(
             SETTINGS.format(
-                folder=self.folder, file_bytes=self.file_bytes, tier=tier, port=self.port
+                folder=self.folder,
+                file_bytes=self.file_bytes,
+                tier=tier,
+                port=self.port,
+                grpc_port=self.port + 1 if self.grpc else -1,
             ),
             encoding="utf-8",
         )
@@ -363,10 +369,15 @@ def offsets(own: Remoting, group: str, topic: str = TOPIC) -> list[int]:
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+    """One whose next one is free too."""
+    for _ in range(100):
+        with socket.socket() as free, socket.socket() as following:
+            free.bind(("127.0.0.1", 0))
+            port: int = free.getsockname()[1]
+            with suppress(OSError, OverflowError):
+                following.bind(("127.0.0.1", port + 1))
+                return port
+    raise OSError("there are no two free ports side by side")
 
 
 def wait_for(is_so: Callable[[], bool], what: str) -> None:

@@ -1,6 +1,7 @@
 """Clients that nobody here wrote, against the example broker: `make clients`.
 
-Apache's for Java, npm's `ali-ons` and PyPI's `rocketmq`, which wraps the one for C++. Each sends
+Apache's for Java, npm's `ali-ons` and PyPI's `rocketmq`, which wraps the one for C++; and over gRPC
+PyPI's `rocketmq-python-client` and npm's `rocketmq-client-nodejs`. Each sends
 messages of all shapes and reads them back. Then the local files go, the broker is killed, and each
 reads what each has sent from the tier: bodies, tags, keys, properties and offsets are equal. And
 each lives through the long story, in which the broker dies while it sends.
@@ -30,12 +31,13 @@ from tests.examples.broker.long_story import (
     Line,
     LongStory,
     begin_at,
+    free_port,
     offset_at,
     offsets,
     wait_for,
 )
 from tests.examples.broker.remoting import Remoting
-from tests.examples.example_kit import ROOT
+from tests.examples.example_kit import ROOT, environment
 
 HERE: Final = Path(__file__).parent
 PLACE: Final = ROOT / ".clients"
@@ -43,6 +45,10 @@ COUNT: Final = 1_000
 MORE: Final = 40
 STORY_COUNT: Final = 10_000
 SECONDS: Final = 300
+RPC_CLIENT: Final = "rocketmq-python-client==5.1.2"
+STUBS: Final = PLACE / "stubs"
+ATTEMPTS: Final = 3
+ORDERED: Final = 90
 # What its text ends at a zero byte of: Python's client sees no further.
 BINARY: Final = frozenset({"random", "tiny"})
 
@@ -60,6 +66,7 @@ class Client:
     sees_zeros: bool = True
     begins: bool = True  # says where a new group begins
     asks_by_key: bool = False
+    speaks_grpc: bool = False  # to the next port
 
     def run(self, port: int, mode: str, *words: object) -> list[Line]:
         """The lines that it prints; raises RuntimeError where it fails."""
@@ -71,7 +78,7 @@ class Client:
         with (
             open(log, "w", encoding="utf-8") as errors,
             subprocess.Popen(
-                [*self.command, mode, f"127.0.0.1:{port}", *map(str, words)],
+                [*self.command, mode, self._address(port), *map(str, words)],
                 env={**os.environ, **self.variables},
                 cwd=PLACE,
                 stdout=subprocess.PIPE,
@@ -94,6 +101,9 @@ class Client:
         if process.returncode:
             told = log.read_text(encoding="utf-8")[-2_000:]
             raise RuntimeError(f"{self.name} {mode} ended with {process.returncode}:\n{told}")
+
+    def _address(self, port: int) -> str:
+        return f"127.0.0.1:{port + 1 if self.speaks_grpc else port}"
 
     # -- in the long story --------------------------------------------------------------------
 
@@ -176,6 +186,35 @@ def set_up_python() -> None:
         (folder / "done").touch()
 
 
+def set_up_grpc_python() -> None:
+    set_up_stubs()
+    folder = PLACE / "grpc_python"
+    if not (folder / "done").exists():
+        venv.create(folder, with_pip=True)
+        pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-input")
+        called(*pip, RPC_CLIENT, cwd=folder)
+        (folder / "done").touch()
+
+
+def set_up_grpc_node() -> None:
+    set_up_stubs()
+    folder = PLACE / "grpc_node"
+    if not (folder / "node_modules" / "rocketmq-client-nodejs").is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(HERE / "grpc_node" / "package.json", folder)
+        called("npm", "install", "--no-audit", "--no-fund", cwd=folder)
+
+
+def set_up_stubs() -> None:
+    """What the broker needs for gRPC, apart from its own environment."""
+    if not (STUBS / "done").exists():
+        STUBS.mkdir(parents=True, exist_ok=True)
+        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--upgrade")
+        called(*pip, "--target", str(STUBS), "grpcio", "protobuf", cwd=STUBS)
+        called(*pip, "--target", str(STUBS), "--no-deps", RPC_CLIENT, cwd=STUBS)
+        (STUBS / "done").touch()
+
+
 CLIENTS: Final = (
     Client(
         "java",
@@ -204,6 +243,26 @@ CLIENTS: Final = (
         sees_zeros=False,
         begins=False,
     ),
+    Client(
+        "grpc-python",
+        "PyPI rocketmq-python-client 5.1.2",
+        set_up_grpc_python,
+        (str(PLACE / "grpc_python" / "bin" / "python"), str(HERE / "grpc_python" / "client.py")),
+        {"HOME": str(PLACE / "grpc_python")},  # it writes a log there
+        "push",
+        begins=False,
+        speaks_grpc=True,
+    ),
+    Client(
+        "grpc-node",
+        "npm rocketmq-client-nodejs 1.0.8",
+        set_up_grpc_node,
+        ("node", str(HERE / "grpc_node" / "client.js")),
+        {"NODE_PATH": str(PLACE / "grpc_node" / "node_modules")},
+        "push",
+        begins=False,
+        speaks_grpc=True,
+    ),
 )
 
 
@@ -215,7 +274,13 @@ def main() -> int:
         failures = story(clients, folder / "short")
         for client in clients:
             print(f"{client.what}, the long story:", flush=True)
-            told = LongStory(client=client, folder=folder / client.name, count=STORY_COUNT)
+            told = LongStory(
+                client=client,
+                folder=folder / client.name,
+                count=STORY_COUNT,
+                grpc=client.speaks_grpc,
+                variables=variables([client]),
+            )
             failures += told.run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -235,13 +300,27 @@ def is_set_up(client: Client) -> bool:
     return True
 
 
+def variables(clients: list[Client]) -> dict[str, str]:
+    """Of a broker for these."""
+    if not any(client.speaks_grpc for client in clients):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join([environment()["PYTHONPATH"], str(STUBS)])}
+
+
 def story(clients: list[Client], folder: Path) -> list[str]:
     """What went wrong."""
     failures: list[str] = []
     sent: dict[str, list[Line]] = {}
     config = cold_config(folder)
     text = config.read_text(encoding="utf-8")
-    config.write_text(text.replace("= 65536", "= 1048576"), encoding="utf-8")
+    text = text.replace("= 65536", "= 1048576")
+    if any(client.speaks_grpc for client in clients):
+        port = free_port()
+        text = text.replace("port = 0", f"port = {port}\ngrpc_port = {port + 1}")
+        groups = ", ".join(f"{client.name}-ordered" for client in clients)
+        text += f'attempts_max = {ATTEMPTS}\nretry_seconds = 0.1\nfifo_groups = "{groups}"\n'
+    config.write_text(text, encoding="utf-8")
+    words, others = ("--config", config), variables(clients)
 
     def check(what: str, found: list[Line], wanted: list[Line], *, reader: Client) -> None:
         left, right = comparable(found, reader), comparable(wanted, reader)
@@ -253,7 +332,7 @@ def story(clients: list[Client], folder: Path) -> list[str]:
             print(f"    not found: {len(lost)}, first {lost[:2]}, last {lost[-2:]}")
             print(f"    the broker said: {broker.errors()[-2_000:]}")
 
-    with running(folder, "--config", config, is_quiet=False) as broker:
+    with running(folder, *words, is_quiet=False, **others) as broker:
         for client in clients:
             print(f"{client.what}:")
             sent[client.name] = topic_of(client, broker)
@@ -264,12 +343,14 @@ def story(clients: list[Client], folder: Path) -> list[str]:
             group = f"{client.name}-odd"
             lines = client.read(broker.port, mine, group, len(odd), tags="odd")
             check(f"{client.name} reads one tag", lines, odd, reader=client)
+            if client.speaks_grpc:
+                pops(client, broker, sent[client.name], check)
         java(clients, broker, sent, check)
         until_offsets_are_kept(folder, [client.name for client in clients])
         until_files_are_gone(folder)
         print("local files are gone, the broker is killed", flush=True)
         broker.kill()
-    with running(folder, "--config", config, is_quiet=False) as broker:
+    with running(folder, *words, is_quiet=False, **others) as broker:
         for reader in clients:
             for writer in clients:
                 theirs, group = topic(writer.name), f"{writer.name}-cold-{reader.name}"
@@ -310,6 +391,28 @@ def java(
         counts[line[1]] = counts.get(line[1], 0) + 1
     wanted = [("0", str(count), "0", str(count)) for _, count in sorted(counts.items())]
     check("java sees the ends of queues, by offset and by time", ends, wanted, reader=client)
+
+
+def pops(client: Client, broker: Running, sent: list[Line], check: Callable[..., None]) -> None:
+    """What consumers do over gRPC alone: ask for messages, keep their order, fail until the end."""
+    name, port = client.name, broker.port
+    lines = client.run(port, "simple", topic(name), f"{name}-simple", COUNT)
+    check(f"{name} reads all, asking for it", lines, sent, reader=client)
+    ordered = client.run(port, "produce", f"{name}-orders", ORDERED, "ordered")
+    lines = client.run(port, "push", f"{name}-orders", f"{name}-ordered", ORDERED)
+    check(f"{name} reads messages with an order", lines, ordered, reader=client)
+    numbers = [int(line[0]) for line in lines]
+    orders = [(str([at for at in numbers if at % 3 == group]),) for group in range(3)]
+    wanted = [(str(list(range(group, ORDERED, 3))),) for group in range(3)]
+    check(f"{name} reads them in their order", orders, wanted, reader=client)
+    client.run(port, "produce", f"{name}-bad", 3, "plain")
+    tries = client.run(port, "fail", f"{name}-bad", f"{name}-failing", 3 * ATTEMPTS)
+    expected = [(str(at), str(nth)) for at in range(3) for nth in range(1, ATTEMPTS + 1)]
+    check(f"{name} fails {ATTEMPTS} times", tries, expected, reader=client)
+    with broker.client() as own:
+        dead = own.pull_all(f"%DLQ%{name}-failing", 0)
+    found = [(each.properties["number"],) for each in dead]
+    check(f"{name} has dead letters", found, [("0",), ("1",), ("2",)], reader=client)
 
 
 def topic(name: str) -> str:
