@@ -20,7 +20,7 @@ from tests.cli.tier_kit import (
     verb_of,
 )
 from tests.codec.golden_files import contents
-from tieredstore.access.queue_upload import STOPPED_QUEUE, is_asked_to_resume
+from tieredstore.access.queue_upload import STOPPED_QUEUE, TRUSTED_SIDE, is_asked_to_resume
 from tieredstore.cli.output import ExitCode
 from tieredstore.metadata.json_store import JsonMetadataStore
 
@@ -158,6 +158,21 @@ def test_a_queue_that_was_not_stopped_is_left_alone(command: Command, root: Path
     before = picture(root)
     asked(command, root, "resume", "GoldAa", "0")
     assert picture(root) == before
+
+
+def test_a_decision_between_two_histories_is_noted_for_the_next_start(
+    command: Command, root: Path
+) -> None:
+    resume = ("resume", "GoldAa", "0", "--trust")
+    asked(command, root, *resume, "local").refused(2, "--lose-tier")
+    asked(command, root, *resume, "tier", "--lose-tier").refused(2, "--trust local")
+    asked(command, root, "resume", "Nobody", "7", "--trust", "tier").refused(3, "Nobody/7")
+    for side, words in (("tier", ["tier"]), ("local", ["local", "--lose-tier"])):
+        ran = asked(command, root, *resume, *words).done()
+        assert "is compared at the next start of the broker; where they differ, the" in ran.out
+        with JsonMetadataStore.open(root / CATALOGUE, read_only=True) as metadata:
+            [(path, noted)] = metadata.notes(TRUSTED_SIDE).items()
+            assert (path.endswith("GoldAa/0"), noted) == (True, side)
 
 
 @pytest.fixture

@@ -12,22 +12,31 @@ it begins anew at T: below, the tier serves |
     | has another message under a number that both have | | a conflict: puts are refused |
     | is behind, and the tier cannot be read | ends nobody knows where | puts are refused |
 
-Nothing is read of the tier but the one message on either side. A queue that is not behind and
-cannot be compared now is left to the upload, which compares it before it sends anything.
+Nothing is read of the tier but the one message on either side; where that is another one, more of
+them, to find the first. A queue that is not behind and cannot be compared now is left to the
+upload, which compares it before it sends anything.
+
+A conflict is an operator's to decide, and the next load does what was decided: trust the tier, and
+the local queue begins anew behind all numbers that either has given; or trust the local store, and
+the tier's queue is deleted and uploaded again from what the local store has.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from tieredstore.access.log_mark import LogMark
 from tieredstore.access.queue_upload import (
-    ask_to_resume,
+    TRUST_LOCAL,
+    TRUST_TIER,
     disagreement_at,
+    forget_trust,
     is_history,
     stop_queue,
+    trusted_side,
 )
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.message_store import MessageStore
@@ -53,7 +62,10 @@ class ContinuedQueue:
     local_end: int | None
     """Where it ended in the local store; None where that had no such queue."""
     tier_end: int
-    """The number of its next message."""
+    """Where it ends in the tier."""
+    goes_on_at: int
+    """The number of its next message: the tier's end, unless more numbers had been given and the
+    tier was trusted."""
     known_end: int | None = None
     """Where the local store says that it ended once; None where nothing says it."""
 
@@ -66,6 +78,11 @@ class ContinuedQueue:
         """Messages that were acknowledged and are in neither store; None where nobody knows."""
         return None if self.known_end is None else max(0, self.known_end - self.tier_end)
 
+    @property
+    def is_trusted(self) -> bool:
+        """Whether an operator gave up what the local store had, since it was of another history."""
+        return self.goes_on_at > self.tier_end
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
@@ -76,13 +93,12 @@ class Agreement:
 
     continued: Sequence[ContinuedQueue] = ()
     refused: Mapping[QueueKey, str] = field(default_factory=dict)
+    forks: Mapping[QueueKey, int] = field(default_factory=dict)
+    """Of those that hold different messages the first number that means two of them."""
     checked: frozenset[QueueKey] = frozenset()
     """Queues whose last message in the tier was found in the local store, or is not there."""
-
-    @property
-    def ends(self) -> dict[QueueKey, int]:
-        """The ends of the queues that begin anew: no consumer can have come further."""
-        return {queue.key: queue.tier_end for queue in self.continued}
+    ends: Mapping[QueueKey, int] = field(default_factory=dict)
+    """Where queues end that lost something: no consumer can have come further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +109,10 @@ class _Verdict:
     local_end: int | None
     goes_on_at: int | None = None
     refused: str | None = None
-    is_conflict: bool = False
+    fork: int | None = None  # the first message that is another one
     is_checked: bool = False
+    tier_end: int = 0
+    is_given_up: bool = False  # what the tier has of it
 
 
 def agree(
@@ -104,9 +122,11 @@ def agree(
     mark: LogMark,
     topic_filter: TopicFilter,
     runtime: Runtime,
+    give_up: Callable[[QueueKey], None],
 ) -> Agreement:
     """Hold every queue of the tier against the store, side by side, and let those go on that can.
 
+    `give_up` deletes what the tier has of a queue.
     Both are loaded, and nothing has been put or uploaded. Raises what either raises that is no
     matter of one queue.
     """
@@ -116,7 +136,7 @@ def agree(
         if not topic_filter.rejects(file.key.topic) and not is_history(file.path, metadata)
     ]
     futures = [runtime.fetch.submit(_look, store, file, metadata) for file in wanted]
-    verdicts = [future.result() for future in futures]
+    verdicts = [_decided(future.result(), metadata) for future in futures]
     refused = {one.file.key: one.refused for one in verdicts if one.refused is not None}
     behind = [one for one in verdicts if one.goes_on_at is not None]
     if behind:
@@ -124,16 +144,63 @@ def agree(
         if reason is not None:
             refused |= {one.file.key: f"{_place(one)}, and {reason}" for one in behind}
             behind = []
+    given_up = [one for one in verdicts if one.is_given_up]
+    for one in given_up:
+        log.warning("%s: the tier's messages are given up for the local ones", one.file.path)
+        give_up(one.file.key)
     for one in verdicts:
-        if one.is_conflict and one.refused is not None:
-            stop_queue(one.file, one.refused, metadata)
-    for one in behind:
-        ask_to_resume(one.file.path, metadata)  # what stopped it may have been that it was behind
+        if one.file.key not in refused:
+            forget_trust(one.file, metadata, also_stop=one.is_given_up or one in behind)
+        elif one.fork is not None:
+            stop_queue(one.file, refused[one.file.key], metadata)
     known = getattr(store, "lost_ends", {})
     continued = [_continued(one, known) for one in behind]
     checked = frozenset(one.file.key for one in verdicts if one.is_checked)
     _log(continued, refused)
-    return Agreement(continued=tuple(continued), refused=refused, checked=checked - refused.keys())
+    return Agreement(
+        continued=tuple(continued),
+        refused=refused,
+        forks={
+            one.file.key: one.fork
+            for one in verdicts
+            if one.fork is not None and one.file.key in refused
+        },
+        checked=checked - refused.keys(),
+        ends={
+            **{queue.key: queue.goes_on_at for queue in continued},
+            **{one.file.key: one.local_end or 0 for one in given_up},
+        },
+    )
+
+
+def find_fork(store: MessageStore, file: FlatMessageFile, differs: int) -> int:
+    """The first message that is another one in the two stores, where this one is.
+
+    By halves: two histories that have parted never meet again. A message that cannot be read
+    counts as another one.
+    """
+    low = max(store.min_offset(*file.key) or 0, file.queue.min_unit)
+
+    def is_other(offset: int) -> bool:
+        try:
+            return disagreement_at(store, file, offset) is not None
+        except StoreClosedError:
+            raise
+        except TieredStoreError:
+            return True
+
+    return min(low, differs) + bisect_left(range(min(low, differs), differs), True, key=is_other)
+
+
+def _decided(one: _Verdict, metadata: MetadataStore) -> _Verdict:
+    """What an operator has decided of a queue that takes no puts."""
+    trusted = trusted_side(one.file.path, metadata) if one.refused is not None else None
+    if trusted == TRUST_TIER:
+        end = max(one.tier_end, one.local_end or 0)
+        return replace(one, refused=None, goes_on_at=end)
+    if trusted == TRUST_LOCAL:
+        return replace(one, refused=None, is_given_up=True)
+    return one
 
 
 def _look(store: MessageStore, file: FlatMessageFile, metadata: MetadataStore) -> _Verdict:
@@ -148,7 +215,8 @@ def _look(store: MessageStore, file: FlatMessageFile, metadata: MetadataStore) -
     is_behind = (local_end or 0) < tier_end
     if file.problem is not None:
         reason = f"the tier has messages up to {tier_end} at least, and cannot say where it ends"
-        return _Verdict(file, local_end, refused=f"{reason}: {file.problem}" if is_behind else None)
+        refused = f"{reason}: {file.problem}" if is_behind else None
+        return _Verdict(file, local_end, refused=refused, tier_end=tier_end)
     if local_end is None or (minimum == local_end and is_behind):
         return _Verdict(file, local_end, goes_on_at=tier_end if is_behind else None)
     last = min(local_end, tier_end) - 1
@@ -158,15 +226,12 @@ def _look(store: MessageStore, file: FlatMessageFile, metadata: MetadataStore) -
         raise
     except TieredStoreError as error:
         log.warning("%s: message %d cannot be compared: %s", file.path, last, error)
-        return _Verdict(
-            file,
-            local_end,
-            refused=f"message {last} cannot be compared with the tier's: {error}"
-            if is_behind
-            else None,
-        )
+        refused = f"message {last} cannot be compared with the tier's: {error}"
+        return _Verdict(file, local_end, refused=refused if is_behind else None, tier_end=tier_end)
     if reason_or_none is not None:
-        return _Verdict(file, local_end, refused=reason_or_none, is_conflict=True)
+        fork = find_fork(store, file, last)
+        reason = f"the local store and the tier hold different messages from number {fork} on"
+        return _Verdict(file, local_end, refused=reason, fork=fork, tier_end=tier_end)
     return _Verdict(file, local_end, goes_on_at=tier_end if is_behind else None, is_checked=True)
 
 
@@ -194,7 +259,8 @@ def _continued(one: _Verdict, known: Mapping[QueueKey, int]) -> ContinuedQueue:
         topic=one.file.key.topic,
         queue_id=one.file.key.queue_id,
         local_end=one.local_end,
-        tier_end=one.goes_on_at,
+        tier_end=one.tier_end or one.goes_on_at,
+        goes_on_at=one.goes_on_at,
         known_end=known.get(one.file.key),
     )
 
@@ -203,8 +269,8 @@ def _log(continued: Sequence[ContinuedQueue], refused: Mapping[QueueKey, str]) -
     for queue in continued[:_LOGGED_MAX]:
         lost = queue.lost_count
         log.warning(
-            "%s/%d goes on at %d, where the tier ends; the local store ended at %s; %s",
-            *(queue.topic, queue.queue_id, queue.tier_end, queue.local_end),
+            "%s/%d goes on at %d, behind what the tier has; the local store ended at %s; %s",
+            *(queue.topic, queue.queue_id, queue.goes_on_at, queue.local_end),
             "nobody knows what was lost" if lost is None else f"{lost} messages are lost",
         )
     for key, reason in list(refused.items())[:_LOGGED_MAX]:

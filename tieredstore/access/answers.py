@@ -8,7 +8,13 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from tieredstore.access.fetcher import Fetcher
-from tieredstore.codec.record import LOG_OFFSET_POSITION, SYS_FLAG_POSITION, peek_store_timestamp
+from tieredstore.codec.record import (
+    LOG_OFFSET_POSITION,
+    SYS_FLAG_POSITION,
+    peek_queue_id,
+    peek_store_timestamp,
+    peek_topic,
+)
 from tieredstore.driver.message_store import (
     MessageStore,
     ReadRequest,
@@ -24,6 +30,7 @@ from tieredstore.model.topics import TopicFilter
 from tieredstore.model.values import (
     Boundary,
     GetStatus,
+    QueueKey,
     StorageLevel,
 )
 
@@ -42,6 +49,10 @@ class ReadDecision:
 
     What the tier has not got is the next store's, whatever the level. A topic that stays out of
     the tier is never read there. The level may change at any time.
+
+    Where both hold different messages (`forks`: from which number on) the next store's are the ones
+    that are read until an operator decides, at every level; the tier has a say below the fork only,
+    and only where the next store has nothing. So nobody reads two histories as one.
     """
 
     def __init__(
@@ -50,6 +61,7 @@ class ReadDecision:
         self._next = next_store
         self.topic_filter = topic_filter
         self.level = level
+        self.forks: dict[QueueKey, int] = {}
 
     @property
     def is_forced(self) -> bool:
@@ -59,6 +71,10 @@ class ReadDecision:
         """Whether the tier has a say in this topic at all."""
         return self.level is not StorageLevel.DISABLE and not self.topic_filter.rejects(topic)
 
+    def fork_of(self, topic: str, queue_id: int) -> int | None:
+        """The first number of the queue that means two messages; None where none does."""
+        return self.forks.get(QueueKey(topic, queue_id))
+
     def reads_tier(
         self, fetcher: Fetcher, topic: str, queue_id: int, offset: int, *, count: int = 1
     ) -> bool:
@@ -66,6 +82,8 @@ class ReadDecision:
         level = self.level
         if not self.may_read_tier(topic):
             return False
+        if self.forks and (fork := self.fork_of(topic, queue_id)) is not None:
+            return offset < fork and not self._next.contains(topic, queue_id, offset)
         if level is StorageLevel.FORCE:
             return True
         commit_offset = fetcher.commit_offset(topic, queue_id)
@@ -134,6 +152,9 @@ class Answers:
     # -- pages of messages ---------------------------------------------------------------------
 
     def get(self, request: ReadRequest) -> GetResult:
+        fork = self._fork_of(request)
+        if fork is not None:
+            return self._get_forked(request, fork)
         for _ in range(_TRIES):
             if not self._reads_tier(request):
                 result = read_from(self._next, request)
@@ -147,6 +168,8 @@ class Answers:
 
     def get_future(self, request: ReadRequest) -> Future[GetResult]:
         """The same; done at once where no backend and no disk has to be waited for."""
+        if self._fork_of(request) is not None:
+            return self._runtime.fetch.submit(self.get, request)
         try:
             if not self._reads_tier(request):
                 if self._is_on_disk_only(request):
@@ -172,6 +195,8 @@ class Answers:
 
     def get_hot(self, request: ReadRequest) -> GetResult | None:
         """The same where no backend and no disk has to be waited for; None where one has."""
+        if self._fork_of(request) is not None:
+            return None
         if not self._reads_tier(request):
             if self._is_on_disk_only(request):
                 return None
@@ -238,6 +263,9 @@ class Answers:
             return True
         if not self._decision.may_read_tier(topic):
             return False
+        fork = self._decision.fork_of(topic, queue_id)
+        if fork is not None and offset >= fork:
+            return False
         return self._fetcher.contains(topic, queue_id, offset)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
@@ -274,6 +302,9 @@ class Answers:
         What the next store has is all stored at `timestamp` or later then, so its oldest message
         is the answer where the tier has none that comes before it.
         """
+        fork = self._decision.fork_of(topic, queue_id)
+        if fork is not None:
+            return self._forked_by_time(topic, queue_id, timestamp, boundary, fork)
         near = self._near_by_time(topic, queue_id, timestamp, boundary)
         if near is not None:
             return near
@@ -321,9 +352,12 @@ class Answers:
             )
         except BackendUnavailableError:
             far = QueryResult(complete=False)
+        found = far.messages
+        if self._decision.forks:
+            found = [one for one in found if not self._is_behind_fork(one)]
         return replace(
             near,
-            messages=_newest_first(near.messages, far.messages)[:count_max],
+            messages=_newest_first(near.messages, found)[:count_max],
             complete=near.complete and far.complete,
             is_cut=False,
             lags=near.complete and far.lags,
@@ -331,6 +365,43 @@ class Answers:
         )
 
     # -- of pages ------------------------------------------------------------------------------
+
+    def _fork_of(self, request: ReadRequest) -> int | None:
+        if not self._decision.forks:
+            return None
+        return self._decision.fork_of(request.topic, request.queue_id)
+
+    def _get_forked(self, request: ReadRequest, fork: int) -> GetResult:
+        """The next store's messages; below its first one, and below the fork, the tier's."""
+        if not self._reads_tier(request):
+            near = read_from(self._next, request)
+            if near.status is not GetStatus.OFFSET_TOO_SMALL or request.offset >= fork:
+                return near
+        far = self._fetcher.get_message(request)
+        messages = [one for one in far.messages if one.queue_offset < fork]
+        if far.messages and not messages:
+            far = replace(far, status=GetStatus.NO_MATCHED_MESSAGE)
+        maximum = self._next.max_offset(request.topic, request.queue_id)
+        return replace(
+            far,
+            messages=messages,
+            next_offset=min(far.next_offset, max(fork, request.offset)),
+            max_offset=far.max_offset if maximum is None else maximum,
+        )
+
+    def _forked_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary, fork: int
+    ) -> int | None:
+        near = self._first_of_next(topic, queue_id, timestamp, boundary)
+        minimum = self._next.min_offset(topic, queue_id)
+        if not self._decision.may_read_tier(topic) or (near is not None and near != minimum):
+            return near
+        far = self._fetcher.offset_by_time(topic, queue_id, timestamp, boundary)
+        return far if far is not None and far < fork else near
+
+    def _is_behind_fork(self, one: SelectedMessage) -> bool:
+        fork = self._decision.fork_of(peek_topic(one.record), peek_queue_id(one.record))
+        return fork is not None and one.queue_offset >= fork
 
     def _reads_tier(self, request: ReadRequest) -> bool:
         return self._decision.reads_tier(

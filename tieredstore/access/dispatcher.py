@@ -456,6 +456,7 @@ class Dispatcher:
         )
         feed = IndexFeed(index, self.budget, config)
         chores = QueueChores(store, files, metadata, feed, self.budget, config=config, clock=clock)
+        self._chores = chores
         self._walk = QueueWalk(
             store,
             QueueRules(store, chores, self._pending, self.topic_filter, config=config, clock=clock),
@@ -559,6 +560,10 @@ class Dispatcher:
         Gives False, and no such promise, where the queue was busy for the whole time.
         """
         return self._claims.held(key, timeout=timeout)
+
+    def tell_conflicts(self, hear: Callable[[FlatMessageFile], None]) -> None:
+        """Call it for a queue whose last message in the tier is found to be another one."""
+        self._chores.on_conflict = hear
 
     def was_compared(self, keys: Iterable[QueueKey]) -> None:
         """The tier's last message of these queues is the local store's: before `start`."""

@@ -68,6 +68,9 @@ class QueueWork:
 
 
 STOPPED_QUEUE: Final = "stopped-queue"
+TRUSTED_SIDE: Final = "trusted-side"
+TRUST_TIER: Final = "tier"
+TRUST_LOCAL: Final = "local"
 _HISTORY: Final = "history of broker "
 _BEHIND_LOG_OFFSET: Final = LOG_OFFSET_POSITION + 8
 _COMPARED_COUNT: Final = 1024
@@ -146,6 +149,28 @@ def ask_to_resume(path: str, metadata: MetadataStore) -> bool:
     reason = note.get("reason") if isinstance(note, dict) else None
     metadata.apply([PutNote(STOPPED_QUEUE, path, {"reason": reason or "stopped", "resume": True})])
     return True
+
+
+def trust(path: str, side: str, metadata: MetadataStore) -> None:
+    """Leave a decision for the next load: which store is right where they hold different messages."""
+    metadata.apply([PutNote(TRUSTED_SIDE, path, side)])
+
+
+def trusted_side(path: str, metadata: MetadataStore) -> str | None:
+    note = metadata.note(TRUSTED_SIDE, path)
+    return note if note in (TRUST_TIER, TRUST_LOCAL) else None
+
+
+def forget_trust(file: FlatMessageFile, metadata: MetadataStore, *, also_stop: bool) -> None:
+    """A decision was carried out, or there is nothing to decide. With `also_stop` the queue is
+    uploaded again: what had stopped it is settled."""
+    changes: list[Change] = []
+    if metadata.note(TRUSTED_SIDE, file.path) is not None:
+        changes.append(DeleteNote(TRUSTED_SIDE, file.path))
+    if also_stop:
+        changes += _without_stops([file.path], metadata)
+    if changes:
+        metadata.apply(changes)
 
 
 def is_asked_to_resume(path: str, metadata: MetadataStore) -> bool:
@@ -283,6 +308,7 @@ class QueueChores:
         self._budget = budget
         self._clock = clock
         self._begins_recent = config.initial_offset == "recent"
+        self.on_conflict: Callable[[FlatMessageFile], None] = lambda _: None
 
     def renew(self, work: QueueWork) -> None:
         """Take note of a file that came, went or is another one since the last look. No I/O."""
@@ -357,6 +383,7 @@ class QueueChores:
         reason = disagreement(self._store, file)
         if reason is not None:
             self._stop(work, file, reason)
+            self.on_conflict(file)
         work.is_checked = True
 
     def confirm(self, file: FlatMessageFile) -> None:

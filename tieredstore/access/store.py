@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Final, Self
 
-from tieredstore.access.agreement import Agreement, agree
+from tieredstore.access.agreement import Agreement, agree, find_fork
 from tieredstore.access.answers import Answers, ReadDecision
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.health import TierGauges, TierHealth, health_of
@@ -45,6 +45,7 @@ from tieredstore.driver.runtime import (
     done_future,
     mapped_future,
 )
+from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.index.contract import Index
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -596,6 +597,7 @@ class _Open:
     ) -> None:
         files, fetcher, runtime = tier.files, tier.fetcher, tier.runtime
         self._next = next_store
+        self.decision = decision
         self.tier = tier
         self.tables = (
             BrokerTables(config, tier.metadata, runtime) if config.tables_enabled else None
@@ -656,10 +658,26 @@ class _Open:
         files = tier.files.files()
         self.agreement = agree(
             *(self._next, files, tier.metadata, dispatcher.mark),
-            *(dispatcher.topic_filter, tier.runtime),
+            *(dispatcher.topic_filter, tier.runtime, self._give_up),
         )
         self.refusals = dict(self.agreement.refused)
+        self.decision.forks = dict(self.agreement.forks)
         dispatcher.was_compared(self.agreement.checked)
+        dispatcher.tell_conflicts(self._conflict)
+
+    def _give_up(self, key: QueueKey) -> None:
+        """Delete what the tier has of a queue. The catalogue is published at once: the names of its
+        segments come again."""
+        self.tier.files.destroy(key)
+        self.tier.fetcher.forget(key)
+        self.tier.publishing.step()
+
+    def _conflict(self, file: FlatMessageFile) -> None:
+        """The upload could compare what the load could not."""
+        fork = find_fork(self._next, file, file.commit_offset - 1)
+        reason = f"the local store and the tier hold different messages from number {fork} on"
+        self.decision.forks[file.key] = fork
+        self.refusals[file.key] = reason
 
     def start_chores(self, config: StoreConfig) -> list[Service]:
         """The caller stops them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -45,6 +46,17 @@ app = typer.Typer(rich_markup_mode=None)
 metadata = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The catalogue of a tier.")
 app.add_typer(metadata, name="metadata")
 
+class Trusted(Enum):
+    """The store that is right where both hold different messages."""
+
+    TIER = "tier"
+    LOCAL = "local"
+
+
+_TRUSTED: Final = {
+    Trusted.TIER: "the tier's messages stand, and the broker's own are given up",
+    Trusted.LOCAL: "the broker's own messages stand, and the tier's queue is deleted",
+}
 _HOURS_MAX: Final = 1_000_000  # more than a century
 _DEFAULT: Final = "default"
 
@@ -79,6 +91,13 @@ def resume(
     topic: Annotated[str, argument("TOPIC", "The topic.")],
     queue_id: Annotated[int, argument("QUEUE", "The queue id.", min=0)],
     *,
+    trusted: Annotated[
+        Trusted | None,
+        option("--trust", "Where both hold different messages: which of the two is right."),
+    ] = None,
+    lose_tier: Annotated[
+        bool, option("--lose-tier", "With --trust local: delete what the tier has of the queue.")
+    ] = False,
     tier: TierOptions,
     json: Json = False,
 ) -> None:
@@ -86,18 +105,41 @@ def resume(
 
     It goes on where both hold the same, or the broker has none left to compare; else it stays
     stopped, and the log says why. No broker may be running on this tier.
+
+    Where both hold different messages under one number, the broker takes no message of that queue
+    until somebody decides. With --trust tier it gives up what its own store has of the queue, and
+    goes on behind all numbers that either has given out: its messages that the tier has not are
+    lost. With --trust local the tier's queue is deleted, and uploaded again from what the broker's
+    own store has: what only the tier has is lost, so that wants --lose-tier too, and numbers that
+    only the tier has given out are given again.
     """
-    from tieredstore.access.queue_upload import ask_to_resume
+    from tieredstore.access.queue_upload import ask_to_resume, trust
     from tieredstore.cli.tier import changing, opened_backend
     from tieredstore.codec.names import queue_path
 
+    if lose_tier != (trusted is Trusted.LOCAL):
+        text = (
+            "--trust local deletes what the tier has of the queue: say so with --lose-tier"
+            if trusted is Trusted.LOCAL
+            else "--lose-tier goes with --trust local"
+        )
+        raise CommandError(text, ExitCode.USAGE)
+    place = f"{printable(topic)}/{queue_id}"
     with opened_backend(tier) as backend, changing(backend) as change:
         path = queue_path(backend.config.broker_name, topic, queue_id)
-        if not ask_to_resume(path, change.metadata):
-            text = f"{printable(topic)}/{queue_id} was not stopped; audit shows which queues are"
+        if trusted is not None and change.metadata.queue(topic, queue_id) is None:
+            raise CommandError(f"the tier has no queue {place}", ExitCode.NOT_THERE)
+        if not ask_to_resume(path, change.metadata) and trusted is None:
+            text = f"{place} was not stopped; audit shows which queues are"
             raise CommandError(text, ExitCode.NOT_THERE)
-    row = {"topic": topic, "queue_id": queue_id, "resume": True}
-    write_row(row, f"{topic}/{queue_id} is compared at the next start of the broker", json=json)
+        if trusted is not None:
+            trust(path, trusted.value, change.metadata)
+    row: Row = {"topic": topic, "queue_id": queue_id, "resume": True}
+    line = f"{place} is compared at the next start of the broker"
+    if trusted is not None:
+        row["trust"] = trusted.value
+        line += f"; where they differ, {_TRUSTED[trusted]}"
+    write_row(row, line, json=json)
 
 
 @verb(app, "rebuild --config broker.conf")
