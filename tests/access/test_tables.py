@@ -352,7 +352,7 @@ with TieredMessageStore(ListMessageStore(runtime), config, runtime=runtime) as s
 
 def test_killed_while_it_commits_it_has_all_that_was_kept(tmp_path: Path) -> None:
     """Each time the file is whole, and the copy in the catalogue is not ahead of it."""
-    kept = 0
+    kept, copy = 0, None
     for lines in (1, 7, 30):
         command = [sys.executable, "-c", COMMITTER, str(tmp_path / "store")]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as committer:
