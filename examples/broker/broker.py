@@ -22,8 +22,8 @@ from examples.broker.routes import Routes
 from examples.broker.schedule import Schedule
 from examples.broker.server import Handler, Limits, Server
 from examples.broker.storage import Storage
-from examples.broker.tables import Kept, Offsets, Topics
-from tieredstore import Host, InvalidConfigError, StoreConfig
+from examples.broker.tables import Topics
+from tieredstore import ConsumerOffsets, Host, InvalidConfigError, StoreConfig
 from tieredstore.driver.metrics import Metrics
 from tieredstore.local import LocalConfig
 from tieredstore.local.config import DelayLevels
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-KEEP_SECONDS: Final = 5.0
 END_SECONDS: Final = 10.0
 
 
@@ -98,7 +97,6 @@ class Broker:
         self._delays = Delays(self._storage, self._schedule, self._folder, clock_ms)
         self._storage.store.add_retention_guard(self._delays.needed_from)
         self._services: list[asyncio.Task[None]] = []
-        self._tables: tuple[Kept, ...] = ()
         self.port = config.port
         self.server: Server | None = None
         self.pulls: Pulls | None = None
@@ -128,11 +126,7 @@ class Broker:
         for service in self._services:
             service.cancel()
         await asyncio.gather(*self._services, return_exceptions=True)
-        try:
-            for table in self._tables:
-                await table.keep()
-        finally:
-            await asyncio.to_thread(self._storage.close)
+        await asyncio.to_thread(self._storage.close)
 
     # -----------------------------------------------------------------------------------------
 
@@ -140,12 +134,11 @@ class Broker:
         config, storage = self._config, self._storage
         loop = asyncio.get_running_loop()
         topics = Topics(
-            self._folder, creates=config.creates_topics, default_queues=config.default_queues
+            storage, creates=config.creates_topics, default_queues=config.default_queues
         )
         topics.found(await storage.call(storage.store.queues))
-        offsets = Offsets(self._folder)
+        offsets = storage.tier.consumer_offsets
         self._delays.load()
-        self._tables = topics, offsets
         if config.grpc_port >= 0:
             self.grpc = self._grpc_front(topics, offsets)
             self.grpc_port = await self.grpc.start(config.host, config.grpc_port)
@@ -170,10 +163,9 @@ class Broker:
         await server.start()
         self._services = [
             asyncio.create_task(self._delays.run(), name="delays"),
-            asyncio.create_task(self._keep_tables(), name="tables"),
         ]
 
-    def _grpc_front(self, topics: Topics, offsets: Offsets) -> GrpcFront:
+    def _grpc_front(self, topics: Topics, offsets: ConsumerOffsets) -> GrpcFront:
         from examples.broker.grpc_front import GrpcFront
 
         config = self._config
@@ -187,15 +179,6 @@ class Broker:
             retries=Retries(attempts_max=config.attempts_max, first_seconds=config.retry_seconds),
             fifo_groups=frozenset(config.fifo_groups.replace(",", " ").split()),
         )
-
-    async def _keep_tables(self) -> None:
-        while True:
-            await asyncio.sleep(KEEP_SECONDS)
-            for table in self._tables:
-                try:
-                    await table.keep()
-                except OSError:  # it is tried again
-                    log.exception("topics or consumer offsets could not be written")
 
 
 def _handlers(

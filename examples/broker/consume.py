@@ -10,8 +10,9 @@ from typing import Final
 from examples.broker.commands import INT32_MAX, INT64_MAX, Answer, Code, RefusedError, Request
 from examples.broker.groups import Groups
 from examples.broker.storage import Storage
-from examples.broker.tables import READ, Offsets, Topics, require_group
+from examples.broker.tables import READ, Topics, require_group
 from tieredstore import (
+    ConsumerOffsets,
     GetResult,
     GetStatus,
     InvalidArgumentError,
@@ -59,7 +60,7 @@ class Pulls:
         self,
         storage: Storage,
         topics: Topics,
-        offsets: Offsets,
+        offsets: ConsumerOffsets,
         groups: Groups,
     ) -> None:
         self._storage = storage
@@ -139,7 +140,7 @@ class Pulls:
 
     def commit(self, request: Request) -> Answer:
         self._offsets.commit(
-            request.text("consumerGroup"),
+            require_group(request.text("consumerGroup")),
             request.text("topic"),
             request.number("queueId", maximum=INT32_MAX),
             request.number("commitOffset"),
@@ -177,10 +178,10 @@ class Pulls:
             raise RefusedError(Code.TOPIC_NOT_EXIST, f"there is no topic {key.topic!r:.140}")
         if not topic.perm & READ:
             raise RefusedError(Code.NO_PERMISSION, f"{key.topic}: reading is forbidden")
-        if key.queue_id >= topic.read_queues:
+        if key.queue_id >= topic.read_queue_count:
             raise RefusedError(
                 Code.SYSTEM_ERROR,
-                f"{key.topic} has no queue {key.queue_id}, but {topic.read_queues}",
+                f"{key.topic} has no queue {key.queue_id}, but {topic.read_queue_count}",
             )
 
     def _filter(

@@ -6,12 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from examples.broker.schedule import LEVELS, Schedule
 from examples.broker.storage import Storage
-from examples.broker.tables import SCHEDULE, JsonFile
-from tieredstore import PutStatus, TieredStoreError, decode_message
+from examples.broker.tables import SCHEDULE
+from tieredstore import InvalidConfigError, PutStatus, TieredStoreError, decode_message
+from tieredstore.codec import fastjson
+from tieredstore.driver.durable import make_directories, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +33,7 @@ class Delays:
     ) -> None:
         self._storage = storage
         self._schedule = schedule
-        self._file = JsonFile(folder / "delayOffset.json")
+        self._path = folder / "delayOffset.json"
         self._clock_ms = clock_ms
         self._waiting: dict[int, int] = {}  # by level: log offset of the first message that waits
         self._offsets: dict[int, int] = {}  # by level: of the first message not delivered
@@ -43,9 +45,13 @@ class Delays:
 
     def load(self) -> None:
         """Go on where an earlier life was. Raises InvalidConfigError."""
-        with self._file.refusals():
-            kept = self._file.read().get("offsetTable", {})
+        try:
+            kept: Any = fastjson.decode(self._path.read_bytes()).get("offsetTable", {})
             self._offsets = {int(level): int(offset) for level, offset in kept.items()}
+        except FileNotFoundError:
+            return
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InvalidConfigError(f"{self._path}: cannot be used: {error!s:.200}") from error
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -58,12 +64,15 @@ class Delays:
                     offsets[level] = await self._deliver(level, offsets.get(level, 0))
                 self._needed_from = min([seen_to, *self._waiting.values()])
                 if offsets != kept:
-                    table = {str(level): offset for level, offset in offsets.items()}
-                    await self._storage.call(self._file.write, {"offsetTable": table})
+                    await self._storage.call(self._keep, dict(offsets))
                     kept = dict(offsets)
             except (OSError, TieredStoreError) as error:  # it is tried again, and all is kept
                 log.warning("delayed messages wait: %s", error)
             await asyncio.sleep(LOOK_SECONDS)
+
+    def _keep(self, offsets: dict[int, int]) -> None:
+        make_directories(self._path.parent)
+        write_atomically(self._path, [fastjson.encode({"offsetTable": offsets})])
 
     async def _deliver(self, level: int, offset: int) -> int:
         """Store what is due; the offset of the first message that is not."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from examples.broker.commands import Answer, Ask, Code, RefusedError, Request, json_body
-from examples.broker.tables import READ, RETRY, WRITE, Topic, Topics, require_group
+from examples.broker.tables import RETRY, Topics, require_group, topic_of
 
 if TYPE_CHECKING:
     from examples.broker.server import Connection
@@ -121,8 +121,7 @@ class Groups:
             group = self._groups[name] = Group()
             # Where its messages come again that it sends back.
             if self._topics.get(RETRY + name) is None:
-                perm = READ | WRITE
-                self._topics.set(Topic(name=RETRY + name, read_queues=1, write_queues=1, perm=perm))
+                self._topics.set(topic_of(RETRY + name, 1))
         known = group.consumers.get(client)
         if known is None and len(group.consumers) >= CLIENTS_MAX:
             raise RefusedError(Code.SYSTEM_ERROR, f"the group has {CLIENTS_MAX} clients already")

@@ -42,12 +42,19 @@ from examples.broker.tables import (
     READ,
     SCHEDULE,
     WRITE,
-    Offsets,
-    Topic,
     Topics,
     require_group,
+    topic_of,
 )
-from tieredstore import Host, PutResult, PutStatus, StoreClosedError, TieredStoreError
+from tieredstore import (
+    ConsumerOffsets,
+    Host,
+    PutResult,
+    PutStatus,
+    StoreClosedError,
+    TieredStoreError,
+    TopicConfig,
+)
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +124,7 @@ class GrpcFront:
         storage: Storage,
         schedule: Schedule,
         topics: Topics,
-        offsets: Offsets,
+        offsets: ConsumerOffsets,
         *,
         broker: str,
         host: str,
@@ -188,7 +195,7 @@ class GrpcFront:
         topic = self._topic(request.topic)
         queues = [
             self._queue(request.topic, queue_id, topic)
-            for queue_id in range(max(topic.read_queues, topic.write_queues))
+            for queue_id in range(max(topic.read_queue_count, topic.write_queue_count))
         ]
         return self._calls.QueryRouteResponse(status=self._status(), message_queues=queues)
 
@@ -198,11 +205,11 @@ class GrpcFront:
         topic = self._topic(request.topic)
         assignments = [
             self._pb.Assignment(message_queue=self._queue(request.topic, queue_id, topic))
-            for queue_id in range(topic.read_queues)
+            for queue_id in range(topic.read_queue_count)
         ]
         return self._calls.QueryAssignmentResponse(status=self._status(), assignments=assignments)
 
-    def _topic(self, resource: Any) -> Topic:
+    def _topic(self, resource: Any) -> TopicConfig:
         """One that is not there is as it will be when the first message makes it."""
         name = full_name(resource)
         if not _TOPIC.fullmatch(name):
@@ -213,13 +220,13 @@ class GrpcFront:
         template = self._topics.get(DEFAULT_TOPIC)
         if template is None:
             raise GrpcRefusal("TOPIC_NOT_FOUND", f"there is no topic {name}")
-        count = template.write_queues
-        return Topic(name=name, read_queues=count, write_queues=count)
+        count = template.write_queue_count
+        return topic_of(name, count)
 
-    def _queue(self, resource: Any, queue_id: int, topic: Topic) -> Any:
+    def _queue(self, resource: Any, queue_id: int, topic: TopicConfig) -> Any:
         pb = self._pb
-        reads = bool(topic.perm & READ) and queue_id < topic.read_queues
-        writes = bool(topic.perm & WRITE) and queue_id < topic.write_queues
+        reads = bool(topic.perm & READ) and queue_id < topic.read_queue_count
+        writes = bool(topic.perm & WRITE) and queue_id < topic.write_queue_count
         permissions = {
             (True, True): pb.READ_WRITE,
             (True, False): pb.READ,
@@ -345,7 +352,7 @@ class GrpcFront:
             raise GrpcRefusal("ILLEGAL_TOPIC", f"nobody may send to {name!r:.140}")
         topic = self._topics.to_write(name, wanted_queues=2**31)
         turn = zlib.crc32(group.encode()) if group else next(self._turns)
-        queue_id = turn % max(topic.write_queues, 1)
+        queue_id = turn % max(topic.write_queue_count, 1)
         messages = [
             self._schedule.place(self._messages.taken(each, topic.name, queue_id, born_host))
             for each in given
@@ -399,10 +406,10 @@ class GrpcFront:
         if not topic.perm & READ:
             raise GrpcRefusal("FORBIDDEN", f"{topic.name}: reading is forbidden")
         first = request.message_queue.id
-        if not 0 <= first < topic.read_queues:
+        if not 0 <= first < topic.read_queue_count:
             raise GrpcRefusal("BAD_REQUEST", f"{topic.name} has no queue {first}")
         # Who waits at each queue by itself is told of that one, else of the first that has some.
-        others = range(1) if request.auto_renew else range(topic.read_queues)
+        others = range(1) if request.auto_renew else range(topic.read_queue_count)
         seconds, owner = RENEW_SECONDS, client
         if not request.auto_renew:
             seconds, owner = invisible(request.invisible_duration, minimum=0.001), ""
@@ -415,7 +422,7 @@ class GrpcFront:
         return Wanted(
             group=group,
             topic=topic.name,
-            queue_ids=[(first + other) % topic.read_queues for other in others],
+            queue_ids=[(first + other) % topic.read_queue_count for other in others],
             count=min(max(request.batch_size, 1), COUNT_MAX),
             seconds=seconds,
             wait_seconds=wait,

@@ -117,7 +117,7 @@ class Sends:
             properties[DELAY_LEVEL] = str(level or RETRY_LEVEL + stored.reconsume_times)
         message = Message(
             topic=topic.name,
-            queue_id=random.randrange(topic.write_queues),
+            queue_id=random.randrange(topic.write_queue_count),
             body=stored.body,
             properties=properties,
             flag=stored.flag,
@@ -166,15 +166,15 @@ class Sends:
             name = DEAD + name.removeprefix(RETRY)
         topic = self._topics.to_write(name, wanted_queues=wanted)
         queue_id = named.number("queueId", -1, minimum=-1, maximum=INT32_MAX)
-        if queue_id >= topic.write_queues and name.startswith(DEAD):
+        if queue_id >= topic.write_queue_count and name.startswith(DEAD):
             queue_id = -1
-        if queue_id >= topic.write_queues:
+        if queue_id >= topic.write_queue_count:
             raise RefusedError(
-                Code.SYSTEM_ERROR, f"{name} has no queue {queue_id}, but {topic.write_queues}"
+                Code.SYSTEM_ERROR, f"{name} has no queue {queue_id}, but {topic.write_queue_count}"
             )
         return Message(
             topic=name,
-            queue_id=random.randrange(topic.write_queues) if queue_id < 0 else queue_id,
+            queue_id=random.randrange(topic.write_queue_count) if queue_id < 0 else queue_id,
             body=named.body,
             properties_text=named.text("properties", "").encode(errors="replace"),
             flag=named.number("flag", 0, minimum=-INT32_MAX - 1, maximum=INT32_MAX),

@@ -16,8 +16,8 @@ from typing import Any, Final
 from examples.broker.commands import Code, RefusedError
 from examples.broker.pop import RENEW_SECONDS, Flight, PopQueue, handle_of, read_handle
 from examples.broker.storage import Storage
-from examples.broker.tables import DEAD, Offsets, Topics
-from tieredstore import Message, MessageFilter, QueueKey, decode_message
+from examples.broker.tables import DEAD, Topics
+from tieredstore import ConsumerOffsets, Message, MessageFilter, QueueKey, decode_message
 from tieredstore.model.messages import SelectedMessage
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Receives:
         self,
         storage: Storage,
         topics: Topics,
-        offsets: Offsets,
+        offsets: ConsumerOffsets,
         *,
         retries: Retries,
         is_fifo: Callable[[str], bool] = lambda group: False,  # noqa: ARG005
@@ -334,7 +334,7 @@ class Receives:
         properties[DEAD_ID] = stored.unique_key or stored.offset_id
         dead = Message(
             topic=topic.name,
-            queue_id=message.queue_offset % topic.write_queues,
+            queue_id=message.queue_offset % topic.write_queue_count,
             body=stored.body,
             properties=properties,
             flag=stored.flag,

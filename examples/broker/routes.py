@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from examples.broker.commands import INT32_MAX, Answer, Code, RefusedError, Request, json_body
-from examples.broker.tables import READ, WRITE, Topic, Topics
+from examples.broker.tables import READ, WRITE, Topics, topic_of
 
 _LEADER: Final = "0"  # the id of a broker that takes messages
 
@@ -31,8 +31,8 @@ class Routes:
             raise RefusedError(Code.TOPIC_NOT_EXIST, f"No topic route info for {name!r:.140}")
         queues = {
             "brokerName": self._name,
-            "readQueueNums": topic.read_queues,
-            "writeQueueNums": topic.write_queues,
+            "readQueueNums": topic.read_queue_count,
+            "writeQueueNums": topic.write_queue_count,
             "perm": topic.perm,
             "topicSysFlag": 0,
         }
@@ -54,10 +54,10 @@ class Routes:
     async def create(self, request: Request) -> Answer:
         """Make a topic, or give it more queues and other permissions: on disk when answered."""
         self._topics.set(
-            Topic(
-                name=request.text("topic"),
-                read_queues=request.number("readQueueNums", 8, maximum=INT32_MAX),
-                write_queues=request.number("writeQueueNums", 8, maximum=INT32_MAX),
+            topic_of(
+                request.text("topic"),
+                request.number("readQueueNums", 8, maximum=INT32_MAX),
+                request.number("writeQueueNums", 8, maximum=INT32_MAX),
                 perm=request.number("perm", READ | WRITE, maximum=READ | WRITE | 1),
             )
         )

@@ -21,7 +21,7 @@ from examples.broker.frames import (
     FrameError,
     encode,
 )
-from tieredstore import Host, StoreClosedError, TieredStoreError
+from tieredstore import Host, InvalidArgumentError, StoreClosedError, TieredStoreError
 
 log = logging.getLogger(__name__)
 
@@ -327,6 +327,8 @@ class Server:
 def _refusal(error: Exception, code: int) -> Answer:
     if isinstance(error, RefusedError):
         return Answer(code=error.code, remark=error.reason)
+    if isinstance(error, InvalidArgumentError):
+        return Answer(code=Code.SYSTEM_ERROR, remark=str(error))
     if isinstance(error, StoreClosedError):
         return Answer(code=Code.SERVICE_NOT_AVAILABLE, remark=str(error))
     if isinstance(error, TieredStoreError):

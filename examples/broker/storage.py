@@ -9,6 +9,7 @@ from typing import Final, ParamSpec, TypeVar, cast
 
 from tieredstore import (
     GetResult,
+    InvalidConfigError,
     Message,
     MessageFilter,
     MessageStore,
@@ -48,6 +49,7 @@ class Storage:
             self.store = TieredMessageStore(local, config, runtime=self._runtime, metrics=metrics)
         else:  # each of these makes its own runtime, and none is given our metrics
             self.store = load_plugins(local, config)
+        self.tier = _tier_of(self.store)
         # Puts and arrivals ask no more of a store than the protocol has.
         self._face = AsyncTieredStore(cast("TieredMessageStore", self.store))
         self._threads = ThreadPoolExecutor(THREADS, "broker-call")
@@ -133,3 +135,12 @@ class Storage:
         if messages is self._together:
             self._putting = None  # what comes from now on is another put
         return await self._face.put_messages(messages)
+
+
+def _tier_of(store: object) -> TieredMessageStore:
+    """The store of the chain that has the tier, consumer offsets and topics."""
+    while not isinstance(store, TieredMessageStore):
+        if store is None:
+            raise InvalidConfigError("plugins: the broker needs the tiered one among them")
+        store = getattr(store, "next_store", None)
+    return store

