@@ -68,6 +68,7 @@ broker: $(STAMP)  ## run the example broker, which RocketMQ's clients speak to, 
 # Java 11 and Maven, Node and npm, and PyPI, as far as they are there.
 clients: $(STAMP)  ## let clients of RocketMQ for Java, Node and Python speak to the example broker
 	$(BIN)/python -m tests.examples.clients.real_clients
+	PYTHONPATH=.clients/stubs $(PYTEST) -n 0 tests/examples/broker/test_grpc.py $(ARGS)
 
 fmt: $(STAMP)  ## format, and mend what ruff can mend
 	$(BIN)/ruff check --fix-only --quiet .

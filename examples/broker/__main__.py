@@ -202,6 +202,16 @@ def _show_requests(broker: Broker) -> None:
             clients = len(server.connections)
             yield GaugeMetricFamily("broker_connections", "Clients", value=clients)
             yield GaugeMetricFamily("broker_waiting", "Pulls that wait", value=pulls.waiting)
+            if (front := broker.grpc) is not None:
+                calls = CounterMetricFamily(
+                    "broker_grpc_calls", "Calls and their statuses", labels=["call", "status"]
+                )
+                for labels, count in list(front.counts.items()):
+                    calls.add_metric(labels, count)
+                yield calls
+                pops = front.receives
+                yield GaugeMetricFamily("broker_pops_waiting", "Pops that wait", value=pops.waiting)
+                yield GaugeMetricFamily("broker_pops_out", "Messages that are out", value=pops.out)
 
     REGISTRY.register(Requests())
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -108,3 +109,12 @@ def cold_config(folder: Path) -> Path:
     path = folder / "broker.toml"
     path.write_text(COLD.format(folder=folder), encoding="utf-8")
     return path
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Let everybody else have a turn of the event loop for as long as it is not."""
+    loop = asyncio.get_running_loop()
+    while not is_so():
+        turn = loop.create_future()
+        loop.call_soon(turn.set_result, None)
+        await turn

@@ -24,7 +24,7 @@ from examples.broker.receive import Retries
 from examples.broker.schedule import Schedule
 from examples.broker.storage import Storage
 from examples.broker.tables import READ, Topics, topic_of
-from tests.examples.broker.broker_kit import cold_config, running
+from tests.examples.broker.broker_kit import cold_config, running, until
 from tests.examples.example_kit import environment
 from tieredstore import Host, InvalidConfigError, Message, StoreConfig, decode_message
 from tieredstore.local import LocalConfig
@@ -585,8 +585,7 @@ def test_who_asks_of_any_queue_gets_the_first_that_has_some(tmp_path: Path) -> N
         bench.topics.set(topic_of(TOPIC, 4))
         waits = asyncio.create_task(client.receive(2, long_polling_timeout={"seconds": 40}))
         pushes = client.receive(2, auto_renew=True)
-        while not bench.front.receives.waiting:  # noqa: ASYNC110 - it says nothing
-            await asyncio.sleep(0)
+        await until(lambda: bench.front.receives.waiting > 0)
         assert await pushes == ("MESSAGE_NOT_FOUND", [])
         await client.send(made(b"here"))
         status, (found,) = await waits
@@ -613,8 +612,7 @@ def test_what_a_client_that_has_gone_was_to_get_others_get(tmp_path: Path) -> No
 def test_the_broker_ends_while_consumers_wait(tmp_path: Path) -> None:
     async def body(bench: Bench, client: Client) -> None:
         waits = asyncio.create_task(client.receive(long_polling_timeout={"seconds": 45}))
-        while not bench.front.receives.waiting:  # noqa: ASYNC110 - it says nothing
-            await asyncio.sleep(0)
+        await until(lambda: bench.front.receives.waiting > 0)
         bench.front.end()
         assert await waits == ("MESSAGE_NOT_FOUND", [])
 
@@ -660,10 +658,9 @@ def test_after_a_kill_what_is_done_stays_done_and_the_rest_comes_again(tmp_path:
             ]
             handles = [each.system_properties.receipt_handle for each in found]
             assert code(await client.ack(*handles[:5], *handles[6:])) == "OK"
-        while not (  # noqa: ASYNC110 - another process writes it
-            kept.exists() and f"{TOPIC}@{GROUP}" in kept.read_text(encoding="utf-8")
-        ):
-            await asyncio.sleep(0.1)
+        await until(
+            lambda: kept.exists() and f"{TOPIC}@{GROUP}" in kept.read_text(encoding="utf-8")
+        )
 
     async def second(port: int) -> list[bytes]:
         async with GRPC.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -12,6 +12,7 @@ from examples.broker.commands import RefusedError
 from examples.broker.receive import Delivery, Receives, Retries, Wanted
 from examples.broker.storage import Storage
 from examples.broker.tables import Topics, topic_of
+from tests.examples.broker.broker_kit import until
 from tieredstore import Host, Message, StoreConfig, TagsFilter, decode_message
 from tieredstore.local import LocalConfig
 
@@ -85,8 +86,7 @@ class Bench:
         return self.offsets.get(GROUP, TOPIC, queue_id)
 
     async def until_one_waits(self) -> None:
-        while not self.receives.waiting:  # noqa: ASYNC110 - it says nothing when one begins to
-            await asyncio.sleep(0)
+        await until(lambda: self.receives.waiting > 0)
 
     async def dead(self) -> list[bytes]:
         found = await self.storage.get(

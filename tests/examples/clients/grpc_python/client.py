@@ -31,6 +31,7 @@ SECONDS = 120
 INVISIBLE_SECONDS = 60
 GROUPS = 3  # of messages that keep their order
 
+_NEVER = threading.Event()
 _from_protobuf = Message.fromProtobuf
 
 
@@ -113,7 +114,7 @@ def until_sent(producer: Any, message: Any) -> int:
         except Exception:
             if time.monotonic() > last:
                 raise
-            time.sleep(0.1)
+            _NEVER.wait(0.1)
 
 
 class Taken(MessageListener):  # type: ignore[misc]
@@ -139,8 +140,8 @@ class Failed(Taken):
     attempts = 0
 
     def consume(self, message: Any) -> Any:
-        print(message.properties["number"], message.delivery_attempt, sep="\t", flush=True)
-        with self._guard:
+        with self._guard:  # several threads consume
+            print(message.properties["number"], message.delivery_attempt, sep="\t", flush=True)
             self.attempts += 1
             if self.attempts >= self._count:
                 self.is_done.set()
@@ -153,7 +154,7 @@ def push(address: str, topic: str, group: str, tags: str, taken: Taken) -> None:
     consumer.startup()
     taken.is_done.wait(SECONDS)
     if isinstance(taken, Failed):
-        time.sleep(3)  # what has failed too often is buried when the group asks for more
+        _NEVER.wait(3)  # what has failed too often is buried when the group asks for more
     consumer.shutdown()  # which waits for those under way
 
 
