@@ -15,6 +15,7 @@ from tests.access.tiered_kit import a_config, numbers
 from tests.docs.pages import blocks, page
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.aio import AsyncTieredStore
+from tieredstore.codec.broker_tables import TopicConfig
 from tieredstore.driver.provider import ProviderWrapper, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
@@ -280,6 +281,21 @@ def test_level_and_topic_filter_are_the_stores_own(tier: Tier) -> None:
     tier.face.level = StorageLevel.FORCE
     assert tier.store.level is tier.face.level is StorageLevel.FORCE
     assert tier.face.topic_filter is tier.store.topic_filter
+
+
+def test_consumer_offsets_and_topics_are_the_stores_own(tier: Tier) -> None:
+    async def scene() -> None:
+        async with tier.face as face:
+            face.consumer_offsets.commit("group", TOPIC, 0, 3)
+            face.topic_table.put(TopicConfig(name=TOPIC))
+            assert await face.flush(WAIT)
+            assert face.consumer_offsets is tier.store.consumer_offsets
+            assert face.consumer_offsets.get("group", TOPIC, 0) == 3
+            assert [topic.name for topic in face.topic_table.all()] == [TOPIC]
+        with pytest.raises(StoreClosedError):
+            _ = face.consumer_offsets
+
+    asyncio.run(scene())
 
 
 def test_a_cancelled_read_harms_nothing(tier: Tier) -> None:

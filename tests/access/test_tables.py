@@ -509,6 +509,14 @@ def test_a_copy_that_is_none_is_refused(tmp_path: Path, kind: str, key: str, val
     metadata.put_note(kind, key, value)
     with pytest.raises(MetadataError, match=r"its copy of consumerOffset\.json"):
         opened(tmp_path, metadata)
+    tables = opened(tmp_path)
+    tables.consumer_offsets.commit(GROUP, TOPIC, 0, 5)
+    tables.close()
+    assert opened(tmp_path, metadata).stage()  # from the file, which is sound
+    found = copied(CONSUMER_OFFSETS, metadata)
+    assert found is not None
+    assert found.rows == {f"{TOPIC}@{GROUP}": {0: 5}}
+    assert found.version == tables.consumer_offsets.version
 
 
 # Of a store

@@ -246,7 +246,13 @@ class _Table(Generic[R]):
     def load(self) -> None:
         """Take the newer of file and copy."""
         found, problem = self._read_files()
-        copy = self._read_notes()
+        try:
+            copy, is_damaged = copied(self._format, self._metadata), False
+        except MetadataError as error:
+            if found is None:
+                raise
+            log.error("%s: it is used, and copied anew: %s", self._path, error)
+            copy, is_damaged = None, True
         if problem is not None and found is None and copy is None:
             raise InvalidConfigError(problem)
         if problem is not None:
@@ -263,15 +269,17 @@ class _Table(Generic[R]):
                 chosen.version.counter,
                 "no file" if found is None else f"version {found.version.counter}",
             )
-        copied = {} if copy is None else copy.rows
+        there = {} if copy is None else copy.rows
+        noted = self._metadata.notes(self._format.file_name)
         with self._guard:
             self._rows, self._version = dict(chosen.rows), chosen.version
             self._others = chosen.others
             self._is_written = not is_from_tier and problem is None
-            keys = [*self._rows, *(key for key in copied if key not in self._rows)]
-            self._uncopied = {key: None for key in keys if self._rows.get(key) != copied.get(key)}
-            held = None if copy is None else copy.version
-            self._is_version_copied = not self._uncopied and held in (None, self._version)
+            changed = (key for key, row in self._rows.items() if row != there.get(key))
+            gone = (key for key in noted if key not in self._rows)
+            self._uncopied = dict.fromkeys([*changed, *gone])
+            is_same = not is_damaged if copy is None else copy.version == self._version
+            self._is_version_copied = is_same and not self._uncopied
             self._counted()
             self._is_open = True
 
@@ -381,9 +389,6 @@ class _Table(Generic[R]):
                 self._is_sound = False
                 problem = problem or f"{path}: cannot be used: {error!s:.300}"
         return None, problem
-
-    def _read_notes(self) -> TableContents[R] | None:
-        return copied(self._format, self._metadata)
 
     def _replace(self, data: bytes) -> None:
         make_directories(self._path.parent)

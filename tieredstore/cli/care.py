@@ -46,6 +46,7 @@ app = typer.Typer(rich_markup_mode=None)
 metadata = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The catalogue of a tier.")
 app.add_typer(metadata, name="metadata")
 
+
 class Trusted(Enum):
     """The store that is right where both hold different messages."""
 

@@ -79,7 +79,7 @@ def _object(members: Mapping[str, Document] | Mapping[int, Document], indent: st
         return "{}"
     inner = indent + "\t"
     lines = [
-        f"{key}:{_value(value, inner)}"
+        f"{key}:{value if type(value) is int else _value(value, inner)}"
         if isinstance(key, int)
         else f"\n{inner}{_quoted(key)}:{_value(value, inner)}"
         for key, value in members.items()
