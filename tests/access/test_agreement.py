@@ -246,6 +246,13 @@ def bodies(machine: Machine, key: QueueKey) -> list[bytes]:
     return list(machine.read(key).values())
 
 
+def run_bodies(store: TieredMessageStore, key: QueueKey) -> list[bytes]:
+    found: list[bytes] = []
+    while len(run := store.read_range(*key, len(found), count_max=7, bytes_max=1 << 20)):
+        found += [decode_message(run.record(row)).body for row in range(len(run))]
+    return found
+
+
 SIZES = [(5, 3), (3, 5), (4, 4), (1, 1)]
 
 
@@ -263,6 +270,7 @@ def test_a_queue_with_two_histories_takes_no_puts_and_is_read_as_one(
             assert "resume --trust" in machine.refusal(key)
             assert f"{key.topic}/{key.queue_id}" in machine.refusal(key)
             assert list(machine.read(key)) == list(range(10 + local))
+            assert run_bodies(store, key) == bodies(machine, key)
             assert store.max_offset(*key) == 10 + local
         assert not store.flush()
         assert not store.health().ok
@@ -292,6 +300,7 @@ def test_below_the_fork_the_tier_serves_what_has_expired_at_every_level(machine:
             page = store.get_message_future(*ONE, offset, count_max=1).result(10)
             assert decode_message(page.messages[0].record).body == before[offset]
             assert store.contains(*ONE, offset)
+        assert run_bodies(store, ONE) == before
         assert not store.contains(*ONE, 120)
         assert store.max_offset(*ONE) == 120
 

@@ -221,13 +221,17 @@ class Answers:
         return run
 
     def _run(self, request: ReadRequest) -> MessageRun:
+        fork = self._fork_of(request)
         tier_first = self._reads_tier(request)
         if not tier_first:
             run = run_from(self._next, request)
-            if len(run) or not self._decision.may_read_tier(request.topic):
+            is_all = not self._decision.may_read_tier(request.topic)
+            if len(run) or is_all or (fork is not None and request.offset >= fork):
                 return run
         try:
             run = run_from(self._fetcher, request)
+            if fork is not None:
+                run = run.head(fork - request.offset)
         except BackendUnavailableError as error:
             run = run_from(self._next, request)
             if not len(run):
