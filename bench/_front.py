@@ -17,9 +17,9 @@ class Chosen(NamedTuple):
 
 CHOSEN: Final = (
     Chosen(
-        "put with dispatch, 300 B and two keys; Java: 1 KB",
+        "put through the tier while it uploads, 300 B, two keys; Java: 1 KB, no tier",
         "local",
-        "put and dispatch, 2 keys (Java, 1 KB, 1 key)",
+        "through the tier while it uploads (Java without)",
     ),
     Chosen(
         "16 writers, a sync for all; beside: a sync each",
