@@ -53,6 +53,7 @@ _READ_NAMES: Final = (
     *("end_time", "key", "keys", "columns", "split_bytes", "pushdown", "on_corrupt"),
     *("fail_on_data_loss", "starting", "max_messages_per_trigger", "max_bytes_per_trigger"),
 )
+NAMES_A_TIER: Final = frozenset({"config", "provider", "path", "bucket", "url"})
 _SIZES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -62,7 +63,8 @@ class Starting(Enum):
     LATEST = "latest"
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Options are one in any case, with and without underscores."""
     return name.replace("_", "").lower()
 
 
@@ -70,13 +72,13 @@ def split_options(
     options: Mapping[str, str], *, known: tuple[str, ...]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Settings of the store, and the options of these names; InvalidConfigError for any other."""
-    settings = {_plain(name): name for name in settings_of(StoreConfig) if name != "metadata"}
-    settings |= {_plain(short): name for short, name in _SHORT_NAMES.items()}
-    others = {_plain(name): name for name in known}
+    settings = {plain_name(name): name for name in settings_of(StoreConfig) if name != "metadata"}
+    settings |= {plain_name(short): name for short, name in _SHORT_NAMES.items()}
+    others = {plain_name(name): name for name in known}
     store: dict[str, str] = {}
     rest: dict[str, str] = {}
     for given, text in options.items():
-        plain = _plain(given)
+        plain = plain_name(given)
         if plain == "config":
             store["config"] = text
         elif plain in others:

@@ -78,6 +78,7 @@ from tieredstore.model.printable import log_of
 from tieredstore.model.values import INT64_MAX, QueueKey
 from tieredstore.spark.engine import plain_failures
 from tieredstore.spark.options import ReadOptions, Starting
+from tieredstore.spark.tables import options_of_read, options_of_table, with_options
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceWriter
@@ -108,23 +109,29 @@ class TierDataSource(DataSource):
 
     def schema(self) -> StructType:
         with plain_failures():
-            return spark_schema(ReadOptions.parse(self.options).scan.columns)
+            table = options_of_table(self.options)
+            options = ReadOptions.parse(self.options if table is None else table)
+            schema = spark_schema(options.scan.columns)
+            return schema if table is None else with_options(schema, table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with plain_failures():
-            options = with_schema(ReadOptions.parse(self.options), schema)
+            options = self._said(schema)
             kind = PushingTierBatchReader if options.takes_filters else TierBatchReader
             return kind(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         with plain_failures():
-            return TierStreamReader(with_schema(ReadOptions.parse(self.options), schema), schema)
+            return TierStreamReader(self._said(schema), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from tieredstore.spark.sink import tier_writer
 
         with plain_failures():
             return tier_writer(self.options, schema, overwrite)
+
+    def _said(self, schema: StructType) -> ReadOptions:
+        return with_schema(ReadOptions.parse(options_of_read(self.options, schema)), schema)
 
 
 def spark_schema(columns: Iterable[str]) -> StructType:

@@ -1,0 +1,161 @@
+"""A tier in Spark SQL: tables, views of topics, and what a query sees of messages that come."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyspark
+import pytest
+
+from tests.jobs.written_tier import WrittenTier, posix_config
+from tests.spark.conftest import ROOT
+from tests.spark.spark_kit import options_of, started
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.spark import register
+from tieredstore.spark.tables import KEPT, options_of_read, options_of_table, with_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TOPICS = ["%RETRY%billing", "order-events", "payments"]
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> WrittenTier:
+    made = WrittenTier(config=posix_config(tmp_path / "tier", index_enabled=False))
+    for number, topic in enumerate(TOPICS):
+        made.add(topic, number, 10 + number)
+    return made
+
+
+@pytest.fixture
+def file(tier: WrittenTier, tmp_path: Path) -> Path:
+    path = tmp_path / "tier.toml"
+    named = options_of(tier.config).items()
+    values = {name: text if text.isdigit() else repr(text) for name, text in named}
+    values["index_enabled"] = "false"
+    lines = [f"{name} = {value}" for name, value in values.items()]
+    path.write_text("\n".join(["[tieredstore]", *lines]))
+    return path
+
+
+@pytest.fixture
+def sql(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session, without what a test has made in its catalogue."""
+    yield spark
+    for found in spark.catalog.listTables():
+        if found.isTemporary:
+            spark.catalog.dropTempView(found.name)
+        else:
+            spark.sql(f"DROP TABLE {found.name}")
+
+
+def counts(spark: SparkSession, query: str) -> dict[str, int]:
+    return {row[0]: row[1] for row in spark.sql(query).collect()}
+
+
+def test_a_table_reads_the_tier_as_it_is_at_each_query(
+    sql: SparkSession, tier: WrittenTier, tmp_path: Path
+) -> None:
+    given = {name: text for name, text in options_of(tier.config).items() if name != "provider"}
+    options = ", ".join(f"{name} '{text}'" for name, text in given.items())
+    sql.sql(f"CREATE TABLE messages USING tieredstore OPTIONS ({options}) COMMENT 'of the tier'")
+    each = "SELECT topic, count(*) FROM messages {} GROUP BY topic"
+    assert counts(sql, each.format("")) == dict(zip(TOPICS, [10, 11, 12], strict=True))
+    sql.sql("CREATE TEMPORARY VIEW late AS SELECT * FROM messages WHERE queue_offset >= 11")
+    assert counts(sql, "SELECT topic, count(*) FROM late GROUP BY topic") == {"payments": 1}
+    tier.add("payments", 2, 5)
+    assert counts(sql, "SELECT topic, count(*) FROM late GROUP BY topic") == {"payments": 6}
+    narrow = "WITH (topics = 'payments', start_offset = '15')"
+    assert counts(sql, each.format(narrow)) == {"payments": 2}
+    stream = sql.readStream.option("topics", "payments").table("messages").writeStream
+    stream = stream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = stream.trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert query.lastProgress is not None
+    assert query.lastProgress.numInputRows == 17
+    sql.sql("DROP TABLE messages")
+    assert Path(tier.config.path).is_dir()  # LOCATION is the tier's: only the name is gone
+
+
+def test_every_topic_becomes_a_view_that_sees_what_comes(
+    sql: SparkSession, tier: WrittenTier, file: Path
+) -> None:
+    assert register(sql, file) == TOPICS
+    assert sql.sql("SELECT * FROM `%RETRY%billing`").count() == 10
+    joined = "SELECT count(*) FROM `order-events` o JOIN payments p ON o.unique_key = p.unique_key"
+    assert sql.sql(joined).first() == (10,)  # number 6 has no key
+    tier.add("order-events", 1, 4)
+    tier.add("refunds", 0, 3)
+    assert sql.sql("SELECT * FROM `order-events`").count() == 15
+    assert sql.table("tier").count() == 10 + 15 + 12 + 3
+    register(sql, file, prefix="q_", topic_pattern="refunds|payments", columns="topic,body")
+    assert sql.table("q_refunds").columns == ["topic", "body"]
+    assert sql.table("q_refunds").count() == 3
+    with pytest.raises(InvalidConfigError, match="view payments: its name is that of the table"):
+        register(sql, file, table="Payments")
+    sql.sql("CREATE TABLE mine (a int) USING parquet")
+    with pytest.raises(InvalidConfigError, match="table mine: there is one that reads no tier"):
+        register(sql, file, table="mine")
+    assert sql.table("mine").columns == ["a"]
+
+
+def test_a_table_that_cannot_be_read_or_tells_a_secret_is_one_line(
+    sql: SparkSession, file: Path
+) -> None:
+    with pytest.raises(Exception, match="option secret_key: a table keeps its options in the") as e:
+        sql.sql("CREATE TABLE t USING tieredstore OPTIONS (bucket 'b', secret_key 'hush')")
+    assert "hush" not in str(e.value)
+    sql.sql(f"CREATE TABLE listed (topic string) USING tieredstore OPTIONS (config '{file}')")
+    with pytest.raises(Exception, match="A table that was created with a list of columns has"):
+        sql.table("listed").count()
+    with pytest.raises(Exception, match=r"did you mean topics\?"):
+        sql.sql(f"CREATE TABLE t USING tieredstore OPTIONS (config '{file}', topcs 'a')")
+
+
+def test_options_of_a_query_count_more_than_those_of_its_table_and_never_mix_two_tiers() -> None:
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    assert options_of_table({"provider": "posix", "path": "/tier"}) is None
+    made = options_of_table(
+        {
+            "provider": "tieredstore",
+            "owner": "me",
+            "option.Topics": "a",
+            "topics": "a",
+            "path": "file:/a%20tier",
+        }
+    )
+    assert made == {"topics": "a", "path": "/a tier"}
+    plain = StructType([StructField("topic", StringType())])
+    schema = with_options(plain, made)
+    assert options_of_read({}, schema) == made
+    assert options_of_read({"topics": "b"}, schema) == {"topics": "b", "path": "/a tier"}
+    assert options_of_read({"config": "/x", "key": "k"}, schema) == {"config": "/x", "key": "k"}
+    for damaged in ("[1]", "{", '{"a": 1}'):
+        kept = StructType([StructField("topic", StringType(), True, {KEPT: damaged})])
+        with pytest.raises(InvalidConfigError, match="the options of the table are damaged"):
+            options_of_read({}, kept)
+
+
+@pytest.mark.slow
+def test_the_command_spark_sql_makes_a_table_that_the_next_one_finds(
+    tier: WrittenTier, file: Path, tmp_path: Path
+) -> None:
+    """In a metastore of Hive, and without any Python of the user's."""
+
+    def run(statements: str) -> subprocess.CompletedProcess[str]:
+        home = Path(pyspark.__file__).parent
+        confs = f"spark.sql.warehouse.dir={tmp_path / 'warehouse'}", "spark.ui.enabled=false"
+        command = [str(home / "bin" / "spark-sql"), "--master", "local[1]"]
+        command += [word for conf in confs for word in ("--conf", conf)]
+        return started([*command, "-e", statements], tmp_path, PYTHONPATH=str(ROOT))
+
+    create = f"CREATE TABLE messages USING tieredstore OPTIONS (config '{file}');"
+    assert run(f"{create} SELECT count(*) FROM messages;").stdout.split()[-1] == "33"
+    tier.add("payments", 2, 5)
+    again = run("SELECT topic, count(*) FROM messages WHERE queue_id = 2 GROUP BY topic;")
+    assert again.stdout.split()[-2:] == ["payments", "17"]

@@ -1,0 +1,153 @@
+"""Tables of Spark's own catalogue that read a tier, and a view for each topic.
+
+Spark 4.2 and 4.3 give the options of `CREATE TABLE … USING tieredstore OPTIONS (…)` to the source
+once, when the table is made, and none of them to whoever reads it. What does come back at each
+query is the schema that the source gave. So the options are kept there, as metadata of the first
+column, and a query is planned with them: it sees what has been committed up to then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+from tieredstore.access.reader import TieredReader
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.settings import facts_of, settings_of
+from tieredstore.spark.options import NAMES_A_TIER, ReadOptions, plain_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+FORMAT: Final = "tieredstore"
+KEPT: Final = "tieredstore.options"  # in the metadata of a table's first column
+_OPTION: Final = "option."  # Spark's prefix for what stood in OPTIONS, among its own properties
+
+
+def options_of_table(properties: Mapping[str, str]) -> dict[str, str] | None:
+    """What stood in OPTIONS and LOCATION, of what Spark gives when a table is made; None where it
+    is no table but a frame. InvalidConfigError for a secret: a catalogue keeps it in the clear."""
+    if properties.get("provider", "").lower() != FORMAT:
+        return None
+    said = {
+        name.lower().removeprefix(_OPTION): text
+        for name, text in properties.items()
+        if name.lower().startswith(_OPTION)
+    }
+    path = properties.get("path") or properties.get("location")
+    if path:
+        place = urlsplit(path)
+        said["path"] = unquote(place.path) if place.scheme == "file" else path
+    secrets = {
+        plain_name(name) for name, spec in settings_of(StoreConfig).items() if facts_of(spec).secret
+    }
+    for name in said:
+        if plain_name(name) in secrets:
+            raise InvalidConfigError(
+                f"option {name}: a table keeps its options in the clear; leave it to the file that"
+                f" the option config names, or to {StoreConfig.ENV_PREFIX}{name.upper()}"
+            )
+    return said
+
+
+def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """The schema of a table, with its options in it."""
+    from pyspark.sql.types import StructField, StructType
+
+    first = schema.fields[0]
+    kept = StructField(first.name, first.dataType, first.nullable, {KEPT: json.dumps({**options})})
+    return StructType([kept, *schema.fields[1:]])
+
+
+def options_of_read(given: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """What is said of a query: its own options, and below them those of the table that it reads.
+
+    Options that name a tier stand alone: nothing of another tier is mixed in.
+    """
+    said = {**given}
+    if {plain_name(name) for name in said} & NAMES_A_TIER:
+        return said
+    kept = kept_options(schema)
+    if kept is None and not said:
+        raise InvalidConfigError(
+            "which tier? Name it with the option config. A table that was created with a list of"
+            " columns has lost its options: create it without one, and with the option columns"
+        )
+    return {**(kept or {}), **said}
+
+
+def kept_options(schema: StructType) -> dict[str, str] | None:
+    """The options in the schema of a table; None where there are none."""
+    for column in schema.fields:
+        text = column.metadata.get(KEPT)
+        if not isinstance(text, str):
+            continue
+        try:
+            kept = json.loads(text)
+        except ValueError:
+            kept = None
+        if not isinstance(kept, dict) or not all(isinstance(each, str) for each in kept.values()):
+            raise InvalidConfigError(f"column {column.name}: the options of the table are damaged")
+        return kept
+    return None
+
+
+def register(
+    spark: SparkSession,
+    config: str | os.PathLike[str],
+    *,
+    table: str = "tier",
+    prefix: str = "",
+    **options: str,
+) -> list[str]:
+    """Make a table of all messages, and for each topic a temporary view of the topic's name.
+
+    Each query of them is planned anew and sees what has been committed. Run it again for topics
+    that have come since. `options` are those of a read, such as `columns` or `topic_pattern`; the
+    views' names, which are given back, are the topics' behind `prefix`.
+
+    Raises InvalidConfigError where `table` is there and reads no tier, and where the names of two
+    views, or of a view and the table, are one to Spark.
+    """
+    said = {**options, "config": os.path.abspath(config)}
+    read = ReadOptions.parse(said)
+    with TieredReader.open(read.config) as tier:
+        topics = sorted({key.topic for key in tier.queues() if read.selection.wants(key)})
+    is_exact = spark.conf.get("spark.sql.caseSensitive") == "true"
+    taken = {_folded(table.rpartition(".")[2].strip("`"), is_exact): f"the table {table}"}
+    for topic in topics:
+        name = _folded(prefix + topic, is_exact)
+        if name in taken:
+            raise InvalidConfigError(
+                f"view {prefix}{topic}: its name is that of {taken[name]}; choose another table or"
+                " prefix, or leave topics out with the option topics"
+            )
+        taken[name] = f"the view {prefix}{topic}"
+    if spark.catalog.tableExists(table):
+        if kept_options(spark.table(table).schema) is None:
+            raise InvalidConfigError(f"table {table}: there is one that reads no tier")
+        spark.sql(f"DROP TABLE {table}")
+    spark.catalog.createTable(table, None, FORMAT, None, None, **said)
+    for topic in topics:
+        spark.sql(
+            f"CREATE OR REPLACE TEMPORARY VIEW {_quoted(prefix + topic)} AS"
+            f" SELECT * FROM {table} WITH (topics = {_literal(topic)})"
+        )
+    return [prefix + topic for topic in topics]
+
+
+def _folded(name: str, is_exact: bool) -> str:
+    return name if is_exact else name.lower()
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
