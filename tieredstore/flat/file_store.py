@@ -35,6 +35,7 @@ log = log_of(__name__)
 
 AGAIN_SECONDS: Final = 10  # to the next look at what seems damaged; twice as long each time
 AGAIN_SECONDS_MAX: Final = 3600
+RECOVERED_AT_ONCE: Final = 16  # queues of one turn of a thread, where there are thousands
 BELIEVED_TRIES: Final = 6  # looks, in five minutes and more: until then local retention waits
 
 Alone: TypeAlias = Callable[[QueueKey], AbstractContextManager[bool]]
@@ -259,8 +260,12 @@ class FlatFileStore:
 
     def _open(self, files: Sequence[FlatMessageFile]) -> None:
         """Recover queues side by side; each is in the table afterwards, whatever came of it."""
-        futures = [self._runtime.fetch.submit(self._recovered, file) for file in files]
-        failures = [future.result() for future in futures]
+        step = max(1, min(RECOVERED_AT_ONCE, len(files) // RECOVERED_AT_ONCE**2))
+        futures = [
+            self._runtime.fetch.submit(self._all_recovered, files[at : at + step])
+            for at in range(0, len(files), step)
+        ]
+        failures = [failure for future in futures for failure in future.result()]
         with self._guard:
             for file, failure in zip(files, failures, strict=True):
                 self._files[file.key] = file
@@ -295,6 +300,9 @@ class FlatFileStore:
                 continue
             if file.problem is None:
                 return
+
+    def _all_recovered(self, files: Sequence[FlatMessageFile]) -> list[TieredStoreError | None]:
+        return [self._recovered(file) for file in files]
 
     def _recovered(self, file: FlatMessageFile) -> TieredStoreError | None:
         try:
