@@ -31,6 +31,9 @@ from tieredstore.model.errors import InvalidConfigError
 from tieredstore.providers.s3_admin import create_bucket
 from tieredstore.providers.s3_settings import ObjectStoreSettings
 from tieredstore.spark.options import ReadOptions
+from tieredstore.spark.reading import spark_schema
+from tieredstore.spark.source import TierBatchReader
+from tieredstore.spark.stream import DataLossError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -227,6 +230,45 @@ def test_options_say_what_filters_say_and_only_columns_of_the_schema_are_read(
     assert sorted((row.queue_id, bytes(row.body)[:8]) for row in rows) == [
         (queue, f"{number:08d}".encode()) for queue in (0, 1) for number in (3, 4, 5)
     ]
+
+
+def test_a_batch_has_the_offsets_of_each_queue_that_it_is_told(tier: WrittenTier) -> None:
+    def ranges(**options: str) -> dict[tuple[str, int], tuple[int, int]]:
+        named = {"topics": "orders", "columns": "queue_id,queue_offset", **options}
+        parsed = ReadOptions.parse({**options_of(tier.config), **named})
+        reader = TierBatchReader(parsed, spark_schema(("queue_id", "queue_offset")))
+        found: dict[tuple[str, int], list[int]] = {}
+        for partition in reader.partitions():
+            for row in [row for batch in reader.read(partition) for row in batch.to_pylist()]:
+                found.setdefault(("orders", row["queue_id"]), []).append(row["queue_offset"])
+        assert all(sorted(at) == [*range(min(at), max(at) + 1)] for at in found.values())
+        return {key: (min(at), max(at) + 1) for key, at in found.items()}
+
+    begin, end = '{"orders": {"0": 180, "1": -2}}', '{"orders": {"0": 190, "1": -1}}'
+    whole = {("orders", 0): (0, 200), ("orders", 1): (0, 100)}
+    assert ranges(startingOffsets=begin) == whole | {("orders", 0): (180, 200)}
+    assert ranges(startingOffsets=begin, endingOffsets=end, start_offset="20") == {
+        ("orders", 0): (180, 190),
+        ("orders", 1): (20, 100),
+    }
+    assert ranges(ending='{"orders": {"1": 0}}', starting="earliest") == {("orders", 0): (0, 200)}
+    far = '{"orders": {"1": 101}}'
+    with pytest.raises(DataLossError, match="queue 1: message 101 is asked for, but the tier has"):
+        ranges(endingOffsets=far)
+    assert ranges(endingOffsets=far, failOnDataLoss="false") == whole
+    for wrong, line in (
+        ({"startingOffsets": "latest"}, "starting: a batch begins at the earliest message"),
+        ({"startingOffsets": '{"orders": {"0": -1}}'}, "begins at the newest message is empty"),
+        ({"startingOffsets": '{"orders": {"7": 1}}'}, "queue 7 of 'orders' is not among those"),
+        ({"startingOffsets": '{"payments": {"0": 1}}'}, "queue 0 of 'payments' is not among"),
+        ({"endingOffsets": '{"orders": {"0": -2}}'}, "nothing ends at the oldest message"),
+        ({"endingOffsets": '{"orders": {"0": "2"}}'}, "ending: want latest, or offsets such as"),
+        ({"endingOffsets": '{"orders": 2}'}, "ending: want latest, or offsets such as"),
+        ({"startingOffsets": "{"}, "starting: want latest, or offsets such as"),
+        ({"starting": "earliest", "startingOffsets": begin}, "starting is given twice"),
+    ):
+        with pytest.raises(InvalidConfigError, match=line):
+            ranges(**wrong)
 
 
 def test_damage_fails_is_left_out_or_is_reported(spark: SparkSession, tmp_path: Path) -> None:

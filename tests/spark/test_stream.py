@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import random
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +16,18 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config
 from tests.spark.spark_kit import options_of
+from tieredstore.jobs.slices import QueueRows
 from tieredstore.model.errors import InvalidConfigError
-from tieredstore.model.values import QueueKey
+from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
+from tieredstore.spark.offsets import StreamOffsets, from_json, to_json
 from tieredstore.spark.options import ReadOptions
-from tieredstore.spark.source import (
+from tieredstore.spark.reading import spark_schema
+from tieredstore.spark.stream import (
     Backlog,
     DataLossError,
-    StreamOffsets,
     TierStreamReader,
     advanced,
-    from_json,
-    spark_schema,
-    to_json,
+    progress,
 )
 
 if TYPE_CHECKING:
@@ -60,8 +63,8 @@ class Following:
             query.awaitTermination()
         finally:
             query.stop()
-        progress = [json.loads(each.json) for each in query.recentProgress]
-        return [each["numInputRows"] for each in progress if each["numInputRows"]]
+        self.progress = [json.loads(each.json) for each in query.recentProgress]
+        return [each["numInputRows"] for each in self.progress if each["numInputRows"]]
 
     def found(self) -> list[tuple[str, int, int]]:
         return sorted(tuple(row) for row in self._spark.read.parquet(self._out).collect())
@@ -86,8 +89,11 @@ def everything(tier: WrittenTier) -> list[tuple[str, int, int]]:
 def test_a_tier_that_grows_is_followed_in_batches_and_once_across_restarts(
     spark: SparkSession, tier: WrittenTier, tmp_path: Path
 ) -> None:
-    following = Following(spark, tier, tmp_path, max_messages_per_trigger=20)
+    following = Following(spark, tier, tmp_path, maxOffsetsPerTrigger=20)
     assert following.run() == [20, 19]
+    told = [batch["sources"][0]["latestOffset"] for batch in following.progress]
+    assert [each["lag"] for each in told][:2] == [19, 0]
+    assert told[0]["topics"]["orders"]["0"] == {"oldest": 0, "newest": 30, "lag": 14}
     assert following.found() == everything(tier)
     tier.add("orders", 1, 5)
     tier.add("payments", 3, 7)
@@ -107,6 +113,9 @@ def test_a_stream_begins_where_it_is_told_and_expired_messages_are_an_error_or_p
 ) -> None:
     since = START_MS + 25 * SECOND_MS
     late = Following(spark, tier, tmp_path / "late", starting="latest", max_bytes_per_trigger="1m")
+    with pytest.raises(Exception, match=r"InvalidConfigError: .*did you mean topics\?") as refusal:
+        Following(spark, tier, tmp_path / "none", topcs="orders").run()
+    assert "UnboundLocalError" not in str(refusal.value)
     timed = Following(spark, tier, tmp_path / "timed", starting=since)
     assert late.run() == []
     assert timed.run() == [5]
@@ -208,6 +217,69 @@ def test_a_batch_that_was_planned_for_a_topic_before_it_was_made_again_has_none_
         strict.stop()
 
 
+def test_a_stream_reads_each_queue_from_and_up_to_the_offsets_that_it_is_told(
+    tier: WrittenTier,
+) -> None:
+    tier.add("payments", 3, 7)
+    begin = '{"orders": {"0": 12, "1": -1}}'
+    end = '{"orders": {"0": 20, "1": -1}, "payments": {"3": 5}}'
+    reader = stream_reader(tier, startingOffsets=begin, endingOffsets=end)
+    try:
+        begun = reader.initialOffset()
+        ids = {topic: queues.pop("topic_id") for topic, queues in begun.items()}
+        assert begun == {"orders": {"0": 12, "1": 9}, "payments": {"3": 0}}
+        assert reader.reportLatestOffset()["lag"] == 18 + 0 + 7
+        tier.add("orders", 1, 4)
+        reached = reader.latestOffset(begun, ReadAllAvailable())
+        assert reached == {
+            "orders": {"0": 20, "1": 13, "topic_id": ids["orders"]},
+            "payments": {"3": 5, "topic_id": ids["payments"]},
+        }
+        assert rows_of(reader, begun, reached) == {
+            ("orders", 0): (12, 20),
+            ("orders", 1): (9, 13),
+            ("payments", 3): (0, 5),
+        }
+        assert reader.latestOffset(reached, ReadAllAvailable()) == reached
+        told = reader.reportLatestOffset()
+        assert (told["queues"], told["lag"], told["lag_max"]) == (3, 12, 10)
+        assert told["topics"]["payments"] == {"3": {"oldest": 0, "newest": 7, "lag": 2}}
+    finally:
+        reader.stop()
+    for wrong, error, line in (
+        ({"startingOffsets": '{"orders": {"4": 1}}'}, InvalidConfigError, "starting: queue 4 of"),
+        ({"endingOffsets": '{"order": {"0": 1}}'}, InvalidConfigError, "ending: queue 0 of 'ord"),
+        ({"startingOffsets": '{"orders": {"0": 31}}'}, DataLossError, "goes on at message 31"),
+    ):
+        reader = stream_reader(tier, **wrong)
+        try:
+            with pytest.raises(error, match=line):
+                reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        finally:
+            reader.stop()
+
+
+def test_a_report_shows_the_queues_that_are_farthest_behind() -> None:
+    queues = [
+        QueueRows(key=QueueKey("t", n), path=f"b/t/{n}", log=(), queue=(units(n),))
+        for n in range(500)
+    ]
+    told = progress(queues, {rows.key: 1 for rows in queues[:400]})
+    assert told["queues"] == 500
+    assert told["lag"] == sum(range(399)) + sum(range(400, 500))
+    assert told["lag_max"] == 499
+    shown = told["topics"]["t"]
+    assert [*shown] == [str(n) for n in range(400, 500)]
+    assert shown["480"] == {"oldest": 0, "newest": 480, "lag": 480}
+    assert len(json.dumps(told)) < 10_000
+
+
+def units(count: int) -> SegmentRecord:
+    return SegmentRecord(
+        path="b/t/0", type=SegmentType.CONSUME_QUEUE, base_offset=0, size=20 * count
+    )
+
+
 def stream_reader(tier: WrittenTier, **options: str) -> TierStreamReader:
     """As Spark makes it, in this process."""
     parsed = ReadOptions.parse({**options_of(tier.config), **options})
@@ -301,14 +373,56 @@ def test_offsets_survive_the_checkpoint(
 ) -> None:
     topics = {key.topic for key in offsets}
     held = {topic: number for topic, number in topic_ids.items() if topic in topics}
-    document = to_json(StreamOffsets(offsets=offsets, topic_ids=topic_ids))
-    assert from_json(json.loads(json.dumps(document))) == StreamOffsets(
-        offsets=offsets, topic_ids=held
-    )
+    given = StreamOffsets(offsets=offsets, topic_ids=topic_ids)
+    with pytest.MonkeyPatch.context() as patch:
+        for shown_max in (500, 0):
+            patch.setattr("tieredstore.spark.offsets.QUEUES_SHOWN_MAX", shown_max)
+            document = to_json(given)
+            assert ("packed" in document) == (len(offsets) > shown_max)
+            assert from_json(json.loads(json.dumps(document))) == StreamOffsets(
+                offsets=offsets, topic_ids=held
+            )
+
+
+def test_the_offsets_of_ten_thousand_queues_are_a_tenth_of_their_json() -> None:
+    chosen = random.Random(7)
+    offsets = {
+        QueueKey(f"orders-{topic:04d}-events", queue_id): middle + chosen.randrange(200)
+        for topic in range(1250)
+        for middle in [chosen.randrange(20_000)]
+        for queue_id in range(8)
+    }
+    numbers = {key.topic: number for number, key in enumerate(offsets)}
+    given = StreamOffsets(offsets=offsets, topic_ids=numbers)
+    document = to_json(given)
+    assert from_json(document) == given
+    assert len(json.dumps(document)) < 20_000
+
+
+@given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 255))
+def test_packed_offsets_that_are_damaged_are_refused_or_are_offsets(
+    more: bytes, at: int, byte: int
+) -> None:
+    offsets = {QueueKey("abc"[n % 3], n): n * 1_000_003 for n in range(600)}
+    packed = bytearray(base64.b85decode(to_json(StreamOffsets(offsets=offsets))["packed"]))
+    packed[at % len(packed)] ^= byte
+    for damaged in (bytes(packed), bytes(packed[:at]), more):
+        with suppress(InvalidConfigError):
+            read = from_json({"packed": base64.b85encode(damaged).decode()})
+            assert all(0 <= offset < 2**63 for offset in read.offsets.values())
 
 
 def test_another_sources_checkpoint_is_refused_by_name() -> None:
-    wrong = {"a": 1}, [1], {"a": {"x": 1}}, {"a": {"1": "2"}}, None, {"a": {"\u00b2": 1}}
+    wrong = (
+        {"a": 1},
+        {"packed": "?"},
+        {"packed": "\u00e4"},
+        [1],
+        {"a": {"x": 1}},
+        {"a": {"1": "2"}},
+        None,
+        {"a": {"\u00b2": 1}},
+    )
     for document in (*wrong, {"a": {"topic_id": "1"}}):
         with pytest.raises(InvalidConfigError, match="is no offset of a tieredstore stream"):
             from_json(document)

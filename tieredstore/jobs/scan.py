@@ -149,14 +149,14 @@ def queue_bounds(
 ) -> dict[str, tuple[int, int]]:
     """Queue offsets, by queue path, that hold all that is selected by offset and time."""
     if not selection.is_timed:
-        return {rows.path: selection.offsets for rows in queues}
+        return {rows.path: selection.offsets_of(rows.key) for rows in queues}
     pool = worker_runtime().fetch
     asked = [pool.submit(_bounds_in_time, reader, rows, selection) for rows in queues]
     return {rows.path: found.result() for rows, found in zip(queues, asked, strict=True)}
 
 
 def _bounds_in_time(reader: TieredReader, rows: QueueRows, selection: Selection) -> tuple[int, int]:
-    (first, end), (begin, until) = selection.offsets, selection.times
+    (first, end), (begin, until) = selection.offsets_of(rows.key), selection.times
     if begin != EVER[0]:
         found = reader.offset_by_time(*rows.key, max(begin - CLOCK_SLACK_MS, 0))
         first = max(first, found or 0)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase, translate
 from itertools import groupby, pairwise
 from typing import Final, TypeAlias, TypeVar
@@ -230,6 +230,7 @@ class Selection:
 
     * Offsets and times are half open: from the first on, up to but without the second. Times are
       store times in milliseconds.
+    * `ranges`: offsets likewise, of single queues; they count beside `offsets`.
     * `keys`: UNIQ_KEY or one of KEYS is one of these. `unique_keys`: UNIQ_KEY is.
     """
 
@@ -237,6 +238,7 @@ class Selection:
     topic_pattern: str | None = None
     queue_ids: frozenset[int] | None = None
     offsets: tuple[int, int] = (0, INT64_MAX)
+    ranges: Mapping[QueueKey, tuple[int, int]] = field(default_factory=dict)
     times: tuple[int, int] = EVER
     keys: frozenset[str] | None = None
     unique_keys: frozenset[str] | None = None
@@ -247,6 +249,10 @@ class Selection:
             and (self.queue_ids is None or key.queue_id in self.queue_ids)
             and (self.topic_pattern is None or bool(re.fullmatch(self.topic_pattern, key.topic)))
         )
+
+    def offsets_of(self, key: QueueKey) -> tuple[int, int]:
+        """The queue offsets that are wanted of one queue."""
+        return _overlap(self.offsets, self.ranges[key]) if key in self.ranges else self.offsets
 
     @property
     def is_timed(self) -> bool:
@@ -276,6 +282,7 @@ class Selection:
             topic_pattern=self.topic_pattern,
             queue_ids=_common(self.queue_ids, other.queue_ids),
             offsets=_overlap(self.offsets, other.offsets),
+            ranges=self.ranges,
             times=_overlap(self.times, other.times),
             keys=other.keys if self.keys is None else self.keys,
             unique_keys=_common(self.unique_keys, other.unique_keys),

@@ -17,7 +17,8 @@
 | pushdown                 | true: Spark's filters narrow what is read; see docs/spark.md     |
 | on_corrupt               | fail, skip or report                                             |
 | fail_on_data_loss        | false: what has expired or was deleted meanwhile is passed over  |
-| starting                 | of a stream: earliest, latest or a time                          |
+| starting, ending         | earliest, latest, a time, or offsets as Kafka's source has them: |
+|                          | {"topic": {"0": 23, "1": -1}}; -2 is the oldest, -1 the newest   |
 | max_messages_per_trigger | of a stream                                                      |
 | max_bytes_per_trigger    | of a stream, in bytes of the log as far as they can be estimated |
 """
@@ -25,10 +26,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final, TypeVar
@@ -39,7 +41,7 @@ from tieredstore.jobs.slices import EVER, SPLIT_BYTES, Selection
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.settings import settings_of
-from tieredstore.model.values import INT64_MAX
+from tieredstore.model.values import INT64_MAX, QueueKey
 
 EnumT = TypeVar("EnumT", bound=Enum)
 
@@ -51,9 +53,24 @@ _SHORT_NAMES: Final = {
 _READ_NAMES: Final = (
     *("topics", "topic_pattern", "queues", "start_offset", "end_offset", "start_time"),
     *("end_time", "key", "keys", "columns", "split_bytes", "pushdown", "on_corrupt"),
-    *("fail_on_data_loss", "starting", "max_messages_per_trigger", "max_bytes_per_trigger"),
+    *(
+        "fail_on_data_loss",
+        "starting",
+        "ending",
+        "max_messages_per_trigger",
+        "max_bytes_per_trigger",
+    ),
 )
 NAMES_A_TIER: Final = frozenset({"config", "provider", "path", "bucket", "url"})
+_KAFKAS_NAMES: Final = {
+    "startingoffsets": "starting",
+    "endingoffsets": "ending",
+    "subscribe": "topics",
+    "subscribepattern": "topic_pattern",
+    "maxoffsetspertrigger": "max_messages_per_trigger",
+}
+OLDEST: Final = -2
+NEWEST: Final = -1
 _SIZES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -75,6 +92,7 @@ def split_options(
     settings = {plain_name(name): name for name in settings_of(StoreConfig) if name != "metadata"}
     settings |= {plain_name(short): name for short, name in _SHORT_NAMES.items()}
     others = {plain_name(name): name for name in known}
+    others |= {kafkas: name for kafkas, name in _KAFKAS_NAMES.items() if name in known}
     store: dict[str, str] = {}
     rest: dict[str, str] = {}
     for given, text in options.items():
@@ -82,6 +100,8 @@ def split_options(
         if plain == "config":
             store["config"] = text
         elif plain in others:
+            if others[plain] in rest:
+                raise InvalidConfigError(f"option {given}: {others[plain]} is given twice")
             rest[others[plain]] = text
         elif plain in settings:
             store[settings[plain]] = text
@@ -140,7 +160,8 @@ class ReadOptions:
     scan: Scan
     split_bytes: int = SPLIT_BYTES
     takes_filters: bool = False
-    starting: Starting | int = Starting.EARLIEST
+    starting: Starting | int | Mapping[QueueKey, int] = Starting.EARLIEST
+    ending: Mapping[QueueKey, int] = field(default_factory=dict)
     max_messages: int | None = None
     max_bytes: int | None = None
 
@@ -168,6 +189,7 @@ class ReadOptions:
             split_bytes=parse_size("split_bytes", texts.get("split_bytes", str(SPLIT_BYTES))),
             takes_filters=parse_truth("pushdown", texts.get("pushdown", "false")),
             starting=_starting(texts.get("starting", "earliest")),
+            ending=_ending(texts.get("ending", "latest")),
             max_messages=_limit(texts, "max_messages_per_trigger"),
             max_bytes=_limit(texts, "max_bytes_per_trigger"),
         )
@@ -271,10 +293,44 @@ def _time(name: str, text: str) -> int:
     return -((_EPOCH - moment) // timedelta(milliseconds=1))  # up, where it falls in between
 
 
-def _starting(text: str) -> Starting | int:
+def _starting(text: str) -> Starting | int | Mapping[QueueKey, int]:
     plain = text.strip().lower()
     known = {choice.value: choice for choice in Starting}
-    return known[plain] if plain in known else _time("starting", text)
+    if plain in known:
+        return known[plain]
+    return parse_offsets("starting", text) if plain[:1] == "{" else _time("starting", text)
+
+
+def _ending(text: str) -> Mapping[QueueKey, int]:
+    if text.strip().lower() == Starting.LATEST.value:
+        return {}
+    ends = parse_offsets("ending", text)
+    for key, offset in ends.items():
+        if offset == OLDEST:
+            raise InvalidConfigError(
+                f"ending: {key.topic}, queue {key.queue_id}: nothing ends at the oldest message"
+            )
+    return ends
+
+
+def parse_offsets(name: str, text: str) -> dict[QueueKey, int]:
+    """Offsets by queue from `{"topic": {"0": 23, "1": -1}}`; OLDEST and NEWEST are among them."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None
+    found: dict[QueueKey, int] = {}
+    topics = document if isinstance(document, dict) else {"": None}
+    for topic, queues in topics.items():
+        for queue_id, offset in (queues if isinstance(queues, dict) else {"": None}).items():
+            is_queue = queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 11
+            if not is_queue or type(offset) is not int or not OLDEST <= offset <= INT64_MAX:
+                raise InvalidConfigError(
+                    f'{name}: want latest, or offsets such as {{"topic": {{"0": 23, "1": -1}}}},'
+                    f" not {text!r:.60}"
+                )
+            found[QueueKey(topic, int(queue_id))] = offset
+    return found
 
 
 def parse_truth(name: str, text: str) -> bool:

@@ -1,0 +1,99 @@
+"""What batches and streams of a tier share: columns, partitions, and reading one on a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from tieredstore.jobs.arrow import KEYS_TYPE, MAP_TYPE, TIME_TYPE
+from tieredstore.jobs.packs import packed, read_packed
+from tieredstore.jobs.scan import SCAN_COLUMNS, ScanItem
+from tieredstore.jobs.worker import worker_provider
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.spark.engine import plain_failures
+from tieredstore.spark.options import ReadOptions
+
+_SPARK_TYPES: dict[pa.DataType, DataType] = {
+    pa.string(): StringType(),
+    pa.int32(): IntegerType(),
+    pa.int64(): LongType(),
+    pa.bool_(): BooleanType(),
+    pa.binary(): BinaryType(),
+    TIME_TYPE: TimestampType(),
+    KEYS_TYPE: ArrayType(StringType()),
+    MAP_TYPE: MapType(StringType(), StringType()),
+}
+
+
+def spark_schema(columns: Iterable[str]) -> StructType:
+    """Every column may be null: a message that cannot be read has a row where that is asked for."""
+    return StructType([StructField(name, _SPARK_TYPES[SCAN_COLUMNS[name]]) for name in columns])
+
+
+def with_schema(options: ReadOptions, schema: StructType) -> ReadOptions:
+    """Only the columns of the schema are decoded; each must have the type that it has here."""
+    for column in schema.fields:
+        kind = SCAN_COLUMNS.get(column.name)
+        if kind is None:
+            raise InvalidConfigError(
+                f"schema: there is no column {column.name!r}; there are {', '.join(SCAN_COLUMNS)}"
+            )
+        wanted = _SPARK_TYPES[kind].simpleString()
+        if column.dataType.simpleString() != wanted:
+            raise InvalidConfigError(
+                f"schema: {column.name} is {wanted}, not {column.dataType.simpleString()}"
+            )
+    columns = tuple(column.name for column in schema.fields)
+    return replace(options, scan=replace(options.scan, columns=columns))
+
+
+class TierPartition(InputPartition):
+    """Pieces of a scan that one task reads: fetched together, and given one after the other."""
+
+    def __init__(self, items: Sequence[ScanItem]) -> None:
+        super().__init__(None)
+        self.items = items
+
+
+class ScanReader:
+    """What both readers do on the workers."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._arrow_schema = to_arrow_schema(schema, timezone="UTC")
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        if not isinstance(partition, TierPartition):
+            return  # Spark's own, where there is nothing to read
+        options = self._options
+        with plain_failures():
+            for item, provider in read_packed(options.config, partition.items):
+                for batch in options.scan.batches(options.config, item, provider=provider):
+                    # They differ at most in which values may be null.
+                    fits = batch.schema == self._arrow_schema
+                    yield batch if fits else batch.cast(self._arrow_schema)
+
+
+def partitions_of(options: ReadOptions, items: Iterable[ScanItem]) -> list[InputPartition]:
+    """Of about `split_bytes` each: never one for each of many small queues."""
+    provider = worker_provider(options.config)
+    packs = packed(items, split_bytes=options.split_bytes, provider=provider)
+    return [TierPartition(pack) for pack in packs]

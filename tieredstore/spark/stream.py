@@ -1,0 +1,397 @@
+"""`spark.readStream.format("tieredstore")`: a tier that is followed as it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from tieredstore.access.reader import TieredReader
+from tieredstore.jobs.scan import refuse_unknown_topics, selected_queues
+from tieredstore.jobs.slices import QueueRows, plan_slices, trimmed
+from tieredstore.model.errors import InvalidConfigError, TieredStoreError
+from tieredstore.model.printable import log_of
+from tieredstore.model.values import QueueKey
+from tieredstore.spark.engine import plain_failures
+from tieredstore.spark.offsets import StreamOffsets, from_json, to_json
+from tieredstore.spark.options import NEWEST, OLDEST, ReadOptions, Starting
+from tieredstore.spark.reading import ScanReader, partitions_of
+
+log = log_of(__name__)
+
+SHOWN_MAX: Final = 100
+"""Queues of which a progress report tells all: of more, those that are farthest behind."""
+
+
+class DataLossError(TieredStoreError):
+    """Messages that the stream has not read are not there any more."""
+
+
+class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows all queues that are selected; offsets are the whole state, and Spark keeps them.
+
+    * A batch is the messages between two offsets: read again after a restart, it is the same.
+    * Queues and topics that appear later are read from their beginning.
+    * What expired before it was read is an error, or with `fail_on_data_loss` false passed over.
+    * So is a topic that was deleted and made again: its offsets begin anew, and those of the
+      checkpoint would pass over its messages. With `fail_on_data_loss` false it is read from its
+      beginning.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._tier: TieredReader | None = None
+        self._queues: list[QueueRows] = []  # as they were when a trigger last looked
+        self._last: tuple[dict[str, Any], StreamOffsets] | None = None  # that were given to Spark
+        # Of the trigger AvailableNow: nothing behind these offsets is read.
+        self._target: dict[QueueKey, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers have no catalogue.
+        return {**self.__dict__, "_tier": None, "_queues": [], "_last": None, "_target": None}
+
+    # Where to begin and how far to go
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        with plain_failures():
+            starting = self._options.starting
+            tier, queues = self._looked()
+            named: Mapping[QueueKey, int] = {}
+            if not isinstance(starting, (Starting, int)):
+                named, starting = starting, Starting.EARLIEST
+                refuse_unknown_queues("starting", named, queues)
+            found: dict[QueueKey, int] = {}
+            for rows in queues:
+                at = named.get(rows.key, OLDEST)
+                if starting is Starting.LATEST or at == NEWEST:
+                    found[rows.key] = rows.end_offset
+                elif at != OLDEST:
+                    found[rows.key] = at
+                elif starting is Starting.EARLIEST:
+                    found[rows.key] = self._first(tier, rows)
+                else:
+                    offset = tier.offset_by_time(*rows.key, starting)
+                    found[rows.key] = rows.end_offset if offset is None else offset
+            refuse_unknown_queues("ending", self._options.ending, queues)
+            return self._kept(StreamOffsets(offsets=found, topic_ids=self._topic_ids(tier)))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        if self._options.max_messages is not None:
+            return ReadMaxRows(self._options.max_messages)
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadAllAvailable()
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: dict[str, Any], limit: ReadLimit
+    ) -> dict[str, Any]:
+        with plain_failures():
+            begun = self._known(start)
+            tier, queues = self._looked()
+            numbers = self._topic_ids(tier)
+            begun = self._without_remade(begun, begun.made_again(numbers))
+            backlogs = {rows.key: self._backlog(tier, rows, begun) for rows in queues}
+            count_max, bytes_max = self._limits(limit)
+            ends = advanced(backlogs, count_max=count_max, bytes_max=bytes_max)
+            return self._kept(
+                StreamOffsets(
+                    offsets={**begun.offsets, **ends}, topic_ids={**begun.topic_ids, **numbers}
+                )
+            )
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """What the tier has, and how far behind it the batch ends that was planned last."""
+        with plain_failures():
+            queues = self._queues or self._looked()[1]
+            return progress(queues, None if self._last is None else self._last[1].offsets)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        with plain_failures():
+            _, queues = self._looked()
+            self._target = {rows.key: rows.end_offset for rows in queues}
+
+    # Reading
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        with plain_failures():
+            tier, queues = self._looked()
+            begun, ends = self._of_one_life(
+                self._known(start), self._known(end), self._topic_ids(tier)
+            )
+            known = {rows.key: rows for rows in queues}
+            bounds = {
+                key: self._bounds(tier, known.get(key), key, begun.offsets.get(key), stop)
+                for key, stop in ends.offsets.items()
+            }
+            low, high = self._options.selection.offsets
+            slices = plan_slices(
+                [known[key] for key in sorted(bounds) if key in known],
+                split_bytes=self._options.split_bytes,
+                bounds=lambda rows: (max(bounds[rows.key][0], low), min(bounds[rows.key][1], high)),
+            )
+            return partitions_of(self._options, trimmed(self._options.config, slices))
+
+    def stop(self) -> None:
+        tier, self._tier = self._tier, None
+        if tier is not None:
+            tier.close()
+
+    # Parts
+
+    def _looked(self) -> tuple[TieredReader, list[QueueRows]]:
+        """The tier as it is now, and its queues that are wanted."""
+        selection = self._options.selection
+        if self._tier is None:
+            self._tier = TieredReader.open(self._options.config)
+            refuse_unknown_topics(self._tier, selection.topics)
+        else:
+            self._tier.refresh()
+        self._queues = selected_queues(self._tier, selection)
+        return self._tier, self._queues
+
+    def _kept(self, offsets: StreamOffsets) -> dict[str, Any]:
+        """As Spark keeps them. It gives them back with the next call: they are not read again."""
+        if self._last is None or self._last[1] != offsets:
+            self._last = to_json(offsets), offsets
+        return self._last[0]
+
+    def _known(self, document: dict[str, Any]) -> StreamOffsets:
+        if self._last is not None and self._last[0] == document:
+            return self._last[1]
+        return from_json(document)
+
+    def _topic_ids(self, tier: TieredReader) -> dict[str, int]:
+        """The numbers of the topics that are wanted.
+
+        None at all where the catalogue is made from the bytes each time it is opened: it then gives
+        new numbers to topics that the key index does not know.
+        """
+        if tier.catalogue.source == "rebuild":
+            return {}
+        wanted = replace(self._options.selection, queue_ids=None)
+        return {
+            row.topic: row.topic_id for row in tier.topics() if wanted.wants(QueueKey(row.topic, 0))
+        }
+
+    def _first(self, tier: TieredReader, rows: QueueRows) -> int:
+        return tier.min_offset(*rows.key) or rows.min_offset
+
+    def _backlog(self, tier: TieredReader, rows: QueueRows, begun: StreamOffsets) -> Backlog:
+        start = begun.offsets.get(rows.key)
+        end = rows.end_offset
+        if self._target is not None:
+            end = min(end, self._target.get(rows.key, 0))
+        stop = self._options.ending.get(rows.key, NEWEST)
+        if stop != NEWEST:
+            end = min(end, stop)
+        if start is None or start > rows.end_offset or start < rows.min_offset:
+            start = self._restarted(rows.key, start, self._first(tier, rows), rows.end_offset)
+        bytes_each = rows.log_bytes / rows.message_count if rows.message_count else 1.0
+        return Backlog(start=start, end=max(start, end), bytes_each=bytes_each)
+
+    def _bounds(
+        self,
+        tier: TieredReader,
+        rows: QueueRows | None,
+        key: QueueKey,
+        start: int | None,
+        end: int,
+    ) -> tuple[int, int]:
+        """The queue offsets of one queue that this batch has."""
+        if start == end:
+            return end, end
+        first = 0 if rows is None else self._first(tier, rows)
+        stop = 0 if rows is None else rows.end_offset
+        if start is None:
+            start = min(first, end)
+        if start < first or start > end or end > stop:
+            start = self._restarted(key, start, first, stop)
+        return start, end
+
+    def _of_one_life(
+        self, begun: StreamOffsets, ends: StreamOffsets, numbers: dict[str, int]
+    ) -> tuple[StreamOffsets, StreamOffsets]:
+        """Both ends of a batch without what is of topics that were made again meanwhile.
+
+        One that was made again after the batch was planned has nothing of the batch any more; the
+        next batch begins it. One that was made again before is in the batch from its beginning.
+        """
+        late = {
+            topic: both
+            for topic, both in ends.made_again(numbers).items()
+            if any(
+                begun.offsets.get(key) != end
+                for key, end in ends.offsets.items()
+                if key.topic == topic
+            )
+        }
+        ends = self._without_remade(ends, late)
+        return self._without_remade(begun, begun.made_again(ends.topic_ids)), ends
+
+    def _without_remade(
+        self, offsets: StreamOffsets, remade: Mapping[str, tuple[int, int]]
+    ) -> StreamOffsets:
+        for topic, (then, now) in remade.items():
+            self._lose(
+                f"{topic}: the topic was deleted and made again: it was number {then} and is"
+                f" number {now}; what the stream had not read of the first one is gone",
+                "to read the new one from its beginning",
+            )
+        return offsets.without(remade)
+
+    def _lose(self, lost: str, instead: str) -> None:
+        if self._options.scan.fails_on_loss:
+            raise DataLossError(f"{lost}; set fail_on_data_loss to false {instead}")
+        log.warning("%s", lost)
+
+    def _restarted(self, key: QueueKey, start: int | None, first: int, end: int) -> int:
+        """Where to go on in a queue that has not what comes next."""
+        if start is None:
+            return first
+        lost = (
+            f"{key.topic}, queue {key.queue_id}: the stream goes on at message {start}, but the"
+            f" tier has {first} to {end}; what lies between has expired or was deleted"
+        )
+        self._lose(lost, "to go on without it")
+        return first
+
+    def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
+        """Messages and bytes: what Spark says, and of the options what it does not."""
+        if isinstance(limit, ReadAllAvailable):
+            return None, None
+        count_max, bytes_max = self._options.max_messages, self._options.max_bytes
+        if isinstance(limit, ReadMaxRows):
+            count_max = limit.max_rows
+        if isinstance(limit, ReadMaxBytes):
+            bytes_max = limit.max_bytes
+        return count_max, bytes_max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What a queue has that was not read: from `start` on up to `end`, of messages of this size."""
+
+    start: int
+    end: int
+    bytes_each: float
+
+    @property
+    def count(self) -> int:
+        return max(0, self.end - self.start)
+
+
+def advanced(
+    backlogs: Mapping[QueueKey, Backlog], *, count_max: int | None, bytes_max: int | None
+) -> dict[QueueKey, int]:
+    """Where each queue is read up to next, with at most so many messages and about so many bytes.
+
+    A limit is shared out by what waits in each queue. At least one message is read where one
+    waits, however large it is, and a queue that gets nothing comes first as its backlog grows.
+    """
+    counts = {key: backlog.count for key, backlog in backlogs.items()}
+    if bytes_max is not None:
+        costs = {key: max(1.0, backlog.bytes_each) for key, backlog in backlogs.items()}
+        total = sum(counts[key] * costs[key] for key in counts)
+        if total > bytes_max:
+            within = {key: int(counts[key] * bytes_max / total) for key in counts}
+            if not any(within.values()):
+                within[max(counts, key=lambda key: counts[key])] = 1
+            counts = within
+    if count_max is not None:
+        counts = _shared(counts, max(1, count_max))
+    return {key: backlogs[key].start + counts[key] for key in backlogs}
+
+
+def _shared(counts: Mapping[QueueKey, int], limit: int) -> dict[QueueKey, int]:
+    total = sum(counts.values())
+    if total <= limit:
+        return dict(counts)
+    shares = {key: count * limit // total for key, count in counts.items()}
+    left = limit - sum(shares.values())
+    # First those that got nothing, and of these the ones where most waits.
+    hungry = sorted(counts, key=lambda key: (shares[key] > 0, -counts[key], key))
+    for key in hungry:
+        if not left:
+            break
+        if shares[key] < counts[key]:
+            shares[key] += 1
+            left -= 1
+    return shares
+
+
+def refuse_unknown_queues(
+    option: str, named: Mapping[QueueKey, int], queues: Iterable[QueueRows]
+) -> None:
+    """InvalidConfigError for a queue that an option names and that is not read."""
+    missing = sorted(named.keys() - {rows.key for rows in queues}) if named else []
+    if missing:
+        raise InvalidConfigError(
+            f"{option}: queue {missing[0].queue_id} of {missing[0].topic!r} is not among those that"
+            " are read"
+        )
+
+
+def progress(queues: Iterable[QueueRows], reached: Mapping[QueueKey, int] | None) -> dict[str, Any]:
+    """How far a stream is behind: in all, and in the queues that are farthest behind.
+
+    `oldest` and `newest` are the offsets of the first message and of the next one that will come;
+    `lag` is how many messages a queue has behind what the batch reads.
+    """
+    found: list[tuple[int, QueueRows]] = []
+    for rows in queues:
+        begun = rows.min_offset if reached is None else reached.get(rows.key, rows.min_offset)
+        found.append((max(0, rows.end_offset - max(begun, rows.min_offset)), rows))
+    found.sort(key=lambda each: (-each[0], each[1].key))
+    shown: dict[str, dict[str, dict[str, int]]] = {}
+    for lag, rows in sorted(found[:SHOWN_MAX], key=lambda each: each[1].key):
+        shown.setdefault(rows.key.topic, {})[str(rows.key.queue_id)] = {
+            "oldest": rows.min_offset,
+            "newest": rows.end_offset,
+            "lag": lag,
+        }
+    return {
+        "queues": len(found),
+        "lag": sum(lag for lag, _ in found),
+        "lag_max": found[0][0] if found else 0,
+        "topics": shown,
+    }
+
+
+class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Says why there is no stream when Spark first asks for something.
+
+    Spark 4.3 loses an error that is raised before it has a reader.
+    """
+
+    def __init__(self, error: TieredStoreError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        with plain_failures():
+            raise self._error
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        self.initialOffset()
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: dict[str, Any], limit: ReadLimit
+    ) -> dict[str, Any]:
+        return self.initialOffset()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        self.initialOffset()
+        return []
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        self.initialOffset()
+        return iter(())
