@@ -137,8 +137,7 @@ print(json.dumps([sorted(map(tuple, found)), [row.queue_offset for row in keyed]
 def test_attempts_that_fail_and_executors_that_die_leave_every_message_once(
     tmp_path: Path,
 ) -> None:
-    """On a cluster that has the package in a zip, and reads with it. Streams are not run there:
-    Spark 4.3 does not give `--py-files` to the process that plans a stream."""
+    """On a cluster that has the package in a zip, and reads with it."""
     config = posix_config(tmp_path)
     died = tmp_path / "died"
     ran = submitted(LOADING, [died, json.dumps(options_of(config))], tmp_path)

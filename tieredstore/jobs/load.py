@@ -56,7 +56,7 @@ from tieredstore.jobs.reindex import (
 )
 from tieredstore.jobs.worker import OwnedTier, owned_tier
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import BackendUnavailableError
+from tieredstore.model.errors import BackendUnavailableError, MetadataError
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey, QueueRecord, SegmentRecord, SegmentType
@@ -65,6 +65,7 @@ log = log_of(__name__)
 CHUNK_BYTES: Final = 8 << 20  # of records in memory, for each segment under way; or one record
 CHUNK_UNITS: Final = 1 << 17
 LOADED: Final = "load"  # notes of loads that have an id: when, and how many messages
+STREAMED: Final = "stream"  # notes of streams: their last batch, and when
 THREADS: Final = 4  # segments that are made at a time
 
 
@@ -76,6 +77,28 @@ class LoadReport:
     log_bytes: int = 0
     queue_count: int = 0
     key_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamBatch:
+    """One of the batches of a stream, which come in order: of each stream the last is noted."""
+
+    stream_id: str
+    number: int
+
+    def note(self, now_ms: int) -> PutNote:
+        return PutNote(STREAMED, self.stream_id, [self.number, now_ms])
+
+    def is_made(self, tier: OwnedTier) -> bool:
+        """Whether this batch, or a later one, is in the tier. MetadataError for another's note."""
+        noted = tier.metadata.note(STREAMED, self.stream_id)
+        if noted is None:
+            return False
+        last = noted[0] if isinstance(noted, list) and noted else None
+        if type(last) is not int:
+            place = tier.metadata.facts.place
+            raise MetadataError(place, f"the note of stream {self.stream_id} is damaged")
+        return self.number <= last
 
 
 def begin_load(config: StoreConfig) -> None:
@@ -104,12 +127,13 @@ def commit_load(
     *,
     index: bool = True,
     load_id: str | None = None,
+    batch: StreamBatch | None = None,
 ) -> LoadReport:
     """Make the messages of these parts, one of each partition, part of the tier: all or none.
 
     Offsets within a queue follow the order within a partition, and then the partitions' numbers.
     A load with an id is made once: the catalogue remembers it, and a second one with that id adds
-    nothing, whether or not its caller ever learned of the first.
+    nothing, whether or not its caller ever learned of the first. Likewise a batch of a stream.
     Raises LoadRefusedError, MetadataError, BackendError; then nothing was loaded, but for a
     MetadataError in the last step, after which only the catalogue itself says.
     """
@@ -117,9 +141,12 @@ def commit_load(
         report = LoadReport()
         if load_id is not None and tier.metadata.note(LOADED, load_id) is not None:
             log.warning("load %s has come to its end before: nothing is added", load_id)
+        elif batch is not None and batch.is_made(tier):
+            log.warning("%s has come to its end before: nothing is added", batch)
         elif any(part.portions for part in parts):
             index = index and config.index_enabled
-            report = _Commit(tier, run_id, index=index, load_id=load_id).done(parts)
+            commit = _Commit(tier, run_id, index=index, load_id=load_id, batch=batch)
+            report = commit.done(parts)
         tier.settle(run_folder(run_id))
     log.info("%d messages of %d queues were loaded", report.message_count, report.queue_count)
     return report
@@ -128,12 +155,21 @@ def commit_load(
 class _Commit:
     """One commit, step by step."""
 
-    def __init__(self, tier: OwnedTier, run_id: str, *, index: bool, load_id: str | None) -> None:
+    def __init__(
+        self,
+        tier: OwnedTier,
+        run_id: str,
+        *,
+        index: bool,
+        load_id: str | None,
+        batch: StreamBatch | None,
+    ) -> None:
         self._tier = tier
         self._config = tier.config
         self._folder = run_folder(run_id)
         self._index = index
         self._load_id = load_id
+        self._batch = batch
 
     def done(self, parts: Sequence[StagedPart]) -> LoadReport:
         tier = self._tier
@@ -235,6 +271,8 @@ class _Commit:
         changes = [*new, *map(Put, rows), *append_file.unmark(rows)]
         if self._load_id is not None:
             changes.append(PutNote(LOADED, self._load_id, [now, plan.message_count]))
+        if self._batch is not None:
+            changes.append(self._batch.note(now))
         return changes
 
 

@@ -1,4 +1,5 @@
-"""`df.write.format("tieredstore")`: a bulk load into a tier that no broker writes meanwhile.
+"""`df.write` and `df.writeStream` with `format("tieredstore")`: loads into a tier that no broker
+writes meanwhile, one for a frame and one for each batch of a stream.
 
     | option                          | what                                                     |
     | ------------------------------- | -------------------------------------------------------- |
@@ -13,6 +14,10 @@ Rows of one queue near each other load fastest: `df.repartition("topic", "queue_
 time takes the messages of a queue to be in the order of their store times: sort them so. Messages
 older than the retention of their topic are deleted when a broker next expires. A tier in a
 directory needs that directory on all machines of the cluster.
+
+A batch of a stream is made once: the change of the catalogue that adds its messages notes the query
+and the number of the batch, and Spark makes a batch again under the same ones after a crash. A
+query is the same as long as its checkpoint is.
 """
 
 from __future__ import annotations
@@ -23,12 +28,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tieredstore.driver.runtime import SystemClock
-from tieredstore.jobs.load import abort_load, begin_load, commit_load
+from tieredstore.jobs.load import StreamBatch, abort_load, begin_load, commit_load
 from tieredstore.jobs.load_records import (
     BLOCK_BYTES,
     LoadColumns,
@@ -45,6 +54,7 @@ from tieredstore.spark.options import (
     parse_number,
     parse_size,
     parse_truth,
+    plain_name,
     split_options,
     store_config,
 )
@@ -53,6 +63,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _WRITE_NAMES: Final = ("topic", "queue_id", "load_id", "index", "block_bytes")
+_CHECKPOINT: Final = "checkpointlocation"  # Spark's own option
+_QUERY_ID: Final = "sql.streaming.queryId"  # a property of Spark's tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,19 +99,67 @@ def tier_writer(options: Mapping[str, str], schema: StructType, overwrite: bool)
             "mode overwrite: messages of a tier are never replaced; use mode('append')"
         )
     said = WriteOptions.parse(options)
-    defaults = LoadDefaults(
-        topic=said.topic, queue_id=said.queue_id, store_time_ms=SystemClock().now_ms()
-    )
-    columns = LoadColumns(to_arrow_schema(schema, timezone="UTC"), defaults)
+    columns = _columns(said, schema)
     begin_load(said.config)
     return TierWriter(said, columns, run_id=uuid.uuid4().hex)
 
 
-class StagedMessage(WriterCommitMessage):
-    """What one task has staged."""
+def tier_stream_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> TierStreamWriter:
+    """The writer of all batches of a stream, after a look at what is said of it."""
+    if overwrite:
+        raise InvalidConfigError(
+            "output mode complete: messages of a tier are never replaced; use outputMode('append')"
+        )
+    said = WriteOptions.parse(
+        {name: text for name, text in options.items() if plain_name(name) != _CHECKPOINT}
+    )
+    if said.load_id is not None:
+        raise InvalidConfigError("load_id: a stream is known by its checkpoint; leave it out")
+    _columns(said, schema)
+    return TierStreamWriter(said, schema)
 
-    def __init__(self, part: StagedPart) -> None:
+
+def _columns(said: WriteOptions, schema: StructType) -> LoadColumns:
+    defaults = LoadDefaults(
+        topic=said.topic, queue_id=said.queue_id, store_time_ms=SystemClock().now_ms()
+    )
+    return LoadColumns(to_arrow_schema(schema, timezone="UTC"), defaults)
+
+
+class StagedMessage(WriterCommitMessage):
+    """What one task has staged, and for which query where it is a stream's."""
+
+    def __init__(self, part: StagedPart, query_id: str = "") -> None:
         self.part = part
+        self.query_id = query_id
+
+
+def staged(
+    said: WriteOptions, columns: LoadColumns, run_id: str, batches: Iterator[pa.RecordBatch]
+) -> StagedPart:
+    """What this attempt of this task has been given, in the tier's scratch."""
+    context = _task()
+    stager = Stager(
+        worker_scratch(said.config),
+        columns,
+        run_id=run_id,
+        partition=context.partitionId(),
+        # A task that is tried again after its executor was lost is another attempt too.
+        attempt=f"{context.taskAttemptId()}-{uuid.uuid4().hex[:8]}",
+        block_bytes=said.block_bytes,
+    )
+    for batch in batches:
+        stager.add(batch)
+    return stager.finish()
+
+
+def _task() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise LoadRefusedError("a load is staged by tasks of Spark")
+    return context
 
 
 class TierWriter(DataSourceArrowWriter):
@@ -112,23 +172,8 @@ class TierWriter(DataSourceArrowWriter):
         self._run_id = run_id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        if context is None:
-            raise LoadRefusedError("a load is staged by tasks of Spark")
-        config = self._said.config
         with plain_failures():
-            stager = Stager(
-                worker_scratch(config),
-                self._columns,
-                run_id=self._run_id,
-                partition=context.partitionId(),
-                # A task that is tried again after its executor was lost is another attempt too.
-                attempt=f"{context.taskAttemptId()}-{uuid.uuid4().hex[:8]}",
-                block_bytes=self._said.block_bytes,
-            )
-            for batch in iterator:
-                stager.add(batch)
-            return StagedMessage(stager.finish())
+            return StagedMessage(staged(self._said, self._columns, self._run_id, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         parts = [message.part for message in messages if isinstance(message, StagedMessage)]
@@ -144,3 +189,37 @@ class TierWriter(DataSourceArrowWriter):
     def abort(self, messages: list[Any]) -> None:
         with plain_failures():
             abort_load(self._said.config, self._run_id)
+
+
+class TierStreamWriter(DataSourceStreamArrowWriter):
+    """The same for each batch of a stream. Spark names the query to the tasks only, and the batch
+    to the driver only: what a task has staged brings the one to the other."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        self._said = options
+        self._schema = schema
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        with plain_failures():
+            query_id = _task().getLocalProperty(_QUERY_ID)
+            if not query_id:
+                raise LoadRefusedError("Spark does not name the query that this batch is of")
+            columns = _columns(self._said, self._schema)  # of this batch: it takes the time
+            return StagedMessage(staged(self._said, columns, query_id, iterator), query_id)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        found = [message for message in messages if isinstance(message, StagedMessage)]
+        if not found:
+            return
+        query_id = found[0].query_id
+        with plain_failures():
+            commit_load(
+                self._said.config,
+                query_id,
+                [message.part for message in found],
+                index=self._said.index,
+                batch=StreamBatch(stream_id=query_id, number=batchId),
+            )
+
+    def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """What was staged stays until a batch of this query is made: the tier may be another's."""

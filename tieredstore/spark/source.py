@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import (
@@ -24,6 +25,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+import tieredstore
 from tieredstore.access.reader import TieredReader
 from tieredstore.jobs.scan import (
     ScanItem,
@@ -39,6 +41,7 @@ from tieredstore.model.values import INT64_MAX, QueueKey
 from tieredstore.spark.engine import plain_failures
 from tieredstore.spark.options import NEWEST, OLDEST, ReadOptions, Starting
 from tieredstore.spark.reading import ScanReader, partitions_of, spark_schema, with_schema
+from tieredstore.spark.shipped import revived
 from tieredstore.spark.stream import (
     DataLossError,
     RefusedStream,
@@ -48,7 +51,7 @@ from tieredstore.spark.stream import (
 from tieredstore.spark.tables import options_of_read, options_of_table, with_options
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceWriter
+    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -60,6 +63,9 @@ class TierDataSource(DataSource):
     @classmethod
     def name(cls) -> str:
         return "tieredstore"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return revived, (str(Path(tieredstore.__file__).parents[1]), dict(self.options))
 
     def schema(self) -> StructType:
         with plain_failures():
@@ -85,6 +91,14 @@ class TierDataSource(DataSource):
 
         with plain_failures():
             return tier_writer(self.options, schema, overwrite)
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        from tieredstore.spark.sink import tier_stream_writer
+
+        with plain_failures():
+            return tier_stream_writer(self.options, schema, overwrite)
 
     def _said(self, schema: StructType) -> ReadOptions:
         return with_schema(ReadOptions.parse(options_of_read(self.options, schema)), schema)
