@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config, properties_of
 from tieredstore.access.reader import TieredReader
+from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.index.store import IndexStore
 from tieredstore.jobs.packs import packed
 from tieredstore.jobs.scan import (
@@ -137,14 +139,68 @@ def test_keys_are_looked_up_and_only_what_is_not_indexed_yet_is_read(tier: Writt
         items = plan_scan(reader, selection)
         assert [reader.indexed_offset(TOPIC, queue_id) for queue_id in (0, 1)] == [200, 100]
     picked = [item for item in items if isinstance(item, PickedMessages)]
-    assert [(item.key, item.offsets) for item in picked] == [
-        (QueueKey(TOPIC, 0), (7,)),
-        (QueueKey(TOPIC, 1), (7,)),
+    assert [(item.key, len(item.places), item.others) for item in picked] == [
+        (QueueKey(TOPIC, 0), 1, ((200, INT64_MAX),)),
+        (QueueKey(TOPIC, 1), 1, ((100, INT64_MAX),)),
     ]
     rest = [item for item in items if not isinstance(item, PickedMessages)]
     assert [(item.key, item.first_offset, item.end_offset) for item in rest] == [
         (QueueKey(TOPIC, 0), 200, 240)
     ]
+
+
+def test_a_plan_by_key_reads_no_message(tier: WrittenTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[SegmentType] = []
+    plain = FlatAppendFile.read
+
+    def noted(file: FlatAppendFile, offset: int, length: int) -> bytes:
+        read.append(file.type)
+        return plain(file, offset, length)
+
+    selection = Selection(topics=frozenset([TOPIC]), keys=frozenset(["shared-3", "order-7"]))
+    with TieredReader.open(tier.config) as reader:
+        monkeypatch.setattr(FlatAppendFile, "read", noted)
+        items = plan_scan(reader, selection)
+    assert sum(len(item.places) for item in items if isinstance(item, PickedMessages)) > 10
+    assert read == []
+
+
+def test_damage_where_an_index_has_a_message_is_that_of_the_message_and_a_stale_place_is_none(
+    tmp_path: Path,
+) -> None:
+    made = WrittenTier(config=posix_config(tmp_path))
+    made.add(TOPIC, 0, 60, seal=True)
+    selection = Selection(keys=frozenset(["shared-1"]))
+    with TieredReader.open(made.config) as reader:
+        planned = plan_scan(reader, selection)
+    (item,) = [each for each in planned if isinstance(each, PickedMessages)]
+    numbers = [n for n in range(10, 20) if n % 7 != 6]
+    assert len(item.places) == len(numbers)
+    place, size = item.places[2]
+
+    def found(item: PickedMessages, on_corrupt: OnCorrupt) -> list[tuple[int, bool]]:
+        scan = Scan(columns=("queue_offset", "damage"), selection=selection, on_corrupt=on_corrupt)
+        rows = [row for batch in scan.batches(made.config, item) for row in batch.to_pylist()]
+        return [(row["queue_offset"], row["damage"] is not None) for row in rows]
+
+    sound = [(number, False) for number in numbers]
+    assert found(item, OnCorrupt.FAIL) == sound
+    # Places that no message begins at, and lengths that it has not.
+    stale = [(place + 1, size), (place, size + 8), (1 << 40, 90), (place, 1 << 30), (-5, 20)]
+    odd = replace(item, places=(*item.places[:2], *stale, *item.places[2:]))
+    assert found(odd, OnCorrupt.FAIL) == sound
+    (log,) = Path(made.config.path).glob("*/*/orders/0/COMMIT_LOG/*")
+    data = log.read_bytes()
+    for at in (4, 100):  # the magic, and the body
+        damaged = bytearray(data)
+        damaged[place + at] ^= 255
+        log.write_bytes(damaged)
+        with pytest.raises(SegmentCorruptError, match=f"message {numbers[2]}"):
+            found(item, OnCorrupt.FAIL)
+        assert found(item, OnCorrupt.SKIP) == [each for each in sound if each[0] != numbers[2]]
+        assert sorted(found(item, OnCorrupt.REPORT)) == [
+            (number, number == numbers[2]) for number in numbers
+        ]
 
 
 def test_messages_that_outlived_their_index_file_are_read_for(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.reading import DIRECT, ByteSource, empty_run, read_run
 from tieredstore.flat.times import earliest_time, store_time
-from tieredstore.index.contract import Index
+from tieredstore.index.contract import Index, IndexAnswer
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult
@@ -175,6 +175,13 @@ class Fetcher:
         """
         self._check_open()
         return self._keys.query(topic, key, count_max=count_max, begin=begin, end=end)
+
+    def key_hits(
+        self, topic: str, key: str, *, count_max: int, begin: int, end: int
+    ) -> IndexAnswer:
+        """Where the index has messages that may have the key; none of them is read."""
+        self._check_open()
+        return self._keys.hits(topic, key, count_max=count_max, begin=begin, end=end)
 
     # -- times --------------------------------------------------------------------------------
 

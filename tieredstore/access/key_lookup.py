@@ -18,7 +18,7 @@ from tieredstore.flat.append_file import FlatSegment
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile, is_believed
 from tieredstore.flat.reading import ByteSource, read_run, record_place
-from tieredstore.index.contract import CommittedRun, Index, IndexAnswer, IndexHit
+from tieredstore.index.contract import NOTHING, CommittedRun, Index, IndexAnswer, IndexHit
 from tieredstore.index.keys import keys_of_run
 from tieredstore.model.errors import SegmentCorruptError, TieredStoreError
 from tieredstore.model.messages import QueryResult, SelectedMessage
@@ -102,6 +102,22 @@ class KeyLookup:
             lags=was_read and lags,
             tier_indexed_timestamp=answer.newest_timestamp,
         )
+
+    def hits(self, topic: str, key: str, *, count_max: int, begin: int, end: int) -> IndexAnswer:
+        """What the index itself says, and no look at a message: hits may be other keys' messages,
+        or name what is there no more. Each place once; not `complete` where there may be more."""
+        files = [file for file in self._files.files() if file.key.topic == topic]
+        if not files or count_max <= 0 or not key or begin > end:
+            return NOTHING
+        wanted = _Wanted(topic, files[0].topic_id, key, begin, end)
+        answer = self._ask(wanted, count_max)
+        places = {
+            (hit.queue_id, hit.log_offset): hit
+            for hit in answer.hits
+            if hit.topic_id == wanted.topic_id
+        }
+        is_cut = len(answer.hits) >= count_max
+        return IndexAnswer(hits=[*places.values()], complete=answer.complete and not is_cut)
 
     def _reach(self, file: FlatMessageFile) -> int:
         """Below this queue offset the index has every message; an index that does not know is

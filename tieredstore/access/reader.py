@@ -22,7 +22,7 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.reading import read_run
-from tieredstore.index.contract import Index
+from tieredstore.index.contract import Index, IndexAnswer
 from tieredstore.index.watermarks import IndexCoverage, QueueId, index_coverage, indexed_offset
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -252,6 +252,25 @@ class TieredReader:
         result = ask()
         if result.complete or result.lags or not self.config.index_enabled:
             return result
+        self._freshen(INDEX_TOPIC, topic)  # what is missing may have expired
+        return ask()
+
+    def key_hits(
+        self, topic: str, key: str, *, count_max: int, begin: int = 0, end: int = INT64_MAX
+    ) -> IndexAnswer:
+        """Where the key index has messages that may have the key: none of them is read, and of
+        what the index has not taken nothing is said."""
+        require_place(topic, count_max, begin, end)
+        require_text("key", key)
+
+        def ask() -> IndexAnswer:
+            return self._loaded().fetcher.key_hits(
+                topic, key, count_max=count_max, begin=begin, end=end
+            )
+
+        answer = ask()
+        if answer.complete or len(answer.hits) >= count_max or not self.config.index_enabled:
+            return answer
         self._freshen(INDEX_TOPIC, topic)  # what is missing may have expired
         return ask()
 

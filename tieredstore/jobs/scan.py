@@ -25,13 +25,17 @@ from numpy.typing import NDArray
 
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.columns import RecordFields
-from tieredstore.codec.record import peek_queue_id, peek_queue_offset
+from tieredstore.codec.message import CODA_BYTES, decode_message, is_coda
+from tieredstore.codec.record import peek_message_bytes
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.reading import record_place
+from tieredstore.flat.times import first_unit_from
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS, KeyPairs, MessageTable, key_pairs
 from tieredstore.jobs.slices import (
     EVER,
     EVERYTHING,
+    RUN_BYTES,
     SPLIT_BYTES,
     Damage,
     OnDamage,
@@ -42,12 +46,18 @@ from tieredstore.jobs.slices import (
     plan_slices,
     queue_rows,
     trimmed,
-    units_within,
 )
 from tieredstore.jobs.worker import queue_file, worker_runtime
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import BodyNotPlainError, InvalidConfigError, SegmentCorruptError
+from tieredstore.model.errors import (
+    BodyNotPlainError,
+    InvalidConfigError,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+    TieredStoreError,
+)
 from tieredstore.model.message_body import plain_body
+from tieredstore.model.messages import MessageRun
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import INT64_MAX, QueueKey, SegmentRecord
 
@@ -57,6 +67,7 @@ CLOCK_SLACK_MS: Final = 60_000  # so far a broker's clock may have been set back
 INDEX_LAG_MS: Final = 3_600_000  # so late a broker may tier one queue's messages after another's
 HITS_MAX: Final = 10_000  # of one key; a key that more messages have is found by reading
 PICKED_MAX: Final = 256  # messages of one piece of work
+PICKED_AT_ONCE: Final = 8  # of them in memory
 KEY: Final = "key"
 BODY_PLAIN: Final = "body_plain"
 DAMAGE: Final = "damage"
@@ -73,13 +84,25 @@ _DAMAGED_AT_ONCE: Final = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickedMessages:
-    """Single messages of one queue, by ascending queue offset; `rows` is what a reader needs."""
+    """Places of one queue's log where single messages may lie that are wanted: where the record
+    begins and how long it is, in order, as an index has them.
+
+    Only messages with queue offsets in `offsets`, and in none of `others`, are meant. `rows` is
+    what a reader needs.
+    """
 
     key: QueueKey
     path: str
-    offsets: tuple[int, ...]
+    places: tuple[tuple[int, int], ...]
+    offsets: tuple[int, int]
+    others: tuple[tuple[int, int], ...]
     approximate_bytes: int
     rows: tuple[SegmentRecord, ...]
+
+    def wants(self, offset: int) -> bool:
+        return self.offsets[0] <= offset < self.offsets[1] and not any(
+            first <= offset < end for first, end in self.others
+        )
 
 
 ScanItem: TypeAlias = Slice | PickedMessages
@@ -123,9 +146,7 @@ def plan_scan(
             ranges = [whole] if hits is None else lacking[rows.path]
             for part in ranges:
                 unindexed += _sliced(reader, [rows], {rows.path: part}, split_bytes)
-            found = (hits or {}).get(rows.key.queue_id, ())
-            offsets = sorted(offset for offset in found if _is_in(offset, whole, ranges))
-            picked += _picked(rows, offsets)
+            picked += _picked(rows, (hits or {}).get(rows.key.queue_id, {}), whole, ranges)
     return [*picked, *unindexed]
 
 
@@ -137,11 +158,6 @@ def _sliced(
 ) -> list[ScanItem]:
     slices = plan_slices(queues, split_bytes=split_bytes, bounds=lambda rows: bounds[rows.path])
     return [*trimmed(reader.config, slices)]
-
-
-def _is_in(offset: int, whole: tuple[int, int], others: Sequence[tuple[int, int]]) -> bool:
-    """Whether an offset is within the first range and in none of the others."""
-    return whole[0] <= offset < whole[1] and not any(first <= offset < end for first, end in others)
 
 
 def queue_bounds(
@@ -172,20 +188,21 @@ def _bounds_in_time(reader: TieredReader, rows: QueueRows, selection: Selection)
 def _hits(
     reader: TieredReader, topic: str, selection: Selection
 ) -> dict[int, dict[int, int]] | None:
-    """Sizes of messages by queue id and queue offset; None where the index does not know all."""
+    """Sizes of records by queue id and place in the log; None where the index does not know all.
+
+    No message is read here: a key may have thousands, and each may be large.
+    """
     begin, until = selection.times
     found: dict[int, dict[int, int]] = {}
     for key in sorted(selection.key_texts or ()):
-        result = reader.query_message(
+        answer = reader.key_hits(
             topic, key, count_max=HITS_MAX, begin=max(begin, -INT64_MAX), end=until - 1
         )
-        # What the index lags behind is read in any case: see `_unindexed`.
-        if not (result.complete or result.lags) or len(result.messages) >= HITS_MAX:
+        if not answer.complete:
             log.warning("%s: the index cannot tell all messages with key %r: read all", topic, key)
             return None
-        for message in result.messages:
-            queue = found.setdefault(peek_queue_id(message.record), {})
-            queue[peek_queue_offset(message.record)] = len(message.record)
+        for hit in answer.hits:
+            found.setdefault(hit.queue_id, {})[hit.log_offset] = hit.message_bytes
     return found
 
 
@@ -206,17 +223,23 @@ def _unindexed(
     return [part for part in ranges if part[0] < part[1]]
 
 
-def _picked(rows: QueueRows, offsets: Sequence[int]) -> Iterator[PickedMessages]:
-    for start in range(0, len(offsets), PICKED_MAX):
-        part = tuple(offsets[start : start + PICKED_MAX])
-        units = units_within(rows.queue, part[0], part[-1] + 1)
-        message_bytes = rows.log_bytes // max(1, rows.message_count)
+def _picked(
+    rows: QueueRows,
+    places: Mapping[int, int],
+    whole: tuple[int, int],
+    others: Sequence[tuple[int, int]],
+) -> Iterator[PickedMessages]:
+    ordered = sorted(places.items())
+    for start in range(0, len(ordered), PICKED_MAX):
+        part = tuple(ordered[start : start + PICKED_MAX])
         yield PickedMessages(
             key=rows.key,
             path=rows.path,
-            offsets=part,
-            approximate_bytes=len(part) * message_bytes,
-            rows=(*rows.log, *units),
+            places=part,
+            offsets=whole,
+            others=tuple(others),
+            approximate_bytes=sum(size for _, size in part),
+            rows=(*rows.log, *rows.queue),
         )
 
 
@@ -398,26 +421,116 @@ class _Batches:
 
 def _readers(
     config: StoreConfig, item: ScanItem, file: FlatMessageFile, on_damage: OnDamage | None
-) -> Iterator[SliceReader]:
+) -> Iterator[SliceReader | _PickedReader]:
     if isinstance(item, Slice):
         yield SliceReader(config, item, on_damage=on_damage, file=file)
-        return
-    for first, end in _neighbours(item.offsets):
-        part = Slice(
-            key=item.key,
-            path=item.path,
-            first_offset=first,
-            end_offset=end,
-            approximate_bytes=0,
-            rows=item.rows,
+    else:
+        yield _PickedReader(config, item, on_damage=on_damage, file=file)
+
+
+class _PickedReader:
+    """The messages at places that an index has named, each in a run of its own.
+
+    An index may name what is there no more. What is no message at its place is looked up by the
+    queue: if a unit names the place it is damage, and told as a slice's is; else it is nothing.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        item: PickedMessages,
+        *,
+        on_damage: OnDamage | None,
+        file: FlatMessageFile,
+    ) -> None:
+        self._config = config
+        self._item = item
+        self._on_damage = on_damage
+        self._file = file
+        self._seen: set[int] = set()  # an index may have a message at the end mark before it too
+
+    def fields(self) -> Iterator[RecordFields]:
+        pool = worker_runtime().fetch
+        places = self._item.places
+        for start in range(0, len(places), PICKED_AT_ONCE):
+            part = places[start : start + PICKED_AT_ONCE]
+            asked = [pool.submit(self._run_at, place, size) for place, size in part]
+            for (place, _), future in zip(part, asked, strict=True):
+                run = future.result()
+                fields = None if run is None else RecordFields(run)
+                if fields is not None and self._config.checks_bulk_reads:
+                    fields.leave_out_damaged_bodies()
+                if fields is None or not fields.is_sound:
+                    yield from self._by_queue(place)
+                elif self._is_new(fields.run.first_offset):
+                    yield fields
+
+    def _is_new(self, offset: int) -> bool:
+        if offset in self._seen or not self._item.wants(offset):
+            return False
+        self._seen.add(offset)
+        return True
+
+    def _run_at(self, place: int, size: int) -> MessageRun | None:
+        """None where there is no whole message of this queue."""
+        log_file = self._file.log
+        place = record_place(self._file, place)
+        try:
+            if size > RUN_BYTES and peek_message_bytes(log_file.read(place, 4)) != size:
+                return None  # what an index says of a length is not taken for granted
+            record = log_file.read(place, size)
+            if is_coda(record):
+                place += CODA_BYTES
+                record = log_file.read(place, size)
+            if peek_message_bytes(record) != size:
+                return None
+            message = decode_message(record, path=self._file.path, check_crc=False)
+        except (TieredStoreError, ValueError):
+            return None
+        if (message.topic, message.queue_id) != self._item.key:
+            return None
+        return MessageRun(
+            first_offset=message.queue_offset,
+            log_offsets=np.array([place]),
+            message_bytes=np.array([size], np.int32),
+            tags_codes=np.array([message.tags_code]),
+            starts=np.array([0]),
+            records=record,
         )
-        yield SliceReader(config, part, on_damage=on_damage, file=file)
 
-
-def _neighbours(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ranges of the offsets that follow each other."""
-    start = 0
-    for place in range(1, len(offsets) + 1):
-        if place == len(offsets) or offsets[place] != offsets[place - 1] + 1:
-            yield offsets[start], offsets[place - 1] + 1
-            start = place
+    def _by_queue(self, place: int) -> Iterator[RecordFields]:
+        """What the queue has at this place: the message, its damage, or nothing."""
+        try:
+            offset = first_unit_from(self._file, place)
+            if offset >= self._file.commit_offset or not self._item.wants(offset):
+                return
+            if int(self._file.units(offset, 1).log_offsets[0]) != place:
+                return
+        except SegmentCorruptError as error:
+            if self._on_damage is None:
+                raise
+            nobody = self._item.offsets[0]  # which message it was cannot be said
+            self._on_damage(
+                Damage(
+                    key=self._item.key,
+                    first_offset=nobody,
+                    end_offset=nobody,
+                    path=error.path,
+                    position=error.position,
+                    reason=str(error),
+                    is_missing=isinstance(error.__cause__, SegmentNotFoundError),
+                )
+            )
+            return
+        part = Slice(
+            key=self._item.key,
+            path=self._item.path,
+            first_offset=offset,
+            end_offset=offset + 1,
+            approximate_bytes=0,
+            rows=self._item.rows,
+        )
+        reader = SliceReader(self._config, part, on_damage=self._on_damage, file=self._file)
+        for fields in reader.fields():
+            if self._is_new(offset):
+                yield fields
