@@ -25,9 +25,11 @@ from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_conf
 from tests.s3.conftest import moto, s3_environment
 from tests.s3.moto_server import Door
 from tests.spark.spark_kit import PUSHDOWN, load, options_of
+from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.values import SegmentType
 from tieredstore.providers.s3_admin import create_bucket
 from tieredstore.providers.s3_settings import ObjectStoreSettings
 from tieredstore.spark.options import ReadOptions
@@ -269,6 +271,40 @@ def test_a_batch_has_the_offsets_of_each_queue_that_it_is_told(tier: WrittenTier
     ):
         with pytest.raises(InvalidConfigError, match=line):
             ranges(**wrong)
+
+
+def test_a_limit_is_read_by_one_task_that_stops_there(
+    tier: WrittenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    plain = FlatAppendFile.read
+
+    def noted(file: FlatAppendFile, offset: int, length: int) -> bytes:
+        read.append(length if file.type is SegmentType.COMMIT_LOG else 0)
+        return plain(file, offset, length)
+
+    def rows(**options: str) -> list[tuple[str, int, int]]:
+        parsed = ReadOptions.parse(
+            {**options_of(tier.config), "columns": ",".join(PLACE)} | options
+        )
+        reader = TierBatchReader(parsed, spark_schema(PLACE))
+        (partition,) = reader.partitions()
+        monkeypatch.setattr(FlatAppendFile, "read", noted)
+        batches = list(reader.read(partition))
+        monkeypatch.undo()
+        return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+
+    assert rows(limit="3", split_bytes="1k") == [("orders", 0, number) for number in range(3)]
+    assert sum(read) < 64 * 2 * 400  # two runs, and no window of all queues
+    assert len(rows(limit="230", split_bytes="1k")) == 230
+    assert len(rows(limit="1000000")) == 350
+    assert rows(limit="2", topics="payments", start_offset="30") == [
+        ("payments", 0, 30),
+        ("payments", 0, 31),
+    ]
+    assert len(rows(limit="5", key="shared-3")) == 5
+    with pytest.raises(InvalidConfigError, match="limit: 0 messages are none"):
+        rows(limit="0")
 
 
 def test_damage_fails_is_left_out_or_is_reported(spark: SparkSession, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from tieredstore.jobs.slices import (
     EVER,
     EVERYTHING,
     RUN_BYTES,
+    RUN_COUNT,
     SPLIT_BYTES,
     Damage,
     OnDamage,
@@ -280,14 +281,19 @@ class Scan:
         return pa.schema([pa.field(name, SCAN_COLUMNS[name]) for name in self.columns])
 
     def batches(
-        self, config: StoreConfig, item: ScanItem, *, provider: SegmentProvider | None = None
+        self,
+        config: StoreConfig,
+        item: ScanItem,
+        *,
+        provider: SegmentProvider | None = None,
+        run_count: int = RUN_COUNT,
     ) -> Iterator[pa.RecordBatch]:
         """What is selected of this piece of work, in order of the queue; through the provider of
-        this process, or one that has fetched it."""
+        this process, or one that has fetched it. At most `run_count` messages are read at once."""
         taken: list[Damage] = []
         made = _Batches(self, item.key)
         file = queue_file(config, item.key, item.path, item.rows, provider=provider)
-        for reader in _readers(config, item, file, self._taker(taken)):
+        for reader in _readers(config, item, file, self._taker(taken), run_count):
             for fields in reader.fields():
                 yield from made.damaged(taken)
                 yield from made.of(fields)
@@ -420,10 +426,15 @@ class _Batches:
 
 
 def _readers(
-    config: StoreConfig, item: ScanItem, file: FlatMessageFile, on_damage: OnDamage | None
+    config: StoreConfig,
+    item: ScanItem,
+    file: FlatMessageFile,
+    on_damage: OnDamage | None,
+    run_count: int,
 ) -> Iterator[SliceReader | _PickedReader]:
     if isinstance(item, Slice):
-        yield SliceReader(config, item, on_damage=on_damage, file=file)
+        count = min(run_count, RUN_COUNT)
+        yield SliceReader(config, item, on_damage=on_damage, file=file, run_count=count)
     else:
         yield _PickedReader(config, item, on_damage=on_damage, file=file)
 

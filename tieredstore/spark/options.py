@@ -13,6 +13,7 @@
 | start_time, end_time     | store times likewise: milliseconds, or 2026-01-31T12:00:00+00:00 |
 | key, keys                | messages with this key; with one of these, separated by blanks   |
 | columns                  | a,b: these and no others, in this order                          |
+| limit                    | so many messages, whichever are read first; by one task          |
 | split_bytes              | log bytes of one partition: 64m                                  |
 | pushdown                 | true: Spark's filters narrow what is read; see docs/spark.md     |
 | on_corrupt               | fail, skip or report                                             |
@@ -52,7 +53,7 @@ _SHORT_NAMES: Final = {
 }
 _READ_NAMES: Final = (
     *("topics", "topic_pattern", "queues", "start_offset", "end_offset", "start_time"),
-    *("end_time", "key", "keys", "columns", "split_bytes", "pushdown", "on_corrupt"),
+    *("end_time", "key", "keys", "columns", "limit", "split_bytes", "pushdown", "on_corrupt"),
     *(
         "fail_on_data_loss",
         "starting",
@@ -158,6 +159,7 @@ class ReadOptions:
 
     config: StoreConfig
     scan: Scan
+    limit: int | None = None
     split_bytes: int = SPLIT_BYTES
     takes_filters: bool = False
     starting: Starting | int | Mapping[QueueKey, int] = Starting.EARLIEST
@@ -186,6 +188,7 @@ class ReadOptions:
                     "fail_on_data_loss", texts.get("fail_on_data_loss", "true")
                 ),
             ),
+            limit=_rows(texts["limit"]) if "limit" in texts else None,
             split_bytes=parse_size("split_bytes", texts.get("split_bytes", str(SPLIT_BYTES))),
             takes_filters=parse_truth("pushdown", texts.get("pushdown", "false")),
             starting=_starting(texts.get("starting", "earliest")),
@@ -251,6 +254,13 @@ def parse_number(name: str, text: str) -> int:
 
 def _limit(texts: Mapping[str, str], name: str) -> int | None:
     return parse_size(name, texts[name]) if name in texts else None
+
+
+def _rows(text: str) -> int:
+    count = parse_number("limit", text)
+    if count < 1:
+        raise InvalidConfigError("limit: 0 messages are none; want at least 1")
+    return count
 
 
 def parse_size(name: str, text: str) -> int:

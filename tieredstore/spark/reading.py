@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -31,6 +31,7 @@ from tieredstore.model.errors import InvalidConfigError
 from tieredstore.spark.engine import plain_failures
 from tieredstore.spark.options import ReadOptions
 
+LIMITED_RUN_MIN: Final = 64  # messages of one read where only some are wanted
 _SPARK_TYPES: dict[pa.DataType, DataType] = {
     pa.string(): StringType(),
     pa.int32(): IntegerType(),
@@ -83,17 +84,32 @@ class ScanReader:
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, TierPartition):
             return  # Spark's own, where there is nothing to read
-        options = self._options
         with plain_failures():
-            for item, provider in read_packed(options.config, partition.items):
-                for batch in options.scan.batches(options.config, item, provider=provider):
-                    # They differ at most in which values may be null.
-                    fits = batch.schema == self._arrow_schema
-                    yield batch if fits else batch.cast(self._arrow_schema)
+            for batch in self._batches(partition.items):
+                # They differ at most in which values may be null.
+                fits = batch.schema == self._arrow_schema
+                yield batch if fits else batch.cast(self._arrow_schema)
+
+    def _batches(self, items: Sequence[ScanItem]) -> Iterator[pa.RecordBatch]:
+        config, scan, limit = self._options.config, self._options.scan, self._options.limit
+        if limit is None:
+            for item, provider in read_packed(config, items):
+                yield from scan.batches(config, item, provider=provider)
+            return
+        left = limit
+        for item in items:  # one at a time: the first ones may do
+            for batch in scan.batches(config, item, run_count=max(limit, LIMITED_RUN_MIN)):
+                yield batch.slice(0, left)
+                left -= len(batch)
+                if left <= 0:
+                    return
 
 
 def partitions_of(options: ReadOptions, items: Iterable[ScanItem]) -> list[InputPartition]:
     """Of about `split_bytes` each: never one for each of many small queues."""
+    if options.limit is not None:
+        every = tuple(items)
+        return [TierPartition(every)] if every else []
     provider = worker_provider(options.config)
     packs = packed(items, split_bytes=options.split_bytes, provider=provider)
     return [TierPartition(pack) for pack in packs]

@@ -50,6 +50,8 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
+        if options.limit is not None:
+            raise InvalidConfigError("limit: a stream has the option max_messages_per_trigger")
         self._tier: TieredReader | None = None
         self._queues: list[QueueRows] = []  # as they were when a trigger last looked
         self._last: tuple[dict[str, Any], StreamOffsets] | None = None  # that were given to Spark
