@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -193,3 +194,18 @@ def plain_failures() -> Iterator[None]:
     except TieredStoreError as error:
         os.environ[_HIDE] = "1"
         raise error.with_traceback(None) from None
+
+
+@contextmanager
+def planning() -> Iterator[None]:
+    """The same, around a look at all queues on the driver: thousands of queues are hundreds of
+    thousands of objects that stay, and the collector took half of the time to look at them again.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        with plain_failures():
+            yield
+    finally:
+        if was_on:
+            gc.enable()

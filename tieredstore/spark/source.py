@@ -38,7 +38,7 @@ from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError, SegmentNotFoundError, TieredStoreError
 from tieredstore.model.values import INT64_MAX, QueueKey
-from tieredstore.spark.engine import plain_failures
+from tieredstore.spark.engine import plain_failures, planning
 from tieredstore.spark.options import NEWEST, OLDEST, ReadOptions, Starting
 from tieredstore.spark.reading import ScanReader, partitions_of, spark_schema, with_schema
 from tieredstore.spark.shipped import revived
@@ -162,7 +162,7 @@ class TierBatchReader(ScanReader, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        with plain_failures(), TieredReader.open(options.config) as tier:
+        with planning(), TieredReader.open(options.config) as tier:
             refuse_unknown_topics(tier, self._topics)
             selection = replace(options.selection, ranges=ranges_of(tier, options))
             items = plan_scan(tier, selection, split_bytes=options.split_bytes)

@@ -22,7 +22,7 @@ from tieredstore.jobs.slices import QueueRows, plan_slices, trimmed
 from tieredstore.model.errors import InvalidConfigError, TieredStoreError
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey
-from tieredstore.spark.engine import plain_failures
+from tieredstore.spark.engine import plain_failures, planning
 from tieredstore.spark.offsets import StreamOffsets, from_json, to_json
 from tieredstore.spark.options import NEWEST, OLDEST, ReadOptions, Starting
 from tieredstore.spark.reading import ScanReader, partitions_of
@@ -65,7 +65,7 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
     # Where to begin and how far to go
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        with plain_failures():
+        with planning():
             starting = self._options.starting
             tier, queues = self._looked()
             named: Mapping[QueueKey, int] = {}
@@ -97,7 +97,7 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
-        with plain_failures():
+        with planning():
             begun = self._known(start)
             tier, queues = self._looked()
             numbers = self._topic_ids(tier)
@@ -113,19 +113,19 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """What the tier has, and how far behind it the batch ends that was planned last."""
-        with plain_failures():
+        with planning():
             queues = self._queues or self._looked()[1]
             return progress(queues, None if self._last is None else self._last[1].offsets)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        with plain_failures():
+        with planning():
             _, queues = self._looked()
             self._target = {rows.key: rows.end_offset for rows in queues}
 
     # Reading
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        with plain_failures():
+        with planning():
             tier, queues = self._looked()
             begun, ends = self._of_one_life(
                 self._known(start), self._known(end), self._topic_ids(tier)
