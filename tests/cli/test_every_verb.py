@@ -366,7 +366,7 @@ def _no_queue(at: Place) -> list[str]:
 
 @situation(
     "no such catalogue: that of `--metadata` is not there, whatever else is",
-    all_but("offload", "certify", "rebuild"),  # which make one, or need none
+    all_but("certify", "rebuild", "recover"),  # which make one, or need none
 )
 def _no_catalogue(at: Place) -> list[str]:
     """A published one is there, and another file."""

@@ -89,6 +89,12 @@ ON_A_TIER: Final[dict[str, Verb]] = {
     ),
     "audit": Verb(holds=_count(0)),
     "resume": Verb(words=("GoldAa", 0), holds=_first(resume=True), topic=True, queue=True),
+    "recover": Verb(
+        words=("--apply",),
+        holds=_first(what="machine", catalogue="made", has_local_store=False),
+        same=("what", "topic", "queue_id", "min_offset", "max_offset", "log_bytes"),
+        without_catalogue=0,
+    ),
     "rebuild": Verb(
         holds=_first(segment_count=57, queue_count=9, size=346_788),
         without_catalogue=0,
@@ -125,8 +131,9 @@ ON_A_TIER: Final[dict[str, Verb]] = {
     "metadata reserve": Verb(words=("GoldAa", 720), holds=_first(reserve_hours=720), topic=True),
     "offload": Verb(
         words=("--store-path", "{place}/store"),
-        holds=_first(topic="GoldNew", max_offset=3, committed_offset=3),
-        without_catalogue=0,
+        holds=lambda rows: (
+            {"topic": "GoldNew", "queue_id": 0, "max_offset": 3, "committed_offset": 3} in rows
+        ),
     ),
 }
 ON_A_LOCAL_STORE: Final[dict[str, Verb]] = {
@@ -188,7 +195,7 @@ class Bench:
             with JsonMetadataStore.open(self.catalogue) as metadata:
                 path = queue_path(BROKER, "GoldAa", 0)
                 metadata.put_note(STOPPED_QUEUE, path, {"reason": "the test says so"})
-        if name == "rebuild":
+        if name in ("rebuild", "recover"):
             self.catalogue.unlink()
         if name == "offload":
             put = ("put", "GoldNew", "--store-path", self._place / "store", "--body", "x")

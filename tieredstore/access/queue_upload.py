@@ -152,7 +152,7 @@ def ask_to_resume(path: str, metadata: MetadataStore) -> bool:
 
 
 def trust(path: str, side: str, metadata: MetadataStore) -> None:
-    """Leave a decision for the next load: which store is right where they hold different messages."""
+    """Leave a decision for the next load: which of two histories is right."""
     metadata.apply([PutNote(TRUSTED_SIDE, path, side)])
 
 

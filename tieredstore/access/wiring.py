@@ -240,6 +240,8 @@ def open_tier(
         if provider is None:
             provider = provider_of(config, runtime, metrics or NoMetrics())
             opened.callback(provider.close)
+        if metadata is None and not read_only:
+            refuse_second_tier(config, provider)
         if metadata is None and read_only:
             metadata = catalogue_to_read(config, runtime, provider)
             opened.callback(metadata.close)
@@ -269,6 +271,23 @@ def open_tier(
         )
         tier.own(opened)
         return tier
+
+
+def refuse_second_tier(config: StoreConfig, provider: SegmentProvider) -> None:
+    """NoCatalogueError for a machine without a catalogue where this broker has a tier already.
+
+    An empty one would begin a second tier in the place of the first, and give its offsets again.
+    One request, and only where there is no file yet.
+    """
+    if config.metadata != _OWN or keeps_catalogue(config, provider) or has_file(config):
+        return
+    if next(iter(provider.list(config.broker_name)), None) is not None:
+        raise NoCatalogueError(
+            config.catalogue_path,
+            f"there is no such file, but broker {config.broker_name} has a tier already:"
+            " `tieredstore recover --apply` makes this machine ready for it",
+            names_file=True,
+        )
 
 
 def _end_runtime(runtime: Runtime, ending: _Ending) -> None:

@@ -150,7 +150,7 @@ def rebuild(tier: TierOptions, json: Json = False) -> None:
     An empty or missing catalogue is filled, an older one brought up to date; any other is refused.
     How long topics are kept is in no segment: set it again. Exit code 4: not all was sound.
     """
-    report = _rebuilt(tier)
+    report = rebuilt(tier)
     for row in _rebuilt_rows(report):
         write_row(row, _rebuilt_line(row), json=json)
     if report.problems:
@@ -387,7 +387,7 @@ def _raise_damage(report: AuditReport) -> None:
         raise CommandError(printable(text), ExitCode.REFUSED)
 
 
-def _rebuilt(tier: TierOptions) -> RebuildReport:
+def rebuilt(tier: TierOptions) -> RebuildReport:
     from tieredstore.access.rebuild import NewerCatalogueError, rebuild, rebuild_beside_published
     from tieredstore.access.wiring import published_catalogue, publisher_of
     from tieredstore.cli.tier import for_writing, opened_provider
@@ -395,7 +395,7 @@ def _rebuilt(tier: TierOptions) -> RebuildReport:
     with ExitStack() as opened:
         there = opened.enter_context(opened_provider(tier))
         config, runtime, provider = there.config, there.runtime, there.provider
-        _check_there_is_data(config, provider)
+        check_there_is_data(config, provider)
         catalogue = opened.enter_context(for_writing(there, create=True))
         publisher = publisher_of(config, provider, catalogue)
         try:
@@ -414,7 +414,7 @@ def _rebuilt(tier: TierOptions) -> RebuildReport:
             raise CommandError(printable(text), ExitCode.REFUSED) from error
 
 
-def _check_there_is_data(config: StoreConfig, provider: SegmentProvider) -> None:
+def check_there_is_data(config: StoreConfig, provider: SegmentProvider) -> None:
     """Before there is a catalogue: an empty one would be made."""
     if next(iter(provider.list(config.broker_name)), None) is not None:
         return

@@ -92,8 +92,8 @@ def queues(topic: AnyTopic = None, *, tier: TierOptions, json: Json = False) -> 
 
     damage = TierDamage()
     with opened_tier(tier) as opened:
-        rows = _queue_rows(opened, topic, damage)
-    write_all(rows, "queues", _QUEUE_COLUMNS, _queue_cells, json=json)
+        rows = queue_rows(opened, topic, damage)
+    write_queues(rows, json=json)
     damage.raise_error()
 
 
@@ -280,7 +280,7 @@ def _topic_rows(tier: OpenedTier, damage: TierDamage) -> list[Row]:
             "reserve_hours_is_default": own is None,
         }
     lost = {"topic_id": None, "queue_count": 0, "log_bytes": 0, "queue_bytes": 0}
-    for row in _queue_rows(tier, None, damage):
+    for row in queue_rows(tier, None, damage):
         topic = row["topic"]
         found = rows.setdefault(
             topic,  # a queue whose topic the catalogue has lost
@@ -303,7 +303,11 @@ def _topic_cells(row: Row) -> tuple[object, ...]:
     return row["topic"], number, row["queue_count"], row["log_bytes"], row["queue_bytes"], hours
 
 
-def _queue_rows(tier: OpenedTier, topic: str | None, damage: TierDamage) -> list[Row]:
+def write_queues(rows: list[Row], *, json: bool) -> None:
+    write_all(rows, "queues", _QUEUE_COLUMNS, _queue_cells, json=json)
+
+
+def queue_rows(tier: OpenedTier, topic: str | None, damage: TierDamage) -> list[Row]:
     """By topic and queue. A minimum that cannot be read is null."""
     keys = tier.keys(topic)
     records = _records_by_path(tier, topic)

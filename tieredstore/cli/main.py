@@ -37,6 +37,7 @@ _VERBS: Final = {
     "why": ("look", "Where is this message, or why is it not there?"),
     "audit": ("care", "What is missing, damaged or left over."),
     "resume": ("care", "Let a stopped queue go on, if it can."),
+    "recover": ("recover", "Make an empty machine ready for its tier."),
     "rebuild": ("care", "Restore a lost catalogue from the bytes."),
     "certify": ("care", "Can this backend be trusted with a tier?"),
     "expire": ("care", "Drop what is older than its topic is kept."),

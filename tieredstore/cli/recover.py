@@ -1,0 +1,144 @@
+"""A machine made ready to go on with a tier: what it has, what it lacks, what it will serve."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tieredstore.cli.options import Json, TierOptions, config_of, option, verb
+from tieredstore.cli.output import (
+    CommandError,
+    ExitCode,
+    Row,
+    printable,
+    write_json,
+    write_line,
+    write_row,
+)
+
+if TYPE_CHECKING:  # help must be fast
+    from tieredstore.access.rebuild import RebuildReport
+    from tieredstore.model.config import StoreConfig
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "recover --config broker.conf")
+def recover(
+    apply: Annotated[
+        bool, option("--apply", "Make what is missing. No broker may be running on this tier.")
+    ] = False,
+    *,
+    tier: TierOptions,
+    json: Json = False,
+) -> None:
+    """Make an empty machine ready to go on with its tier, from the bucket or folder alone.
+
+    Says what is here, what is missing, and which queues the broker will serve: nothing changes
+    without --apply. In a bucket the log is the catalogue, and nothing is missing. Of a folder the
+    catalogue is made again from what is published beside the tier, and from the bytes. A catalogue
+    or a local store that is here is never touched. When the broker starts, its queues go on where
+    the tier ends.
+    """
+    from tieredstore.cli.look import queue_rows, write_queues
+    from tieredstore.cli.tier import TierDamage, opened_tier
+
+    state = _state_of(tier)
+    report = None
+    if apply and state["catalogue"] == "missing":
+        report = _made(tier)
+        state |= {"catalogue": "made", "source": "file"}
+    damage = TierDamage()
+    named = replace(tier, catalogue=None if state["source"] == "log" else str(state["source"]))
+    with opened_tier(named) as opened:
+        rows = queue_rows(opened, None, damage)
+    write_row({"what": "machine", **state}, *_lines_of(state, applied=apply), json=json)
+    write_queues(rows, json=json)
+    total: Row = {
+        "what": "total",
+        "queue_count": len(rows),
+        "message_count": sum(_count_of(row) for row in rows),
+        "log_bytes": sum(int(row["log_bytes"]) for row in rows),
+    }
+    if json:
+        write_json(total)
+    else:
+        write_line(
+            f"{total['queue_count']} queues, {total['message_count']} messages,"
+            f" {total['log_bytes']} bytes"
+        )
+    if report is not None and report.problems:
+        text = f"{len(report.problems)} not sound, the first: {report.problems[0]}"
+        raise CommandError(printable(text), ExitCode.DAMAGE)
+    damage.raise_error()
+
+
+def _count_of(row: Row) -> int:
+    first = row["min_offset"]
+    return 0 if first is None else int(row["max_offset"]) - int(first)
+
+
+def _state_of(tier: TierOptions) -> Row:
+    """What this machine has, and what the queues are read from meanwhile."""
+    from tieredstore.access.wiring import has_file, keeps_catalogue, published_catalogue
+    from tieredstore.cli.care import check_there_is_data
+    from tieredstore.cli.tier import opened_provider
+
+    with ExitStack() as opened:
+        there = opened.enter_context(opened_provider(tier))
+        config, provider = there.config, there.provider
+        check_there_is_data(config, provider)
+        if keeps_catalogue(config, provider):
+            catalogue, source = "in the bucket", "log"
+        elif has_file(config):
+            catalogue, source = "here", "file"
+        else:
+            catalogue, source = "missing", "rebuild"
+            found = published_catalogue(config, provider)
+            if found is not None:
+                opened.callback(found.close)
+                source = "published"
+        return {
+            "catalogue": catalogue,
+            "source": source,
+            "catalogue_path": config.catalogue_path,
+            "store_path": config.store_path,
+            "has_local_store": _has_local_store(config),
+        }
+
+
+def _has_local_store(config: StoreConfig) -> bool:
+    folder = Path(config.store_path, "commitlog")
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _made(tier: TierOptions) -> RebuildReport:
+    """The catalogue's file; another broker of this name is kept out meanwhile."""
+    from tieredstore.cli.care import rebuilt
+
+    config = config_of(tier)
+    Path(config.catalogue_path).parent.mkdir(parents=True, exist_ok=True)
+    return rebuilt(tier)
+
+
+def _lines_of(state: Row, *, applied: bool) -> list[str]:
+    lines = {
+        "in the bucket": "the catalogue is the log of the bucket: nothing has to be made",
+        "here": f"the catalogue {state['catalogue_path']} is here: nothing has to be made",
+        "made": f"the catalogue {state['catalogue_path']} is made",
+        "missing": f"the catalogue {state['catalogue_path']} is missing; --apply makes it from "
+        + ("what is published and the bytes" if state["source"] == "published" else "the bytes"),
+    }
+    local = (
+        f"the local store in {state['store_path']} has messages: the broker holds them against"
+        " the tier when it starts"
+        if state["has_local_store"]
+        else f"there is no local store in {state['store_path']}: every queue goes on where the"
+        " tier ends"
+    )
+    note = [] if applied or state["catalogue"] != "missing" else ["nothing was changed"]
+    return [lines[str(state["catalogue"])], local, *note]
