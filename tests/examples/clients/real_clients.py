@@ -4,7 +4,7 @@ Apache's for Java, npm's `ali-ons` and PyPI's `rocketmq`, which wraps the one fo
 PyPI's `rocketmq-python-client` and npm's `rocketmq-client-nodejs`. Each sends
 messages of all shapes and reads them back. Then the local files go, the broker is killed, and each
 reads what each has sent from the tier: bodies, tags, keys, properties and offsets are equal. And
-each lives through the long story, in which the broker dies while it sends.
+each lives through the long story, in which the broker dies while it sends, and loses its disk.
 
 They are set up in `.clients`; what cannot be is left out, and said. It ends with 1 where a client
 finds something else than was sent.
@@ -29,6 +29,7 @@ from tests.examples.broker.broker_kit import Running, cold_config, running
 from tests.examples.broker.long_story import (
     Line,
     LongStory,
+    a_bucket,
     begin_at,
     free_port,
     offset_at,
@@ -274,14 +275,16 @@ def main() -> int:
         failures = story(clients, folder / "short")
         for client in clients:
             print(f"{client.what}, the long story:", flush=True)
-            told = LongStory(
-                client=client,
-                folder=folder / client.name,
-                count=STORY_COUNT,
-                grpc=client.speaks_grpc,
-                variables=variables([client]),
-            )
-            failures += told.run()
+            with a_bucket() as (tier, others):
+                told = LongStory(
+                    client=client,
+                    folder=folder / client.name,
+                    count=STORY_COUNT,
+                    tier=tier,
+                    grpc=client.speaks_grpc,
+                    variables={**others, **variables([client])},
+                )
+                failures += told.run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for failure in failures:
