@@ -83,7 +83,8 @@ class PopQueue:
             self.next_offset = offset + 1
             self._note(flight)
             flights.append(flight)
-        self.next_offset = next_offset
+        # While something is out a queue does not begin anew: what is out would be given twice.
+        self.next_offset = max(next_offset, self.next_offset if self._out else 0)
         self._attempt_id = attempt_id
         return flights
 

@@ -59,6 +59,17 @@ def test_a_message_goes_out_once_and_in_order(offsets: list[int]) -> None:
         queue.give(offsets, 7, now=0, seconds=10)
 
 
+def test_a_queue_that_ends_earlier_is_followed_when_nothing_is_out() -> None:
+    queue = PopQueue(9)
+    queue.give([], 3, now=0, seconds=10)
+    assert queue.committed == 3
+    (three,) = given(queue, 1)
+    queue.give([], 0, now=0, seconds=10)
+    assert (queue.committed, queue.next_offset) == (3, 4)
+    queue.done(three)
+    assert queue.committed == 4
+
+
 def test_a_message_comes_again_when_its_time_is_over_and_counts() -> None:
     queue = PopQueue(0)
     first, second = given(queue, 2, seconds=10)
