@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,5 +39,8 @@ def test_what_the_page_of_spark_shows_runs(
     shown = [block.text for block in blocks(text) if block.words == ["spark"]]
     capsys.readouterr()
     exec("\n".join(shown), {})  # as one script, top to bottom
-    said = capsys.readouterr().out.splitlines()
-    assert said[-4:] == ["10", "[9]", "10", "1"]
+    said = [line for line in capsys.readouterr().out.splitlines() if line and line[0] not in "|+"]
+    told = next(block.text for block in blocks(text) if block.language == "json")
+    assert said[:-2] == ["10", "[9]", "['Orders']", "10"]
+    assert ast.literal_eval(said[-2]) == json.loads(told)
+    assert said[-1] == "1"

@@ -1,7 +1,7 @@
 """The source in a process of Spark that was not told where the package is.
 
-Spark 4.2 and 4.3 give `--py-files` to all their Python processes but the one that plans a stream,
-which runs on the driver. What is pickled for it brings this function along, by value, and the path
+Spark 4.3 gives `--py-files` to all its Python processes but the one that plans a stream, which runs
+on the driver. What is pickled for it brings this function along, by value, and the path
 of the package on the driver's machine.
 """
 
