@@ -14,7 +14,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-s3 test-tier-s3 quick fmt lint types layers house bench docs fuzz torture interop broker clients check clean
+.PHONY: help setup demo test test-spark test-s3 test-tier-s3 quick fmt lint types layers house bench docs fuzz torture interop broker clients check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,8 +40,12 @@ test: $(STAMP)  ## run every test, with S3 on a local server and with Spark
 	JAVA_HOME="$$($(BIN)/python tests/spark/bring_java.py)" && export JAVA_HOME && \
 	  $(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
 
+test-spark: $(STAMP)  ## run all tests with Spark, also on clusters that are killed at random
+	JAVA_HOME="$$($(BIN)/python tests/spark/bring_java.py)" && export JAVA_HOME && \
+	  $(PYTEST) -n 0 -m 'spark and not torture' $(ARGS)
+
 quick: $(STAMP)  ## run the tests that take no time: no Spark, no S3, nothing slow
-	$(PYTEST) -n $(WORKERS) -m 'not (slow or spark or s3 or fuzz or torture or interop)' $(ARGS)
+	$(PYTEST) -n $(WORKERS) -m 'not (slow or spark or s3 or fuzz or torture or interop or cluster)' $(ARGS)
 
 # LocalStack 4.13.1 in .s3srv, an environment of its own, unless TIEREDSTORE_S3_ENDPOINT names a server.
 test-s3: $(STAMP)  ## contracts and proof on a stricter S3 server than moto, which it sets up itself

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,13 @@ def submitted(
 
     They get the package as a zip, with a module `more` in it; no checkout is on any path.
     """
+    return run_to_its_end(*submission(script, words, place, more=more), place)
+
+
+def submission(
+    script: str, words: Sequence[object], place: Path, *, more: str = ""
+) -> tuple[list[str], dict[str, str]]:
+    """The command that does so, and its environment."""
     program, package = place / "program.py", place / "package.zip"
     program.write_text(script)
     with zipfile.ZipFile(package, "w") as shipped:
@@ -68,24 +75,34 @@ def submitted(
         *(word for name, value in confs.items() for word in ("--conf", f"{name}={value}")),
         *(str(program), *map(str, words)),
     ]
-    return started(command, place, SPARK_HOME=str(home))
+    return command, environment(SPARK_HOME=str(home))
 
 
 def started(
     command: Sequence[str], place: Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """A process that may start a Spark of its own; it fails the test where it fails."""
-    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"} | {
+    return run_to_its_end(command, environment(**variables), place)
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Of a process that starts a Spark of its own."""
+    return {name: text for name, text in os.environ.items() if name != "PYTHONPATH"} | {
         "JAVA_HOME": str(java_home()),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         **variables,
     }
+
+
+def run_to_its_end(
+    command: Sequence[str], variables: Mapping[str, str], place: Path
+) -> subprocess.CompletedProcess[str]:
     ran = subprocess.run(
         command,
         cwd=place,
-        env=environment,
+        env=variables,
         capture_output=True,
         text=True,
         check=False,

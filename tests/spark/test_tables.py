@@ -141,7 +141,7 @@ def test_options_of_a_query_count_more_than_those_of_its_table_and_never_mix_two
             options_of_read({}, kept)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_the_command_spark_sql_makes_a_table_that_the_next_one_finds(
     tier: WrittenTier, file: Path, tmp_path: Path
 ) -> None:
