@@ -7,25 +7,30 @@ import os
 import random
 import signal
 import subprocess
+import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 
 from tests.jobs.load_kit import bodies, open_tier_of, report_of, rows_of, staged
 from tests.jobs.written_tier import WrittenTier, posix_config
+from tests.s3.conftest import moto, s3_environment
 from tests.spark.spark_kit import options_of, submission, submitted
 from tieredstore.jobs.load import STREAMED, StreamBatch, commit_load
 from tieredstore.jobs.worker import owned_tier, worker_scratch
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import MetadataError
 from tieredstore.model.values import QueueKey
+from tieredstore.providers.s3_admin import create_bucket
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+__all__ = ["moto", "s3_environment"]  # fixtures
 A = QueueKey("orders", 0)
 KILLS = 6  # of a driver and of an executor in turn
 
@@ -90,11 +95,26 @@ def test_batches_become_messages_once_each_also_where_one_is_made_again(
         filling.run(load_id="x")
 
 
-def test_a_batch_is_noted_with_its_messages_and_of_each_stream_only_the_last(
-    tmp_path: Path,
-) -> None:
-    config = posix_config(tmp_path)
+@pytest.fixture(params=["posix", pytest.param("s3", marks=pytest.mark.s3)])
+def config(request: pytest.FixtureRequest, tmp_path: Path) -> StoreConfig:
+    """An empty tier in a directory, or in a bucket."""
+    if request.param == "posix":
+        return posix_config(tmp_path)
+    endpoint, _ = request.getfixturevalue("moto")
+    named: dict[str, Any] = {
+        "bucket": f"tier-{uuid.uuid4().hex}",
+        "endpoint": endpoint,
+        "region": "us-east-1",
+        "access_key": "testing",
+        "secret_key": "testing",
+    }
+    create_bucket(ObjectStoreSettings(**named))
+    return posix_config(tmp_path, provider="s3", path="", **named)
 
+
+def test_a_batch_is_noted_with_its_messages_and_of_each_stream_only_the_last(
+    config: StoreConfig,
+) -> None:
     def load(stream_id: str, number: int, first: int) -> None:
         part = staged(config, stream_id, 0, [rows_of(A, range(first, first + 2))])
         batch = StreamBatch(stream_id=stream_id, number=number)
