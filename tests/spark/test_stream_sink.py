@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["moto", "s3_environment"]  # fixtures
 A = QueueKey("orders", 0)
-KILLS = 6  # of a driver and of an executor in turn
+KILLS = 4  # of a driver and of an executor in turn
 
 
 class Filling:
@@ -181,12 +181,12 @@ def test_a_stream_from_tier_to_tier_runs_from_a_zip_alone(tmp_path: Path) -> Non
 def test_drivers_and_executors_that_are_killed_leave_every_message_once(tmp_path: Path) -> None:
     """At random times: in batches of the source and of the sink, and between them."""
     given = WrittenTier(config=posix_config(tmp_path / "given"))
-    given.add("orders", 0, 400)
     taken = posix_config(tmp_path / "taken")
     words = [tmp_path, json.dumps(options_of(given.config)), json.dumps(options_of(taken))]
     command, variables = submission(STREAMING, words, tmp_path)
     chosen = random.Random()
     for number in range(KILLS):
+        given.add("orders", 0, 120)
         with (tmp_path / f"{number}.log").open("wb") as out:
             process = subprocess.Popen(
                 command, cwd=tmp_path, env=variables, stdout=out, stderr=out, start_new_session=True
