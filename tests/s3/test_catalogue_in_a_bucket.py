@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,32 @@ def test_a_second_machine_goes_on_and_the_first_is_fenced(machine: Machine, tmp_
         assert list(all_of(reader)) == list(range(5))
     second.shutdown()
     first.shutdown(drain=False)
+
+
+def test_an_empty_machine_goes_on_where_the_bucket_ends(machine: Machine) -> None:
+    """Once without a word to the operator, and then without what was not committed."""
+    store = machine.open()
+    machine.put(store, range(COUNT))
+    assert store.flush()
+    bodies = all_of(store)
+    highest = store.confirmed_offset()
+    machine.put(store, range(COUNT, COUNT + 3))
+    store.shutdown(drain=False)
+    for life in range(2):
+        for folder in machine.folder.iterdir():
+            shutil.rmtree(folder)
+        store = machine.open()
+        end = COUNT + 5 * life
+        [queue] = store.agreement.continued
+        assert (queue.local_end, queue.tier_end, queue.known_end) == (None, end, None)
+        assert all_of(store) == bodies
+        assert store.confirmed_offset() > highest
+        machine.put(store, range(end, end + 5))
+        assert store.flush()
+        bodies = all_of(store)
+        assert list(bodies) == list(range(end + 5))
+        assert store.health().ok
+        store.shutdown()
 
 
 def test_a_damaged_and_a_truncated_entry_are_told(machine: Machine) -> None:
