@@ -1,0 +1,237 @@
+"""Sends and pulls of the example broker, beside the same puts and reads of the library alone.
+
+The broker runs in a process of its own, its clients in another, over sockets of this machine; the
+library is awaited in one process. Messages of 300 bytes with three keys, into a store that flushes
+and uploads to a folder as it does by default. A pull takes 32 messages:
+
+    hot     of the broker's own log
+    cold    of the tier, each for the first time; the files are in the system's memory
+    cached  of the tier, once more
+
+Only ratios say something of the broker. Prints one table:
+
+    python -m bench.broker
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bench._messages import BODY, properties
+from bench._remoting_load import PULLED, QUEUES, TOPIC
+from bench._rows import Row, rate_row, report
+from examples.broker.commands import Ask
+from examples.broker.story import Client
+from tieredstore.access.store import TieredMessageStore
+from tieredstore.aio import AsyncTieredStore
+from tieredstore.driver.runtime import Runtime
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.store import LocalMessageStore
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.messages import Message
+from tieredstore.model.values import GetStatus
+
+# Connections, requests under way of each, messages.
+SENDS: Final = ((1, 1, 4_096), (1, 256, 16_384), (64, 1, 16_384), (64, 16, 16_384))
+STORED: Final = 512 * QUEUES
+PULLS: Final = (1, 64)
+WAIT_SECONDS: Final = 120.0
+
+# Small files that go as soon as the tier has them.
+COLD: Final = {"commit_log_file_bytes": 1 << 20, "reserve_hours": 0, "expiry_interval_ms": 50}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A store and its tier in a folder."""
+
+    folder: Path
+    is_cold: bool = False
+
+    @property
+    def store(self) -> str:
+        return str(self.folder / "store")
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        local = {"store_path": self.store, **(COLD if self.is_cold else {})}
+        tier = {
+            "store_path": self.store,
+            "broker_name": "bench",
+            "provider": "posix",
+            "path": str(self.folder / "tier"),
+        }
+        return {"broker": {"port": 0}, "local": local, "tieredstore": tier}
+
+
+@contextmanager
+def a_broker(place: Place) -> Iterator[int]:
+    """Its port."""
+    place.folder.mkdir(exist_ok=True)
+    config = place.folder / "broker.toml"
+    lines = []
+    for table, settings in place.settings.items():
+        lines += [f"[{table}]", *(f"{name} = {json.dumps(settings[name])}" for name in settings)]
+    config.write_text("\n".join(lines), encoding="utf-8")
+    command = [sys.executable, "-m", "examples.broker", "--config", str(config)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline().rpartition(":")[2])
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate()
+
+
+def make_topic(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        Client(connection).ask(
+            Ask.UPDATE_AND_CREATE_TOPIC,
+            topic=TOPIC,
+            readQueueNums=QUEUES,
+            writeQueueNums=QUEUES,
+        )
+
+
+def load_seconds(port: int, kind: str, connections: int, window: int, count: int) -> float:
+    words = [str(word) for word in (port, kind, connections, window, count)]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench._remoting_load", *words],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return float(done.stdout)
+
+
+def pulls_a_second(port: int, connections: int) -> float:
+    return STORED / PULLED / load_seconds(port, "pull", connections, 1, STORED)
+
+
+def until_files_are_gone(place: Place) -> None:
+    until = time.monotonic() + WAIT_SECONDS
+    while len(list(Path(place.store, "commitlog").iterdir())) > 2:
+        if time.monotonic() > until:
+            raise TimeoutError("the local files stay")
+        time.sleep(0.05)
+
+
+# -- the library, without sockets ---------------------------------------------------------------
+
+
+@asynccontextmanager
+async def a_store(place: Place) -> AsyncIterator[AsyncTieredStore]:
+    settings = place.settings
+    with Runtime.threads() as runtime:
+        local = LocalMessageStore(LocalConfig.from_mapping(settings["local"]), runtime)
+        config = StoreConfig.from_mapping(settings["tieredstore"])
+        store = TieredMessageStore(local, config, runtime=runtime)
+        async with AsyncTieredStore(store) as face:
+            yield face
+
+
+async def puts(face: AsyncTieredStore, in_flight: int, count: int) -> float:
+    messages = iter(
+        [
+            Message(
+                topic=TOPIC,
+                queue_id=number % QUEUES,
+                body=BODY,
+                properties=properties(number, unique=True),
+            )
+            for number in range(count)
+        ]
+    )
+
+    async def producer() -> None:
+        for message in messages:
+            assert (await face.put_message(message)).stored
+
+    started = time.perf_counter()
+    await asyncio.gather(*(producer() for _ in range(in_flight)))
+    return count / (time.perf_counter() - started)
+
+
+async def reads(face: AsyncTieredStore, readers: int) -> float:
+    """Reads of as many messages as a pull takes, in a second."""
+
+    async def reader(first: int) -> None:
+        for queue_id in range(first, QUEUES, readers):
+            for offset in range(0, STORED // QUEUES, PULLED):
+                found = await face.get_message(TOPIC, queue_id, offset, count_max=PULLED)
+                assert found.status is GetStatus.FOUND
+
+    started = time.perf_counter()
+    await asyncio.gather(*(reader(first) for first in range(readers)))
+    return STORED / PULLED / (time.perf_counter() - started)
+
+
+# -- rows ---------------------------------------------------------------------------------------
+
+
+def send_rows(folder: Path) -> Iterator[Row]:
+    for number, (connections, window, count) in enumerate(SENDS):
+        with a_broker(Place(folder / f"sends-{number}")) as port:
+            make_topic(port)
+            seconds = load_seconds(port, "send", connections, window, count)
+
+        async def library(at: int = number, together: int = connections * window) -> float:
+            async with a_store(Place(folder / f"puts-{at}")) as face:
+                return await puts(face, together, SENDS[at][2])
+
+        what = f"sends, {named(connections)}, {window} under way each (awaited puts)"
+        yield rate_row(what, asyncio.run(library()), count / seconds, None)
+
+
+def pull_rows(folder: Path) -> Iterator[Row]:
+    for is_cold in (False, True):
+        place = Place(folder / ("cold" if is_cold else "hot"), is_cold)
+        with a_broker(place) as port:
+            make_topic(port)
+            load_seconds(port, "send", 64, 16, STORED)
+            if is_cold:
+                until_files_are_gone(place)
+        for connections in PULLS:
+            yield from rows_of_pulls(place, connections)
+
+
+def rows_of_pulls(place: Place, connections: int) -> Iterator[Row]:
+    """Each state once by the broker, once by the library; a new process finds nothing cached."""
+    states = ("cold", "cached") if place.is_cold else ("hot",)
+    with a_broker(place) as port:
+        ours = [pulls_a_second(port, connections) for _ in states]
+
+    async def library() -> list[float]:
+        async with a_store(place) as face:
+            return [await reads(face, connections) for _ in states]
+
+    for state, beside, found in zip(states, asyncio.run(library()), ours, strict=True):
+        yield rate_row(
+            f"{state} pulls, {connections} connections (awaited reads)", beside, found, None
+        )
+
+
+def named(connections: int) -> str:
+    return "1 connection" if connections == 1 else f"{connections} connections"
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="bench-broker-") as name:
+        folder = Path(name)
+        return report("broker", [*send_rows(folder), *pull_rows(folder)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
