@@ -21,6 +21,7 @@ import threading
 import time
 import venv
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -285,6 +286,8 @@ def main() -> int:
                     variables={**others, **variables([client])},
                 )
                 failures += told.run()
+            if client.speaks_grpc:
+                failures += through_a_kill(client, folder / f"{client.name}-kill")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for failure in failures:
@@ -310,19 +313,23 @@ def variables(clients: list[Client]) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([environment()["PYTHONPATH"], str(STUBS)])}
 
 
+def config_in(folder: Path, clients: list[Client], more: str = "") -> Path:
+    """Files that hold the largest message, and the port for gRPC where it is spoken."""
+    config, port = cold_config(folder), free_port()
+    grpc_port = port + 1 if any(client.speaks_grpc for client in clients) else -1
+    text = config.read_text(encoding="utf-8").replace("= 65536", "= 1048576")
+    text = text.replace("port = 0", f"port = {port}\ngrpc_port = {grpc_port}\n{more}")
+    config.write_text(text, encoding="utf-8")
+    return config
+
+
 def story(clients: list[Client], folder: Path) -> list[str]:
     """What went wrong."""
     failures: list[str] = []
     sent: dict[str, list[Line]] = {}
-    config = cold_config(folder)
-    text = config.read_text(encoding="utf-8")
-    text = text.replace("= 65536", "= 1048576")
-    if any(client.speaks_grpc for client in clients):
-        port = free_port()
-        text = text.replace("port = 0", f"port = {port}\ngrpc_port = {port + 1}")
-        groups = ", ".join(f"{client.name}-ordered" for client in clients)
-        text += f'attempts_max = {ATTEMPTS}\nretry_seconds = 0.1\nfifo_groups = "{groups}"\n'
-    config.write_text(text, encoding="utf-8")
+    groups = ", ".join(f"{client.name}-ordered" for client in clients)
+    settings = f'attempts_max = {ATTEMPTS}\nretry_seconds = 0.1\nfifo_groups = "{groups}"\n'
+    config = config_in(folder, clients, settings)
     words, others = ("--config", config), variables(clients)
 
     def check(what: str, found: list[Line], wanted: list[Line], *, reader: Client) -> None:
@@ -416,6 +423,35 @@ def pops(client: Client, broker: Running, sent: list[Line], check: Callable[...,
         dead = own.pull_all(f"%DLQ%{name}-failing", 0)
     found = [(each.properties["number"],) for each in dead]
     check(f"{name} has dead letters", found, [("0",), ("1",), ("2",)], reader=client)
+
+
+def through_a_kill(client: Client, folder: Path) -> list[str]:
+    """The broker dies under a consumer, and comes back: it goes on, and misses nothing."""
+    config = config_in(folder, [client])
+    name, found = topic(client.name), []
+    with ExitStack() as life:
+
+        def start() -> Running:
+            others = variables([client])
+            begun = running(folder, "--config", config, is_quiet=False, **others)
+            return life.enter_context(begun)
+
+        broker = start()
+        with broker.client() as own:
+            own.create_topic(name, 4)
+        port = broker.port  # which stays
+        sent = client.run(port, "produce", name, COUNT)
+        for line in client.lines(port, "push", name, "steadfast", COUNT):
+            found.append(line)
+            if len(found) == COUNT // 3:
+                broker.kill()
+                life.close()
+                broker = start()
+        with broker.client() as own:
+            done = sum(offsets(own, "steadfast", name))
+    is_equal = comparable(found, client) == comparable(sent, client)
+    print(f"  {client.name} reads on after a kill: {len(found)}, {done} are done", flush=True)
+    return [] if is_equal and done == COUNT else [f"{client.name} reads on after a kill"]
 
 
 def topic(name: str) -> str:

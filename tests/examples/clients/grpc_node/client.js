@@ -77,8 +77,9 @@ async function send(first, count, shape, delays) {
 // The client does not say which queue a message was in; the broker's handles do.
 const queueOf = message => message.receiptHandle.split('.')[0];
 
+// Prints what is consumed, each message once, as it comes.
 function taking(count) {
-  const lines = new Map();
+  const places = new Set();
   let done;
   const isDone = new Promise(resolve => {
     done = resolve;
@@ -87,14 +88,15 @@ function taking(count) {
   const take = message => {
     if (message.corrupted) throw new Error(`${message.messageId} is corrupted`);
     const place = `${queueOf(message)}/${message.offset}`;
-    if (!lines.has(place)) lines.set(place, line(message, queueOf(message), message.offset));
-    if (lines.size >= count) done();
+    if (!places.has(place)) console.log(line(message, queueOf(message), message.offset));
+    places.add(place);
+    if (places.size >= count) done();
   };
-  return { lines, isDone, take, end: done };
+  return { places, isDone, take, end: done };
 }
 
 async function push(group, count, tags, fails) {
-  const { lines, isDone, take, end } = taking(count);
+  const { isDone, take, end } = taking(count);
   let attempts = 0;
   const consume = async message => {
     if (!fails) {
@@ -112,31 +114,28 @@ async function push(group, count, tags, fails) {
   await isDone;
   await new Promise(resolve => setTimeout(resolve, 1000)); // it acknowledges what has returned
   await Promise.race([ consumer.shutdown(), new Promise(resolve => setTimeout(resolve, 5000)) ]);
-  return lines.values();
 }
 
 async function simple(group, count, tags) {
-  const { lines, take } = taking(count);
+  const { places, take } = taking(count);
   const consumer = new SimpleConsumer({ ...options, consumerGroup: group, awaitDuration: 5000,
     subscriptions: new Map([ [ topic, tags ] ]) });
   await consumer.startup();
   const until = Date.now() + SECONDS * 1000;
-  while (lines.size < count && Date.now() < until) {
+  while (places.size < count && Date.now() < until) {
     const messages = await consumer.receive(32, 60000);
     messages.forEach(take);
     await Promise.all(messages.map(message => consumer.ack(message)));
   }
   await consumer.shutdown();
-  return lines.values();
 }
 
 async function main() {
   if (mode === 'produce') return send(0, Number(rest[0]), rest[1] || '', false);
   if (mode === 'send') return send(Number(rest[0]), Number(rest[1]), '', true);
   const [ group, count, tags = '*' ] = rest;
-  const found = mode === 'simple' ? await simple(group, Number(count), tags) :
-    await push(group, Number(count), tags, mode === 'fail');
-  for (const each of found) console.log(each);
+  if (mode === 'simple') return simple(group, Number(count), tags);
+  return push(group, Number(count), tags, mode === 'fail');
 }
 
 // What was printed is flushed first: leaving does not wait for a pipe.

@@ -118,18 +118,20 @@ def until_sent(producer: Any, message: Any) -> int:
 
 
 class Taken(MessageListener):  # type: ignore[misc]
-    """What was consumed, each message once, in the order it came."""
+    """Prints what is consumed, each message once, as it comes, and is done after so many."""
 
     def __init__(self, count: int) -> None:
-        self.lines: dict[tuple[int, int], str] = {}
+        self._places: set[tuple[int, int]] = set()
         self.is_done = threading.Event()
         self._count = count
         self._guard = threading.Lock()
 
     def consume(self, message: Any) -> Any:
         with self._guard:
-            self.lines.setdefault(message.place, line_of(message))
-            if len(self.lines) >= self._count:
+            if message.place not in self._places:
+                print(line_of(message), flush=True)
+            self._places.add(message.place)
+            if len(self._places) >= self._count:
                 self.is_done.set()
         return ConsumeResult.SUCCESS
 
@@ -158,8 +160,7 @@ def push(address: str, topic: str, group: str, tags: str, taken: Taken) -> None:
     consumer.shutdown()  # which waits for those under way
 
 
-def simple(address: str, topic: str, group: str, tags: str, count: int) -> Taken:
-    taken = Taken(count)
+def simple(address: str, topic: str, group: str, tags: str, taken: Taken) -> None:
     wanted = {topic: FilterExpression(tags)}
     consumer = SimpleConsumer(configuration(address), group, wanted, await_duration=5)
     consumer.startup()
@@ -169,7 +170,6 @@ def simple(address: str, topic: str, group: str, tags: str, count: int) -> Taken
             taken.consume(message)
             consumer.ack(message)
     consumer.shutdown()
-    return taken
 
 
 def configuration(address: str) -> Any:
@@ -185,15 +185,8 @@ def main() -> None:
         send(address, topic, int(rest[0]), int(rest[1]), delays=True)
         return
     group, count, tags = rest[0], int(rest[1]), rest[2] if len(rest) > 2 else "*"
-    if mode == "fail":
-        push(address, topic, group, tags, Failed(count))
-        return
-    if mode == "simple":
-        taken = simple(address, topic, group, tags, count)
-    else:
-        taken = Taken(count)
-        push(address, topic, group, tags, taken)
-    print(*taken.lines.values(), sep="\n")
+    taken = Failed(count) if mode == "fail" else Taken(count)
+    (simple if mode == "simple" else push)(address, topic, group, tags, taken)
 
 
 if __name__ == "__main__":
