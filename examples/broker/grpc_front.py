@@ -378,7 +378,7 @@ class GrpcFront:
         try:
             await context.write(response(status=status))
             for delivery in found:
-                message = self._shown(delivery, request)
+                message = self._shown(delivery, request.message_queue.topic, wanted)
                 if message is not None:
                     await context.write(response(message=message))
                 written += 1
@@ -389,11 +389,10 @@ class GrpcFront:
             if wanted is not None and written < len(found):  # the client has gone
                 self.receives.take_back(wanted.group, wanted.topic, found[written:])
 
-    def _shown(self, delivery: Delivery, request: Any) -> Any:
+    def _shown(self, delivery: Delivery, topic: Any, wanted: Wanted | None) -> Any:
         """The message; None for one that cannot be shown, which is out until it is dead."""
-        topic, seconds = request.message_queue.topic, duration(request.invisible_duration)
         try:
-            return self._messages.given(delivery, topic, seconds or RENEW_SECONDS)
+            return self._messages.given(delivery, topic, wanted.seconds if wanted else 0.0)
         except (TieredStoreError, TypeError, ValueError):
             log.exception("%s: offset %d", topic.name, delivery.message.queue_offset)
             return None
@@ -433,8 +432,12 @@ class GrpcFront:
 
     async def ack_message(self, request: Any, client: str) -> Any:
         group, topic = require_group_of(request.group), full_name(request.topic)
+        if not 1 <= len(request.entries) <= BATCH_MAX:
+            raise GrpcRefusal(
+                "BAD_REQUEST", f"{len(request.entries)} handles, not 1 to {BATCH_MAX}"
+            )
         entries = []
-        for entry in request.entries[:BATCH_MAX]:
+        for entry in request.entries:
             is_done = self.receives.ack(group, topic, entry.receipt_handle)
             status = self._status() if is_done else self._no_handle()
             entries.append(
@@ -445,8 +448,6 @@ class GrpcFront:
                 )
             )
         codes = {entry.status.code for entry in entries}
-        if not entries or len(request.entries) > BATCH_MAX:
-            raise GrpcRefusal("BAD_REQUEST", f"not 1 to {BATCH_MAX} handles")
         status = entries[0].status if len(codes) == 1 else self._status("MULTIPLE_RESULTS")
         return self._calls.AckMessageResponse(status=status, entries=entries)
 

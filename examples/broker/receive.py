@@ -17,7 +17,14 @@ from examples.broker.commands import Code, RefusedError
 from examples.broker.pop import RENEW_SECONDS, Flight, PopQueue, handle_of, read_handle
 from examples.broker.storage import Storage
 from examples.broker.tables import DEAD, Topics
-from tieredstore import ConsumerOffsets, Message, MessageFilter, QueueKey, decode_message
+from tieredstore import (
+    ConsumerOffsets,
+    Message,
+    MessageFilter,
+    QueueKey,
+    TieredStoreError,
+    decode_message,
+)
 from tieredstore.model.messages import SelectedMessage
 
 log = logging.getLogger(__name__)
@@ -284,15 +291,14 @@ class Receives:
 
     async def _give_again(self, queue: _Queue, flights: Sequence[Flight]) -> list[Delivery]:
         """Those that were tried too often are buried instead."""
-        group, _, queue_id = queue.place
+        queue_id = queue.place[2]
         deliveries = []
         try:
             for message, flight in zip(await self._read(queue, flights), flights, strict=True):
                 if message is None:  # its time in the store is over
                     queue.pop.done(flight)
                 elif flight.attempt > self._retries.attempts_max:
-                    await self._store_dead(group, message)
-                    queue.pop.done(flight)
+                    await self._bury(queue, flight, message)
                 else:
                     handle = handle_of(queue_id, flight)
                     deliveries.append(
@@ -303,6 +309,17 @@ class Receives:
                 queue.pop.take_back(flight, now=self._now())
             raise
         return deliveries
+
+    async def _bury(self, queue: _Queue, flight: Flight, message: SelectedMessage) -> None:
+        """One that cannot be buried now is tried again later, and holds up no other."""
+        try:
+            await self._store_dead(queue.place[0], message)
+        except (RefusedError, TieredStoreError) as error:
+            log.error("%s: offset %d cannot be buried: %s", queue.place, flight.offset, error)
+            seconds = self._retries.seconds(flight.attempt)
+            queue.pop.change(flight, now=self._now(), seconds=seconds)
+        else:
+            queue.pop.done(flight)
 
     async def _read(self, queue: _Queue, flights: Sequence[Flight]) -> list[SelectedMessage | None]:
         """The message of each flight, in their order, which is that of offsets."""

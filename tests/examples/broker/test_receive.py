@@ -11,7 +11,7 @@ import pytest
 from examples.broker.commands import RefusedError
 from examples.broker.receive import Delivery, Receives, Retries, Wanted
 from examples.broker.storage import Storage
-from examples.broker.tables import Topics, topic_of
+from examples.broker.tables import READ, Topics, topic_of
 from tests.examples.broker.broker_kit import until
 from tieredstore import Host, Message, StoreConfig, TagsFilter, decode_message
 from tieredstore.local import LocalConfig
@@ -161,6 +161,27 @@ def test_a_message_whose_time_is_over_comes_again_until_it_is_dead(tmp_path: Pat
         assert texts(await bench.take()) == ["later"]
         assert await bench.dead() == [b"bad"]
         assert bench.at() == 2
+
+    with_store(tmp_path, body)
+
+
+def test_what_cannot_be_buried_holds_up_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(bench: Bench) -> None:
+        bench.topics.set(topic_of(f"%DLQ%{GROUP}", 1, perm=READ))
+        await bench.put("bad")
+        for _ in range(3):
+            assert texts(await bench.take(seconds=0)) == ["bad"]
+        await bench.put("good")
+        good = await bench.take()
+        assert texts(good) == ["good"]
+        assert "cannot be buried" in caplog.text
+        bench.ack(*good)
+        assert (bench.at(), bench.receives.out) == (None, 1)
+        bench.topics.set(topic_of(f"%DLQ%{GROUP}", 1))
+        assert await bench.take() == []
+        assert (bench.at(), await bench.dead()) == (2, [b"bad"])
 
     with_store(tmp_path, body)
 
