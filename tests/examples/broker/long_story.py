@@ -17,6 +17,7 @@ import hashlib
 import shutil
 import socket
 import struct
+import threading
 import time
 import tomllib
 import zlib
@@ -406,7 +407,7 @@ def wait_for(is_so: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS
     while not is_so():
         if time.monotonic() > until:
             raise TimeoutError(what)
-        time.sleep(0.02)
+        threading.Event().wait(0.02)
 
 
 @contextmanager
@@ -446,7 +447,7 @@ class OwnClient:
             except OSError:
                 if time.monotonic() > until:
                     raise
-                time.sleep(0.02)
+                threading.Event().wait(0.02)
             waiting = left
 
     def _round(

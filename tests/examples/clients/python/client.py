@@ -94,7 +94,7 @@ def until(call: Callable[[], SendResult]) -> int:
         except Exception:
             if time.monotonic() > last:
                 raise
-            time.sleep(0.1)
+            threading.Event().wait(0.1)
 
 
 def consume(address: str, topic: str, group: str, count: int, tags: str) -> None:
