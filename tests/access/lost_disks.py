@@ -119,10 +119,11 @@ class Machine:
         self.note_committed()
 
     def note_committed(self) -> None:
+        fetcher = self.store._loaded().tier.fetcher
         for key, numbers in self.acked.items():
-            for number in range(self.store.committed_offset(*key) or 0):
-                if number in numbers:
-                    self.committed[key].setdefault(number, numbers[number][-1])
+            for number, bodies in numbers.items():
+                if fetcher.contains(*key, number):
+                    self.committed[key].setdefault(number, bodies[-1])
 
     def read(self, key: QueueKey) -> dict[int, bytes]:
         """Every message from the start of the queue, by number; they follow each other."""

@@ -3,6 +3,7 @@ ends, and no number is given twice."""
 
 from __future__ import annotations
 
+import random
 import shutil
 from pathlib import Path
 
@@ -379,3 +380,62 @@ def read_over_gaps(machine: Machine, key: QueueKey) -> dict[int, bytes]:
             return found
         offset = page.next_offset
     raise AssertionError("it never comes to the end")
+
+
+def test_an_image_of_an_earlier_life_is_another_history_from_the_start(machine: Machine) -> None:
+    a_life(machine, count=7)
+    machine.image("earlier")
+    machine.store = machine.tiered()
+    machine.store.destroy()
+    machine.acked.clear()
+    machine.committed.clear()
+    machine.log_offsets.clear()
+    a_life(machine, count=9)
+    machine.restore("earlier")
+    store = machine.open()
+    assert store.agreement.forks == {ONE: 0, TWO: 0, OTHER: 0}
+    for key in (ONE, TWO, OTHER):
+        assert "resume --trust" in machine.refusal(key)
+        trust(store, machine, key, "tier")
+    machine.end()
+    machine.open()
+    machine.put(3)
+    machine.flush()
+    machine.check()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_becomes_of_the_disk_no_number_of_the_tier_is_given_twice(
+    machine: Machine, seed: int
+) -> None:
+    """Random lives; where there are two histories the tier is trusted."""
+    dice = random.Random(seed)
+    images = 0
+    machine.open()
+    for _ in range(10):
+        for key in (ONE, TWO, OTHER):
+            machine.put(dice.randrange(6), key)
+        if dice.random() < 0.5:
+            machine.flush()
+        machine.end(drain=dice.random() < 0.5)
+        fate = dice.choice(["restart", "lose", "image", "restore", "restore"])
+        if fate == "lose":
+            machine.lose_local()
+        elif fate == "image":
+            machine.image(f"image-{images}")
+            images += 1
+        elif fate == "restore" and images:
+            machine.restore(f"image-{dice.randrange(images)}")
+        machine.log_offsets.clear()  # what was not committed may have had any
+        store = machine.open()
+        machine.note_committed()
+        for key in store.agreement.refused:
+            trust(store, machine, key, "tier")
+        if store.agreement.refused:
+            machine.end(drain=False)
+            store = machine.open()
+            assert not store.agreement.refused
+        for key, committed in machine.committed.items():
+            found = read_over_gaps(machine, key)
+            assert {number: found.get(number) for number in committed} == committed, key
+            assert (store.max_offset(*key) or 0) >= max(committed, default=-1) + 1
