@@ -2,6 +2,7 @@
 
     python -m examples.broker --store DIRECTORY [--tier posix:DIRECTORY | s3://BUCKET/PREFIX]
     python -m examples.broker --config broker.conf | broker.toml
+    python -m examples.broker --story
 
 Clients find both at one address, 127.0.0.1:9876 unless told otherwise. SIGTERM or Ctrl-C ends it:
 what is under way is answered, and what waits is uploaded.
@@ -21,6 +22,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from examples.broker import story
 from examples.broker.broker import Broker, BrokerConfig
 from examples.broker.server import Limits
 from tieredstore import InvalidConfigError, StoreConfig, TieredStoreError
@@ -39,6 +41,9 @@ _JAVA_KEYS: Final[Mapping[str, str]] = {
 
 def main() -> int:
     options = _options()
+    if options.story:
+        story.main()
+        return 0
     logging.basicConfig(level=options.log.upper(), format="%(levelname)s %(name)s: %(message)s")
     try:
         broker_config, local, tier = settings(options)
@@ -104,8 +109,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--address", help="IPv4 address that clients are told; default: --host")
     parser.add_argument("--metrics-port", type=int, help="show metrics for Prometheus there")
     parser.add_argument("--log", default="warning", choices=["debug", "info", "warning", "error"])
+    parser.add_argument(
+        "--story", action="store_true", help="tell what a broker outlives, and leave nothing behind"
+    )
     options = parser.parse_args()
-    if not (options.store or options.config):
+    if not (options.store or options.config or options.story):
         parser.error("want --store or --config")
     return options
 

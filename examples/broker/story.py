@@ -1,14 +1,16 @@
-"""A broker loses its files and its life, and its consumers notice nothing: `python -m`
-`examples.broker.story`.
+"""A broker loses its files, its life and its disk, and its consumers notice nothing: `python -m`
+`examples.broker --story`.
 
 It starts the broker in a process of its own and speaks to it as any client does, over a socket:
-messages are sent, uploaded, deleted on the broker's disk; the broker is killed while more are sent;
-then all that was acknowledged is read back by offset, time and key. A line says each step.
+messages are sent, uploaded, deleted on the broker's disk; the broker is killed while more are sent,
+and all that was acknowledged is read back by offset, time and key. Then its whole disk is gone, and
+it goes on from the tier alone. A line says each step.
 """
 
 from __future__ import annotations
 
 import hashlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,6 +31,7 @@ from tieredstore.codec.record import peek_message_bytes
 TOPIC: Final = "Orders"
 QUEUES: Final = 4
 COUNT: Final = 4_000
+MORE: Final = 100
 IN_FLIGHT: Final = 500
 WAIT_SECONDS: Final = 120.0
 
@@ -126,9 +129,10 @@ def messages_of(data: bytes) -> list[StoredMessage]:
 
 
 @contextmanager
-def broker(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Client]]:
+def broker(folder: Path, log: str = "warning") -> Iterator[tuple[subprocess.Popen[str], Client]]:
     """It ends well, unless it was killed."""
-    command = [sys.executable, "-m", "examples.broker", "--config", str(folder / "broker.toml")]
+    config = str(folder / "broker.toml")
+    command = [sys.executable, "-m", "examples.broker", "--config", config, "--log", log]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     with process:
         try:
@@ -232,10 +236,7 @@ def main() -> None:
             print(f"started it again; of its log {left} file of 256 KiB is left")
             count, _ = check(client, sent)
             print(f"read {count:,} messages from the start, most of them from the tier")
-            answer = client.ask(
-                Ask.QUERY_CONSUMER_OFFSET, consumerGroup="readers", topic=TOPIC, queueId=0
-            )
-            require(answer.fields["offset"] == str(half), "the group goes on where it was")
+            require_group_at(client, half)
             print(f"the group goes on at offset {half} of queue 0, where it was")
 
             before = len(sent)
@@ -262,6 +263,29 @@ def main() -> None:
             require(int(answer.fields["offset"]) <= offset, "a time leads to its messages")
             print(f"order-{number} is found by key, and its queue by the time it was stored")
 
+        shutil.rmtree(folder / "store")
+        print("ended it well, and deleted its disk: the tier's folder is all there is")
+        recover(config)
+        with broker(folder, log="error") as (_, client):
+            found, _ = check(client, sent)
+            require(found == count, "nothing is lost, and nothing is new")
+            require_group_at(client, half)
+            print(f"on an empty disk it has {found:,} messages, and the group at {half}")
+            first = 2 * COUNT
+            send(client, first, MORE, sent)
+            found, _ = check(client, sent)
+            require(found == count + MORE, "no offset is given twice")
+            print(f"{MORE} more follow where each queue had ended")
 
-if __name__ == "__main__":
-    main()
+
+def require_group_at(client: Client, offset: int) -> None:
+    answer = client.ask(Ask.QUERY_CONSUMER_OFFSET, consumerGroup="readers", topic=TOPIC, queueId=0)
+    require(answer.fields["offset"] == str(offset), "the group goes on where it was")
+
+
+def recover(config: Path) -> None:
+    """What an operator does on a new machine; over a bucket nothing has to be done."""
+    command = [sys.executable, "-m", "tieredstore", "recover", "--config", str(config), "--apply"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    require(done.returncode == 0, f"tieredstore recover: {done.stdout}{done.stderr}")
+    print(f"tieredstore recover --apply: {done.stdout.splitlines()[-1]}")

@@ -1,10 +1,10 @@
 """The long story of a client: messages of all shapes, a broker that dies under them, and all of it
 read back.
 
-The broker is killed while the client sends, and, if it is to move, once gets an empty disk: then
-only what its tier holds has to be there. What is in the queues at the end is read by this module
-itself; what the client was told, and what it reads from the start, from an old offset, from a time
-and by key, has to be the same. A message is a line of fields:
+The broker is killed while the client sends, and once gets an empty disk: then only what its tier
+holds has to be there. What is in the queues at the end is read by this module itself; what the
+client was told, and what it reads from the start, from an old offset, from a time and by key, has
+to be the same. A message is a line of fields:
 
     number, queue, offset, SHA-256 of the body, tags, keys, the property "shape", other fields
 
@@ -17,6 +17,8 @@ import hashlib
 import shutil
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 import tomllib
@@ -98,7 +100,6 @@ class LongStory:
     folder: Path
     count: int
     kills: int = 4
-    moves: bool = True
     tier: str = ""
     variables: dict[str, str] = field(default_factory=dict)
     tell: Callable[[str], None] = print
@@ -152,6 +153,10 @@ class LongStory:
         kept = {line[0] for line in self.in_tier()}
         self.lost = {number for number in self.acknowledged if number not in kept}
         shutil.rmtree(self.folder / "store")
+        if not self.tier:  # a bucket's log is its catalogue, and a folder's is on the disk
+            words = ("recover", "--config", str(self.config), "--apply")
+            command = [sys.executable, "-m", "tieredstore", *words]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         self.start()
         self.tell(
             f"  moved to an empty disk: {len(kept):,} messages were in the tier, "
@@ -165,8 +170,7 @@ class LongStory:
 
     def send_all(self) -> None:
         acts = ["kill"] * self.kills
-        if self.moves:
-            acts.insert(len(acts) // 2, "move")
+        acts.insert(len(acts) // 2, "move")
         acts.append("")
         share = self.count // len(acts)
         for at, act in enumerate(acts):
@@ -345,7 +349,7 @@ def line_of(found: Found) -> Line:
         str(found.queue_id),
         str(found.queue_offset),
         hashlib.sha256(body + padding.encode()).hexdigest(),
-        properties.get("TAGS", "null"),
+        properties.get("TAGS") or "null",  # one client writes it empty, and reads it as none
         properties.get("KEYS", "").strip(),
         properties["shape"],
     )

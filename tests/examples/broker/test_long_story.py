@@ -24,7 +24,7 @@ def told_in_a_bucket(folder: Path, count: int, *, kills: int) -> list[str]:
 
 @pytest.mark.slow
 def test_a_broker_that_dies_loses_nothing_it_has_acknowledged(tmp_path: Path) -> None:
-    story = LongStory(client=OwnClient(), folder=tmp_path, count=1_500, kills=2, moves=False)
+    story = LongStory(client=OwnClient(), folder=tmp_path, count=1_500, kills=2)
     assert story.run() == []
 
 
@@ -35,11 +35,11 @@ def test_a_broker_goes_on_from_its_bucket_when_its_disk_is_lost(tmp_path: Path) 
 
 
 @pytest.mark.torture
-def test_ten_thousand_messages_outlive_four_deaths(tmp_path: Path) -> None:
-    story = LongStory(client=OwnClient(), folder=tmp_path, count=10_000, moves=False)
+def test_ten_thousand_messages_outlive_four_deaths_over_a_folder(tmp_path: Path) -> None:
+    story = LongStory(client=OwnClient(), folder=tmp_path, count=10_000)
     assert story.run() == []
 
 
 @pytest.mark.torture
-def test_ten_thousand_messages_outlive_four_deaths_and_a_disk(tmp_path: Path) -> None:
+def test_ten_thousand_messages_outlive_four_deaths_over_a_bucket(tmp_path: Path) -> None:
     assert told_in_a_bucket(tmp_path, 10_000, kills=4) == []

@@ -773,7 +773,7 @@ def test_settings_that_cannot_be_are_told(
 @pytest.mark.slow
 def test_the_example_tells_its_story() -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "examples.broker.story"],
+        [sys.executable, "-W", "error", "-m", "examples.broker", "--story"],
         cwd=ROOT,
         env=environment(),
         capture_output=True,
@@ -783,6 +783,7 @@ def test_the_example_tells_its_story() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "4,000 messages from the start" in done.stdout
     assert "that were acknowledged are there" in done.stdout
+    assert "100 more follow where each queue had ended" in done.stdout
 
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
