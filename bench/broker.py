@@ -218,9 +218,7 @@ def rows_of_pulls(place: Place, connections: int) -> Iterator[Row]:
             return [await reads(face, connections) for _ in states]
 
     for state, beside, found in zip(states, asyncio.run(library()), ours, strict=True):
-        yield rate_row(
-            f"{state} pulls, {connections} connections (awaited reads)", beside, found, None
-        )
+        yield rate_row(f"{state} pulls, {named(connections)} (awaited reads)", beside, found, None)
 
 
 def named(connections: int) -> str:
