@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from types import ModuleType
 from typing import Any
 
 from tieredstore import InvalidConfigError
@@ -24,9 +23,8 @@ def load() -> tuple[Any, Any, Any]:
         found = importlib.util.find_spec(_PACKAGE)
         if found is None or found.submodule_search_locations is None:
             raise InvalidConfigError(f"gRPC: there is no {_PACKAGE}; {_HOW}")
-        bare = ModuleType(_PACKAGE)
-        bare.__path__ = list(found.submodule_search_locations)
-        sys.modules[_PACKAGE] = bare
+        # Made, and never run.
+        sys.modules[_PACKAGE] = importlib.util.module_from_spec(found)
     try:
         importlib.import_module("grpc.aio")
         return (
