@@ -353,12 +353,10 @@ class GrpcFront:
         topic = self._topics.to_write(name, wanted_queues=2**31)
         turn = zlib.crc32(group.encode()) if group else next(self._turns)
         queue_id = turn % max(topic.write_queue_count, 1)
-        messages = [
-            self._schedule.place(self._messages.taken(each, topic.name, queue_id, born_host))
-            for each in given
-        ]
+        messages = [self._messages.taken(each, name, queue_id, born_host) for each in given]
         for message in messages:
             check(message)
+        messages = [self._schedule.place(message) for message in messages]
         await self._topics.keep()  # where it is a new one
         return await self._storage.put(messages)
 

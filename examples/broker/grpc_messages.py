@@ -13,6 +13,7 @@ from examples.broker.produce import BODY_BYTES_MAX
 from examples.broker.receive import DEAD_ID, DEAD_TOPIC, Delivery
 from examples.broker.schedule import DELIVER_MS
 from tieredstore import Host, Message, TieredStoreError, decode_message
+from tieredstore.codec.message import PROPERTY_BYTES_MAX
 from tieredstore.codec.record import (
     DELAY_LEVEL,
     INNER_COUNT,
@@ -22,6 +23,7 @@ from tieredstore.codec.record import (
     TAGS,
     UNIQUE_KEY,
     WAIT_STORE_OK,
+    encode_properties,
     split_keys,
 )
 
@@ -88,11 +90,16 @@ class Messages:
             if name in SYSTEM_NAMES or not _is_plain(name) or _ENDS.search(text):
                 raise GrpcRefusal("ILLEGAL_MESSAGE_PROPERTY_KEY", f"the property {name!r:.80}")
             properties[name] = text
+        text = encode_properties(properties)
+        if len(text) > PROPERTY_BYTES_MAX:
+            raise GrpcRefusal(
+                "MESSAGE_PROPERTIES_TOO_LARGE", f"{len(text)} bytes, more than {PROPERTY_BYTES_MAX}"
+            )
         return Message(
             topic=topic,
             queue_id=queue_id,
             body=self._plain(given),
-            properties=properties,
+            properties_text=text,
             born_timestamp=max(0, _ms(system.born_timestamp)),
             born_host=born_host,
             store_host=self._address,

@@ -139,9 +139,9 @@ class Sends:
             messages = list(_in_batch(message))
         else:
             messages = [message]
-        messages = [self._schedule.place(each) for each in messages]
         for each in messages:
             check(each)
+        messages = [self._schedule.place(each) for each in messages]
         await self._topics.keep()  # where it is a new one
         results = await self._storage.put(messages)
         refused = next((result for result in results if not result.stored), None)

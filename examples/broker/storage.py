@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final, ParamSpec, TypeVar, cast
 
 from tieredstore import (
@@ -12,7 +13,6 @@ from tieredstore import (
     InvalidConfigError,
     Message,
     MessageFilter,
-    MessageStore,
     PutResult,
     QueueKey,
     Runtime,
@@ -44,11 +44,8 @@ class Storage:
     ) -> None:
         self._runtime = Runtime.threads()
         local = LocalMessageStore(local_config, self._runtime)
-        self.store: MessageStore
-        if config.plugins in ((), PLUGINS):
-            self.store = TieredMessageStore(local, config, runtime=self._runtime, metrics=metrics)
-        else:  # each of these makes its own runtime, and none is given our metrics
-            self.store = load_plugins(local, config)
+        config = config if config.plugins else replace(config, plugins=PLUGINS)
+        self.store = load_plugins(local, config, runtime=self._runtime, metrics=metrics)
         self.tier = _tier_of(self.store)
         # Puts and arrivals ask no more of a store than the protocol has.
         self._face = AsyncTieredStore(cast("TieredMessageStore", self.store))

@@ -389,7 +389,7 @@ def test_a_packed_body_is_stored_plain(tmp_path: Path, pack: Callable[[bytes], b
         ("ILLEGAL_MESSAGE_GROUP", made(message_group=" ")),
         ("UNSUPPORTED", made(message_type=PB.TRANSACTION)),
         ("UNSUPPORTED", made(message_type=PB.LITE)),
-        ("BAD_REQUEST", made(keys=["k" * 1_000] * 40)),
+        ("MESSAGE_PROPERTIES_TOO_LARGE", made(keys=["k" * 1_000] * 40)),
         ("BAD_REQUEST", made(delivery_timestamp={"seconds": NOW // 1_000 + 10_000_000})),
         (
             "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE",
@@ -490,6 +490,10 @@ def test_what_others_stored_is_shown_whatever_it_holds(tmp_path: Path) -> None:
         ("ILLEGAL_INVISIBLE_TIME", {"invisible_duration": {"seconds": -1}}),
         ("ILLEGAL_INVISIBLE_TIME", {"invisible_duration": {"seconds": 2**40}}),
         ("ILLEGAL_FILTER_EXPRESSION", {"filter_expression": {"expression": " || "}}),
+        (
+            "ILLEGAL_FILTER_EXPRESSION",
+            {"filter_expression": {"type": PB.SQL, "expression": "a >"}},
+        ),
     ],
 )
 def test_a_wish_that_is_none_is_refused(tmp_path: Path, name: str, fields: dict[str, Any]) -> None:
@@ -499,12 +503,17 @@ def test_a_wish_that_is_none_is_refused(tmp_path: Path, name: str, fields: dict[
     with_front(tmp_path, body)
 
 
-def test_tags_choose(tmp_path: Path) -> None:
+def test_tags_and_conditions_choose(tmp_path: Path) -> None:
     async def body(bench: Bench, client: Client) -> None:
         for number in range(6):
-            await client.send(made(f"{number}".encode(), tag=("even", "odd")[number % 2]))
+            message = made(f"{number}".encode(), tag=("even", "odd")[number % 2])
+            message.user_properties["number"] = str(number)
+            await client.send(message)
         _, found = await client.receive(filter_expression={"expression": "odd || none"})
         assert [each.body for each in found] == [b"1", b"3", b"5"]
+        wanted = {"type": PB.SQL, "expression": "number > 3 OR number = 0"}
+        _, found = await client.receive(group={"name": "sql"}, filter_expression=wanted)
+        assert [each.body for each in found] == [b"0", b"4", b"5"]
 
     with_front(tmp_path, body)
 

@@ -137,7 +137,7 @@ class Client:
     def comparable(self, line: Line) -> Line:
         """Without ids, which only some print, and the queue: one is not told where it sent to."""
         found = [line[0], "?", *line[2:7]]
-        if not self.sees_zeros and line[-1] in BINARY:
+        if not self.sees_zeros and line[6] in BINARY:
             found[3] = "?"
         return tuple(found)
 
@@ -276,16 +276,15 @@ def main() -> int:
         failures = story(clients, folder / "short")
         for client in clients:
             print(f"{client.what}, the long story:", flush=True)
-            with a_bucket() as (tier, others):
-                told = LongStory(
+            with a_bucket() as (tier, of_bucket):
+                failures += LongStory(
                     client=client,
                     folder=folder / client.name,
                     count=STORY_COUNT,
-                    tier=tier,
                     grpc=client.speaks_grpc,
-                    variables={**others, **variables([client])},
-                )
-                failures += told.run()
+                    tier=tier,
+                    variables={**variables([client]), **of_bucket},
+                ).run()
             if client.speaks_grpc:
                 failures += through_a_kill(client, folder / f"{client.name}-kill")
     finally:

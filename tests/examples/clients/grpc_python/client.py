@@ -86,7 +86,7 @@ def line_of(message: Any) -> str:
         *map(str, message.place),
         hashlib.sha256(body).hexdigest(),
         message.tag or "null",
-        " ".join(message.keys),
+        " ".join(sorted(message.keys)),  # the client keeps no order
         properties["shape"],
     )
     return "\t".join(fields)
