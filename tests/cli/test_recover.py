@@ -18,6 +18,7 @@ def machine(tmp_path: Path) -> Machine:
     machine = Machine(tmp_path)
     machine.open()
     machine.put(10)
+    machine.store.consumer_offsets.commit("readers", *ONE, 4)
     machine.flush()
     machine.put(3)
     machine.end(drain=False)
@@ -59,12 +60,14 @@ def test_an_empty_machine_goes_on_with_its_folder(
     assert {(row["topic"], row["queue_id"], row["max_offset"]) for row in ran.rows[1:-1]} == {
         (*key, 10) for key in (ONE, TWO, OTHER)
     }
+    assert ran.rows[-1]["groups"] == (["readers"] if published else [])
     made = picture(machine.disk)
     ran = command.run("recover", "--apply", *words(machine)).done()
     assert "is here: nothing has to be made" in ran.out
     assert picture(machine.disk) == made
     store = machine.open()
     assert store.agreement.ends == {ONE: 10, TWO: 10, OTHER: 10}
+    assert store.consumer_offsets.get("readers", *ONE) == (4 if published else None)
     machine.check()
     machine.put(5)
     machine.flush()

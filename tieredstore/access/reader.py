@@ -12,7 +12,7 @@ from typing import Final, Self, TypeAlias, TypeVar
 
 from tieredstore.access.tables import copied
 from tieredstore.access.wiring import Tier, check_broker, check_place, open_tier
-from tieredstore.codec.broker_tables import CONSUMER_OFFSETS
+from tieredstore.codec.broker_tables import CONSUMER_OFFSETS, TOPICS, TopicConfig
 from tieredstore.codec.names import INDEX_TOPIC
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, ReadRequest
 from tieredstore.driver.metadata import CatalogueFacts, MetadataStore
@@ -196,6 +196,14 @@ class TieredReader:
             for queue_id, offset in row.items():
                 found.setdefault(group, {})[QueueKey(topic, queue_id)] = offset
         return found
+
+    def topic_configs(self) -> dict[str, TopicConfig]:
+        """The topics of the broker, as it last copied them to the tier.
+
+        Raises MetadataError for a copy that is none.
+        """
+        contents = copied(TOPICS, self._loaded().metadata)
+        return {} if contents is None else dict(contents.rows)
 
     def summary(self, topic: str, queue_id: int) -> QueueSummary | None:
         """What the tier has of one queue. May take one small read."""

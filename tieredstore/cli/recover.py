@@ -38,11 +38,11 @@ def recover(
 ) -> None:
     """Make an empty machine ready to go on with its tier, from the bucket or folder alone.
 
-    Says what is here, what is missing, and which queues the broker will serve: nothing changes
-    without --apply. In a bucket the log is the catalogue, and nothing is missing. Of a folder the
-    catalogue is made again from what is published beside the tier, and from the bytes. A catalogue
-    or a local store that is here is never touched. When the broker starts, its queues go on where
-    the tier ends.
+    Says what is here, what is missing, which queues the broker will serve, and whether the tier
+    keeps its topics and consumer offsets: nothing changes without --apply. In a bucket the log is
+    the catalogue, and nothing is missing. Of a folder the catalogue is made again from what is
+    published beside the tier, and from the bytes. A catalogue or a local store that is here is
+    never touched. When the broker starts, its queues go on where the tier ends.
     """
     from tieredstore.cli.look import queue_rows, write_queues
     from tieredstore.cli.tier import TierDamage, opened_tier
@@ -56,6 +56,7 @@ def recover(
     named = replace(tier, catalogue=None if state["source"] == "log" else str(state["source"]))
     with opened_tier(named) as opened:
         rows = queue_rows(opened, None, damage)
+        groups, topics = sorted(opened.reader.consumer_offsets()), opened.reader.topic_configs()
     write_row({"what": "machine", **state}, *_lines_of(state, applied=apply), json=json)
     write_queues(rows, json=json)
     total: Row = {
@@ -63,13 +64,17 @@ def recover(
         "queue_count": len(rows),
         "message_count": sum(_count_of(row) for row in rows),
         "log_bytes": sum(int(row["log_bytes"]) for row in rows),
+        "groups": groups,
+        "configured_topic_count": len(topics),
     }
     if json:
         write_json(total)
     else:
         write_line(
             f"{total['queue_count']} queues, {total['message_count']} messages,"
-            f" {total['log_bytes']} bytes"
+            f" {total['log_bytes']} bytes;"
+            f" the tier keeps {len(topics)} topics' configuration and the offsets of"
+            f" {len(groups)} consumer groups"
         )
     if report is not None and report.problems:
         text = f"{len(report.problems)} not sound, the first: {report.problems[0]}"
