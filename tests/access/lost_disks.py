@@ -43,6 +43,7 @@ class Machine:
         self.log_offsets: set[int] = set()
         self._number = 0
         self.store: TieredMessageStore
+        self.client: MemoryObjectClient  # of the last life over a bucket
 
     def local_config(self) -> LocalConfig:
         return LocalConfig(
@@ -67,8 +68,8 @@ class Machine:
         config = self.config(**settings)
         if self.objects is None:
             return TieredMessageStore(local, config, runtime=runtime)
-        client = MemoryObjectClient(self.objects)
-        provider = ObjectProvider(client, config.cluster_name, runtime)
+        self.client = MemoryObjectClient(self.objects)
+        provider = ObjectProvider(self.client, config.cluster_name, runtime)
         return TieredMessageStore(local, config, runtime=runtime, provider=provider)
 
     def open(self, **settings: Any) -> TieredMessageStore:

@@ -48,6 +48,19 @@ def test_a_store_that_lost_nothing_agrees(machine: Machine) -> None:
     assert store.health().ok
 
 
+def test_many_queues_are_compared_by_few_requests(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "bucket")
+    keys = [QueueKey("Many", number) for number in range(60)]
+    machine.open()
+    for _ in range(3):
+        machine.put(2, *keys)
+        machine.flush()
+    machine.end()
+    store = machine.open()
+    assert store.agreement.checked == set(keys)
+    assert machine.client.requests["get_range"] < 20
+
+
 def test_queues_of_a_lost_disk_go_on_at_the_end_of_the_tier(machine: Machine) -> None:
     a_life(machine, lost=3)
     machine.lose_local()

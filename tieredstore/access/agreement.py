@@ -42,7 +42,9 @@ from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.fetched import FETCHED_MAX, FetchedMessages
 from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.reading import ByteSource
 from tieredstore.model.errors import StoreClosedError, TieredStoreError
 from tieredstore.model.printable import log_of
 from tieredstore.model.topics import TopicFilter
@@ -135,8 +137,12 @@ def agree(
         for file in files
         if not topic_filter.rejects(file.key.topic) and not is_history(file.path, metadata)
     ]
-    futures = [runtime.fetch.submit(_look, store, file, metadata) for file in wanted]
-    verdicts = [_decided(future.result(), metadata) for future in futures]
+    verdicts: list[_Verdict] = []
+    for first in range(0, len(wanted), FETCHED_MAX):
+        some = wanted[first : first + FETCHED_MAX]
+        source = _fetched(store, some)
+        futures = [runtime.fetch.submit(_look, store, file, metadata, source) for file in some]
+        verdicts += [_decided(future.result(), metadata) for future in futures]
     refused = {one.file.key: one.refused for one in verdicts if one.refused is not None}
     behind = [one for one in verdicts if one.goes_on_at is not None]
     if behind:
@@ -203,7 +209,22 @@ def _decided(one: _Verdict, metadata: MetadataStore) -> _Verdict:
     return one
 
 
-def _look(store: MessageStore, file: FlatMessageFile, metadata: MetadataStore) -> _Verdict:
+def _fetched(store: MessageStore, files: Sequence[FlatMessageFile]) -> FetchedMessages:
+    """The messages of the tier that are to be compared, where a provider reads many at once."""
+    fetched = FetchedMessages()
+    provider = files[0].queue.provider
+    if provider.reads_together and len(files) > 1:
+        ends = [(file, min(store.max_offset(*file.key) or 0, file.commit_offset)) for file in files]
+        fetched.fetch(
+            provider,
+            [(file, end - 1) for file, end in ends if end > (store.min_offset(*file.key) or 0)],
+        )
+    return fetched
+
+
+def _look(
+    store: MessageStore, file: FlatMessageFile, metadata: MetadataStore, source: ByteSource
+) -> _Verdict:
     local_end = store.max_offset(*file.key)
     minimum = store.min_offset(*file.key)
     if not file.is_started:
@@ -221,7 +242,7 @@ def _look(store: MessageStore, file: FlatMessageFile, metadata: MetadataStore) -
         return _Verdict(file, local_end, goes_on_at=tier_end if is_behind else None)
     last = min(local_end, tier_end) - 1
     try:
-        reason_or_none = disagreement_at(store, file, last)
+        reason_or_none = disagreement_at(store, file, last, source)
     except StoreClosedError:
         raise
     except TieredStoreError as error:

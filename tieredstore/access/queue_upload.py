@@ -17,7 +17,7 @@ from tieredstore.driver.runtime import Clock
 from tieredstore.flat import recovery
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.reading import read_run
+from tieredstore.flat.reading import DIRECT, ByteSource, read_run
 from tieredstore.index.contract import CommittedRun, Index
 from tieredstore.model.config import MIB, StoreConfig
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError, SegmentError
@@ -82,7 +82,9 @@ def disagreement(store: MessageStore, file: FlatMessageFile) -> str | None:
     return disagreement_at(store, file, file.commit_offset - 1)
 
 
-def disagreement_at(store: MessageStore, file: FlatMessageFile, offset: int) -> str | None:
+def disagreement_at(
+    store: MessageStore, file: FlatMessageFile, offset: int, source: ByteSource = DIRECT
+) -> str | None:
     """Why a message is not the same in both; None where it is, as far as anybody can tell.
 
     Reads it on either side. Says nothing where one of them does not have it any more.
@@ -91,7 +93,7 @@ def disagreement_at(store: MessageStore, file: FlatMessageFile, offset: int) -> 
     if offset < (store.min_offset(topic, queue_id) or 0) or not file.queue.units_in_a_row(offset):
         return None
     local = store.read_range(topic, queue_id, offset, count_max=1, bytes_max=1)
-    tiered = read_run(file, offset, count_max=1, bytes_max=1)
+    tiered = read_run(file, offset, count_max=1, bytes_max=_COMPARED_BYTES, source=source)
     if not len(local) or not len(tiered):
         return None
     if _without_log_offset(local.record(0)) == _without_log_offset(tiered.record(0)):
