@@ -30,6 +30,7 @@ from tieredstore.model.messages import SelectedMessage
 log = logging.getLogger(__name__)
 
 COUNT_MAX: Final = 32
+LOOKS_MAX: Final = 64  # of one receive, in one queue, behind what was left out
 PLACES_MAX: Final = 10_000
 OUT_MAX: Final = 200_000
 WAITING_MAX: Final = 10_000
@@ -269,18 +270,21 @@ class Receives:
         room = min(wanted.count, pop.room())
         if room <= 0:
             return [], None
-        offset = pop.next_offset
-        got = await self._storage.get(
-            topic, queue_id, offset, count_max=room, message_filter=wanted.chosen, group=group
-        )
-        given = pop.give(
-            [message.queue_offset for message in got.messages],
-            got.next_offset,
-            now=self._now(),
-            seconds=wanted.seconds,
-            owner=wanted.owner,
-            attempt_id=wanted.attempt_id,
-        )
+        for _ in range(LOOKS_MAX):
+            offset = pop.next_offset
+            got = await self._storage.get(
+                topic, queue_id, offset, count_max=room, message_filter=wanted.chosen, group=group
+            )
+            given = pop.give(
+                [message.queue_offset for message in got.messages],
+                got.next_offset,
+                now=self._now(),
+                seconds=wanted.seconds,
+                owner=wanted.owner,
+                attempt_id=wanted.attempt_id,
+            )
+            if given or pop.next_offset <= offset:
+                break  # else these were left out, or are not there: it goes on behind them
         # A place within the queue that holds nothing would be waited for in vain.
         is_stuck = got.next_offset == offset < got.max_offset
         deliveries = [

@@ -110,6 +110,19 @@ def texts(deliveries: list[Delivery]) -> list[str]:
     return [decode_message(each.message.record).body.decode() for each in deliveries]
 
 
+def test_what_is_left_out_hides_nothing_behind_it(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        for _ in range(40):
+            await bench.put(*["no"] * 500, tags="no")
+        await bench.put("yes", tags="yes")
+        found = await bench.take(chosen=TagsFilter("yes"))
+        assert texts(found) == ["yes"]
+        assert bench.ack(*found) == [True]
+        assert bench.at() == 20_001
+
+    with_store(tmp_path, body)
+
+
 def test_each_message_goes_to_one_consumer_and_the_group_goes_on(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
         await bench.put("a", "b", "c", "d")
