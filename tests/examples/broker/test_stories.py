@@ -170,6 +170,7 @@ def test_what_no_message_may_be_is_refused(client: Remoting) -> None:
     assert sent("Refusals", 0, b"") == 13
     assert sent("Refusals", 0, b"x" * (5 << 20)) == 13
     assert sent("Refusals", 0, b"x", padding="x" * 40_000) == 13
+    assert sent("Refusals", 0, b"x", padding="x" * 40_000, DELAY="1") == 13
     assert sent("Refusals", 0, b"x", DELAY="soon") == 13
     assert sent("Refusals", 0, b"x", TIMER_DELAY_SEC="5 s") == 13
     assert sent("Refusals", 0, b"x", TIMER_DELAY_SEC="260000") == 13
