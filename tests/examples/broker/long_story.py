@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 import tomllib
+import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -415,8 +416,12 @@ def wait_for(is_so: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS
 
 
 @contextmanager
-def a_bucket(name: str = "story") -> Iterator[tuple[str, dict[str, str]]]:
-    """Settings of a tier in a bucket of a server on this machine, and the variables beside them."""
+def a_bucket() -> Iterator[tuple[str, dict[str, str]]]:
+    """Settings of a tier in a new bucket of a server on this machine, and variables beside them.
+
+    Servers of one process share what is in them, so no name comes twice.
+    """
+    name = f"story-{uuid.uuid4()}"
     with moto_server() as (endpoint, _):
         keys = {"access_key": "key", "secret_key": "secret", "region": "us-east-1"}
         keys["endpoint"] = endpoint
