@@ -270,8 +270,9 @@ class Receives:
         room = min(wanted.count, pop.room())
         if room <= 0:
             return [], None
-        for _ in range(LOOKS_MAX):
-            offset = pop.next_offset
+        looks = 0
+        while True:
+            offset, looks = pop.next_offset, looks + 1
             got = await self._storage.get(
                 topic, queue_id, offset, count_max=room, message_filter=wanted.chosen, group=group
             )
@@ -283,7 +284,7 @@ class Receives:
                 owner=wanted.owner,
                 attempt_id=wanted.attempt_id,
             )
-            if given or pop.next_offset <= offset:
+            if given or pop.next_offset <= offset or looks == LOOKS_MAX:
                 break  # else these were left out, or are not there: it goes on behind them
         # A place within the queue that holds nothing would be waited for in vain.
         is_stuck = got.next_offset == offset < got.max_offset
