@@ -713,7 +713,7 @@ def test_groups_that_were_beyond_what_is_left_go_back_to_the_end(
     assert found.store.max_offset(TOPIC, 0) == 9
     assert found.offsets.get(GROUP, TOPIC, 0) == 9
     assert found.offsets.get("group-b", TOPIC, 0) == 8
-    assert found.offsets.get(GROUP, "Elsewhere", 0) == 3
+    assert found.offsets.get(GROUP, "Elsewhere", 0) == 0
     assert f"{TOPIC}/0 of {GROUP}: 12 to 9" in caplog.text
     assert found.tables.keep()
     rows = CONSUMER_OFFSETS.decode(file_of(tmp_path / "second").read_bytes()).rows

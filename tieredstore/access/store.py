@@ -643,14 +643,14 @@ class _Open:
     def load_tables(self) -> None:
         """No group stays beyond the end of its queue: what was there is lost.
 
-        But for queues that take no puts yet: where they end is not decided.
+        * A queue that neither store has any more begins at 0 again, and so does its group.
+        * Where queues that take no puts end is not decided: their groups stay.
         """
         if self.tables is None:
             return
         self.tables.load()
         queues = self.tables.consumer_offsets.queues() - self.refusals.keys()
-        found = ((key, self.answers.max_offset(*key)) for key in queues)
-        self.tables.clamp({key: end for key, end in found if end is not None})
+        self.tables.clamp({key: self.answers.max_offset(*key) or 0 for key in queues})
 
     def agree(self) -> None:
         """Hold the next store against the tier, before anything is put or uploaded."""
