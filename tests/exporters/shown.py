@@ -176,15 +176,16 @@ class EventfulBroker:
         assert len(self.store.get_message(TOPIC, 0, 0, group="g").messages) == 5
 
     def live_again(self) -> None:
-        """The broker comes back with an empty disk, and loses messages before their upload."""
+        """The broker comes back with a disk that has other messages under the same numbers, and
+        loses messages before their upload."""
         self.store.shutdown()
         self.local = ListMessageStore(self.runtime)
+        self.local.load()
+        for number in 100, 101:
+            self.local.put_message(a_message(number))
         self.store = self._opened()
         self.put(*range(3), topic=NEW_TOPIC)
-        assert self.store.flush()
+        assert not self.store.flush()  # one queue is stopped
         self.put(*range(3, 7), topic=NEW_TOPIC)
         self.local.kept_from = 5
-        assert self.store.flush()
-        self.local.kept_from = 0
-        self.put(100, 101)
         assert not self.store.flush()

@@ -25,9 +25,19 @@ from tieredstore.providers import object_provider
 from tieredstore.providers.object_provider import open_client
 from tieredstore.providers.s3_settings import ObjectStoreSettings
 
-# A bucket has no catalogue to publish, and notes of its queues are in its log.
-IN_A_BUCKET = [name for name in ON_A_TIER if name not in ("metadata snapshot", "resume")]
-WITH_A_LOG = ("expire", "cost", "report", "migrate", "export", "reindex", "metadata reserve")
+# A bucket has no catalogue to publish or to recover, and notes of its queues are in its log.
+NOT_IN_A_BUCKET = ("metadata snapshot", "resume", "recover")
+IN_A_BUCKET = [name for name in ON_A_TIER if name not in NOT_IN_A_BUCKET]
+WITH_A_LOG = (
+    "expire",
+    "offload",
+    "cost",
+    "report",
+    "migrate",
+    "export",
+    "reindex",
+    "metadata reserve",
+)
 KINDS = ("GET", "HEAD", "LIST", "PUT", "POST", "POST uploads", "DELETE", "DELETE-MANY")
 
 
@@ -103,6 +113,16 @@ def test_a_bucket_answers_as_a_folder_does(
     other.prepare(name)
     folder = other.run(name, *on_posix(other, golden_copy(beside)), "--json")
     assert same_rows(ran.rows, verb.same) == same_rows(folder.rows, verb.same)
+
+
+def test_a_machine_lacks_nothing_to_go_on_with_a_bucket(
+    bench: Bench, settings: ObjectStoreSettings
+) -> None:
+    assert bench.run("rebuild", *in_bucket(bench, settings)).code == 0
+    bench.catalogue.unlink(missing_ok=True)
+    rows = bench.run("recover", *in_bucket(bench, settings, metadata=None), "--json").done().rows
+    assert (rows[0]["catalogue"], rows[0]["has_local_store"]) == ("in the bucket", False)
+    assert rows[-1]["queue_count"] == len(rows) - 2 == 9
 
 
 @pytest.mark.parametrize("name", IN_A_BUCKET)
