@@ -549,12 +549,19 @@ def test_topics_and_offsets_survive_a_restart(tmp_path: Path) -> None:
 
 
 def test_the_files_of_a_broker_of_rocketmq_are_read(tmp_path: Path) -> None:
+    with running(tmp_path) as broker, broker.client() as client:
+        client.create_topic("Java", 2)
+        for queue_id in 0, 1:
+            for _ in range(13):
+                client.send("Java", queue_id, b"x")
     folder = tmp_path / "store" / "config"
-    folder.mkdir(parents=True)
+    for path in folder.glob("*.bak"):
+        path.unlink()
     offsets = '{\n\t"offsetTable":{"Java@javans":{0:3,1:12\n\t\t}}}'
     (folder / "consumerOffset.json").write_text(offsets, encoding="utf-8")
     topic = {"topicName": "Java", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6, "order": True}
-    topics = {"dataVersion": {"counter": 3}, "topicConfigTable": {"Java": topic}}
+    version = {"timestamp": 4_102_444_800_000, "counter": 3}  # newer than the tier's copy
+    topics = {"dataVersion": version, "topicConfigTable": {"Java": topic}}
     (folder / "topics.json").write_text(json.dumps(topics), encoding="utf-8")
     with running(tmp_path) as broker, broker.client() as client:
         answer = client.ask(14, consumerGroup="javans", topic="Java", queueId=1)
