@@ -12,7 +12,7 @@ from examples.broker.commands import INT32_MAX, INT64_MAX, Answer, Code, Refused
 from examples.broker.frames import FRAME_BYTES_MAX
 from examples.broker.query import Queries
 from examples.broker.schedule import Schedule
-from examples.broker.storage import Storage
+from examples.broker.storage import Storage, moved
 from examples.broker.tables import DEAD, RETRY, SCHEDULE, Topics, require_group
 from tieredstore import (
     Host,
@@ -115,15 +115,9 @@ class Sends:
         topic = self._topics.to_write((DEAD if is_dead else RETRY) + group, wanted_queues=1)
         if not is_dead:
             properties[DELAY_LEVEL] = str(level or RETRY_LEVEL + stored.reconsume_times)
-        message = Message(
-            topic=topic.name,
-            queue_id=random.randrange(topic.write_queue_count),
-            body=stored.body,
-            properties=properties,
-            flag=stored.flag,
-            sys_flag=stored.sys_flag,
-            born_timestamp=stored.born_timestamp,
-            born_host=stored.born_host,
+        queue_id = random.randrange(topic.write_queue_count)
+        message = replace(
+            moved(stored, topic.name, queue_id, properties),
             store_host=self._address,
             reconsume_times=stored.reconsume_times + 1,
         )

@@ -15,11 +15,10 @@ from typing import Any, Final
 
 from examples.broker.commands import Code, RefusedError
 from examples.broker.pop import RENEW_SECONDS, Flight, PopQueue, handle_of, read_handle
-from examples.broker.storage import Storage
+from examples.broker.storage import Storage, moved
 from examples.broker.tables import DEAD, Topics
 from tieredstore import (
     ConsumerOffsets,
-    Message,
     MessageFilter,
     QueueKey,
     TieredStoreError,
@@ -354,18 +353,8 @@ class Receives:
         properties = dict(stored.properties)
         properties[DEAD_TOPIC] = stored.topic
         properties[DEAD_ID] = stored.unique_key or stored.offset_id
-        dead = Message(
-            topic=topic.name,
-            queue_id=message.queue_offset % topic.write_queue_count,
-            body=stored.body,
-            properties=properties,
-            flag=stored.flag,
-            sys_flag=stored.sys_flag,
-            born_timestamp=stored.born_timestamp,
-            born_host=stored.born_host,
-            store_host=stored.store_host,
-            reconsume_times=stored.reconsume_times,
-        )
+        queue_id = message.queue_offset % topic.write_queue_count
+        dead = moved(stored, topic.name, queue_id, properties)
         (result,) = await self._storage.put([dead])
         if not result.stored:
             raise RefusedError(Code.SERVICE_NOT_AVAILABLE, f"{topic.name}: {result.reason}")

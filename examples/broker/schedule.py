@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from examples.broker.commands import Code, RefusedError
+from examples.broker.storage import moved
 from examples.broker.tables import SCHEDULE
 from tieredstore import Message
 from tieredstore.codec.message import StoredMessage
@@ -66,18 +67,7 @@ class Schedule:
         if not topic or not (queue.isascii() and queue.isdigit()):
             return None
         properties.pop(DELAY_LEVEL, None)
-        message = Message(
-            topic=topic,
-            queue_id=int(queue),
-            body=stored.body,
-            properties=properties,
-            flag=stored.flag,
-            sys_flag=stored.sys_flag,
-            born_timestamp=stored.born_timestamp,
-            born_host=stored.born_host,
-            store_host=stored.store_host,
-            reconsume_times=stored.reconsume_times,
-        )
+        message = moved(stored, topic, int(queue), properties)
         try:
             return self.place(message)
         except RefusedError:  # it was taken, and has waited long enough

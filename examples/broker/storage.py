@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final, ParamSpec, TypeVar, cast
@@ -21,6 +21,7 @@ from tieredstore import (
     load_plugins,
 )
 from tieredstore.aio import AsyncTieredStore
+from tieredstore.codec.message import StoredMessage
 from tieredstore.driver.metrics import Metrics
 from tieredstore.local import LocalConfig, LocalMessageStore
 
@@ -132,6 +133,24 @@ class Storage:
         if messages is self._together:
             self._putting = None  # what comes from now on is another put
         return await self._face.put_messages(messages)
+
+
+def moved(
+    stored: StoredMessage, topic: str, queue_id: int, properties: Mapping[str, str]
+) -> Message:
+    """A stored message as it is put into another queue."""
+    return Message(
+        topic=topic,
+        queue_id=queue_id,
+        body=stored.body,
+        properties=properties,
+        flag=stored.flag,
+        sys_flag=stored.sys_flag,
+        born_timestamp=stored.born_timestamp,
+        born_host=stored.born_host,
+        store_host=stored.store_host,
+        reconsume_times=stored.reconsume_times,
+    )
 
 
 def _tier_of(store: object) -> TieredMessageStore:
