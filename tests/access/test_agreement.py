@@ -365,6 +365,22 @@ def test_trusting_the_local_store_uploads_it_again(machine: Machine, tier: int, 
     assert store.health().ok
 
 
+def test_a_topic_that_is_deleted_and_made_anew_has_one_history(machine: Machine) -> None:
+    a_fork(machine)
+    store = machine.open()
+    store.delete_topics({ONE.topic})
+    machine.log_offsets.clear()  # the other store has given some of them
+    machine.put(3, ONE, TWO)
+    for key in (ONE, TWO):
+        assert list(machine.read(key)) == [0, 1, 2]
+    assert store.flush()
+    assert store.health().ok
+    machine.end()
+    store = machine.open()
+    assert not store.agreement.refused
+    assert list(machine.read(ONE)) == [0, 1, 2]
+
+
 def test_a_decision_that_nobody_needs_any_more_is_forgotten(machine: Machine) -> None:
     a_life(machine)
     store = machine.open()

@@ -580,6 +580,7 @@ class TieredMessageStore:
             self._next.delete_topics(wanted)
             files.delete_topics(wanted)
             forget_stops(paths, tier.metadata)  # not before: a stopped queue stays so till then
+            opened.forget_refusals(wanted)
             if opened.tables is not None:
                 opened.tables.forget_topics(wanted)
             if wanted & known:
@@ -678,6 +679,12 @@ class _Open:
         reason = f"the local store and the tier hold different messages from number {fork} on"
         self.decision.forks[file.key] = fork
         self.refusals[file.key] = reason
+
+    def forget_refusals(self, topics: set[str]) -> None:
+        """These topics were deleted: one that is made anew has one history."""
+        for key in [key for key in list(self.refusals) if key.topic in topics]:
+            self.decision.forks.pop(key, None)
+            self.refusals.pop(key, None)
 
     def start_chores(self, config: StoreConfig) -> list[Service]:
         """The caller stops them."""
