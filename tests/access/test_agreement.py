@@ -17,7 +17,7 @@ from tieredstore.codec.message import decode_message
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import MIB
-from tieredstore.model.values import QueueKey, StorageLevel
+from tieredstore.model.values import GetStatus, QueueKey, StorageLevel
 from tieredstore.testing.samples import STORE_TIMESTAMP
 
 
@@ -308,6 +308,8 @@ def test_below_the_fork_the_tier_serves_what_has_expired_at_every_level(machine:
     for level in StorageLevel:
         store.level = level
         if level is StorageLevel.DISABLE:
+            page = store.get_message(*ONE, 0)
+            assert (page.status, page.next_offset) == (GetStatus.OFFSET_TOO_SMALL, first)
             continue
         assert bodies(machine, ONE) == before
         for offset in (0, 1, first - 1, first, 89, 90, 100, 119):

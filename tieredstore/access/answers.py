@@ -379,7 +379,8 @@ class Answers:
         """The next store's messages; below its first one, and below the fork, the tier's."""
         if not self._reads_tier(request):
             near = read_from(self._next, request)
-            if near.status is not GetStatus.OFFSET_TOO_SMALL or request.offset >= fork:
+            is_all = not self._decision.may_read_tier(request.topic) or request.offset >= fork
+            if near.status is not GetStatus.OFFSET_TOO_SMALL or is_all:
                 return near
         far = self._fetcher.get_message(request)
         messages = [one for one in far.messages if one.queue_offset < fork]
