@@ -367,6 +367,23 @@ def test_trusting_the_local_store_uploads_it_again(machine: Machine, tier: int, 
     assert store.health().ok
 
 
+def test_the_tier_is_not_given_up_for_a_disk_that_was_lost_meanwhile(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    a_fork(machine, tier=5, local=8)
+    trust(machine.open(), machine, ONE, "local")
+    machine.end()
+    machine.lose_local()
+    [place] = (path for path in (tmp_path / "tier").rglob("TopicTest/0"))
+    shutil.move(place, tmp_path / "away")
+    machine.open()
+    assert "cannot say where it ends" in machine.refusal(ONE)
+    machine.end()
+    shutil.move(tmp_path / "away", place)
+    store = machine.open()
+    assert store.agreement.ends == {ONE: 15}
+    machine.check()
+
+
 def test_a_topic_that_is_deleted_and_made_anew_has_one_history(machine: Machine) -> None:
     a_fork(machine)
     store = machine.open()

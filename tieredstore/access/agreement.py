@@ -199,12 +199,16 @@ def find_fork(store: MessageStore, file: FlatMessageFile, differs: int) -> int:
 
 
 def _decided(one: _Verdict, metadata: MetadataStore) -> _Verdict:
-    """What an operator has decided of a queue that takes no puts."""
+    """What an operator has decided of a queue that takes no puts.
+
+    The tier is given up only for another history that is there: it was decided of the local store
+    as it was then, and that may be lost since.
+    """
     trusted = trusted_side(one.file.path, metadata) if one.refused is not None else None
     if trusted == TRUST_TIER:
         end = max(one.tier_end, one.local_end or 0)
         return replace(one, refused=None, goes_on_at=end)
-    if trusted == TRUST_LOCAL:
+    if trusted == TRUST_LOCAL and one.fork is not None:
         return replace(one, refused=None, is_given_up=True)
     return one
 
