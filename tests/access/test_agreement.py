@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.access.lost_disks import ONE, OTHER, TWO, Machine
-from tieredstore.access import queue_upload
+from tieredstore.access import agreement, queue_upload
 from tieredstore.access.agreement import ContinuedQueue
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
@@ -365,6 +365,31 @@ def test_trusting_the_local_store_uploads_it_again(machine: Machine, tier: int, 
     store = machine.open()
     assert bodies(machine, ONE)[: 10 + local] == before
     assert store.health().ok
+
+
+@pytest.mark.parametrize("side", ["tier", "local"])
+def test_a_load_that_is_cut_short_while_it_does_what_was_decided_is_finished_by_the_next(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    a_fork(machine, tier=5, local=5)
+    store = machine.open()
+    for key in (ONE, TWO):
+        trust(store, machine, key, side)
+    machine.end()
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(agreement, "forget_trust", killed)
+        machine.open()
+    store = machine.open()
+    assert not store.agreement.refused
+    for key in (ONE, TWO):
+        assert store.put_message(machine.message(key)).queue_offset == 15
+    assert store.flush()
+    assert store.health().ok
+    assert not store._loaded().tier.metadata.notes("trusted-side")
 
 
 def test_the_tier_is_not_given_up_for_a_disk_that_was_lost_meanwhile(tmp_path: Path) -> None:

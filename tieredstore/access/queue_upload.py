@@ -164,11 +164,12 @@ def trusted_side(path: str, metadata: MetadataStore) -> str | None:
 
 
 def forget_trust(file: FlatMessageFile, metadata: MetadataStore, *, also_stop: bool) -> None:
-    """A decision was carried out, or there is nothing to decide. With `also_stop` the queue is
-    uploaded again: what had stopped it is settled."""
+    """A decision was carried out, or there is nothing to decide. With `also_stop`, or where there
+    was a decision, the queue is uploaded again: what had stopped it is settled."""
     changes: list[Change] = []
-    if metadata.note(TRUSTED_SIDE, file.path) is not None:
+    if metadata.note(TRUSTED_SIDE, file.path) is not None:  # also of a load that was cut short
         changes.append(DeleteNote(TRUSTED_SIDE, file.path))
+        also_stop = True
     if also_stop:
         changes += _without_stops([file.path], metadata)
     if changes:
@@ -211,8 +212,12 @@ def is_history(path: str, metadata: MetadataStore) -> bool:
 
 
 def forget_stops(paths: Iterable[str], metadata: MetadataStore) -> None:
-    """For queues that are gone or begin anew: a note that comes back is forgotten again then."""
-    metadata.stage(_without_stops(paths, metadata))
+    """For queues that are gone or begin anew, and what was decided of them: a note that comes back
+    is forgotten again then."""
+    paths = list(paths)
+    trusted = (path for path in paths if metadata.note(TRUSTED_SIDE, path) is not None)
+    decisions = [DeleteNote(TRUSTED_SIDE, path) for path in trusted]
+    metadata.stage([*_without_stops(paths, metadata), *decisions])
 
 
 def _without_stops(paths: Iterable[str], metadata: MetadataStore) -> list[Change]:
