@@ -17,6 +17,7 @@ from tieredstore.codec.message import decode_message
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import MIB
+from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.values import GetStatus, QueueKey, StorageLevel
 from tieredstore.testing.samples import STORE_TIMESTAMP
 
@@ -380,9 +381,10 @@ def test_a_load_that_is_cut_short_while_it_does_what_was_decided_is_finished_by_
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(agreement, "forget_trust", killed)
-        machine.open()
+        with pytest.raises(KeyboardInterrupt):
+            machine.open()
     store = machine.open()
     assert not store.agreement.refused
     for key in (ONE, TWO):
@@ -390,6 +392,27 @@ def test_a_load_that_is_cut_short_while_it_does_what_was_decided_is_finished_by_
     assert store.flush()
     assert store.health().ok
     assert not store._loaded().tier.metadata.notes("trusted-side")
+
+
+def test_two_histories_that_cannot_be_compared_again_stay_two(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_fork(machine, tier=3, local=5)
+    trust(machine.open(), machine, ONE, "local")
+    machine.end()
+
+    def away(*_: object) -> str:
+        raise BackendUnavailableError("it", "read", "away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(agreement, "disagreement_at", away)
+        store = machine.open()
+        for key in (ONE, TWO):
+            assert "cannot be compared" in machine.refusal(key)
+        machine.end()
+    store = machine.open()
+    assert store.agreement.forks == {TWO: 10}
+    assert store.put_message(machine.message(ONE)).queue_offset == 15
 
 
 def test_the_tier_is_not_given_up_for_a_disk_that_was_lost_meanwhile(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ that messages in the tier have:
 it begins anew at T: below, the tier serves |
     | ends at L >= T, and has the tier's last message | ends at T | nothing |
     | has another message under a number that both have | | a conflict: puts are refused |
-    | is behind, and the tier cannot be read | ends nobody knows where | puts are refused |
+    | is behind or was stopped, and the tier cannot be read | ends nobody knows where | \
+puts are refused |
 
 Nothing is read of the tier but the one message on either side; where that is another one, more of
-them, to find the first. A queue that is not behind and cannot be compared now is left to the
-upload, which compares it before it sends anything.
+them, to find the first. A queue that is neither behind nor stopped and cannot be compared now is
+left to the upload, which compares it before it sends anything.
 
 A conflict is an operator's to decide, and the next load does what was decided: trust the tier, and
 the local queue begins anew behind all numbers that either has given; or trust the local store, and
@@ -36,6 +37,7 @@ from tieredstore.access.queue_upload import (
     forget_trust,
     is_history,
     stop_queue,
+    stopped_before,
     trusted_side,
 )
 from tieredstore.codec.queue_unit import UNIT_BYTES
@@ -238,9 +240,10 @@ def _look(
         rows = metadata.segments(file.path, SegmentType.CONSUME_QUEUE)
         tier_end = max([tier_end, *(row.end_offset // UNIT_BYTES for row in rows)])
     is_behind = (local_end or 0) < tier_end
+    must_be_known = is_behind or stopped_before(file, metadata) is not None  # two histories, maybe
     if file.problem is not None:
         reason = f"the tier has messages up to {tier_end} at least, and cannot say where it ends"
-        refused = f"{reason}: {file.problem}" if is_behind else None
+        refused = f"{reason}: {file.problem}" if must_be_known else None
         return _Verdict(file, local_end, refused=refused, tier_end=tier_end)
     if local_end is None or (minimum == local_end and is_behind):
         return _Verdict(file, local_end, goes_on_at=tier_end if is_behind else None)
@@ -252,7 +255,9 @@ def _look(
     except TieredStoreError as error:
         log.warning("%s: message %d cannot be compared: %s", file.path, last, error)
         refused = f"message {last} cannot be compared with the tier's: {error}"
-        return _Verdict(file, local_end, refused=refused if is_behind else None, tier_end=tier_end)
+        return _Verdict(
+            file, local_end, refused=refused if must_be_known else None, tier_end=tier_end
+        )
     if reason_or_none is not None:
         fork = find_fork(store, file, last)
         reason = f"the local store and the tier hold different messages from number {fork} on"
