@@ -12,6 +12,7 @@ import pytest
 from tests.access.lost_disks import ONE, OTHER, TWO, Machine
 from tieredstore.access import agreement, queue_upload
 from tieredstore.access.agreement import ContinuedQueue
+from tieredstore.access.rebuild import rebuild
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.runtime import Runtime
@@ -185,6 +186,39 @@ def test_a_disk_that_was_copied_by_halves_gives_no_number_twice(
     machine.check()
     machine.end()
     machine.open()
+    machine.check()
+
+
+def test_a_catalogue_that_is_older_than_its_folder_lets_no_number_be_given_twice(
+    tmp_path: Path,
+) -> None:
+    machine = Machine(tmp_path)
+    small = {"consume_queue_segment_bytes": 200}
+    machine.open(**small)
+    machine.put(7, ONE)
+    machine.flush()
+    machine.end()
+    shutil.copytree(machine.disk, tmp_path / "older")
+    machine.open(**small)
+    machine.put(20, ONE)
+    machine.put(5, OTHER)
+    machine.flush()
+    machine.end()
+    machine.lose_disk()
+    shutil.copytree(tmp_path / "older", machine.disk)
+    machine.open(**small)
+    assert "up to number 27" in machine.refusal(ONE)
+    assert "tieredstore rebuild" in machine.refusal(OTHER)
+    machine.end(drain=False)
+    store = machine.tiered(**small)
+    tier = store._tier_of_new_life()
+    rebuild(tier.metadata, tier.provider, store.config, tier.runtime)
+    tier.close()
+    store = machine.open(**small)
+    assert store.agreement.ends == {ONE: 27, OTHER: 5}
+    machine.log_offsets.clear()  # the older catalogue knew of fewer
+    machine.put(2)
+    assert store.flush()
     machine.check()
 
 

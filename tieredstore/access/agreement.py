@@ -12,6 +12,8 @@ it begins anew at T: below, the tier serves |
     | has another message under a number that both have | | a conflict: puts are refused |
     | is behind or was stopped, and the tier cannot be read | ends nobody knows where | \
 puts are refused |
+| ends before segments of the tier | has an older catalogue, which does not name them | \
+puts are refused |
 
 Nothing is read of the tier but the one message on either side; where that is another one, more of
 them, to find the first. A queue that is neither behind nor stopped and cannot be compared now is
@@ -43,7 +45,9 @@ from tieredstore.access.queue_upload import (
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.append_file import DELETION_NOTE
 from tieredstore.flat.fetched import FETCHED_MAX, FetchedMessages
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.reading import ByteSource
@@ -127,10 +131,11 @@ def agree(
     topic_filter: TopicFilter,
     runtime: Runtime,
     give_up: Callable[[QueueKey], None],
+    unnamed: Mapping[QueueKey, int],
 ) -> Agreement:
     """Hold every queue of the tier against the store, side by side, and let those go on that can.
 
-    `give_up` deletes what the tier has of a queue.
+    `give_up` deletes what the tier has of a queue; `unnamed` is what `unnamed_ends` says.
     Both are loaded, and nothing has been put or uploaded. Raises what either raises that is no
     matter of one queue.
     """
@@ -144,8 +149,12 @@ def agree(
         some = wanted[first : first + FETCHED_MAX]
         source = _fetched(store, some)
         futures = [runtime.fetch.submit(_look, store, file, metadata, source) for file in some]
-        verdicts += [_decided(future.result(), metadata) for future in futures]
+        found = [_with_unnamed(future.result(), unnamed) for future in futures]
+        verdicts += [_decided(one, metadata) for one in found]
     refused = {one.file.key: one.refused for one in verdicts if one.refused is not None}
+    for key in unnamed.keys() - {file.key for file in files}:
+        if not topic_filter.rejects(key.topic) and unnamed[key] > (store.max_offset(*key) or 0):
+            refused[key] = _why_unnamed(unnamed[key])
     behind = [one for one in verdicts if one.goes_on_at is not None]
     if behind:
         reason = _begin(store, behind, mark.below(files))
@@ -181,6 +190,32 @@ def agree(
     )
 
 
+def unnamed_ends(
+    provider: SegmentProvider, metadata: MetadataStore, broker: str
+) -> dict[QueueKey, int]:
+    """Queues with segments that the catalogue does not name, and where the last of these ends.
+
+    So where the catalogue is older than the tier. What is to be deleted does not count. Empty too
+    where the provider cannot be asked now.
+    """
+    going = metadata.notes(DELETION_NOTE)  # before the listing: a note goes after its bytes
+    ends: dict[QueueKey, int] = {}
+    try:
+        for found in provider.list(broker):
+            if found.type is not SegmentType.CONSUME_QUEUE or found.size < UNIT_BYTES:
+                continue
+            if f"{found.path}/{found.type.name}/{found.base}" in going:
+                continue
+            if metadata.segment(found.path, found.type, found.base) is None:
+                _, topic, number = found.path.split("/")
+                key = QueueKey(topic, int(number))
+                end = (found.base + found.size) // UNIT_BYTES
+                ends[key] = max(end, ends.get(key, 0))
+    except TieredStoreError as error:
+        log.warning("whether the catalogue names all segments is not known: %s", error)
+    return ends
+
+
 def find_fork(store: MessageStore, file: FlatMessageFile, differs: int) -> int:
     """The first message that is another one in the two stores, where this one is.
 
@@ -198,6 +233,26 @@ def find_fork(store: MessageStore, file: FlatMessageFile, differs: int) -> int:
             return True
 
     return min(low, differs) + bisect_left(range(min(low, differs), differs), True, key=is_other)
+
+
+def _with_unnamed(one: _Verdict, unnamed: Mapping[QueueKey, int]) -> _Verdict:
+    end = unnamed.get(one.file.key, 0)
+    if end <= (one.local_end or 0) or one.fork is not None:
+        return one
+    return replace(
+        one,
+        goes_on_at=None,
+        refused=_why_unnamed(end),
+        tier_end=max(end, one.tier_end),
+        is_checked=False,
+    )
+
+
+def _why_unnamed(end: int) -> str:
+    return (
+        f"segments lie in the tier up to number {end} that its catalogue does not name, which is"
+        " older: `tieredstore rebuild` takes them in"
+    )
 
 
 def _decided(one: _Verdict, metadata: MetadataStore) -> _Verdict:

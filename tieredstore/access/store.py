@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Final, Self
 
-from tieredstore.access.agreement import Agreement, agree, find_fork
+from tieredstore.access.agreement import Agreement, agree, find_fork, unnamed_ends
 from tieredstore.access.answers import Answers, ReadDecision
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.health import TierGauges, TierHealth, health_of
@@ -23,7 +23,7 @@ from tieredstore.access.upkeep import (
     TendChore,
     TierFlush,
 )
-from tieredstore.access.wiring import Tier, open_tier
+from tieredstore.access.wiring import Tier, keeps_catalogue, open_tier
 from tieredstore.driver import message_store
 from tieredstore.driver.arrivals import Arrival, ArrivalCallback, Arrivals
 from tieredstore.driver.message_store import (
@@ -598,6 +598,7 @@ class _Open:
     ) -> None:
         files, fetcher, runtime = tier.files, tier.fetcher, tier.runtime
         self._next = next_store
+        self._config = config
         self.decision = decision
         self.tier = tier
         self.tables = (
@@ -657,9 +658,12 @@ class _Open:
         """Hold the next store against the tier, before anything is put or uploaded."""
         tier, dispatcher = self.tier, self.dispatcher
         files = tier.files.files()
+        unnamed: dict[QueueKey, int] = {}
+        if not keeps_catalogue(self._config, tier.provider):  # else it is as new as the bytes
+            unnamed = unnamed_ends(tier.provider, tier.metadata, self._config.broker_name)
         self.agreement = agree(
             *(self._next, files, tier.metadata, dispatcher.mark),
-            *(dispatcher.topic_filter, tier.runtime, self._give_up),
+            *(dispatcher.topic_filter, tier.runtime, self._give_up, unnamed),
         )
         self.refusals = dict(self.agreement.refused)
         self.decision.forks = dict(self.agreement.forks)
