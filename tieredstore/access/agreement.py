@@ -42,6 +42,7 @@ from tieredstore.access.queue_upload import (
     stopped_before,
     trusted_side,
 )
+from tieredstore.codec.names import is_message_queue
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore
@@ -203,6 +204,8 @@ def unnamed_ends(
     try:
         for found in provider.list(broker):
             if found.type is not SegmentType.CONSUME_QUEUE or found.size < UNIT_BYTES:
+                continue
+            if not is_message_queue(found.path):
                 continue
             if f"{found.path}/{found.type.name}/{found.base}" in going:
                 continue

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tieredstore.codec.java import tiered_probes
 from tieredstore.codec.message import CODA_BYTES, is_coda
-from tieredstore.codec.names import INDEX_TOPIC
+from tieredstore.codec.names import is_message_queue
 from tieredstore.codec.record import (
     KEYS,
     MESSAGE_MAGICS,
@@ -361,7 +361,7 @@ def _queues(
         (
             segment
             for segment in listed
-            if segment.type is not SegmentType.INDEX and _is_queue(segment.path)
+            if segment.type is not SegmentType.INDEX and is_message_queue(segment.path)
         ),
         key=lambda segment: (segment.path, segment.type, segment.base),
     )
@@ -370,11 +370,6 @@ def _queues(
         for _, together in groupby(wanted, key=lambda segment: segment.path)
     ]
     return [future.result() for future in futures]
-
-
-def _is_queue(path: str) -> bool:
-    _, topic, number = path.split("/", 2)
-    return topic != INDEX_TOPIC and number.isascii() and number.isdigit()
 
 
 def found_queue(

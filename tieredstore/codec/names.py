@@ -57,6 +57,12 @@ def queue_path(broker: str, topic: str, queue_id: int) -> str:
     return f"{broker}/{topic}/{queue_id}"
 
 
+def is_message_queue(path: str) -> bool:
+    """Whether a path of segments is a queue's of messages: what else lies there may have any."""
+    _, topic, number = path.split("/", 2)
+    return topic != INDEX_TOPIC and number.isascii() and number.isdigit()
+
+
 def index_queue_path(broker: str) -> str:
     return queue_path(broker, INDEX_TOPIC, 0)
 
