@@ -254,7 +254,7 @@ def _with_unnamed(one: _Verdict, unnamed: Mapping[QueueKey, int]) -> _Verdict:
 def _why_unnamed(end: int) -> str:
     return (
         f"segments lie in the tier up to number {end} that its catalogue does not name, which is"
-        " older: `tieredstore rebuild` takes them in"
+        " older: `tieredstore rebuild` takes them in, or says what has to go first"
     )
 
 

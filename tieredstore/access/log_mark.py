@@ -38,7 +38,8 @@ class LogMark:
         self._noted = note if type(note) is int and note > 0 else 0
 
     def below(self, files: Iterable[FlatMessageFile]) -> int:
-        return self._noted or _with_room(sum(file.log.commit_offset for file in files))
+        found = sum(file.log.commit_offset for file in files)
+        return max(self._noted, found) if self._noted else _with_room(found)
 
     def cover(self, log_end: int) -> None:
         """Records that end here are about to be sent: durable no later than they are."""
