@@ -12,6 +12,7 @@ import pytest
 from tests.cli.cli_kit import Command
 from tests.docs.pages import blocks, page
 from tests.spark.conftest import short_lived_java, spark
+from tests.spark.spark_kit import drop_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +39,10 @@ def test_what_the_page_of_spark_shows_runs(
     assert command.run("offload", "--config", tmp_path / "tier.toml", "--seal").code == 0
     shown = [block.text for block in blocks(text) if block.words == ["spark"]]
     capsys.readouterr()
-    exec("\n".join(shown), {})  # as one script, top to bottom
+    try:
+        exec("\n".join(shown), {})  # as one script, top to bottom
+    finally:
+        drop_tables(spark)
     said = [line for line in capsys.readouterr().out.splitlines() if line and line[0] not in "|+"]
     told = next(block.text for block in blocks(text) if block.language == "json")
     assert said[:-2] == ["10", "[9]", "['Orders']", "10"]

@@ -110,3 +110,12 @@ def run_to_its_end(
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
     return ran
+
+
+def drop_tables(spark: SparkSession) -> None:
+    """Leave nothing in the session's catalogue: other tests have the same session."""
+    for found in spark.catalog.listTables():
+        if found.isTemporary:
+            spark.catalog.dropTempView(found.name)
+        else:
+            spark.sql(f"DROP TABLE {found.name}")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tests.spark.conftest import ROOT
-from tests.spark.spark_kit import options_of, started
+from tests.spark.spark_kit import drop_tables, options_of, started
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.spark import register
 from tieredstore.spark.tables import KEPT, options_of_read, options_of_table, with_options
@@ -46,11 +46,7 @@ def file(tier: WrittenTier, tmp_path: Path) -> Path:
 def sql(spark: SparkSession) -> Iterator[SparkSession]:
     """The session, without what a test has made in its catalogue."""
     yield spark
-    for found in spark.catalog.listTables():
-        if found.isTemporary:
-            spark.catalog.dropTempView(found.name)
-        else:
-            spark.sql(f"DROP TABLE {found.name}")
+    drop_tables(spark)
 
 
 def counts(spark: SparkSession, query: str) -> dict[str, int]:
