@@ -48,7 +48,7 @@ from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
-from tieredstore.flat.append_file import DELETION_NOTE
+from tieredstore.flat.append_file import DELETION_NOTE, deletion_key
 from tieredstore.flat.fetched import FETCHED_MAX, FetchedMessages
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.reading import ByteSource
@@ -207,7 +207,7 @@ def unnamed_ends(
                 continue
             if not is_message_queue(found.path):
                 continue
-            if f"{found.path}/{found.type.name}/{found.base}" in going:
+            if deletion_key(found.path, found.type, found.base) in going:
                 continue
             if metadata.segment(found.path, found.type, found.base) is None:
                 _, topic, number = found.path.split("/")
@@ -236,6 +236,10 @@ def find_fork(store: MessageStore, file: FlatMessageFile, differs: int) -> int:
             return True
 
     return min(low, differs) + bisect_left(range(min(low, differs), differs), True, key=is_other)
+
+
+def why_forked(fork: int) -> str:
+    return f"the local store and the tier hold different messages from number {fork} on"
 
 
 def _with_unnamed(one: _Verdict, unnamed: Mapping[QueueKey, int]) -> _Verdict:
@@ -318,7 +322,7 @@ def _look(
         )
     if reason_or_none is not None:
         fork = find_fork(store, file, last)
-        reason = f"the local store and the tier hold different messages from number {fork} on"
+        reason = why_forked(fork)
         return _Verdict(file, local_end, refused=reason, fork=fork, tier_end=tier_end)
     return _Verdict(file, local_end, goes_on_at=tier_end if is_behind else None, is_checked=True)
 

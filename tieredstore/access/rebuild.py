@@ -148,7 +148,7 @@ def rebuild(
     listed = [
         segment
         for segment in provider.list(config.broker_name)
-        if f"{segment.path}/{segment.type.name}/{segment.base}" not in going
+        if append_file.deletion_key(segment.path, segment.type, segment.base) not in going
     ]
     present = [row for row in known.segments() if row.path.startswith(below)]
     ends = _ends((found.path, found.type, found.base + found.size) for found in listed)

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Final, Self
 
-from tieredstore.access.agreement import Agreement, agree, find_fork, unnamed_ends
+from tieredstore.access.agreement import Agreement, agree, find_fork, unnamed_ends, why_forked
 from tieredstore.access.answers import Answers, ReadDecision
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.health import TierGauges, TierHealth, health_of
@@ -680,9 +680,8 @@ class _Open:
     def _conflict(self, file: FlatMessageFile) -> None:
         """The upload could compare what the load could not."""
         fork = find_fork(self._next, file, file.commit_offset - 1)
-        reason = f"the local store and the tier hold different messages from number {fork} on"
         self.decision.forks[file.key] = fork
-        self.refusals[file.key] = reason
+        self.refusals[file.key] = why_forked(fork)
 
     def forget_refusals(self, topics: set[str]) -> None:
         """These topics were deleted: one that is made anew has one history."""

@@ -429,7 +429,7 @@ class PendingDeletions:
                 if self._metadata.segment(path, kind, base) is None:
                     with self._provider.open(path, kind, base) as segment:
                         segment.delete()
-                done.append(DeleteNote(DELETION_NOTE, _key(path, kind, base)))
+                done.append(DeleteNote(DELETION_NOTE, deletion_key(path, kind, base)))
             except TieredStoreError as error:
                 log.warning("%s is no longer used but not deleted: %s", path, error)
                 if isinstance(error, (BackendUnavailableError, StoreClosedError)):
@@ -444,7 +444,7 @@ class PendingDeletions:
             try:
                 path, type_name, base = key.rsplit("/", 2)
                 place = path, SegmentType[type_name], int(base)
-                if key != _key(*place):
+                if key != deletion_key(*place):
                     raise ValueError(key)
             except (KeyError, ValueError):
                 if key not in self._unreadable:
@@ -473,13 +473,13 @@ def mark_for_deletion(rows: Iterable[SegmentRecord]) -> list[Change]:
     changes: list[Change] = []
     for row in rows:
         changes.append(DeleteSegment(*row.key))
-        changes.append(PutNote(DELETION_NOTE, _key(*row.key), row.create_timestamp))
+        changes.append(PutNote(DELETION_NOTE, deletion_key(*row.key), row.create_timestamp))
     return changes
 
 
 def unmark(rows: Iterable[SegmentRecord]) -> list[Change]:
     """Changes for segments whose bytes are gone."""
-    return [DeleteNote(DELETION_NOTE, _key(*row.key)) for row in rows]
+    return [DeleteNote(DELETION_NOTE, deletion_key(*row.key)) for row in rows]
 
 
 def delete_pending(
@@ -522,5 +522,6 @@ def _goes_on(known: Sequence[FlatSegment], segments: Sequence[FlatSegment]) -> b
     )
 
 
-def _key(path: str, type: SegmentType, base: int) -> str:
+def deletion_key(path: str, type: SegmentType, base: int) -> str:
+    """What a note of DELETION_NOTE calls a segment."""
     return f"{path}/{type.name}/{base}"
