@@ -70,6 +70,10 @@ def written(folder: Path, count: int, *, body_bytes: int, has_index: bool = Fals
     return config
 
 
+def a_message() -> MessageRun:
+    return _Template(100, has_all=True).run(0, 1)
+
+
 def key_of(number: int) -> str:
     return f"order-{number:0{_DIGITS}d}"
 

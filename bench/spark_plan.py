@@ -1,0 +1,173 @@
+"""What Spark's driver spends on a tier of 10 000 queues: seconds of the processor.
+
+1 250 topics of 8 queues, in a directory and in the log of a bucket on moto's server. Each figure is
+of a Python process such as Spark starts: its start is in that of a batch's plan. A trigger of a
+stream that finds nothing new asks for the newest offsets, and for the progress. Prints one table;
+exits with 1 where a promise is missed:
+
+    python -m bench.spark_plan
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from bench import _spark_tiers
+from bench._rows import Row, report
+from bench._s3_server import moto
+from tieredstore.access.wiring import open_tier
+from tieredstore.driver.runtime import Runtime
+from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType
+from tieredstore.providers.s3_admin import create_bucket
+from tieredstore.providers.s3_settings import ObjectStoreSettings
+from tieredstore.spark.options import store_config
+
+TOPICS: Final = 1_250
+QUEUES_EACH: Final = 8
+MESSAGES: Final = 1_000  # of a queue, of 1 KB
+PLAN_SECONDS: Final = 3.0
+REPEATS: Final = 5
+IDLE_TRIGGERS: Final = 5
+
+
+def main() -> int:
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as name, moto() as endpoint:
+        config = _spark_tiers.config_of(Path(name))
+        common = {
+            "store_path": config.store_path,
+            "cluster": config.cluster_name,
+            "broker": config.broker_name,
+        }
+        bucket = {
+            **common,
+            "store_path": f"{name}/store-of-bucket",
+            "provider": "s3",
+            "bucket": "bench",
+            "endpoint": endpoint,
+            "region": "us-east-1",
+            "access_key": "bench",
+            "secret_key": "bench-secret",
+            "certify": "off",
+        }
+        places = {"a directory": {**common, "path": config.path}, "a bucket": bucket}
+        for place, options in places.items():
+            fill(options)
+            found = [measured(options) for _ in range(REPEATS)]
+            plan, idle = (statistics.median(column) for column in zip(*found, strict=True))
+            spread = max(each[0] for each in found) - min(each[0] for each in found)
+            queues = f"{TOPICS * QUEUES_EACH:,} queues in {place}"
+            rows.append(row(f"plan of {queues}, CPU", plan, PLAN_SECONDS))
+            rows.append(row(f"idle trigger over {queues}, CPU", idle, None))
+            print(f"{queues}: spread of the plan {spread:.2f} s")
+        return report("spark_plan", rows)
+
+
+def row(what: str, seconds: float, most: float | None) -> Row:
+    return Row(
+        what=what,
+        beside="" if most is None else f"{most:.1f} s",
+        ours=f"{seconds:.2f} s",
+        ratio=0.0 if most is None else most / seconds,
+        promised=None if most is None else 1.0,
+    )
+
+
+def fill(options: dict[str, str]) -> None:
+    """A catalogue and one message: a plan reads none."""
+    config = store_config({"provider": "posix", **_full(options)})
+    if config.bucket:
+        create_bucket(ObjectStoreSettings.from_config(config))
+    with Runtime.threads() as runtime:
+        parts = open_tier(config, runtime=runtime)
+        parts.load()
+        for topic in range(TOPICS):
+            parts.metadata.add_topic(f"Orders-{topic:04d}")
+        file = parts.files.create("Aardvark", 0)  # a tier that has no bytes at all is refused
+        file.start_at(0)
+        file.append(_spark_tiers.a_message())
+        file.commit()
+        if not config.bucket:
+            for row in segments():  # as long as the catalogue says, and empty
+                place = Path(parts.provider.open(row.path, row.type, row.base_offset).path)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with place.open("wb") as out:
+                    out.truncate(row.size)
+        parts.metadata.put(*queues(), *segments())
+        parts.close()
+
+
+def _full(options: dict[str, str]) -> dict[str, str]:
+    names = {"cluster": "cluster_name", "broker": "broker_name"}
+    return {names.get(name, name): text for name, text in options.items()}
+
+
+def queues() -> list[QueueRecord]:
+    return [
+        QueueRecord(broker_name="broker-a", topic=f"Orders-{topic:04d}", queue_id=queue_id)
+        for topic in range(TOPICS)
+        for queue_id in range(QUEUES_EACH)
+    ]
+
+
+def segments() -> list[SegmentRecord]:
+    return [
+        SegmentRecord(
+            path=f"{queue.broker_name}/{queue.topic}/{queue.queue_id}",
+            type=kind,
+            base_offset=0,
+            size=MESSAGES * size,
+            create_timestamp=_spark_tiers.START_MS,
+            begin_timestamp=_spark_tiers.START_MS,
+            end_timestamp=_spark_tiers.START_MS + MESSAGES,
+        )
+        for queue in queues()
+        for kind, size in ((SegmentType.COMMIT_LOG, 1_000), (SegmentType.CONSUME_QUEUE, 20))
+    ]
+
+
+def measured(options: dict[str, str]) -> tuple[float, float]:
+    """Of a process of its own: a plan with its start, and one idle trigger."""
+    command = [sys.executable, "-m", "bench.spark_plan", json.dumps(options)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    plan, idle = json.loads(done.stdout.splitlines()[-1])
+    return plan, idle
+
+
+def plan_here(options: dict[str, str]) -> tuple[float, float]:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    from tieredstore.spark.source import TierDataSource
+
+    source = TierDataSource(options)
+    partitions = source.reader(source.schema()).partitions()
+    pieces = sum(len(part.items) for part in partitions)  # type: ignore[attr-defined]
+    assert pieces >= TOPICS * QUEUES_EACH, pieces
+    pickle.dumps(partitions)
+    plan = time.process_time()
+    stream = source.streamReader(source.schema())
+    reached = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    spent = []
+    for _ in range(IDLE_TRIGGERS):
+        started = time.process_time()
+        given = json.loads(json.dumps(reached))  # Spark has kept it as a text
+        assert stream.latestOffset(given, ReadAllAvailable()) == reached
+        json.dumps(stream.reportLatestOffset())
+        spent.append(time.process_time() - started)
+    stream.stop()
+    return plan, statistics.median(spent)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps(plan_here(json.loads(sys.argv[1]))))
+        sys.exit(0)
+    sys.exit(main())
