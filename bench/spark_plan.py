@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bench import _spark_tiers
 from bench._rows import Row, report
@@ -34,7 +34,7 @@ TOPICS: Final = 1_250
 QUEUES_EACH: Final = 8
 MESSAGES: Final = 1_000  # of a queue, of 1 KB
 PLAN_SECONDS: Final = 3.0
-REPEATS: Final = 5
+REPEATS: Final = 3
 IDLE_TRIGGERS: Final = 5
 
 
@@ -148,8 +148,8 @@ def plan_here(options: dict[str, str]) -> tuple[float, float]:
     from tieredstore.spark.source import TierDataSource
 
     source = TierDataSource(options)
-    partitions = source.reader(source.schema()).partitions()
-    pieces = sum(len(part.items) for part in partitions)  # type: ignore[attr-defined]
+    partitions: list[Any] = list(source.reader(source.schema()).partitions())
+    pieces = sum(len(part.items) for part in partitions)
     assert pieces >= TOPICS * QUEUES_EACH, pieces
     pickle.dumps(partitions)
     plan = time.process_time()
