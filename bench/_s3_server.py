@@ -1,7 +1,7 @@
-"""S3 servers in processes of their own, for benchmarks: ministack where it is there, and moto.
+"""A fast S3 server in its own process, for benchmarks: ministack where it is installed.
 
-Ministack is fast and no dependency: TIEREDSTORE_BENCH_SERVER names a Python that has it
-(`pip install ministack`), else the Python that runs this is asked.
+It is no dependency: TIEREDSTORE_BENCH_SERVER names a Python that has it (`pip install ministack`),
+else the Python that runs this is asked.
 """
 
 from __future__ import annotations
@@ -38,21 +38,6 @@ def ministack() -> Iterator[str | None]:
     }
     environment.pop("PYTHONPATH", None)
     command = [python, "-m", "hypercorn", "ministack.app:app", "--bind", f"127.0.0.1:{port}"]
-    with _running(command, port, environment) as address:
-        yield address
-
-
-@contextmanager
-def moto() -> Iterator[str]:
-    """The address of moto's server, which is slow, and installed with the tests."""
-    port = _free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with _running(command, port, dict(os.environ)) as address:
-        yield address
-
-
-@contextmanager
-def _running(command: list[str], port: int, environment: dict[str, str]) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         server = subprocess.Popen(
             command,
@@ -84,4 +69,4 @@ def _await(port: int, server: subprocess.Popen[bytes]) -> None:
             return
         except OSError:
             time.sleep(0.1)
-    raise RuntimeError(f"the server did not start on port {port}")
+    raise RuntimeError(f"ministack did not start on port {port}")

@@ -1,7 +1,7 @@
 """What Spark's driver spends on a tier of 10 000 queues: seconds of the processor.
 
-1 250 topics of 8 queues, in a directory and in the log of a bucket on moto's server. Each figure is
-of a Python process such as Spark starts: its start is in that of a batch's plan. A trigger of a
+1 250 topics of 8 queues in a directory. Each figure is of a Python process such as Spark starts:
+its start is in that of a batch's plan. A trigger of a
 stream that finds nothing new asks for the newest offsets, and for the progress. Prints one table;
 exits with 1 where a promise is missed:
 
@@ -22,13 +22,11 @@ from typing import Any, Final
 
 from bench import _spark_tiers
 from bench._rows import Row, report
-from bench._s3_server import moto
+from bench.spark_scan import named
 from tieredstore.access.wiring import open_tier
 from tieredstore.driver.runtime import Runtime
+from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType
-from tieredstore.providers.s3_admin import create_bucket
-from tieredstore.providers.s3_settings import ObjectStoreSettings
-from tieredstore.spark.options import store_config
 
 TOPICS: Final = 1_250
 QUEUES_EACH: Final = 8
@@ -39,35 +37,19 @@ IDLE_TRIGGERS: Final = 5
 
 
 def main() -> int:
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as name, moto() as endpoint:
+    with tempfile.TemporaryDirectory() as name:
         config = _spark_tiers.config_of(Path(name))
-        common = {
-            "store_path": config.store_path,
-            "cluster": config.cluster_name,
-            "broker": config.broker_name,
-        }
-        bucket = {
-            **common,
-            "store_path": f"{name}/store-of-bucket",
-            "provider": "s3",
-            "bucket": "bench",
-            "endpoint": endpoint,
-            "region": "us-east-1",
-            "access_key": "bench",
-            "secret_key": "bench-secret",
-            "certify": "off",
-        }
-        places = {"a directory": {**common, "path": config.path}, "a bucket": bucket}
-        for place, options in places.items():
-            fill(options)
-            found = [measured(options) for _ in range(REPEATS)]
-            plan, idle = (statistics.median(column) for column in zip(*found, strict=True))
-            spread = max(each[0] for each in found) - min(each[0] for each in found)
-            queues = f"{TOPICS * QUEUES_EACH:,} queues in {place}"
-            rows.append(row(f"plan of {queues}, CPU", plan, PLAN_SECONDS))
-            rows.append(row(f"idle trigger over {queues}, CPU", idle, None))
-            print(f"{queues}: spread of the plan {spread:.2f} s")
+        fill(config)
+        options = named(config)
+        found = [measured(options) for _ in range(REPEATS)]
+        plan, idle = (statistics.median(column) for column in zip(*found, strict=True))
+        spread = max(each[0] for each in found) - min(each[0] for each in found)
+        queues = f"{TOPICS * QUEUES_EACH:,} queues"
+        rows = [
+            row(f"plan of {queues}, CPU of the process", plan, PLAN_SECONDS),
+            row(f"idle trigger over {queues}, CPU", idle, None),
+        ]
+        print(f"spread of the plan: {spread:.2f} s")
         return report("spark_plan", rows)
 
 
@@ -81,11 +63,8 @@ def row(what: str, seconds: float, most: float | None) -> Row:
     )
 
 
-def fill(options: dict[str, str]) -> None:
-    """A catalogue and one message: a plan reads none."""
-    config = store_config({"provider": "posix", **_full(options)})
-    if config.bucket:
-        create_bucket(ObjectStoreSettings.from_config(config))
+def fill(config: StoreConfig) -> None:
+    """A catalogue, one message and empty files: a plan reads no message."""
     with Runtime.threads() as runtime:
         parts = open_tier(config, runtime=runtime)
         parts.load()
@@ -95,19 +74,13 @@ def fill(options: dict[str, str]) -> None:
         file.start_at(0)
         file.append(_spark_tiers.a_message())
         file.commit()
-        if not config.bucket:
-            for row in segments():  # as long as the catalogue says, and empty
-                place = Path(parts.provider.open(row.path, row.type, row.base_offset).path)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with place.open("wb") as out:
-                    out.truncate(row.size)
+        for row in segments():  # as long as the catalogue says, and empty
+            place = Path(parts.provider.open(row.path, row.type, row.base_offset).path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with place.open("wb") as out:
+                out.truncate(row.size)
         parts.metadata.put(*queues(), *segments())
         parts.close()
-
-
-def _full(options: dict[str, str]) -> dict[str, str]:
-    names = {"cluster": "cluster_name", "broker": "broker_name"}
-    return {names.get(name, name): text for name, text in options.items()}
 
 
 def queues() -> list[QueueRecord]:
