@@ -1,0 +1,104 @@
+"""A driver of Spark that does what its standard input tells it, one order a line, until it is killed.
+
+Each answer is a file of its own that appears whole: `[true, result]` or `[false, error]`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+# Of a number: its message. `test_kills.message` says the same.
+MESSAGE = (
+    "if(id % 5 = 0, 'payments', 'orders') as topic",
+    "cast(id % 3 as int) as queue_id",
+    "cast(rpad(concat('body-', id, '-'), 200, '.') as binary) as body",
+    "array(concat('k', id)) as keys",
+    "concat('u', id) as unique_key",
+)
+PLACE = ("topic", "queue_id", "queue_offset", "body")
+EXECUTORS = 2
+SECONDS_MAX = 120.0  # that an executor may take to come up
+
+
+class Orders:
+    """What can be ordered; the names are those of the methods."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._query: StreamingQuery | None = None
+
+    def executors(self) -> None:
+        """Wait until all are there: those that were killed come again."""
+        known = self._spark.sparkContext._jsc.sc()
+        end = time.monotonic() + SECONDS_MAX
+        while known.getExecutorMemoryStatus().size() <= EXECUTORS:
+            if time.monotonic() > end:
+                raise TimeoutError("the executors do not come")
+            time.sleep(0.05)
+
+    def load(self, tier: dict[str, str], load_id: str, first: int, end: int) -> None:
+        rows = self._spark.range(first, end, 1, 4).selectExpr(*MESSAGE)
+        sink = rows.write.format("tieredstore").options(**tier).mode("append")
+        sink.option("load_id", load_id).option("block_bytes", "2k").save()
+
+    def export(self, tier: dict[str, str], out: str) -> None:
+        frame = self._spark.read.format("tieredstore").options(**tier, split_bytes="8k").load()
+        frame.select(*PLACE).write.mode("overwrite").parquet(out)
+
+    def follow(self, tier: dict[str, str], out: str, checkpoint: str) -> None:
+        stream = self._spark.readStream.format("tieredstore").options(**tier, split_bytes="4k")
+        rows = stream.option("maxOffsetsPerTrigger", "80").load().select(*PLACE)
+        self._run(rows, "parquet", {"path": out, "checkpointLocation": checkpoint})
+
+    def fill(self, tier: dict[str, str], lines: str, checkpoint: str) -> None:
+        stream = self._spark.readStream.option("maxFilesPerTrigger", 4).text(lines)
+        rows = stream.selectExpr("cast(value as bigint) as id").selectExpr(*MESSAGE)
+        more = {"checkpointLocation": checkpoint, "block_bytes": "2k"}
+        self._run(rows, "tieredstore", {**tier, **more})
+
+    def _run(self, rows: DataFrame, name: str, options: dict[str, str]) -> None:
+        """Go on with a stream, unless it is running, to the end of what there is."""
+        if self._query is None or not self._query.isActive:
+            stream = rows.writeStream.format(name).options(**options)
+            self._query = stream.trigger(processingTime="100 milliseconds").start()
+        self._query.processAllAvailable()
+
+    def rows(self, out: str) -> list[list[Any]]:
+        """Of Parquet, as Spark reads it: a stream's folder has files that do not count."""
+        found = self._spark.read.parquet(out).select(*PLACE).collect()
+        return [[row[0], row[1], row[2], bytes(row[3]).decode()] for row in found]
+
+    def stop(self) -> None:
+        if self._query is not None:
+            self._query.stop()
+
+
+def main() -> None:
+    place = Path(sys.argv[1])
+    building = SparkSession.builder.master(f"local-cluster[{EXECUTORS},1,512]")
+    for name, value in json.loads(sys.argv[2]).items():
+        building = building.config(name, value)
+    spark = building.getOrCreate()
+    orders = Orders(spark)
+    for line in sys.stdin:
+        number, name, words = json.loads(line)
+        try:
+            answer = [True, getattr(orders, name)(**words)]
+        except Exception as error:  # noqa: BLE001 - whoever ordered it judges
+            answer = [False, f"{type(error).__name__}: {error}"]
+        half = place / f"{number}.half"
+        half.write_text(json.dumps(answer))
+        half.rename(place / f"{number}.answer")
+    os._exit(0)  # nobody is there any more
+
+
+if __name__ == "__main__":
+    main()
