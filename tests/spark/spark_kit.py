@@ -45,13 +45,6 @@ def submitted(
 
     They get the package as a zip, with a module `more` in it; no checkout is on any path.
     """
-    return run_to_its_end(*submission(script, words, place, more=more), place)
-
-
-def submission(
-    script: str, words: Sequence[object], place: Path, *, more: str = ""
-) -> tuple[list[str], dict[str, str]]:
-    """The command that does so, and its environment."""
     program, package = place / "program.py", place / "package.zip"
     program.write_text(script)
     with zipfile.ZipFile(package, "w") as shipped:
@@ -75,7 +68,7 @@ def submission(
         *(word for name, value in confs.items() for word in ("--conf", f"{name}={value}")),
         *(str(program), *map(str, words)),
     ]
-    return command, environment(SPARK_HOME=str(home))
+    return run_to_its_end(command, environment(SPARK_HOME=str(home)), place)
 
 
 def started(

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
-import subprocess
 import uuid
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from tests.jobs.load_kit import bodies, open_tier_of, report_of, rows_of, staged
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tests.s3.conftest import moto, s3_environment
-from tests.spark.spark_kit import options_of, submission, submitted
+from tests.spark.spark_kit import options_of, submitted
 from tieredstore.jobs.load import STREAMED, StreamBatch, commit_load
 from tieredstore.jobs.worker import owned_tier, worker_scratch
 from tieredstore.model.config import StoreConfig
@@ -32,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["moto", "s3_environment"]  # fixtures
 A = QueueKey("orders", 0)
-KILLS = 4  # of a driver and of an executor in turn
 
 
 class Filling:
@@ -136,8 +130,7 @@ def test_a_batch_is_noted_with_its_messages_and_of_each_stream_only_the_last(
 
 # A stream of one tier into another, by spark-submit.
 STREAMING = """
-import json, os, signal, sys
-from pathlib import Path
+import json, sys
 from pyspark.sql import SparkSession
 
 spark = SparkSession.builder.getOrCreate()
@@ -150,7 +143,6 @@ stream = spark.readStream.format("tieredstore").options(**given)
 rows = stream.option("maxOffsetsPerTrigger", "40").option("split_bytes", "2k").load()
 stream = rows.writeStream.format("tieredstore").options(**taken).trigger(availableNow=True)
 query = stream.option("checkpointLocation", place + "/checkpoint").start()
-Path(place, "begun").touch()
 query.awaitTermination()
 progress = [json.loads(each.json) for each in query.recentProgress]
 
@@ -175,53 +167,3 @@ def test_a_stream_from_tier_to_tier_runs_from_a_zip_alone(tmp_path: Path) -> Non
     assert all(".zip" in file for file in files), files
     assert sorted(bodies(taken, A)) == sorted(bodies(given.config, A))
     assert report_of(taken).findings == ()
-
-
-@pytest.mark.cluster
-def test_drivers_and_executors_that_are_killed_leave_every_message_once(tmp_path: Path) -> None:
-    """At random times: in batches of the source and of the sink, and between them."""
-    given = WrittenTier(config=posix_config(tmp_path / "given"))
-    taken = posix_config(tmp_path / "taken")
-    words = [tmp_path, json.dumps(options_of(given.config)), json.dumps(options_of(taken))]
-    command, variables = submission(STREAMING, words, tmp_path)
-    chosen = random.Random()
-    for number in range(KILLS):
-        given.add("orders", 0, 120)
-        with (tmp_path / f"{number}.log").open("wb") as out:
-            process = subprocess.Popen(
-                command, cwd=tmp_path, env=variables, stdout=out, stderr=out, start_new_session=True
-            )
-            try:
-                while not (tmp_path / "begun").exists():
-                    assert process.poll() is None, (tmp_path / f"{number}.log").read_text()[-4000:]
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(0.2)
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(chosen.uniform(0, 12))
-                if number % 2:
-                    kill_an_executor(process.pid, chosen)
-                    process.wait(300)  # the tasks are run again elsewhere
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        (tmp_path / "begun").unlink()
-        if (tmp_path / "taken" / "tiered").exists():
-            assert len(bodies(taken, A)) == len(set(bodies(taken, A)))
-    submitted(STREAMING, words, tmp_path)
-    assert sorted(bodies(taken, A)) == sorted(bodies(given.config, A))
-    assert report_of(taken).findings == ()
-
-
-def kill_an_executor(session: int, chosen: random.Random) -> None:
-    """One of the processes that Spark's cluster of this session runs tasks in, if there are any."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            stat = (folder / "stat").read_text().rpartition(")")[2].split()
-            line = (folder / "cmdline").read_bytes()
-            if int(stat[3]) == session and b"CoarseGrainedExecutorBackend" in line:
-                found.append(int(folder.name))
-    if found:
-        with suppress(ProcessLookupError):
-            os.kill(chosen.choice(sorted(found)), signal.SIGKILL)
