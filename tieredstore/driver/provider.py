@@ -32,7 +32,7 @@ from tieredstore.model.findings import Finding
 from tieredstore.model.values import INT64_MAX, SegmentRecord, SegmentType
 
 if TYPE_CHECKING:
-    from tieredstore.driver.metadata import MetadataStore
+    from tieredstore.driver.metadata import Change, MetadataStore
     from tieredstore.driver.metrics import Metrics
     from tieredstore.model.config import StoreConfig
 
@@ -40,12 +40,18 @@ if TYPE_CHECKING:
 PROBE_PATH = "tieredstore-probe/rmq_sys_PROBE/0"
 CATALOGUES: Final = ".catalog"
 STAGED: Final = ".staged"
+LOADS: Final = "load"
+"""The folder of what loads stage: it becomes a leftover only with time, for no lock is held."""
+LOAD_MS_MAX: Final = 24 * 3_600_000
+"""A load has come to its end this long after its first task has: what is older is dead."""
 LEFTOVER_KIND: Final = "staged"
 """What is there is a leftover of this kind: a job that never came to its end has left it."""
 
+_BLOCK_BYTES: Final = 8 << 20
 _GENERATION_NAME: Final = re.compile(r"([0-9]{20})\.json")
 _PART: Final = r"[0-9A-Za-z][0-9A-Za-z._-]{0,199}"
 _STAGED_NAME: Final = re.compile(rf"{_PART}(/{_PART}){{0,7}}")
+_LOADED_NAME: Final = re.compile(rf"{LOADS}/{_PART}/([0-9]{{13}})[.].+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,18 @@ class ListedSegment:
     type: SegmentType
     base: int
     size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """A staged object of `segments_staged`, and the segment that it is to be. `crc` is CRC-32C."""
+
+    path: str
+    type: SegmentType
+    base: int
+    name: str
+    size: int
+    crc: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +265,29 @@ class SegmentProvider(ABC):
             segment.delete()
             raise
         return position
+
+    def staged_segments(self, broker: str) -> Scratch | None:
+        """Where objects are staged that `adopt` makes segments. What it lists was not adopted yet.
+        """
+        return self.scratch(broker)
+
+    def adopt(
+        self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]
+    ) -> bool:
+        """Make each of these staged objects the segment that it is named for.
+
+        Where the catalogue lies with the bytes, its changes are made in the same step, all or
+        nothing: True. Else False: the segments are durable, each whole, and the changes are left
+        to the caller, who has announced the segments before and deletes them after a failure.
+        A segment that has bytes already raises PositionMismatchError and stays as it is.
+        """
+        scratch = self.staged_segments(broker)
+        if scratch is None:
+            raise BackendRefusedError(broker, "adopt", "nothing can be staged here")
+        for each in adoptions:
+            with self.open(each.path, each.type, each.base) as segment:
+                self.create(segment, staged_blocks(scratch, each))
+        return False
 
     def claim(self, broker: str) -> None:  # noqa: B027 - most backends have no epochs
         """Be the writer of this broker's tier from now on: whoever was one before is fenced.
@@ -453,7 +494,20 @@ def check_staged_name(name: str) -> str:
     return name
 
 
-def staged_leftovers(prefix: str, scratch: Callable[[str], Scratch]) -> list[Leftover]:
+def staged_blocks(scratch: Scratch, adoption: Adoption) -> Iterator[Buffer]:
+    for start in range(0, adoption.size, _BLOCK_BYTES):
+        yield scratch.read(adoption.name, start, min(_BLOCK_BYTES, adoption.size - start))
+
+
+def may_be_loaded(name: str, now_ms: int) -> bool:
+    """Whether a load that staged this may still be under way: its name says when it was staged."""
+    found = _LOADED_NAME.fullmatch(name)
+    return found is not None and now_ms < int(found[1]) + LOAD_MS_MAX
+
+
+def staged_leftovers(
+    prefix: str, scratch: Callable[[str], Scratch], *, now_ms: int
+) -> list[Leftover]:
     """What jobs staged for this broker, and never used or removed; nothing for a longer prefix."""
     if not prefix or "/" in prefix:
         return []
@@ -461,6 +515,7 @@ def staged_leftovers(prefix: str, scratch: Callable[[str], Scratch]) -> list[Lef
     return [
         Leftover(kind=LEFTOVER_KIND, name=staged.name, size=staged.size, id=prefix)
         for staged in found
+        if not may_be_loaded(staged.name, now_ms)
     ]
 
 
@@ -627,6 +682,14 @@ class ProviderWrapper(SegmentProvider):
 
     def scratch(self, broker: str) -> Scratch | None:
         return self.inner.scratch(broker)
+
+    def staged_segments(self, broker: str) -> Scratch | None:
+        return self.inner.staged_segments(broker)
+
+    def adopt(
+        self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]
+    ) -> bool:
+        return self.inner.adopt(broker, adoptions, changes)
 
     def places(self) -> Sequence[tuple[str, str]] | None:
         return self.inner.places()

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, Self
 
 from tieredstore.codec.names import cluster_directory
-from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metadata import Change, MetadataStore
 from tieredstore.driver.metrics import Metrics
 from tieredstore.driver.object_client import (
     UPLOAD_PART_BYTES,
@@ -25,8 +25,10 @@ from tieredstore.driver.object_client import (
 )
 from tieredstore.driver.object_requests import CountedClient, PriceTable
 from tieredstore.driver.provider import (
+    LOADS,
     PROBE_PATH,
     STAGED,
+    Adoption,
     Fence,
     Leftover,
     ListedSegment,
@@ -62,6 +64,7 @@ from tieredstore.providers.s3_settings import ObjectStoreSettings
 from tieredstore.roundlog import inspection, taking, together, upkeep
 from tieredstore.roundlog.catalogue import LogCatalogue
 from tieredstore.roundlog.draft import DATA_BYTES_MAX, Draft
+from tieredstore.roundlog.entry import Sealed
 from tieredstore.roundlog.layout import ROUNDS, ObjectLayout
 from tieredstore.roundlog.log import INLINE_BYTES_MAX, BrokerLog
 from tieredstore.roundlog.object_calls import ObjectCalls
@@ -273,7 +276,8 @@ class ObjectProvider(SegmentProvider):
         if len(wanted) < 2:
             for broker in wanted or self._brokers():
                 found += inspection.leftovers(self._log_of(broker))
-        return [*found, *staged_leftovers(prefix, self.scratch)]
+        now_ms = self._runtime.clock.now_ms()
+        return [*found, *staged_leftovers(prefix, self.scratch, now_ms=now_ms)]
 
     def remove_leftovers(self, leftovers: Sequence[Leftover]) -> None:
         for each in leftovers:
@@ -295,6 +299,23 @@ class ObjectProvider(SegmentProvider):
     def scratch(self, broker: str) -> ObjectScratch:
         prefix = f"{STAGED}/{self._layout.directory}/{broker}/"
         return ObjectScratch(self._calls, prefix, self._check_store)
+
+    def staged_segments(self, broker: str) -> LoadedObjects:
+        """Beside the log, which names them where they lie once they are adopted."""
+        return LoadedObjects(self._calls, self._log_of(broker), self._check_store)
+
+    def adopt(
+        self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]
+    ) -> bool:
+        """One entry for all of it, and no byte is read."""
+        catalogue = self.catalogue(broker, read_only=False)
+        assert isinstance(catalogue, LogCatalogue)
+        taken = [
+            ((each.path, each.type, each.base), Sealed(0, each.name, each.size, each.crc))
+            for each in adoptions
+        ]
+        catalogue.apply_with(changes, taken)
+        return True
 
     def close(self) -> None:
         self.counted.close()
@@ -399,6 +420,33 @@ class ObjectScratch(Scratch):
     def delete(self, names: Sequence[str]) -> None:
         if names:
             self._calls.delete([self._prefix + check_staged_name(name) for name in names])
+
+
+class LoadedObjects(ObjectScratch):
+    """What tasks stage beside a broker's log. Those that an entry names, or has named, are no
+    longer among them: they are neither listed nor deleted here."""
+
+    def __init__(
+        self, calls: ObjectCalls, broker_log: BrokerLog, before_put: Callable[[], None]
+    ) -> None:
+        super().__init__(calls, broker_log.prefix, before_put)
+        self._log = broker_log
+
+    def listed(self, folder: str = "") -> Sequence[StagedObject]:
+        found = super().listed(folder or LOADS)
+        named = self._named()  # the log after the listing: what was adopted by then, it says
+        return [each for each in found if each.name not in named]
+
+    def delete(self, names: Sequence[str]) -> None:
+        named = self._named()
+        super().delete([name for name in names if name not in named])
+
+    def _named(self) -> set[str]:
+        if not self._log.is_writer:
+            self._log.expire()
+        state = self._log.settled() if self._log.is_writer else self._log.follow()
+        with self._log.guard:
+            return state.names() | set(state.dead)
 
 
 def _beginning(blocks: CountedBlocks) -> tuple[Sequence[Buffer], bool]:

@@ -26,11 +26,13 @@ from tieredstore.driver.durable import (
     write_atomically,
 )
 from tieredstore.driver.provider import (
+    Adoption,
     Leftover,
     ListedSegment,
     SegmentProvider,
     refuse_existing,
     remove_staged,
+    staged_blocks,
     staged_leftovers,
 )
 from tieredstore.driver.runtime import Runtime
@@ -53,8 +55,11 @@ from tieredstore.providers.posix_shelf import (
 )
 
 if TYPE_CHECKING:
+    from tieredstore.driver.metadata import Change
     from tieredstore.model.config import StoreConfig
 
+# Another file system, or one without hard links: the bytes are copied.
+_NO_SECOND_NAME: Final = frozenset({errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK})
 _TYPES: Final = {kind.name: kind for kind in SegmentType}
 
 
@@ -266,8 +271,33 @@ class PosixProvider(SegmentProvider):
     def scratch(self, broker: str) -> PosixScratch:
         return PosixScratch(self._root.parent, self._root.name, broker)
 
+    def adopt(
+        self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]
+    ) -> bool:
+        """By a second name for the same file: the staged one is there still, should this fail."""
+        scratch = self.scratch(broker)
+        folders: set[Path] = set()
+        for each in adoptions:
+            with self.open(each.path, each.type, each.base) as segment:
+                refuse_existing(segment)
+                file = Path(segment.path)
+                with translated(segment.path, "adopt"):
+                    make_directories(file.parent)
+                    file.unlink(missing_ok=True)  # empty, as Java leaves them
+                    try:
+                        os.link(scratch.file(each.name), file)
+                        folders.add(file.parent)
+                    except OSError as error:
+                        if error.errno not in _NO_SECOND_NAME:
+                            raise
+                        segment.create(staged_blocks(scratch, each))
+        for folder in folders:
+            with translated(folder, "adopt"):
+                fsync_directory(folder)
+        return False
+
     def leftovers(self, prefix: str = "") -> Sequence[Leftover]:
-        return staged_leftovers(prefix, self.scratch)
+        return staged_leftovers(prefix, self.scratch, now_ms=self._runtime.clock.now_ms())
 
     def remove_leftovers(self, leftovers: Sequence[Leftover]) -> None:
         remove_staged(leftovers, self.scratch)

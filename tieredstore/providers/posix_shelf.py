@@ -158,7 +158,7 @@ class PosixScratch(Scratch):
         return str(self._folder)
 
     def put(self, name: str, blocks: Iterable[Buffer]) -> int:
-        path = self._file(name)
+        path = self.file(name)
         # Two processes may put the same bytes: each has a file of its own until the last moment.
         unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
         with translated(path, "stage"):
@@ -172,7 +172,7 @@ class PosixScratch(Scratch):
         return size
 
     def read(self, name: str, position: int, length: int) -> bytes:
-        path = self._file(name)
+        path = self.file(name)
         with translated(path, "read"):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -201,7 +201,7 @@ class PosixScratch(Scratch):
 
     def delete(self, names: Sequence[str]) -> None:
         """Folders that become empty go too."""
-        paths = [self._file(name) for name in names]
+        paths = [self.file(name) for name in names]
         with translated(self._folder, "delete"):
             for path in paths:
                 path.unlink(missing_ok=True)
@@ -218,5 +218,5 @@ class PosixScratch(Scratch):
                 return  # there is something in it
             folder = folder.parent
 
-    def _file(self, name: str) -> Path:
+    def file(self, name: str) -> Path:
         return self._folder / check_staged_name(name)

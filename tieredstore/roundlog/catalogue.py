@@ -26,6 +26,7 @@ from tieredstore.model.errors import FencedError, MetadataError, TieredStoreErro
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueRecord, SegmentRecord, TopicRecord
 from tieredstore.roundlog.draft import Draft
+from tieredstore.roundlog.entry import Sealed, SegmentKey
 from tieredstore.roundlog.log import BrokerLog
 from tieredstore.roundlog.state import LogState
 
@@ -78,6 +79,15 @@ class LogCatalogue(MemoryReads):
         kept = self._news(self._checked(changes))
         if kept or self._log.staged:
             self._log.append([Draft(changes=kept)])
+
+    def apply_with(
+        self, changes: Iterable[Change], taken: Sequence[tuple[SegmentKey, Sealed]]
+    ) -> None:
+        """The same, and these objects are segments from then on: all of it, or nothing."""
+        draft = Draft(changes=self._news(self._checked(changes)), taken=taken)
+        self._log.append([draft])
+        if draft.error is not None:
+            raise draft.error
 
     def stage(self, changes: Iterable[Change]) -> None:
         checked = self._checked(changes)

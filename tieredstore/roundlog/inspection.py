@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Final
 
 from tieredstore.driver.object_client import ListedKey, Range
-from tieredstore.driver.provider import Leftover
+from tieredstore.driver.provider import LOADS, Leftover, may_be_loaded
 from tieredstore.model.errors import MetadataError, SegmentNotFoundError
 from tieredstore.model.findings import Finding
 from tieredstore.roundlog.layout import OLD_LAYOUT, OLD_PARTS, number_of
@@ -60,6 +60,9 @@ def _kind(log: BrokerLog, state: LogState, name: str, oldest: int) -> str | None
     elif data := _DATA.fullmatch(name):
         if name not in state.dead:
             return ORPHAN if int(data[1]) < state.epoch else None
+    elif name.startswith(f"{LOADS}/"):
+        if name not in state.dead:
+            return None if may_be_loaded(name, log.clock.now_ms()) else ORPHAN
     else:
         return None
     return DEAD if log.clock.now_ms() - state.dead[name] > GRACE_MS else None

@@ -210,7 +210,9 @@ class BrokerLog:
     def key(self, name: str) -> str:
         """Where an object lies that the log names."""
         return (
-            self.prefix + name if name.startswith(("log/", "data/", "state/", "epoch/")) else name
+            self.prefix + name
+            if name.startswith(("log/", "data/", "load/", "state/", "epoch/"))
+            else name
         )
 
     # Being the writer

@@ -36,6 +36,8 @@ from tieredstore.roundlog.entry import (
 from tieredstore.roundlog.frames import FrameKind, decode, encode
 from tieredstore.roundlog.layout import log_name
 
+BESIDE: Final = ("data/", "load/")
+"""What names of objects begin with that are used once: a writer's own, and those of a load."""
 NAME_RESTS_MS: Final = 30 * 24 * 3_600_000
 """A request may be delivered again this long after it was sent: a deleted key rests for as long."""
 
@@ -347,14 +349,14 @@ class LogState:
 
     def _bury(self, entry: Entry) -> None:
         """What an entry brought and nothing lies in: all of it, where it does not count."""
-        beside = (each.key for each in entry.sealed if each.key.startswith("data/"))
+        beside = (each.key for each in entry.sealed if each.key.startswith(BESIDE))
         for name in (log_name(entry.sequence), *entry.objects, *beside):
             self._die(name)
 
     def _die(self, name: str) -> None:
         if name not in self._uses and name not in self.dead:
             self.dead[name] = self.time_ms
-            if not name.startswith(("log/", "data/")):
+            if not name.startswith(("log/", *BESIDE)):
                 self.rested[name] = self.time_ms
 
     def _drop(self, name: str) -> None:
