@@ -12,10 +12,11 @@ from tieredstore.access.audit import AuditReport, audit
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import open_tier
 from tieredstore.codec.message import StoredMessage, decode_message
-from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.runtime import Runtime, SystemClock
 from tieredstore.jobs.load import begin_load, commit_load
-from tieredstore.jobs.load_records import LoadColumns, LoadDefaults, StagedPart, Stager
-from tieredstore.jobs.worker import worker_scratch
+from tieredstore.jobs.load_records import LoadColumns, LoadDefaults
+from tieredstore.jobs.load_segments import StagedPart, Stager
+from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import QueueKey
 
@@ -51,14 +52,17 @@ def staged(
     attempt: str = "0",
     block_bytes: int = 4_000,
     defaults: LoadDefaults = DEFAULTS,
+    now_ms: int | None = None,
 ) -> StagedPart:
     """What one attempt at a partition does."""
     stager = Stager(
-        worker_scratch(config),
+        config,
+        worker_provider(config),
         LoadColumns(batches[0].schema, defaults),
         run_id=run_id,
         partition=partition,
         attempt=attempt,
+        now_ms=SystemClock().now_ms() if now_ms is None else now_ms,
         block_bytes=block_bytes,
     )
     for batch in batches:

@@ -85,7 +85,7 @@ def test_what_cannot_be_is_one_line_and_changes_nothing(
     with open_tier_of(config) as parts:
         assert parts.files.files() == []
         with pytest.raises(Exception, match="another process has it open"):
-            write(few, config)
+            write(few, config, wait_seconds="0")
     assert report_of(config).findings == ()
 
 

@@ -75,7 +75,7 @@ def test_batches_become_messages_once_each_also_where_one_is_made_again(
     with open_tier_of(config):
         filling.add("3", "d")
         with pytest.raises(StreamingQueryException, match="another process has it open"):
-            filling.run()
+            filling.run(wait_seconds="0")
     assert bodies(config, A) == ["a", "b", "c"]
     assert worker_scratch(config).listed("load")
     filling.run()

@@ -267,13 +267,10 @@ class SegmentProvider(ABC):
         return position
 
     def staged_segments(self, broker: str) -> Scratch | None:
-        """Where objects are staged that `adopt` makes segments. What it lists was not adopted yet.
-        """
+        """Where objects are staged that `adopt` makes segments. What it lists was not adopted yet."""
         return self.scratch(broker)
 
-    def adopt(
-        self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]
-    ) -> bool:
+    def adopt(self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]) -> bool:
         """Make each of these staged objects the segment that it is named for.
 
         Where the catalogue lies with the bytes, its changes are made in the same step, all or
@@ -686,9 +683,7 @@ class ProviderWrapper(SegmentProvider):
     def staged_segments(self, broker: str) -> Scratch | None:
         return self.inner.staged_segments(broker)
 
-    def adopt(
-        self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]
-    ) -> bool:
+    def adopt(self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]) -> bool:
         return self.inner.adopt(broker, adoptions, changes)
 
     def places(self) -> Sequence[tuple[str, str]] | None:

@@ -1,49 +1,53 @@
 """A bulk load from its begin to its commit: what the driver does around the tasks that stage.
 
-New segments go behind those that each queue has, and one change of the catalogue names all of them.
+Tasks write whole segments that begin where each queue ended when they looked. The commit adopts
+those as they are; where a queue has grown since, or its messages lie in several partitions, they
+are written once more by an engine, and then adopted. One change of the catalogue names all of them;
+in a bucket one entry does both.
+
 What a crash leaves behind, and who removes it:
 
-    | crash                 | what is there                     | removed by                       |
-    | --------------------- | --------------------------------- | -------------------------------- |
-    | while tasks stage     | staged objects                    | the next load; a repairing audit |
-    | while segments are    | segments that the catalogue does  | whoever opens the tier to write; |
-    | made                  | not name and marks for deletion   | and the staged objects as above  |
-    | behind the one change | staged objects; all messages once | as above                         |
+    | crash                | what is there                    | removed by                         |
+    | -------------------- | -------------------------------- | ---------------------------------- |
+    | before the commit    | staged objects                   | an audit that repairs, a day later |
+    | within the commit    | segments that no catalogue names | whoever opens the tier to write    |
+    | behind its change    | staged objects; all messages     | an audit that repairs, a day later |
 """
 
 from __future__ import annotations
 
+import random
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
+import google_crc32c
 
+from tieredstore.access.wiring import keeps_catalogue
 from tieredstore.codec.names import queue_path
-from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units, encode_units
-from tieredstore.codec.record import LOG_OFFSET_POSITION, QUEUE_OFFSET_POSITION
-from tieredstore.driver.metadata import Change, Put, PutNote
-from tieredstore.driver.provider import Scratch
+from tieredstore.driver.metadata import Change, DeleteNote, Put, PutNote
+from tieredstore.driver.provider import Adoption
+from tieredstore.driver.runtime import Clock, SystemClock
 from tieredstore.driver.segment import Buffer
 from tieredstore.flat import append_file
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.recovery import recover
-from tieredstore.index.contract import CommittedRun
-from tieredstore.index.keys import keys_of_run
 from tieredstore.index.uploaded import first_row_below
 from tieredstore.index.watermarks import QueueId
-from tieredstore.jobs.job import LocalEngine, Plan, no_progress
-from tieredstore.jobs.key_runs import KeyRun, RunWriter, file_plans, in_order, merged
-from tieredstore.jobs.load_records import (
-    FOLDER,
-    TIME_BYTES,
-    LoadRefusedError,
+from tieredstore.jobs.job import Engine, LocalEngine, Plan, no_progress
+from tieredstore.jobs.key_runs import RunPart, file_plans, in_order, merged
+from tieredstore.jobs.load_records import LoadRefusedError
+from tieredstore.jobs.load_segments import (
+    RewriteItem,
     StagedPart,
-    StagedPortion,
+    StagedRun,
+    rewrite,
     run_folder,
+    staged_keys_of,
+    staged_segments_of,
 )
 from tieredstore.jobs.reindex import (
     begin_timestamps,
@@ -54,19 +58,28 @@ from tieredstore.jobs.reindex import (
     made_file,
     next_base,
 )
-from tieredstore.jobs.worker import OwnedTier, owned_tier
+from tieredstore.jobs.worker import OwnedTier, owned_tier, worker_provider, worker_scratch
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import BackendUnavailableError, MetadataError
-from tieredstore.model.messages import MessageRun
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    CatalogueLockedError,
+    FencedError,
+    MetadataError,
+)
 from tieredstore.model.printable import log_of
-from tieredstore.model.values import QueueKey, QueueRecord, SegmentRecord, SegmentType
+from tieredstore.model.values import QueueKey, QueueRecord, SegmentRecord
 
 log = log_of(__name__)
-CHUNK_BYTES: Final = 8 << 20  # of records in memory, for each segment under way; or one record
-CHUNK_UNITS: Final = 1 << 17
 LOADED: Final = "load"  # notes of loads that have an id: when, and how many messages
 STREAMED: Final = "stream"  # notes of streams: their last batch, and when
-THREADS: Final = 4  # segments that are made at a time
+RUN: Final = "load-run"  # notes of commits, for one that is tried again: when
+RUN_NOTES_MAX: Final = 100
+RUN_NOTE_MS: Final = 24 * 3_600_000
+THREADS: Final = 4
+WAIT_SECONDS: Final = 60  # for another writer's end
+TRIES_MAX: Final = 12  # of a commit that other loads fence
+LOOK_SECONDS: Final = 0.1
+PAUSE_SECONDS_MAX: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,23 +114,32 @@ class StreamBatch:
         return self.number <= last
 
 
-def begin_load(config: StoreConfig) -> None:
-    """Refused where somebody writes the tier: MetadataError.
+def begin_load(config: StoreConfig, *, wait_seconds: float = WAIT_SECONDS) -> None:
+    """Refused where somebody writes a tier in a directory, and goes on to: CatalogueLockedError.
 
-    What an earlier load left behind is removed. One that is still under way loses what it has
-    staged, and is refused when it commits.
+    Nothing is claimed or removed: other loads may be under way.
     """
-    with owned_tier(config, threads=1) as tier:
+    worker_scratch(config)
+    if keeps_catalogue(config, worker_provider(config)):
+        return  # a claim would fence another load: the commit looks
+    with _waited_tier(config, SystemClock(), wait_seconds) as tier:
         if config.index_enabled:
             tier.check_index_sizes()
-        append_file.delete_pending(tier.provider, tier.metadata)
-        tier.remove_staged(FOLDER)
 
 
 def abort_load(config: StoreConfig, run_id: str) -> None:
-    """Remove what was staged; the tier is as it was."""
-    with owned_tier(config, threads=1) as tier:
-        tier.remove_staged(run_folder(run_id))
+    """Remove what was staged; the tier is as it was.
+
+    Segments whose commit has begun in a bucket stay: a late request may name them yet. An audit
+    removes them after a day.
+    """
+    provider = worker_provider(config)
+    scratch = staged_keys_of(config, provider)
+    names = [staged.name for staged in scratch.listed(run_folder(run_id))]
+    if not any(name.endswith(_COMMITTING) for name in names):
+        segments = staged_segments_of(config, provider)
+        segments.delete([staged.name for staged in segments.listed(run_folder(run_id))])
+    scratch.delete(names)
 
 
 def commit_load(
@@ -128,48 +150,114 @@ def commit_load(
     index: bool = True,
     load_id: str | None = None,
     batch: StreamBatch | None = None,
+    engine: Engine | None = None,
+    clock: Clock | None = None,
+    wait_seconds: float = WAIT_SECONDS,
 ) -> LoadReport:
     """Make the messages of these parts, one of each partition, part of the tier: all or none.
 
     Offsets within a queue follow the order within a partition, and then the partitions' numbers.
     A load with an id is made once: the catalogue remembers it, and a second one with that id adds
     nothing, whether or not its caller ever learned of the first. Likewise a batch of a stream.
+    Another load that takes over in a bucket makes this one begin again, a bounded number of times.
     Raises LoadRefusedError, MetadataError, BackendError; then nothing was loaded, but for a
     MetadataError in the last step, after which only the catalogue itself says.
     """
-    with owned_tier(config, threads=THREADS) as tier:
-        report = LoadReport()
-        if load_id is not None and tier.metadata.note(LOADED, load_id) is not None:
-            log.warning("load %s has come to its end before: nothing is added", load_id)
-        elif batch is not None and batch.is_made(tier):
-            log.warning("%s has come to its end before: nothing is added", batch)
-        elif any(part.portions for part in parts):
-            index = index and config.index_enabled
-            commit = _Commit(tier, run_id, index=index, load_id=load_id, batch=batch)
-            report = commit.done(parts)
-        tier.settle(run_folder(run_id))
+    clock = clock or SystemClock()
+    memory = _Memory()
+    report = LoadReport()
+    note_of_run = run_id if batch is None else f"{run_id}-{batch.number}"
+    for tries in range(1, TRIES_MAX + 1):
+        try:
+            with _waited_tier(config, clock, wait_seconds) as tier:
+                if load_id is not None and tier.metadata.note(LOADED, load_id) is not None:
+                    log.warning("load %s has come to its end before: nothing is added", load_id)
+                elif batch is not None and batch.is_made(tier):
+                    log.warning("%s has come to its end before: nothing is added", batch)
+                elif tier.metadata.note(RUN, note_of_run) is not None:
+                    log.warning("run %s has come to its end before: nothing is added", run_id)
+                elif any(part.runs for part in parts):
+                    report = _Commit(
+                        tier,
+                        run_id,
+                        note_of_run,
+                        memory,
+                        index=index and config.index_enabled,
+                        load_id=load_id,
+                        batch=batch,
+                        engine=engine,
+                    ).done(parts)
+                tier.settle(run_folder(run_id))
+            break
+        except FencedError:
+            if tries == TRIES_MAX:
+                raise
+            log.info("another load has taken over: this commit begins again")
+            clock.sleep(random.uniform(0, min(PAUSE_SECONDS_MAX, LOOK_SECONDS * 2**tries)))
     log.info("%d messages of %d queues were loaded", report.message_count, report.queue_count)
     return report
 
 
+@contextmanager
+def _waited_tier(config: StoreConfig, clock: Clock, seconds: float) -> Iterator[OwnedTier]:
+    """The tier, once the writer that has it lets it go; CatalogueLockedError after so long."""
+    end = clock.monotonic() + seconds
+    with ExitStack() as opened:
+        tier: OwnedTier | None = None
+        while tier is None:
+            try:
+                tier = opened.enter_context(owned_tier(config, threads=THREADS))
+            except CatalogueLockedError:
+                if clock.monotonic() >= end:
+                    raise
+                clock.sleep(LOOK_SECONDS)
+        yield tier
+
+
+_COMMITTING: Final = ".committing"
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What an earlier try of the same commit has staged: it is not made twice."""
+
+    rewritten: dict[RewriteItem, StagedRun] = field(default_factory=dict)
+    index: dict[tuple[tuple[RunPart, ...], int], _StagedIndex] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _StagedIndex:
+    name: str
+    size: int
+    crc: int
+    end: int
+
+
 class _Commit:
-    """One commit, step by step."""
+    """One try of a commit, step by step."""
 
     def __init__(
         self,
         tier: OwnedTier,
         run_id: str,
+        note_of_run: str,
+        memory: _Memory,
         *,
         index: bool,
         load_id: str | None,
         batch: StreamBatch | None,
+        engine: Engine | None,
     ) -> None:
         self._tier = tier
         self._config = tier.config
         self._folder = run_folder(run_id)
+        self._note_of_run = note_of_run
+        self._memory = memory
         self._index = index
         self._load_id = load_id
         self._batch = batch
+        self._engine = engine
+        self._segments = staged_segments_of(tier.config, tier.provider)
 
     def done(self, parts: Sequence[StagedPart]) -> LoadReport:
         tier = self._tier
@@ -177,32 +265,46 @@ class _Commit:
         if append_file.delete_pending(tier.provider, tier.metadata):
             reason = "what was deleted before is still there"
             raise BackendUnavailableError(self._config.broker_name, "load", reason)
-        plan = plan_load(parts, self._config, tier.scratch, self._target)
-        paths = [target.path for target in plan.targets]
-        with tier.installing([*paths, tier.index_path]):
-            now = tier.runtime.clock.now_ms()
-            tier.announce([segment.row(now_ms=now) for segment in (*plan.logs, *plan.units)])
-            # The logs first: at no time do units name bytes that are not there.
-            logs = self._written(plan.logs, keys_folder=self._folder if self._index else None)
-            units = self._written(plan.units)
-            runs = [run for segment in logs for run in segment.runs]
-            keys = make_index(tier, plan, runs) if self._index else []
-            rows = [segment.row for segment in (*logs, *units)]
-            tier.metadata.apply([*self._changes(plan, rows), *keys])
+        is_one_step = keeps_catalogue(self._config, tier.provider)
+        if is_one_step:
+            tier.scratch.put(f"{self._folder}/{self._now:013d}{_COMMITTING}", [b"1"])
+        plan = plan_load(parts, self._config, self._target)
+        runs = [*plan.adopted, *self._rewritten(plan)]
+        adoptions, rows = self._of_runs(plan, runs)
+        keys: list[Change] = []
+        if self._index:
+            found, index_rows, keys = self._made_index(plan, runs)
+            adoptions, rows = [*adoptions, *found], [*rows, *index_rows]
+        changes = [*self._changes(plan, rows), *keys]
+        broker = self._config.broker_name
+        if is_one_step:
+            tier.provider.adopt(broker, adoptions, changes)
+        else:
+            paths = [target.path for target in plan.targets.values()]
+            with tier.installing([*paths, tier.index_path]):
+                tier.announce(rows)
+                tier.provider.adopt(broker, adoptions, ())
+                tier.metadata.apply(changes)
         return LoadReport(
             message_count=plan.message_count,
-            log_bytes=sum(segment.size for segment in plan.logs),
+            log_bytes=sum(run.log_bytes for run in runs),
             queue_count=len(plan.targets),
-            key_count=sum(run.count for run in runs),
+            key_count=sum(keys.count for run in runs for keys in run.keys),
         )
 
+    @property
+    def _now(self) -> int:
+        return self._tier.runtime.clock.now_ms()
+
     def _check_staged(self, parts: Sequence[StagedPart]) -> None:
-        wanted = {portion.name for part in parts for portion in part.portions}
-        missing = wanted - {staged.name for staged in self._tier.scratch.listed(self._folder)}
+        wanted = {name for part in parts for run in part.runs for name in run.names()}
+        keys = {keys.name for part in parts for run in part.runs for keys in run.keys}
+        missing = wanted - {staged.name for staged in self._segments.listed(self._folder)}
+        missing |= keys - {staged.name for staged in self._tier.scratch.listed(self._folder)}
         if missing:
             raise LoadRefusedError(
-                f"{len(missing)} staged objects of this load are gone: another load into "
-                f"{self._config.broker_name} has begun since; run this one again"
+                f"{len(missing)} staged objects of this load are gone: it took longer than a day, "
+                "or somebody has removed them; run it again"
             )
 
     def _target(self, key: QueueKey) -> QueueTarget:
@@ -246,34 +348,157 @@ class _Commit:
         finally:
             file.close()
 
-    def _written(
-        self, segments: Sequence[NewSegment], *, keys_folder: str | None = None
-    ) -> list[WrittenSegment]:
-        """All of them, or the first error."""
-        work = partial(write_segment, self._tier, keys_folder)
-        written: list[WrittenSegment] = []
+    def _rewritten(self, plan: LoadPlan) -> list[StagedRun]:
+        """What has to be written once more, by the engine: all of it, or the first error."""
+        known = self._memory.rewritten
+        items = [item for item in plan.items if item not in known]
+        if items:
+            count = sum(run.count for item in items for run in item.runs)
+            queues = len({item.key for item in items})
+            log.warning(
+                "%d messages of %d queues lay in several partitions, or behind what came first, "
+                "and are written once more%s",
+                count,
+                queues,
+                ""
+                if self._engine is not None
+                else " by the driver: see repartition('topic', 'queue_id') or"
+                " tieredstore.spark.load",
+            )
+        work = partial(
+            rewrite, self._config.with_full_paths(), self._folder, self._now, self._index
+        )
+        sizes = [sum(run.log_bytes for run in item.runs) for item in items]
         with ExitStack() as opened:
-            engine = opened.enter_context(LocalEngine(threads=THREADS))
-            results = engine.results(work, Plan(items=segments), on_progress=no_progress)
+            engine = self._engine or opened.enter_context(LocalEngine(threads=THREADS))
+            work_plan = Plan(items=items, item_bytes=sizes)
+            results = engine.results(work, work_plan, on_progress=no_progress)
             for result in opened.enter_context(closing(results)):
                 if result.failure is not None:
                     raise LoadRefusedError(f"nothing was loaded: {result.failure.text}")
-                written += result.rows
-        return written
+                for run in result.rows:
+                    known[items[result.number]] = run
+        return [known[item] for item in plan.items]
+
+    def _of_runs(
+        self, plan: LoadPlan, runs: Sequence[StagedRun]
+    ) -> tuple[list[Adoption], list[SegmentRecord]]:
+        now = self._now
+        adoptions, rows = [], []
+        for run in runs:
+            path = plan.targets[run.key].path
+            for each in run.segments:
+                adoptions.append(
+                    Adoption(
+                        path=path,
+                        type=each.type,
+                        base=each.base,
+                        name=each.name,
+                        size=each.size,
+                        crc=each.crc,
+                    )
+                )
+                rows.append(
+                    SegmentRecord(
+                        path=path,
+                        type=each.type,
+                        base_offset=each.base,
+                        size=each.size,
+                        create_timestamp=now,
+                        begin_timestamp=each.begin,
+                        end_timestamp=each.end,
+                    )
+                )
+        return adoptions, rows
+
+    def _made_index(
+        self, plan: LoadPlan, runs: Sequence[StagedRun]
+    ) -> tuple[list[Adoption], list[SegmentRecord], list[Change]]:
+        """Stage files with these keys; what the catalogue is to say of them.
+
+        A queue that was not indexed up to where the load begins is still taken to be indexed only
+        up to there: a broker that is started then puts all that follows, and messages that it finds
+        twice are shown once.
+        """
+        tier = self._tier
+        keys = [
+            replace(each, topic_id=plan.targets[run.key].topic_id)
+            for run in runs
+            for each in run.keys
+        ]
+        items_max = tier.config.index_item_count - 1
+        files = list(file_plans(tier.scratch, in_order(keys), items_max=items_max))
+        begins = begin_timestamps([file.first_time for file in files], begins_in_use(tier))
+        rows: list[SegmentRecord] = []
+        adoptions: list[Adoption] = []
+        base = next_base(tier)
+        for file, begin in zip(files, begins, strict=True):
+            made = self._memory.index.get((file.parts, begin))
+            if made is None:
+                made = self._index_file(file.parts, begin)
+                self._memory.index[file.parts, begin] = made
+            row = index_row(tier, base, begin=begin, end=made.end, size=made.size)
+            rows.append(row)
+            adoptions.append(
+                Adoption(
+                    path=row.path,
+                    type=row.type,
+                    base=base,
+                    name=made.name,
+                    size=made.size,
+                    crc=made.crc,
+                )
+            )
+            base += made.size
+        adopted, ends = _ends(tier, plan)
+        present = tier.index_rows
+        first = first_row_below([*present, *rows]) if present else None
+        lowered = [] if first is None else [Put(first)]
+        return adoptions, rows, [*adopted, *index_changes(tier, rows, ends), *lowered]
+
+    def _index_file(self, parts: Sequence[RunPart], begin: int) -> _StagedIndex:
+        tier = self._tier
+        name = f"{self._folder}/{self._now:013d}.index-{uuid.uuid4().hex[:12]}"
+        crc = 0
+        columns = merged(tier.scratch, parts, tier.runtime)
+        with made_file(tier.config, columns, begin_timestamp=begin) as made:
+
+            def summed() -> Iterator[Buffer]:
+                nonlocal crc
+                for block in compacted_blocks(made):
+                    crc = google_crc32c.extend(crc, bytes(block))
+                    yield block
+
+            size = self._segments.put(name, summed())
+            return _StagedIndex(name, size, crc, made.end_timestamp)
 
     def _changes(self, plan: LoadPlan, rows: Sequence[SegmentRecord]) -> list[Change]:
-        now = self._tier.runtime.clock.now_ms()
+        now = self._now
+        metadata = self._tier.metadata
         new = [
-            Put(_new_record(self._config, target.key, now))
-            for target in plan.targets
-            if self._tier.metadata.queue(*target.key) is None
+            Put(_new_record(self._config, key, now))
+            for key in plan.targets
+            if metadata.queue(*key) is None
         ]
         changes = [*new, *map(Put, rows), *append_file.unmark(rows)]
         if self._load_id is not None:
             changes.append(PutNote(LOADED, self._load_id, [now, plan.message_count]))
         if self._batch is not None:
             changes.append(self._batch.note(now))
+        changes.append(PutNote(RUN, self._note_of_run, now))
+        changes += [DeleteNote(RUN, key) for key in _old_runs(metadata.notes(RUN), now)]
         return changes
+
+
+def _old_runs(notes: Mapping[str, object], now_ms: int) -> list[str]:
+    """Notes of commits that nobody tries again."""
+    times = {key: at if type(at) is int else 0 for key, at in notes.items()}
+    newest = sorted(times, key=lambda key: times[key], reverse=True)
+    return [
+        key
+        for place, key in enumerate(newest)
+        if place >= RUN_NOTES_MAX or times[key] + RUN_NOTE_MS < now_ms
+    ]
 
 
 def _new_record(config: StoreConfig, key: QueueKey, now_ms: int) -> QueueRecord:
@@ -298,179 +523,62 @@ class QueueTarget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Rows `first` to before `end` of a portion. Its row 0 has these offsets in the tier."""
-
-    portion: StagedPortion
-    first: int
-    end: int
-    queue_offset: int
-    log_offset: int
-
-
-@dataclass(slots=True, kw_only=True)
-class NewSegment:
-    """One segment to be made of pieces, in order."""
-
-    target: QueueTarget
-    type: SegmentType
-    base: int
-    size: int = 0
-    pieces: list[Piece] = field(default_factory=list)
-
-    def row(self, *, now_ms: int, times: tuple[int, int] | None = None) -> SegmentRecord:
-        begin, end = (None, None) if times is None else times
-        return SegmentRecord(
-            path=self.target.path,
-            type=self.type,
-            base_offset=self.base,
-            size=self.size,
-            create_timestamp=now_ms,
-            begin_timestamp=begin,
-            end_timestamp=end,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """All segments that are to be made; `ends` are the queues' next offsets afterwards."""
+    """Runs that lie where they are to lie, and those that do not; `ends` are the queues' next
+    offsets afterwards."""
 
-    logs: Sequence[NewSegment]
-    units: Sequence[NewSegment]
-    targets: Sequence[QueueTarget]
+    adopted: Sequence[StagedRun]
+    items: Sequence[RewriteItem]
+    targets: Mapping[QueueKey, QueueTarget]
     ends: Mapping[QueueKey, int]
 
     @property
     def message_count(self) -> int:
-        return sum(self.ends[target.key] - target.queue_offset for target in self.targets)
-
-
-def portions_by_queue(parts: Sequence[StagedPart]) -> dict[QueueKey, list[StagedPortion]]:
-    """By partition number, and within a partition as they were staged."""
-    found: dict[QueueKey, list[StagedPortion]] = {}
-    for part in sorted(parts, key=lambda part: part.partition):
-        for portion in part.portions:
-            found.setdefault(portion.key, []).append(portion)
-    return dict(sorted(found.items()))
+        return sum(self.ends[key] - target.queue_offset for key, target in self.targets.items())
 
 
 def plan_load(
     parts: Sequence[StagedPart],
     config: StoreConfig,
-    scratch: Scratch,
     target_of: Callable[[QueueKey], QueueTarget],
 ) -> LoadPlan:
     """New segments behind what each queue has: no segment that is there is touched."""
-    logs: list[NewSegment] = []
-    units: list[NewSegment] = []
-    targets: list[QueueTarget] = []
+    by_queue: dict[QueueKey, list[StagedRun]] = {}
+    for part in sorted(parts, key=lambda part: part.partition):
+        for run in part.runs:
+            by_queue.setdefault(run.key, []).append(run)
+    adopted: list[StagedRun] = []
+    items: list[RewriteItem] = []
+    targets: dict[QueueKey, QueueTarget] = {}
     ends: dict[QueueKey, int] = {}
-    for key, portions in portions_by_queue(parts).items():
-        target = target_of(key)
-        placed = list(_placed(target, portions))
-        logs += _segments(
-            NewSegment(target=target, type=SegmentType.COMMIT_LOG, base=target.log_offset),
-            placed,
-            config.commit_log_segment_bytes,
-            lambda portion: portion.log_bytes,
-            partial(_record_ends, scratch),
-        )
-        base = target.queue_offset * UNIT_BYTES
-        units += _segments(
-            NewSegment(target=target, type=SegmentType.CONSUME_QUEUE, base=base),
-            placed,
-            config.consume_queue_segment_bytes // UNIT_BYTES * UNIT_BYTES,
-            lambda portion: portion.count * UNIT_BYTES,
-            lambda portion: np.arange(1, portion.count + 1) * UNIT_BYTES,
-        )
-        targets.append(target)
-        ends[key] = target.queue_offset + sum(portion.count for portion in portions)
-    return LoadPlan(logs=logs, units=units, targets=targets, ends=ends)
+    for key, runs in sorted(by_queue.items()):
+        target = targets[key] = target_of(key)
+        at, log_at = target.queue_offset, target.log_offset
+        first = runs[0]
+        if (first.queue_offset, first.log_offset) == (at, log_at):
+            adopted.append(first)
+            at, log_at, runs = at + first.count, log_at + first.log_bytes, runs[1:]
+        for some in _together(runs, config.commit_log_segment_bytes):
+            item = RewriteItem(key=key, queue_offset=at, log_offset=log_at, runs=some)
+            items.append(item)
+            at += sum(run.count for run in some)
+            log_at += sum(run.log_bytes for run in some)
+        ends[key] = at
+    return LoadPlan(adopted=adopted, items=items, targets=targets, ends=ends)
 
 
-def read_units(scratch: Scratch, portion: StagedPortion, first: int, end: int) -> QueueUnits:
-    position = portion.position + first * UNIT_BYTES
-    return decode_units(scratch.read(portion.name, position, (end - first) * UNIT_BYTES))
-
-
-def _record_ends(scratch: Scratch, portion: StagedPortion) -> NDArray[np.int64]:
-    sizes = read_units(scratch, portion, 0, portion.count).message_bytes
-    return np.cumsum(sizes, dtype=np.int64)
-
-
-def _placed(target: QueueTarget, portions: Sequence[StagedPortion]) -> Iterator[Piece]:
-    queue_offset, log_offset = target.queue_offset, target.log_offset
-    for portion in portions:
-        yield Piece(
-            portion=portion,
-            first=0,
-            end=portion.count,
-            queue_offset=queue_offset,
-            log_offset=log_offset,
-        )
-        queue_offset += portion.count
-        log_offset += portion.log_bytes
-
-
-def _segments(
-    first: NewSegment,
-    placed: Sequence[Piece],
-    bytes_max: int,
-    size_of: Callable[[StagedPortion], int],
-    ends_of: Callable[[StagedPortion], NDArray[np.int64]],
-) -> list[NewSegment]:
-    """The pieces in segments of at most so many bytes; a longer row stands first in its own.
-
-    `size_of` is how long a portion is, `ends_of` where each of its rows ends.
-    """
-    segments = [first]
-    for piece in placed:
-        last = segments[-1]
-        if last.size + size_of(piece.portion) <= bytes_max:
-            last.pieces.append(piece)
-            last.size += size_of(piece.portion)
-            continue
-        ends = ends_of(piece.portion)
-        start = taken = 0
-        while start < piece.end:
-            last = segments[-1]
-            end = int(np.searchsorted(ends, taken + bytes_max - last.size, side="right"))
-            if end <= start and last.size:
-                base = last.base + last.size
-                segments.append(NewSegment(target=last.target, type=last.type, base=base))
-                continue
-            end = max(end, start + 1)
-            last.pieces.append(replace(piece, first=start, end=end))
-            last.size += int(ends[end - 1]) - taken
-            start, taken = end, int(ends[end - 1])
-    return segments
-
-
-def make_index(tier: OwnedTier, plan: LoadPlan, runs: Sequence[KeyRun]) -> list[Change]:
-    """Upload files with these keys, one after the other; what the catalogue is to say of them.
-
-    A queue that was not indexed up to where the load begins is still taken to be indexed only up
-    to there: a broker that is started then puts all that follows, and messages that it finds twice
-    are shown once.
-    """
-    items_max = tier.config.index_item_count - 1
-    files = list(file_plans(tier.scratch, in_order(runs), items_max=items_max))
-    begins = begin_timestamps([file.first_time for file in files], begins_in_use(tier))
-    rows: list[SegmentRecord] = []
-    base = next_base(tier)
-    for file, begin in zip(files, begins, strict=True):
-        columns = merged(tier.scratch, file.parts, tier.runtime)
-        with made_file(tier.config, columns, begin_timestamp=begin) as made:
-            row = index_row(tier, base, begin=begin, end=made.end_timestamp)
-            tier.announce([row])
-            size = tier.create(row, compacted_blocks(made))
-        rows.append(replace(row, size=size))
-        base += size
-    adopted, ends = _ends(tier, plan)
-    present = tier.index_rows
-    first = first_row_below([*present, *rows]) if present else None
-    lowered = [] if first is None else [Put(first)]
-    return [*adopted, *index_changes(tier, rows, ends), *lowered]
+def _together(runs: Sequence[StagedRun], bytes_max: int) -> Iterator[tuple[StagedRun, ...]]:
+    """As many as one segment has room for."""
+    some: list[StagedRun] = []
+    size = 0
+    for run in runs:
+        if some and size + run.log_bytes > bytes_max:
+            yield tuple(some)
+            some, size = [], 0
+        some.append(run)
+        size += run.log_bytes
+    if some:
+        yield tuple(some)
 
 
 def _ends(tier: OwnedTier, plan: LoadPlan) -> tuple[list[Change], Mapping[QueueId, int]]:
@@ -479,116 +587,10 @@ def _ends(tier: OwnedTier, plan: LoadPlan) -> tuple[list[Change], Mapping[QueueI
     marks = tier.watermarks
     is_foreign = not tier.check_index_sizes() and bool(tier.index_rows)
     ends = {}
-    for target in plan.targets:
+    for target in plan.targets.values():
         queue = QueueId(target.topic_id, target.key.queue_id)
         held = marks.of_queue(target.key.topic, queue)
         if target.is_new or is_foreign or held >= target.queue_offset:
             ends[queue] = plan.ends[target.key]
     now = tier.runtime.clock.now_ms()
     return marks.adopted(now_ms=now) if is_foreign else [], ends
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenSegment:
-    """A segment that was made, as the catalogue is to know it, and the keys in it."""
-
-    row: SegmentRecord
-    runs: tuple[KeyRun, ...] = ()
-
-
-def write_segment(
-    tier: OwnedTier, keys_folder: str | None, item: NewSegment
-) -> Iterator[WrittenSegment]:
-    """Make one segment of a plan. Where a folder for keys is given, the keys of a log are staged
-    there."""
-    keys: RunWriter | None = None
-    target = item.target
-    if keys_folder is not None and item.type is SegmentType.COMMIT_LOG:
-        first = item.pieces[0]
-        keys = RunWriter(
-            tier.scratch,
-            f"{keys_folder}/keys-{target.topic_id}-{target.key.queue_id}-{item.base}",
-            topic_id=target.topic_id,
-            queue_id=target.key.queue_id,
-            first_offset=first.queue_offset + first.first,
-        )
-    made = _Making(tier, item, keys)
-    now = tier.runtime.clock.now_ms()
-    tier.create(item.row(now_ms=now), made.blocks())
-    runs = () if keys is None else tuple(keys.finish())
-    now = tier.runtime.clock.now_ms()
-    yield WrittenSegment(row=item.row(now_ms=now, times=made.times), runs=runs)
-
-
-class _Making:
-    """The bytes of one segment, a chunk at a time."""
-
-    def __init__(self, tier: OwnedTier, segment: NewSegment, keys: RunWriter | None) -> None:
-        self._keys = keys
-        self._scratch = tier.scratch
-        self._segment = segment
-        self._times: list[int] = []
-
-    @property
-    def times(self) -> tuple[int, int]:
-        """The least and the greatest store time; when all blocks were given."""
-        return min(self._times, default=0), max(self._times, default=0)
-
-    def blocks(self) -> Iterator[Buffer]:
-        is_log = self._segment.type is SegmentType.COMMIT_LOG
-        for piece in self._segment.pieces:
-            for first in range(piece.first, piece.end, CHUNK_UNITS):
-                end = min(first + CHUNK_UNITS, piece.end)
-                units = read_units(self._scratch, piece.portion, first, end)
-                self._note_times(piece, first, end)
-                if is_log:
-                    yield from self._records(piece, first, units)
-                else:
-                    yield encode_units(
-                        log_offsets=units.log_offsets + piece.log_offset,
-                        message_bytes=units.message_bytes,
-                        tags_codes=units.tags_codes,
-                    )
-
-    def _note_times(self, piece: Piece, first: int, end: int) -> None:
-        portion = piece.portion
-        position = portion.times_position + first * TIME_BYTES
-        data = self._scratch.read(portion.name, position, (end - first) * TIME_BYTES)
-        times = np.frombuffer(data, ">i8")
-        self._times = [min([*self._times, int(times.min())]), max([*self._times, int(times.max())])]
-
-    def _records(self, piece: Piece, first: int, units: QueueUnits) -> Iterator[Buffer]:
-        sizes = units.message_bytes.astype(np.int64)
-        ends = units.log_offsets + sizes
-        done = 0
-        while done < len(sizes):
-            start = int(units.log_offsets[done])
-            count = int(np.searchsorted(ends[done:], start + CHUNK_BYTES, side="right"))
-            stop = done + max(1, count)
-            position = piece.portion.records_position + start
-            data = bytearray(
-                self._scratch.read(piece.portion.name, position, int(ends[stop - 1]) - start)
-            )
-            run = MessageRun(
-                first_offset=piece.queue_offset + first + done,
-                log_offsets=units.log_offsets[done:stop] + piece.log_offset,
-                message_bytes=units.message_bytes[done:stop],
-                tags_codes=units.tags_codes[done:stop],
-                starts=units.log_offsets[done:stop] - start,
-                records=data,
-            )
-            put_offsets(run)
-            if self._keys is not None:
-                target = self._segment.target
-                committed = CommittedRun(run=run, log_offsets=run.log_offsets)
-                queue = target.key.topic, target.topic_id, target.key.queue_id
-                self._keys.add(keys_of_run(*queue, committed).columns)
-            yield data
-            done = stop
-
-
-def put_offsets(run: MessageRun) -> None:
-    """Queue offset and log offset of each record, as the run has them."""
-    words: NDArray[Any] = np.ndarray((len(run.records) - 7,), ">i8", run.records, strides=(1,))
-    words[run.starts + QUEUE_OFFSET_POSITION] = np.arange(run.first_offset, run.end_offset)
-    words[run.starts + LOG_OFFSET_POSITION] = run.log_offsets

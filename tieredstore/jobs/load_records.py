@@ -22,21 +22,14 @@ A null counts as no column. Other columns that a read of a tier gives are ignore
 and checksums are made anew. Where `body_crc_ok` is false the load is refused, because a new
 checksum would make a damaged body look sound.
 
-Each attempt of a task stages objects under a name of its own. An object has one portion for each of
-its queues:
-
-    | part    | bytes   |                                                            |
-    | ------- | ------- | ---------------------------------------------------------- |
-    | units   | 20 each | as in a consume queue; log offsets count from the records  |
-    | times   | 8 each  | store times, big-endian                                    |
-    | records |         | one behind the other; both offsets are 0                   |
+What a task then makes of them: see `load_segments`.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, Final
@@ -51,7 +44,6 @@ from tieredstore.codec.checks import PROPERTY_CRC_NAME, crc32
 from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.codec.message import PROPERTY_BYTES_MAX, TOPIC_BYTES_MAX, TOPIC_BYTES_MAX_V1
 from tieredstore.codec.names import INDEX_TOPIC
-from tieredstore.codec.queue_unit import UNIT_BYTES, encode_units
 from tieredstore.codec.record import (
     BORN_HOST_IPV6,
     FIXED_BYTES,
@@ -67,8 +59,6 @@ from tieredstore.codec.record import (
     TRANSACTION_PREPARED,
     UNIQUE_KEY,
 )
-from tieredstore.driver.provider import Scratch
-from tieredstore.driver.segment import Buffer
 from tieredstore.jobs.arrow import span_bytes
 from tieredstore.model.errors import TieredStoreError
 from tieredstore.model.messages import LOOPBACK
@@ -85,9 +75,6 @@ _COLUMNS: Final[Mapping[str, str]] = {TAGS: "tags", KEYS: "keys", UNIQUE_KEY: "u
 _NO_TEXTS: Final = ""
 BATCH_BYTES_MAX: Final = 64 << 20  # of what is encoded at a time, or a single message
 _NOTHING: Final = pa.scalar(b"")
-FOLDER: Final = "load"
-BLOCK_BYTES: Final = 16 << 20  # of records of all queues together, in memory of one task
-TIME_BYTES: Final = 8
 
 
 class LoadRefusedError(TieredStoreError, ValueError):
@@ -619,99 +606,3 @@ def _checksums(bodies: pa.Array) -> NDArray[np.int64]:
     spans = map(slice, ends[:-1].tolist(), ends[1:].tolist())
     found = np.fromiter(map(crc32, map(view.__getitem__, spans)), np.uint32, len(bodies))
     return (found & INT32_MAX).astype(np.int64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedPortion:
-    """Messages of one queue in a staged object, from byte `position` of it on."""
-
-    name: str
-    key: QueueKey
-    position: int
-    count: int
-    log_bytes: int
-
-    @property
-    def times_position(self) -> int:
-        return self.position + self.count * UNIT_BYTES
-
-    @property
-    def records_position(self) -> int:
-        return self.times_position + self.count * TIME_BYTES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedPart:
-    """All that one attempt at a partition has staged, in the order of its rows."""
-
-    partition: int
-    portions: tuple[StagedPortion, ...]
-
-    @property
-    def message_count(self) -> int:
-        return sum(portion.count for portion in self.portions)
-
-
-def run_folder(run_id: str) -> str:
-    """Where all attempts of one load stage what they make."""
-    return f"{FOLDER}/{run_id}"
-
-
-@dataclass(slots=True, eq=False)
-class Stager:
-    """Takes the batches of one attempt, one by one. Holds about two blocks."""
-
-    scratch: Scratch
-    columns: LoadColumns
-    _: KW_ONLY
-    run_id: str
-    partition: int
-    attempt: str
-    block_bytes: int = BLOCK_BYTES
-    _waiting: dict[QueueKey, list[EncodedRun]] = field(default_factory=dict)
-    _waiting_bytes: int = 0
-    _put_count: int = 0
-    _portions: list[StagedPortion] = field(default_factory=list)
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        for run in encode_batch(batch, self.columns):
-            self._waiting.setdefault(run.key, []).append(run)
-            self._waiting_bytes += len(run.records)
-            if self._waiting_bytes >= self.block_bytes:
-                self._put()
-
-    def finish(self) -> StagedPart:
-        if self._waiting:
-            self._put()
-        return StagedPart(partition=self.partition, portions=tuple(self._portions))
-
-    def _put(self) -> None:
-        stem = f"{run_folder(self.run_id)}/part-{self.partition}-{self.attempt}"
-        name = f"{stem}.{self._put_count}"
-        blocks: list[Buffer] = []
-        position = 0
-        for key, runs in self._waiting.items():
-            portion = StagedPortion(
-                name=name,
-                key=key,
-                position=position,
-                count=sum(map(len, runs)),
-                log_bytes=sum(len(run.records) for run in runs),
-            )
-            blocks += _portion_blocks(runs)
-            position = portion.records_position + portion.log_bytes
-            self._portions.append(portion)
-        self.scratch.put(name, blocks)
-        self._put_count += 1
-        self._waiting, self._waiting_bytes = {}, 0
-
-
-def _portion_blocks(runs: Sequence[EncodedRun]) -> list[Buffer]:
-    sizes = np.concatenate([run.message_bytes for run in runs])
-    units = encode_units(
-        log_offsets=np.cumsum(sizes) - sizes,
-        message_bytes=sizes,
-        tags_codes=np.concatenate([run.tags_codes for run in runs]),
-    )
-    times = np.concatenate([run.store_times for run in runs]).astype(">i8").tobytes()
-    return [units, times, *(run.records for run in runs)]

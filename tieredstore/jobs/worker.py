@@ -236,9 +236,12 @@ class OwnedTier:
             log.warning("what was installed is there, but not all was tidied: %s", error)
 
     def remove_staged(self, folder: str) -> None:
-        names = [staged.name for staged in self.scratch.listed(folder)]
-        for start in range(0, len(names), DELETED_AT_ONCE):
-            self.scratch.delete(names[start : start + DELETED_AT_ONCE])
+        segments = self.provider.staged_segments(self.config.broker_name)
+        for scratch in (self.scratch, segments):
+            names = [] if scratch is None else [each.name for each in scratch.listed(folder)]
+            for start in range(0, len(names), DELETED_AT_ONCE):
+                assert scratch is not None
+                scratch.delete(names[start : start + DELETED_AT_ONCE])
 
 
 def _no_tier() -> None:

@@ -304,9 +304,7 @@ class ObjectProvider(SegmentProvider):
         """Beside the log, which names them where they lie once they are adopted."""
         return LoadedObjects(self._calls, self._log_of(broker), self._check_store)
 
-    def adopt(
-        self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]
-    ) -> bool:
+    def adopt(self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]) -> bool:
         """One entry for all of it, and no byte is read."""
         catalogue = self.catalogue(broker, read_only=False)
         assert isinstance(catalogue, LogCatalogue)
@@ -423,8 +421,8 @@ class ObjectScratch(Scratch):
 
 
 class LoadedObjects(ObjectScratch):
-    """What tasks stage beside a broker's log. Those that an entry names, or has named, are no
-    longer among them: they are neither listed nor deleted here."""
+    """What tasks stage beside a broker's log. What an entry names is no longer among it, and is
+    not deleted here; nor is what one has named, which the log's own upkeep deletes."""
 
     def __init__(
         self, calls: ObjectCalls, broker_log: BrokerLog, before_put: Callable[[], None]
@@ -434,19 +432,19 @@ class LoadedObjects(ObjectScratch):
 
     def listed(self, folder: str = "") -> Sequence[StagedObject]:
         found = super().listed(folder or LOADS)
-        named = self._named()  # the log after the listing: what was adopted by then, it says
+        named = self._state_names()  # the log after the listing: what was adopted by then, it says
         return [each for each in found if each.name not in named]
 
     def delete(self, names: Sequence[str]) -> None:
-        named = self._named()
+        named = self._state_names(dead=True)
         super().delete([name for name in names if name not in named])
 
-    def _named(self) -> set[str]:
+    def _state_names(self, *, dead: bool = False) -> set[str]:
         if not self._log.is_writer:
             self._log.expire()
         state = self._log.settled() if self._log.is_writer else self._log.follow()
         with self._log.guard:
-            return state.names() | set(state.dead)
+            return state.names() | (set(state.dead) if dead else set())
 
 
 def _beginning(blocks: CountedBlocks) -> tuple[Sequence[Buffer], bool]:

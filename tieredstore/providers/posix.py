@@ -271,9 +271,7 @@ class PosixProvider(SegmentProvider):
     def scratch(self, broker: str) -> PosixScratch:
         return PosixScratch(self._root.parent, self._root.name, broker)
 
-    def adopt(
-        self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]
-    ) -> bool:
+    def adopt(self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]) -> bool:
         """By a second name for the same file: the staged one is there still, should this fail."""
         scratch = self.scratch(broker)
         folders: set[Path] = set()

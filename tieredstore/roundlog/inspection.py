@@ -86,7 +86,7 @@ def damage(log: BrokerLog) -> list[Finding]:
     calls, layout = log.calls, log.layout
     found: list[Finding] = []
     sizes: dict[str, int] = {}
-    for below in (log.key("data/"), layout.below(log.broker)):
+    for below in (log.key("data/"), log.key("load/"), layout.below(log.broker)):
         sizes |= {each.key: each.size for each in calls.client.list(below)}
     entries = [*calls.client.list(log.key("log/"))]
     sizes |= {each.key: each.size for each in entries}

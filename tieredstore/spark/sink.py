@@ -9,6 +9,7 @@ writes meanwhile, one for a frame and one for each batch of a stream.
     | load_id                         | a load with a name is made once: run again, it adds none |
     | index                           | false: the broker that is started next finds out itself  |
     | block_bytes                     | records in memory of one task: 16m                       |
+    | wait_seconds                    | for another writer of the same directory to end: 60      |
 
 Rows of one queue near each other load fastest: `df.repartition("topic", "queue_id")`. A search by
 time takes the messages of a queue to be in the order of their store times: sort them so. Messages
@@ -22,9 +23,11 @@ query is the same as long as its checkpoint is.
 
 from __future__ import annotations
 
+import pickle
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
@@ -37,16 +40,21 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tieredstore.driver.runtime import SystemClock
-from tieredstore.jobs.load import StreamBatch, abort_load, begin_load, commit_load
+from tieredstore.jobs.load import (
+    WAIT_SECONDS,
+    LoadReport,
+    StreamBatch,
+    abort_load,
+    begin_load,
+    commit_load,
+)
 from tieredstore.jobs.load_records import (
-    BLOCK_BYTES,
     LoadColumns,
     LoadDefaults,
     LoadRefusedError,
-    StagedPart,
-    Stager,
 )
-from tieredstore.jobs.worker import worker_scratch
+from tieredstore.jobs.load_segments import BLOCK_BYTES, StagedPart, Stager
+from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.spark.engine import plain_failures
@@ -61,8 +69,9 @@ from tieredstore.spark.options import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame
 
-_WRITE_NAMES: Final = ("topic", "queue_id", "load_id", "index", "block_bytes")
+_WRITE_NAMES: Final = ("topic", "queue_id", "load_id", "index", "block_bytes", "wait_seconds")
 _CHECKPOINT: Final = "checkpointlocation"  # Spark's own option
 _QUERY_ID: Final = "sql.streaming.queryId"  # a property of Spark's tasks
 
@@ -77,18 +86,20 @@ class WriteOptions:
     load_id: str | None = None
     index: bool = True
     block_bytes: int = BLOCK_BYTES
+    wait_seconds: int = WAIT_SECONDS
 
     @classmethod
-    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
+    def parse(cls, options: Mapping[str, str], config: StoreConfig | None = None) -> WriteOptions:
         store, texts = split_options(options, known=_WRITE_NAMES)
         queue_id = texts.get("queue_id")
         return cls(
-            config=store_config(store),
+            config=store_config(store) if config is None else config.with_full_paths(),
             topic=texts.get("topic"),
             queue_id=None if queue_id is None else parse_number("queue_id", queue_id),
             load_id=texts.get("load_id"),
             index=parse_truth("index", texts.get("index", "true")),
             block_bytes=parse_size("block_bytes", texts.get("block_bytes", str(BLOCK_BYTES))),
+            wait_seconds=parse_number("wait_seconds", texts.get("wait_seconds", str(WAIT_SECONDS))),
         )
 
 
@@ -100,7 +111,7 @@ def tier_writer(options: Mapping[str, str], schema: StructType, overwrite: bool)
         )
     said = WriteOptions.parse(options)
     columns = _columns(said, schema)
-    begin_load(said.config)
+    begin_load(said.config, wait_seconds=said.wait_seconds)
     return TierWriter(said, columns, run_id=uuid.uuid4().hex)
 
 
@@ -142,12 +153,15 @@ def staged(
     """What this attempt of this task has been given, in the tier's scratch."""
     context = _task()
     stager = Stager(
-        worker_scratch(said.config),
+        said.config,
+        worker_provider(said.config),
         columns,
         run_id=run_id,
         partition=context.partitionId(),
         # A task that is tried again after its executor was lost is another attempt too.
         attempt=f"{context.taskAttemptId()}-{uuid.uuid4().hex[:8]}",
+        now_ms=SystemClock().now_ms(),
+        index=said.index and said.config.index_enabled,
         block_bytes=said.block_bytes,
     )
     for batch in batches:
@@ -184,6 +198,7 @@ class TierWriter(DataSourceArrowWriter):
                 parts,
                 index=self._said.index,
                 load_id=self._said.load_id,
+                wait_seconds=self._said.wait_seconds,
             )
 
     def abort(self, messages: list[Any]) -> None:
@@ -219,7 +234,45 @@ class TierStreamWriter(DataSourceStreamArrowWriter):
                 [message.part for message in found],
                 index=self._said.index,
                 batch=StreamBatch(stream_id=query_id, number=batchId),
+                wait_seconds=self._said.wait_seconds,
             )
 
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
         """What was staged stays until a batch of this query is made: the tier may be another's."""
+
+
+def load(frame: DataFrame, config: StoreConfig | None = None, **options: object) -> LoadReport:
+    """The same as `frame.write.format("tieredstore")` with these options, but what has to be
+    written once more is written by the workers too: no message passes the driver, whatever the
+    frame's partitions are."""
+    from tieredstore.spark.engine import SparkEngine
+
+    said = WriteOptions.parse({name: str(value) for name, value in options.items()}, config)
+    run_id = uuid.uuid4().hex
+    with plain_failures():
+        columns = _columns(said, frame.schema)
+        begin_load(said.config, wait_seconds=said.wait_seconds)
+        try:
+            made = frame.mapInArrow(partial(_staged_parts, said, columns, run_id), "part binary")
+            parts = [pickle.loads(row.part) for row in made.collect()]  # noqa: S301 - by our own tasks
+        except BaseException:
+            abort_load(said.config, run_id)
+            raise
+        return commit_load(
+            said.config,
+            run_id,
+            parts,
+            index=said.index,
+            load_id=said.load_id,
+            engine=SparkEngine(frame.sparkSession),
+            wait_seconds=said.wait_seconds,
+        )
+
+
+def _staged_parts(
+    said: WriteOptions, columns: LoadColumns, run_id: str, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    part = staged(said, columns, run_id, batches)
+    yield pa.record_batch({"part": [pickle.dumps(part)]})

@@ -1,0 +1,536 @@
+"""Segments that tasks of a load write: whole and durable, and part of no tier before the commit.
+
+A task spills what it encodes to a file of its own, and at its end writes the run of each queue as
+segments that begin where the queue ended when it looked. Where that still holds at the commit they
+are adopted as they are. Else they are what the run is written from once more, at its true offsets.
+
+Names are `load/<run>/<ms>.<attempt>-<number>`, so that an audit sees how old they are.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from itertools import count
+from typing import Any, Final, Protocol
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tieredstore.codec.columns import Records
+from tieredstore.codec.names import queue_path
+from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units, encode_units
+from tieredstore.codec.record import LOG_OFFSET_POSITION, QUEUE_OFFSET_POSITION
+from tieredstore.driver.provider import LOADS, Scratch, SegmentProvider
+from tieredstore.driver.segment import Buffer
+from tieredstore.index.contract import CommittedRun
+from tieredstore.index.keys import keys_of_run
+from tieredstore.jobs.key_runs import KeyRun, RunWriter
+from tieredstore.jobs.load_records import EncodedRun, LoadColumns, encode_batch
+from tieredstore.jobs.worker import worker_provider
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.messages import MessageRun
+from tieredstore.model.values import QueueKey, SegmentType
+
+BLOCK_BYTES: Final = 16 << 20  # of records of all queues together, in memory of one task
+CHUNK_BYTES: Final = 8 << 20  # of records in memory, or one record
+CHUNK_ROWS: Final = 1 << 16
+_ROW: Final = np.dtype([("size", "<i8"), ("tags", "<i8"), ("time", "<i8")])
+
+
+def run_folder(run_id: str) -> str:
+    """Where all attempts of one load stage what they make."""
+    return f"{LOADS}/{run_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedSegment:
+    """A segment as an object; `crc` is its CRC-32C, the times are of its messages."""
+
+    name: str
+    type: SegmentType
+    base: int
+    size: int
+    crc: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedRun:
+    """Messages of one queue as segments that begin at these offsets, and their keys."""
+
+    key: QueueKey
+    queue_offset: int
+    log_offset: int
+    count: int
+    log_bytes: int
+    segments: tuple[StagedSegment, ...]
+    keys: tuple[KeyRun, ...] = ()
+
+    def names(self) -> Iterator[str]:
+        yield from (segment.name for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedPart:
+    """All that one attempt at a partition has staged."""
+
+    partition: int
+    runs: tuple[StagedRun, ...]
+
+    @property
+    def message_count(self) -> int:
+        return sum(run.count for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Messages that follow each other; the records are the holder's to change."""
+
+    sizes: NDArray[np.int64]
+    tags: NDArray[np.int64]
+    times: NDArray[np.int64]
+    records: bytearray
+
+
+class Source(Protocol):
+    """Messages of one queue, read front to back."""
+
+    def rows(self) -> Iterator[Rows]: ...
+
+    def units(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Sizes and codes of tags alone."""
+
+
+class QueueEnds:
+    """Where queues end now, as the backend shows it: a guess, which the commit checks."""
+
+    def __init__(self, provider: SegmentProvider, broker: str) -> None:
+        self._provider, self._broker = provider, broker
+        self._known: dict[str, list[int]] | None = None
+        provider.refresh()
+        if provider.shares_rounds:  # one look shows all queues
+            self._known = self._listed(broker)
+
+    def of(self, key: QueueKey) -> tuple[int, int]:
+        """The next queue offset, and the next log offset."""
+        path = queue_path(self._broker, *key)
+        known = self._listed(path) if self._known is None else self._known
+        units, log_offset = known.get(path, [0, 0])
+        return units // UNIT_BYTES, log_offset
+
+    def _listed(self, below: str) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        places = {SegmentType.CONSUME_QUEUE: 0, SegmentType.COMMIT_LOG: 1}
+        for each in self._provider.list(below):
+            if each.type in places:
+                ends = found.setdefault(each.path, [0, 0])
+                place = places[each.type]
+                ends[place] = max(ends[place], each.base + each.size)
+        return found
+
+
+@dataclass(slots=True, kw_only=True)
+class RunMaker:
+    """Stages runs of queues as segments."""
+
+    config: StoreConfig
+    segments: Scratch
+    scratch: Scratch
+    stem: str
+    with_keys: bool = True
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def made(
+        self, key: QueueKey, sources: Sequence[Source], *, queue_offset: int, log_offset: int
+    ) -> StagedRun:
+        work = _Run(self, key, sources, queue_offset, log_offset)
+        logs = work.logs()
+        return StagedRun(
+            key=key,
+            queue_offset=queue_offset,
+            log_offset=log_offset,
+            count=work.count,
+            log_bytes=work.log_bytes,
+            segments=(*logs, *work.unit_segments()),
+            keys=work.keys(),
+        )
+
+    def name(self) -> str:
+        return f"{self.stem}-{next(self._numbers)}"
+
+
+class _Run:
+    """One queue's run on its way into segments."""
+
+    def __init__(
+        self,
+        maker: RunMaker,
+        key: QueueKey,
+        sources: Sequence[Source],
+        queue_offset: int,
+        log_offset: int,
+    ) -> None:
+        self._maker, self._key, self._sources = maker, key, sources
+        self._queue_offset, self._log_offset = queue_offset, log_offset
+        self.count = self.log_bytes = 0
+        self._unit_rows = max(1, maker.config.consume_queue_segment_bytes // UNIT_BYTES)
+        self._unit_times: dict[int, tuple[int, int]] = {}
+        self._waiting: Rows | None = None
+        self._writer: RunWriter | None = None
+        if maker.with_keys:
+            self._writer = RunWriter(
+                maker.scratch,
+                f"{maker.name()}-keys",
+                topic_id=0,
+                queue_id=key.queue_id,
+                first_offset=queue_offset,
+            )
+
+    def keys(self) -> tuple[KeyRun, ...]:
+        return () if self._writer is None else tuple(self._writer.finish())
+
+    def logs(self) -> list[StagedSegment]:
+        stream = (rows for source in self._sources for rows in source.rows())
+        found: list[StagedSegment] = []
+        bytes_max = self._maker.config.commit_log_segment_bytes
+        while (first := self._next(stream)) is not None:
+            base = self._log_offset + self.log_bytes
+            times: list[int] = []
+            blocks = self._log_blocks(first, stream, bytes_max, times)
+            found.append(self._put(SegmentType.COMMIT_LOG, base, blocks, times))
+        return found
+
+    def _next(self, stream: Iterator[Rows]) -> Rows | None:
+        rows, self._waiting = self._waiting, None
+        return next(stream, None) if rows is None else rows
+
+    def _log_blocks(
+        self, first: Rows, stream: Iterator[Rows], bytes_max: int, times: list[int]
+    ) -> Iterator[Buffer]:
+        """Of one segment; what is too much for it waits. A longer row stands alone in its own."""
+        rows: Rows | None = first
+        filled = 0
+        while rows is not None:
+            ends = np.cumsum(rows.sizes)
+            taken = int(np.searchsorted(ends, bytes_max - filled, side="right"))
+            if not taken and not filled:
+                taken = 1
+            if taken < len(ends):
+                at = int(ends[taken - 1]) if taken else 0
+                self._waiting = _tail(rows, taken, at)
+                rows = _head(rows, taken, at)
+            if taken:
+                filled += len(rows.records)
+                yield self._patched(rows, times)
+            if self._waiting is not None:
+                return
+            rows = next(stream, None)
+
+    def _patched(self, rows: Rows, times: list[int]) -> Buffer:
+        starts = np.cumsum(rows.sizes) - rows.sizes
+        first = self._queue_offset + self.count
+        run = MessageRun(
+            first_offset=first,
+            log_offsets=starts + self._log_offset + self.log_bytes,
+            message_bytes=rows.sizes.astype(np.int32),
+            tags_codes=rows.tags,
+            starts=starts,
+            records=rows.records,
+        )
+        put_offsets(run)
+        times[:] = _widened(times, rows.times)
+        numbers = (self.count + np.arange(len(rows.sizes))) // self._unit_rows
+        for number in range(int(numbers[0]), int(numbers[-1]) + 1):
+            known = self._unit_times.get(number, ())
+            low, high = _widened(known, rows.times[numbers == number])
+            self._unit_times[number] = low, high
+        if self._writer is not None:
+            committed = CommittedRun(run=run, log_offsets=run.log_offsets)
+            keys = keys_of_run(self._key.topic, 0, self._key.queue_id, committed)
+            self._writer.add(keys.columns)
+        self.count += len(rows.sizes)
+        self.log_bytes += len(rows.records)
+        return rows.records
+
+    def unit_segments(self) -> list[StagedSegment]:
+        units = self._encoded_units()
+        waiting = bytearray()
+        found = []
+        for number, times in sorted(self._unit_times.items()):
+            base = self._queue_offset + number * self._unit_rows
+            left = min(self._unit_rows, self.count - number * self._unit_rows) * UNIT_BYTES
+
+            def blocks(left: int = left) -> Iterator[Buffer]:
+                while left:
+                    if not waiting:
+                        waiting.extend(next(units))
+                    piece = bytes(waiting[:left])
+                    del waiting[: len(piece)]
+                    left -= len(piece)
+                    yield piece
+
+            kind = SegmentType.CONSUME_QUEUE
+            found.append(self._put(kind, base * UNIT_BYTES, blocks(), times))
+        return found
+
+    def _encoded_units(self) -> Iterator[Buffer]:
+        log_offset = self._log_offset
+        for source in self._sources:
+            for sizes, tags in source.units():
+                ends = np.cumsum(sizes)
+                yield encode_units(
+                    log_offsets=log_offset + ends - sizes, message_bytes=sizes, tags_codes=tags
+                )
+                log_offset += int(ends[-1]) if len(ends) else 0
+
+    def _put(
+        self, kind: SegmentType, base: int, blocks: Iterator[Buffer], times: Sequence[int]
+    ) -> StagedSegment:
+        crc = 0
+
+        def summed() -> Iterator[Buffer]:
+            nonlocal crc
+            for block in blocks:
+                crc = google_crc32c.extend(crc, bytes(block))
+                yield block
+
+        name = self._maker.name()
+        size = self._maker.segments.put(name, summed())
+        return StagedSegment(
+            name=name, type=kind, base=base, size=size, crc=crc, begin=times[0], end=times[1]
+        )
+
+
+def _widened(known: Sequence[int], times: NDArray[np.int64]) -> list[int]:
+    return [min([*known, int(times.min())]), max([*known, int(times.max())])]
+
+
+def _head(rows: Rows, end: int, at: int) -> Rows:
+    return Rows(rows.sizes[:end], rows.tags[:end], rows.times[:end], rows.records[:at])
+
+
+def _tail(rows: Rows, first: int, at: int) -> Rows:
+    return Rows(rows.sizes[first:], rows.tags[first:], rows.times[first:], rows.records[at:])
+
+
+def put_offsets(run: MessageRun) -> None:
+    """Queue offset and log offset of each record, as the run has them."""
+    words: NDArray[Any] = np.ndarray((len(run.records) - 7,), ">i8", run.records, strides=(1,))
+    words[run.starts + QUEUE_OFFSET_POSITION] = np.arange(run.first_offset, run.end_offset)
+    words[run.starts + LOG_OFFSET_POSITION] = run.log_offsets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedSource:
+    """A run that was staged, to be written once more elsewhere."""
+
+    scratch: Scratch
+    run: StagedRun
+
+    def rows(self) -> Iterator[Rows]:
+        logs = [each for each in self.run.segments if each.type is SegmentType.COMMIT_LOG]
+        bases = [each.base for each in logs]
+        at = self.run.log_offset
+        for sizes, tags in self.units():
+            done = 0
+            while done < len(sizes):
+                log = logs[int(np.searchsorted(bases, at, side="right")) - 1]
+                ends = np.cumsum(sizes[done:])
+                most = min(CHUNK_BYTES, log.base + log.size - at)
+                taken = max(1, int(np.searchsorted(ends, most, side="right")))
+                size = int(ends[taken - 1])
+                records = bytearray(self.scratch.read(log.name, at - log.base, size))
+                chosen = sizes[done : done + taken]
+                found = Records(records, np.cumsum(chosen) - chosen, chosen.astype(np.int32))
+                times = np.asarray(found.store_times(), np.int64)
+                yield Rows(chosen, tags[done : done + taken], times, records)
+                done, at = done + taken, at + size
+
+    def units(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        step = CHUNK_ROWS * UNIT_BYTES
+        for each in self.run.segments:
+            if each.type is not SegmentType.CONSUME_QUEUE:
+                continue
+            for start in range(0, each.size, step):
+                data = self.scratch.read(each.name, start, min(step, each.size - start))
+                units = decode_units(data)
+                yield units.message_bytes.astype(np.int64), np.asarray(units.tags_codes, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spilled:
+    """Rows of one queue in the file of a task: numbers of all of them, then their records."""
+
+    descriptor: int
+    position: int
+    count: int
+    log_bytes: int
+
+    def rows(self) -> Iterator[Rows]:
+        columns = self._columns()
+        start = self.position + columns.nbytes
+        sizes = columns["size"].astype(np.int64)
+        ends = np.cumsum(sizes)
+        done = at = 0
+        while done < self.count:
+            end = max(done + 1, int(np.searchsorted(ends, at + CHUNK_BYTES, side="right")))
+            records = bytearray(int(ends[end - 1]) - at)
+            _read_into(self.descriptor, records, start + at)
+            chosen = columns[done:end]
+            yield Rows(
+                sizes[done:end],
+                chosen["tags"].astype(np.int64),
+                chosen["time"].astype(np.int64),
+                records,
+            )
+            done, at = end, int(ends[end - 1])
+
+    def units(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        columns = self._columns()
+        yield columns["size"].astype(np.int64), columns["tags"].astype(np.int64)
+
+    def _columns(self) -> NDArray[Any]:
+        data = bytearray(self.count * _ROW.itemsize)
+        _read_into(self.descriptor, data, self.position)
+        return np.frombuffer(data, _ROW)
+
+
+def _read_into(descriptor: int, data: bytearray, position: int) -> None:
+    view = memoryview(data)
+    while view:
+        got = os.preadv(descriptor, [view], position)
+        if not got:
+            raise OSError("the file of this task became shorter")
+        view, position = view[got:], position + got
+
+
+@dataclass(slots=True, eq=False)
+class Stager:
+    """Takes the batches of one attempt, one by one. Holds about two blocks in memory, and all rows
+    in a file of this machine that has no name: below SPARK_LOCAL_DIRS, where that is set."""
+
+    config: StoreConfig
+    provider: SegmentProvider
+    columns: LoadColumns
+    _: KW_ONLY
+    run_id: str
+    partition: int
+    attempt: str
+    now_ms: int
+    index: bool = True
+    block_bytes: int = BLOCK_BYTES
+    _waiting: dict[QueueKey, list[EncodedRun]] = field(default_factory=dict)
+    _waiting_bytes: int = 0
+    _spilled: dict[QueueKey, list[_Spilled]] = field(default_factory=dict)
+    _file: Any = None
+    _end: int = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        for run in encode_batch(batch, self.columns):
+            self._waiting.setdefault(run.key, []).append(run)
+            self._waiting_bytes += len(run.records)
+            if self._waiting_bytes >= self.block_bytes:
+                self._spill()
+
+    def finish(self) -> StagedPart:
+        try:
+            self._spill()
+            return StagedPart(partition=self.partition, runs=tuple(self._runs()))
+        finally:
+            if self._file is not None:
+                self._file.close()
+
+    def _runs(self) -> Iterator[StagedRun]:
+        if not self._spilled:
+            return
+        broker = self.config.broker_name
+        maker = run_maker(
+            self.config,
+            self.provider,
+            f"{run_folder(self.run_id)}/{self.now_ms:013d}.{self.partition}-{self.attempt}",
+            with_keys=self.index,
+        )
+        ends = QueueEnds(self.provider, broker)
+        for key, sources in sorted(self._spilled.items()):
+            queue_offset, log_offset = ends.of(key)
+            yield maker.made(key, sources, queue_offset=queue_offset, log_offset=log_offset)
+
+    def _spill(self) -> None:
+        if self._waiting and self._file is None:
+            folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
+            self._file = tempfile.TemporaryFile(dir=folder or None, buffering=0)  # noqa: SIM115
+        for key, runs in self._waiting.items():
+            columns = np.empty(sum(map(len, runs)), _ROW)
+            columns["size"] = np.concatenate([run.message_bytes for run in runs])
+            columns["tags"] = np.concatenate([run.tags_codes for run in runs])
+            columns["time"] = np.concatenate([run.store_times for run in runs])
+            position = self._end
+            self._write(memoryview(columns.tobytes()))
+            for run in runs:
+                self._write(run.records)
+            size = int(columns["size"].sum())
+            spilled = _Spilled(self._file.fileno(), position, len(columns), size)
+            self._spilled.setdefault(key, []).append(spilled)
+        self._waiting, self._waiting_bytes = {}, 0
+
+    def _write(self, view: memoryview) -> None:
+        while view:
+            written = os.pwrite(self._file.fileno(), view, self._end)
+            view, self._end = view[written:], self._end + written
+
+
+def run_maker(
+    config: StoreConfig, provider: SegmentProvider, stem: str, *, with_keys: bool
+) -> RunMaker:
+    return RunMaker(
+        config=config,
+        segments=staged_segments_of(config, provider),
+        scratch=staged_keys_of(config, provider),
+        stem=stem,
+        with_keys=with_keys,
+    )
+
+
+def staged_segments_of(config: StoreConfig, provider: SegmentProvider) -> Scratch:
+    return _given(config, provider.staged_segments(config.broker_name))
+
+
+def staged_keys_of(config: StoreConfig, provider: SegmentProvider) -> Scratch:
+    return _given(config, provider.scratch(config.broker_name))
+
+
+def _given(config: StoreConfig, scratch: Scratch | None) -> Scratch:
+    if scratch is None:
+        raise InvalidConfigError(
+            f"provider: {config.provider} has no place to stage what is on its way into the tier"
+        )
+    return scratch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteItem:
+    """Runs of one queue that follow each other, and where the first is to begin."""
+
+    key: QueueKey
+    queue_offset: int
+    log_offset: int
+    runs: tuple[StagedRun, ...]
+
+
+def rewrite(
+    config: StoreConfig, folder: str, now_ms: int, with_keys: bool, item: RewriteItem
+) -> Iterator[StagedRun]:
+    """Stage what these runs hold as segments at other offsets. An engine's work."""
+    provider = worker_provider(config)
+    stem = f"{folder}/{now_ms:013d}.again-{uuid.uuid4().hex[:12]}"
+    maker = run_maker(config, provider, stem, with_keys=with_keys)
+    sources = [StagedSource(scratch=maker.segments, run=run) for run in item.runs]
+    yield maker.made(item.key, sources, queue_offset=item.queue_offset, log_offset=item.log_offset)
