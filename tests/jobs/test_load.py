@@ -27,6 +27,7 @@ from tests.jobs.load_kit import (
     staged,
 )
 from tests.jobs.written_tier import WrittenTier, posix_config
+from tieredstore.access.audit import audit
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.java import string_hash
 from tieredstore.codec.message import decode_message, encode_message
@@ -45,6 +46,7 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import CatalogueLockedError, InvalidConfigError
 from tieredstore.model.messages import LOOPBACK
 from tieredstore.model.values import Host, QueueKey, SegmentType
+from tieredstore.providers.object_provider import ObjectScratch
 
 A, B, C = QueueKey("orders", 0), QueueKey("orders", 3), QueueKey("größe", 1)
 
@@ -436,3 +438,44 @@ def test_a_killed_driver_loads_all_or_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_at_any_step(tmp_path: Path) -> None:
     check_a_death_at(tmp_path, range)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> StoreConfig:
+    url = f"memory://load-{tmp_path.name}-{id(tmp_path)}"
+    return posix_config(tmp_path, provider="fsspec", path="", url=url, index_item_count=200)
+
+
+def test_a_commit_in_a_bucket_adopts_what_tasks_wrote_and_reads_none_of_it(
+    bucket: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = staged(bucket, "one", 0, [joined(rows_of(A, range(90)), rows_of(B, range(40)))])
+    names = {name for run in part.runs for name in run.names()}
+    read: set[str] = set()
+    inner = ObjectScratch.read
+
+    def reading(scratch: ObjectScratch, name: str, position: int, length: int) -> bytes:
+        read.add(name)
+        return inner(scratch, name, position, length)
+
+    monkeypatch.setattr(ObjectScratch, "read", reading)
+    commit_load(bucket, "one", [part])
+    assert read
+    assert not read & names
+    monkeypatch.undo()
+    assert bodies(bucket, A) == names_of(A, range(90))
+    assert_found(bucket, {A: range(90), B: range(40)})
+    assert report_of(bucket).findings == ()
+
+
+def test_two_loads_into_a_bucket_are_there_once_each(bucket: StoreConfig) -> None:
+    first = staged(bucket, "first", 0, [rows_of(A, range(20))])
+    twin = staged(bucket, "first", 0, [rows_of(A, range(20))], attempt="twin")
+    second = staged(bucket, "second", 0, [rows_of(A, range(20, 50))])
+    commit_load(bucket, "second", [second])
+    commit_load(bucket, "second", [second])
+    commit_load(bucket, "first", [twin])
+    assert first.message_count == twin.message_count
+    assert bodies(bucket, A) == names_of(A, [*range(20, 50), *range(20)])
+    assert_found(bucket, {A: range(50)})
+    assert report_of(bucket).findings == ()

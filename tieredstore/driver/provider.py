@@ -267,7 +267,7 @@ class SegmentProvider(ABC):
         return position
 
     def staged_segments(self, broker: str) -> Scratch | None:
-        """Where objects are staged that `adopt` makes segments. What it lists was not adopted yet."""
+        """Where objects are staged that `adopt` makes segments; it lists what was not adopted."""
         return self.scratch(broker)
 
     def adopt(self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]) -> bool:

@@ -557,8 +557,9 @@ def plan_load(
         first = runs[0]
         if (first.queue_offset, first.log_offset) == (at, log_at):
             adopted.append(first)
-            at, log_at, runs = at + first.count, log_at + first.log_bytes, runs[1:]
-        for some in _together(runs, config.commit_log_segment_bytes):
+            at, log_at = at + first.count, log_at + first.log_bytes
+        left = [run for run in runs if (run is not first or at == target.queue_offset)]
+        for some in _together(left, config.commit_log_segment_bytes):
             item = RewriteItem(key=key, queue_offset=at, log_offset=log_at, runs=some)
             items.append(item)
             at += sum(run.count for run in some)
