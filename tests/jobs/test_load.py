@@ -46,7 +46,7 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import CatalogueLockedError, InvalidConfigError
 from tieredstore.model.messages import LOOPBACK
 from tieredstore.model.values import Host, QueueKey, SegmentType
-from tieredstore.providers.object_provider import ObjectScratch
+from tieredstore.providers.object_provider import ObjectProvider, ObjectScratch
 
 A, B, C = QueueKey("orders", 0), QueueKey("orders", 3), QueueKey("größe", 1)
 
@@ -476,6 +476,26 @@ def test_two_loads_into_a_bucket_are_there_once_each(bucket: StoreConfig) -> Non
     commit_load(bucket, "second", [second])
     commit_load(bucket, "first", [twin])
     assert first.message_count == twin.message_count
+    assert bodies(bucket, A) == names_of(A, [*range(20, 50), *range(20)])
+    assert_found(bucket, {A: range(50)})
+    assert report_of(bucket).findings == ()
+
+
+def test_a_commit_that_another_load_fences_begins_again(
+    bucket: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = staged(bucket, "first", 0, [rows_of(A, range(20))])
+    second = staged(bucket, "second", 0, [rows_of(A, range(20, 50))])
+    inner = ObjectProvider.adopt
+    others = [second]
+
+    def adopting(provider: ObjectProvider, *given: Any) -> bool:
+        if others:
+            commit_load(bucket, "second", [others.pop()])
+        return inner(provider, *given)
+
+    monkeypatch.setattr(ObjectProvider, "adopt", adopting)
+    commit_load(bucket, "first", [first])
     assert bodies(bucket, A) == names_of(A, [*range(20, 50), *range(20)])
     assert_found(bucket, {A: range(50)})
     assert report_of(bucket).findings == ()
