@@ -491,7 +491,9 @@ def test_a_commit_that_another_load_fences_begins_again(
 
     def adopting(provider: ObjectProvider, *given: Any) -> bool:
         if others:
-            commit_load(bucket, "second", [others.pop()])
+            # From another machine: on this one a lock keeps it waiting.
+            elsewhere = replace(bucket, store_path=bucket.store_path + "-2")
+            commit_load(elsewhere, "second", [others.pop()])
         return inner(provider, *given)
 
     monkeypatch.setattr(ObjectProvider, "adopt", adopting)
