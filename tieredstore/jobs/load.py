@@ -363,7 +363,7 @@ class _Commit:
                 ""
                 if self._engine is not None
                 else " by the driver: see repartition('topic', 'queue_id') or"
-                " tieredstore.spark.load",
+                " tieredstore.spark.sink.load",
             )
         work = partial(
             rewrite, self._config.with_full_paths(), self._folder, self._now, self._index
