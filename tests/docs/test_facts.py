@@ -35,7 +35,7 @@ from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import DISPATCH_THREADS, FETCH_THREADS
 from tieredstore.exporters.prometheus import PrometheusMetrics
 from tieredstore.index import footer
-from tieredstore.jobs import load_segments
+from tieredstore.jobs import load_records
 from tieredstore.jobs.scan import SCAN_COLUMNS
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import MIB, StoreConfig
@@ -296,7 +296,7 @@ def test_the_columns_of_a_read_are_all_told() -> None:
 def test_the_columns_of_a_write_are_all_told() -> None:
     text = section(page("spark.md"), "Write")
     sentence = text[text.index("Columns that a write takes") :].partition(".")[0]
-    table = (load_segments.__doc__ or "").partition("without it")[2].partition("\n\n")[0]
+    table = (load_records.__doc__ or "").partition("without it")[2].partition("\n\n")[0]
     rows = re.findall(r"^    \| (\w+) ", table, re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", sentence)) == {*rows}
 

@@ -24,8 +24,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-import google_crc32c
-
 from tieredstore.access.wiring import keeps_catalogue
 from tieredstore.codec.names import queue_path
 from tieredstore.driver.metadata import Change, DeleteNote, Put, PutNote
@@ -36,7 +34,7 @@ from tieredstore.flat import append_file
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.recovery import recover
 from tieredstore.index.uploaded import first_row_below
-from tieredstore.index.watermarks import QueueId
+from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.jobs.job import Engine, LocalEngine, Plan, no_progress
 from tieredstore.jobs.key_runs import RunPart, file_plans, in_order, merged
 from tieredstore.jobs.load_records import LoadRefusedError
@@ -44,6 +42,7 @@ from tieredstore.jobs.load_segments import (
     RewriteItem,
     StagedPart,
     StagedRun,
+    crc32c,
     rewrite,
     run_folder,
     staged_keys_of,
@@ -120,8 +119,18 @@ def begin_load(config: StoreConfig, *, wait_seconds: float = WAIT_SECONDS) -> No
     Nothing is claimed or removed: other loads may be under way.
     """
     worker_scratch(config)
-    if keeps_catalogue(config, worker_provider(config)):
-        return  # a claim would fence another load: the commit looks
+    provider = worker_provider(config)
+    if keeps_catalogue(config, provider):
+        # Only a look: a claim would fence another load. The commit looks for the rest.
+        provider.refresh()
+        seen = provider.catalogue(config.broker_name, read_only=True)
+        if seen is not None:
+            with closing(seen):
+                if config.index_enabled:
+                    Watermarks(seen, config.broker_name).check_sizes(
+                        slot_count=config.index_slot_count, item_capacity=config.index_item_count
+                    )
+        return
     with _waited_tier(config, SystemClock(), wait_seconds) as tier:
         if config.index_enabled:
             tier.check_index_sizes()
@@ -363,7 +372,7 @@ class _Commit:
                 ""
                 if self._engine is not None
                 else " by the driver: see repartition('topic', 'queue_id') or"
-                " tieredstore.spark.sink.load",
+                " tieredstore.spark.load",
             )
         work = partial(
             rewrite, self._config.with_full_paths(), self._folder, self._now, self._index
@@ -466,7 +475,7 @@ class _Commit:
             def summed() -> Iterator[Buffer]:
                 nonlocal crc
                 for block in compacted_blocks(made):
-                    crc = google_crc32c.extend(crc, bytes(block))
+                    crc = crc32c(block, crc)
                     yield block
 
             size = self._segments.put(name, summed())

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from tieredstore.spark.tables import register
 
-__all__ = ["register"]
+if TYPE_CHECKING:
+    from tieredstore.spark.sink import load
+
+__all__ = ["load", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    """`load` needs pyspark, which this package is imported without."""
+    if name != "load":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tieredstore.spark.sink import load
+
+    return load

@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
+import google_crc32c
 import pytest
 
+from tieredstore.driver.metadata import Put
 from tieredstore.driver.provider import (
+    LOADS,
+    Adoption,
     Generations,
     GenerationTakenError,
     ListedGeneration,
@@ -263,6 +267,69 @@ class SegmentProviderContract:
             provider.create(segment, [b"other"])
         assert caught.value.actual == 4
         assert self._content(segment) == b"mine"
+
+    def test_staged_objects_become_segments_as_they_are(self, provider: SegmentProvider) -> None:
+        wanted = {LOG: [b"a" * 100_000, b"b"], QUEUE: [b"units"]}
+        adoptions = self._staged(provider, wanted)
+        if adoptions is None:
+            return
+        assert list(provider.list()) == []
+        provider.claim("b")
+        rows = [
+            SegmentRecord(path="b/t/0", type=each.type, base_offset=each.base, size=each.size)
+            for each in adoptions
+        ]
+        in_one_step = provider.adopt("b", adoptions, [Put(row) for row in rows])
+        for kind, blocks in wanted.items():
+            assert self._content(provider.open("b/t/0", kind, 40)) == b"".join(blocks)
+        listed = {found.type: (found.path, found.base, found.size) for found in provider.list()}
+        assert listed == {LOG: ("b/t/0", 40, 100_001), QUEUE: ("b/t/0", 40, 5)}
+        catalogue = provider.catalogue("b", read_only=True)
+        assert in_one_step is (catalogue is not None)
+        if catalogue is not None:
+            assert list(catalogue.segments("b/t/0")) == rows
+        scratch = provider.staged_segments("b")
+        assert scratch is not None
+        scratch.delete([each.name for each in adoptions])  # none of the segments goes with it
+        assert scratch.listed(f"{LOADS}/run") == []
+        for kind, blocks in wanted.items():
+            assert self._content(provider.open("b/t/0", kind, 40)) == b"".join(blocks)
+
+    def test_what_has_bytes_is_not_adopted_over(self, provider: SegmentProvider) -> None:
+        adoptions = self._staged(provider, {LOG: [b"other"]})
+        if adoptions is None:
+            return
+        provider.claim("b")
+        log, queue = provider.open("b/t/0", LOG, 40), provider.open("b/t/0", QUEUE, 40)
+        pair = WritePair(SegmentWrite(log, 0, b"mine"), SegmentWrite(queue, 0, b"unit"))
+        assert [future.exception() for future in provider.write_many([pair])] == [None]
+        with pytest.raises(PositionMismatchError):
+            provider.adopt("b", adoptions, [])
+        assert self._content(log) == b"mine"
+
+    def _staged(
+        self, provider: SegmentProvider, wanted: Mapping[SegmentType, Sequence[bytes]]
+    ) -> list[Adoption] | None:
+        """These blocks as objects that are to be segments; None where the provider refuses."""
+        scratch = provider.staged_segments("b")
+        if scratch is None:
+            with pytest.raises(BackendRefusedError, match="nothing can be staged"):
+                provider.adopt("b", [], [])
+            return None
+        found = []
+        for kind, blocks in wanted.items():
+            name = f"{LOADS}/run/{0:013d}.0-{kind.name}"
+            found.append(
+                Adoption(
+                    path="b/t/0",
+                    type=kind,
+                    base=40,
+                    name=name,
+                    size=scratch.put(name, blocks),
+                    crc=int(google_crc32c.value(b"".join(blocks))),
+                )
+            )
+        return found
 
     def test_a_probe_passes_and_leaves_nothing(self, provider: SegmentProvider) -> None:
         findings = provider.probe()
