@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.every_step import every_step
 from tests.jobs.dying import LOADED, NEW, OLD, config_in, dying, load
 from tests.jobs.load_kit import (
     LOADED_MS,
@@ -41,12 +44,15 @@ from tieredstore.jobs.load_records import (
     LoadRefusedError,
     encode_batch,
 )
+from tieredstore.jobs.load_segments import StagedPart
 from tieredstore.jobs.worker import worker_scratch
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import CatalogueLockedError, InvalidConfigError
+from tieredstore.model.errors import CatalogueLockedError, InvalidConfigError, TieredStoreError
 from tieredstore.model.messages import LOOPBACK
 from tieredstore.model.values import Host, QueueKey, SegmentType
+from tieredstore.providers.fsspec import FsspecClient
 from tieredstore.providers.object_provider import ObjectProvider, ObjectScratch
+from tieredstore.testing.faults import SimulatedCrash
 
 A, B, C = QueueKey("orders", 0), QueueKey("orders", 3), QueueKey("größe", 1)
 
@@ -444,6 +450,133 @@ def test_at_any_step(tmp_path: Path) -> None:
 def bucket(tmp_path: Path) -> StoreConfig:
     url = f"memory://load-{tmp_path.name}-{id(tmp_path)}"
     return posix_config(tmp_path, provider="fsspec", path="", url=url, index_item_count=200)
+
+
+def test_an_index_of_other_sizes_is_told_before_a_load_into_a_bucket(bucket: StoreConfig) -> None:
+    begin_load(bucket)
+    loaded(bucket, [[rows_of(A, range(5))]])
+    other = replace(bucket, index_slot_count=7)
+    with pytest.raises(InvalidConfigError, match="index_slot_count"):
+        begin_load(other)
+    part = staged(other, "two", 0, [rows_of(A, range(5, 9))])
+    with pytest.raises(InvalidConfigError, match="index_slot_count"):
+        commit_load(other, "two", [part])
+    abort_load(bucket, "two")
+    assert bodies(bucket, A) == names_of(A, range(5))
+
+
+class Dying:
+    """Kills what calls it, by a crash that no handler catches, before or behind its n-th request."""
+
+    def __init__(self, step: int, *, is_late: bool) -> None:
+        self.left, self.is_late, self.died = step, is_late, False
+
+    def of(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def request(*args: Any, **kwargs: Any) -> Any:
+            if self.died:
+                raise SimulatedCrash
+            self.left -= 1
+            if self.left < 0 and self.is_late:
+                with suppress(TieredStoreError):
+                    call(*args, **kwargs)
+            if self.left < 0:
+                self.died = True
+                raise SimulatedCrash
+            return call(*args, **kwargs)
+
+        return request
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_driver_that_dies_at_any_request_loads_all_or_nothing_into_a_bucket(
+    tmp_path: Path, is_late: bool
+) -> None:
+    counts: set[int] = set()
+
+    def script(step: int) -> tuple[StoreConfig, bool]:
+        url = f"memory://dying-{tmp_path.name}-{is_late}-{step}"
+        config = posix_config(
+            tmp_path / str(step), provider="fsspec", path="", url=url, index_item_count=200
+        )
+        loaded(config, [[rows_of(A, range(10))]], run_id="before")
+        # A's second part has to be written once more.
+        parts = [
+            staged(config, "run", 0, [joined(rows_of(A, range(10, 40)), rows_of(B, range(20)))]),
+            staged(config, "run", 1, [rows_of(A, range(40, 60))]),
+        ]
+        dying = Dying(step, is_late=is_late)
+        with pytest.MonkeyPatch.context() as patch, suppress(SimulatedCrash):
+            for name in ("put", "put_stream", "delete_many"):
+                patch.setattr(FsspecClient, name, dying.of(getattr(FsspecClient, name)))
+            commit_load(config, "run", parts)
+        found = len(bodies(config, A)), len(open_queue(config, B))
+        assert found in ((10, 0), (60, 20))
+        counts.add(found[0])
+        # Another driver on another machine, which knows what the tasks reported, goes on.
+        elsewhere = replace(config, store_path=config.store_path + "-2")
+        commit_load(elsewhere, "run", parts)
+        assert bodies(elsewhere, A) == names_of(A, range(60))
+        assert bodies(elsewhere, B) == names_of(B, range(20))
+        assert_found(elsewhere, {A: range(60), B: range(20)}, samples=5)
+        assert report_of(elsewhere).findings == ()
+        return config, dying.died
+
+    assert every_step(script, lambda life, _: life[1]) > 8
+    assert counts == {10, 60}
+
+
+def open_queue(config: StoreConfig, key: QueueKey) -> list[str]:
+    with TieredReader.open(config) as reader:
+        return bodies(config, key) if key in reader.queues() else []
+
+
+FRAMES = st.lists(
+    st.lists(st.tuples(st.sampled_from([A, B, C]), st.integers(1, 12)), max_size=4),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(frames=st.tuples(FRAMES, FRAMES), order=st.permutations([0, 1]), data=st.data())
+def test_loads_of_any_partitions_staged_and_committed_in_any_order_add_each_message_once(
+    frames: tuple[Any, Any],
+    order: list[int],
+    data: st.DataObject,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    place = tmp_path_factory.mktemp("loads")
+    config = posix_config(place, index_item_count=60)
+    if data.draw(st.booleans(), label="in a bucket"):
+        config = replace(
+            config, provider="fsspec", path="", url=f"memory://{place.name}-{id(order)}"
+        )
+    numbers: Counter[QueueKey] = Counter()
+    work: list[tuple[int, int, list[pa.RecordBatch]]] = []
+    wanted: list[dict[QueueKey, list[int]]] = [{}, {}]
+    for load_number, frame in enumerate(frames):
+        for partition, pieces in enumerate(frame):
+            batches = []
+            for key, count in pieces:
+                new = range(numbers[key], numbers[key] + count)
+                numbers[key] += count
+                wanted[load_number].setdefault(key, []).extend(new)
+                batches.append(rows_of(key, new))
+            if batches:
+                work.append((load_number, partition, batches))
+    done: list[dict[int, StagedPart]] = [{}, {}]
+    for load_number, partition, batches in data.draw(st.permutations(work), label="tasks"):
+        for attempt in range(data.draw(st.integers(1, 2), label="attempts")):
+            done[load_number][partition] = staged(
+                config, f"run-{load_number}", partition, batches, attempt=str(attempt)
+            )
+    for number in (*order, *order):  # each is tried again
+        commit_load(config, f"run-{number}", [*done[number].values()])
+    for key in numbers:
+        expected = [n for number in order for n in wanted[number].get(key, ())]
+        assert bodies(config, key) == names_of(key, expected)
+    assert_found(config, {key: range(count) for key, count in numbers.items()}, samples=3)
+    assert report_of(config).findings == ()
 
 
 def test_a_commit_in_a_bucket_adopts_what_tasks_wrote_and_reads_none_of_it(

@@ -18,6 +18,7 @@ from itertools import count
 from typing import Any, Final, Protocol
 
 import google_crc32c
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -34,13 +35,14 @@ from tieredstore.jobs.key_runs import KeyRun, RunWriter
 from tieredstore.jobs.load_records import EncodedRun, LoadColumns, encode_batch
 from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.errors import InvalidConfigError, MetadataError
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import QueueKey, SegmentType
 
 BLOCK_BYTES: Final = 16 << 20  # of records of all queues together, in memory of one task
 CHUNK_BYTES: Final = 8 << 20  # of records in memory, or one record
 CHUNK_ROWS: Final = 1 << 16
+_PARTS: Final = ".parts"
 _ROW: Final = np.dtype([("size", "<i8"), ("tags", "<i8"), ("time", "<i8")])
 
 
@@ -94,6 +96,30 @@ class StagedPart:
     @property
     def message_count(self) -> int:
         return sum(run.count for run in self.runs)
+
+
+def note_parts(config: StoreConfig, run_id: str, parts: Sequence[StagedPart], now_ms: int) -> None:
+    """Stage what was staged, for a commit by another process."""
+    scratch = staged_keys_of(config, worker_provider(config))
+    data = msgspec.json.encode(parts, enc_hook=np.ndarray.tolist)
+    scratch.put(f"{run_folder(run_id)}/{now_ms:013d}{_PARTS}", [data])
+
+
+def noted_parts(config: StoreConfig, run_id: str) -> list[StagedPart]:
+    """MetadataError where they are not there, or damaged."""
+    scratch = staged_keys_of(config, worker_provider(config))
+    found = [each for each in scratch.listed(run_folder(run_id)) if each.name.endswith(_PARTS)]
+    if len(found) != 1:
+        raise MetadataError(run_folder(run_id), "what its tasks have staged is not noted")
+    data = scratch.read(found[0].name, 0, found[0].size)
+    try:
+        return msgspec.json.decode(data, type=list[StagedPart], dec_hook=_array)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise MetadataError(found[0].name, f"it says what cannot be: {error}") from error
+
+
+def _array(kind: object, numbers: list[int]) -> NDArray[np.int64]:
+    return np.array(numbers, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,11 +23,10 @@ query is the same as long as its checkpoint is.
 
 from __future__ import annotations
 
-import pickle
+import os
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
@@ -53,7 +52,13 @@ from tieredstore.jobs.load_records import (
     LoadDefaults,
     LoadRefusedError,
 )
-from tieredstore.jobs.load_segments import BLOCK_BYTES, StagedPart, Stager
+from tieredstore.jobs.load_segments import (
+    BLOCK_BYTES,
+    StagedPart,
+    Stager,
+    note_parts,
+    noted_parts,
+)
 from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
@@ -71,7 +76,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-_WRITE_NAMES: Final = ("topic", "queue_id", "load_id", "index", "block_bytes", "wait_seconds")
+_RUN: Final = "run_of_load"  # a write that has it only stages: `load` commits
+_WRITE_NAMES: Final = (
+    *("topic", "queue_id", "load_id", "index", "block_bytes", "wait_seconds"),
+    _RUN,
+)
 _CHECKPOINT: Final = "checkpointlocation"  # Spark's own option
 _QUERY_ID: Final = "sql.streaming.queryId"  # a property of Spark's tasks
 
@@ -87,19 +96,21 @@ class WriteOptions:
     index: bool = True
     block_bytes: int = BLOCK_BYTES
     wait_seconds: int = WAIT_SECONDS
+    run_id: str | None = None
 
     @classmethod
-    def parse(cls, options: Mapping[str, str], config: StoreConfig | None = None) -> WriteOptions:
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
         store, texts = split_options(options, known=_WRITE_NAMES)
         queue_id = texts.get("queue_id")
         return cls(
-            config=store_config(store) if config is None else config.with_full_paths(),
+            config=store_config(store),
             topic=texts.get("topic"),
             queue_id=None if queue_id is None else parse_number("queue_id", queue_id),
             load_id=texts.get("load_id"),
             index=parse_truth("index", texts.get("index", "true")),
             block_bytes=parse_size("block_bytes", texts.get("block_bytes", str(BLOCK_BYTES))),
             wait_seconds=parse_number("wait_seconds", texts.get("wait_seconds", str(WAIT_SECONDS))),
+            run_id=texts.get(_RUN),
         )
 
 
@@ -112,7 +123,7 @@ def tier_writer(options: Mapping[str, str], schema: StructType, overwrite: bool)
     said = WriteOptions.parse(options)
     columns = _columns(said, schema)
     begin_load(said.config, wait_seconds=said.wait_seconds)
-    return TierWriter(said, columns, run_id=uuid.uuid4().hex)
+    return TierWriter(said, columns, run_id=said.run_id or uuid.uuid4().hex)
 
 
 def tier_stream_writer(
@@ -126,7 +137,7 @@ def tier_stream_writer(
     said = WriteOptions.parse(
         {name: text for name, text in options.items() if plain_name(name) != _CHECKPOINT}
     )
-    if said.load_id is not None:
+    if said.load_id is not None or said.run_id is not None:
         raise InvalidConfigError("load_id: a stream is known by its checkpoint; leave it out")
     _columns(said, schema)
     return TierStreamWriter(said, schema)
@@ -192,6 +203,9 @@ class TierWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         parts = [message.part for message in messages if isinstance(message, StagedMessage)]
         with plain_failures():
+            if self._said.run_id is not None:
+                note_parts(self._said.config, self._run_id, parts, SystemClock().now_ms())
+                return
             commit_load(
                 self._said.config,
                 self._run_id,
@@ -241,38 +255,28 @@ class TierStreamWriter(DataSourceStreamArrowWriter):
         """What was staged stays until a batch of this query is made: the tier may be another's."""
 
 
-def load(frame: DataFrame, config: StoreConfig | None = None, **options: object) -> LoadReport:
+def load(
+    frame: DataFrame, config: str | os.PathLike[str] | None = None, **options: object
+) -> LoadReport:
     """The same as `frame.write.format("tieredstore")` with these options, but what has to be
     written once more is written by the workers too: no message passes the driver, whatever the
     frame's partitions are."""
     from tieredstore.spark.engine import SparkEngine
 
-    said = WriteOptions.parse({name: str(value) for name, value in options.items()}, config)
+    texts = {name: str(value) for name, value in options.items()}
+    if config is not None:
+        texts["config"] = os.path.abspath(config)
+    said = WriteOptions.parse(texts)
     run_id = uuid.uuid4().hex
     with plain_failures():
-        columns = _columns(said, frame.schema)
-        begin_load(said.config, wait_seconds=said.wait_seconds)
-        try:
-            made = frame.mapInArrow(partial(_staged_parts, said, columns, run_id), "part binary")
-            parts = [pickle.loads(row.part) for row in made.collect()]  # noqa: S301 - by our own tasks
-        except BaseException:
-            abort_load(said.config, run_id)
-            raise
+        writer = frame.write.format("tieredstore").options(**texts).option(_RUN, run_id)
+        writer.mode("append").save()
         return commit_load(
             said.config,
             run_id,
-            parts,
+            noted_parts(said.config, run_id),
             index=said.index,
             load_id=said.load_id,
             engine=SparkEngine(frame.sparkSession),
             wait_seconds=said.wait_seconds,
         )
-
-
-def _staged_parts(
-    said: WriteOptions, columns: LoadColumns, run_id: str, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-
-    part = staged(said, columns, run_id, batches)
-    yield pa.record_batch({"part": [pickle.dumps(part)]})
