@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -25,6 +27,7 @@ from tests.jobs.job_kit import (
     golden_config,
     in_bucket,
     messages,
+    moved,
     posix,
     tier_messages,
     verified,
@@ -35,7 +38,7 @@ from tests.jobs.written_tier import WrittenTier, posix_config
 from tests.s3.moto_server import moto_server
 from tests.spark.bring_java import java_home
 from tests.spark.conftest import ROOT
-from tests.spark.spark_kit import started, submitted
+from tests.spark.spark_kit import environment, started, submitted
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.java import string_hash
 from tieredstore.driver.runtime import ManualClock, SystemClock
@@ -43,7 +46,9 @@ from tieredstore.jobs.export import ExportJob
 from tieredstore.jobs.export_target import ExportTarget, TargetOptions
 from tieredstore.jobs.job import JobExit, JobState, Progress, run_job
 from tieredstore.jobs.migrate import migrate
+from tieredstore.jobs.migrate_plan import snippet
 from tieredstore.jobs.reindex import reindex
+from tieredstore.jobs.worker import worker_scratch
 from tieredstore.model.config import StoreConfig
 from tieredstore.providers.s3_admin import create_bucket
 from tieredstore.providers.s3_settings import ObjectStoreSettings
@@ -271,12 +276,13 @@ def same(source: StoreConfig, target: StoreConfig) -> None:
         assert new.topics() == old.topics()
 
 
-def test_into_a_bucket_and_back(spark: SparkSession, tmp_path: Path, endpoint: str) -> None:
+def test_into_a_bucket_to_another_and_back(
+    spark: SparkSession, tmp_path: Path, endpoint: str
+) -> None:
     source, back = copy_of_golden(tmp_path / "java"), posix(tmp_path / "back")
-    bucket = in_bucket(tmp_path / "bucket", "tier", endpoint)
-    create_bucket(ObjectStoreSettings.from_config(bucket))
+    bucket, other = made_buckets(tmp_path, endpoint, "tier", "other")
     engine, told = SparkEngine(spark, wave_items=40), list[Progress]()
-    for old, new in ((source, bucket), (bucket, back)):
+    for old, new in ((source, bucket), (bucket, other), (other, back)):
         report = migrate(old, new, engine=engine, cut_over=True, on_progress=told.append)
         assert not report.failures
         assert report.exit_code is JobExit.DONE
@@ -284,6 +290,72 @@ def test_into_a_bucket_and_back(spark: SparkSession, tmp_path: Path, endpoint: s
         assert told[-1].bytes_done == told[-1].bytes_total == 346788
         same(source, new)
     assert files(back) == files(golden_config())
+
+
+def made_buckets(place: Path, endpoint: str, *names: str) -> list[StoreConfig]:
+    """Empty tiers, each in a bucket of its own."""
+    found = [in_bucket(place / name, name, endpoint) for name in names]
+    for config in found:
+        create_bucket(ObjectStoreSettings.from_config(config))
+    return found
+
+
+def test_of_a_damaged_tier_in_a_bucket_spark_finds_exports_and_indexes_what_threads_do(
+    spark: SparkSession, tmp_path: Path, endpoint: str
+) -> None:
+    tier = Harmed.golden(tmp_path)
+    bucket, other = made_buckets(tmp_path, endpoint, "harmed", "same")
+    unit, index = tier.file("GoldBB/0", "CONSUME_QUEUE", 400), tier.files("INDEX")[1]
+    with flipped(unit, 19), flipped(index, 28 + 512 + 28 * 100 + 19, 0x02):
+        for target in (bucket, other):
+            assert moved(tier.config, target, cut_over=True).facts["cut_over"] == "done"
+    _, report = verify_on_spark(spark, bucket)
+    wanted = verified(bucket)
+    assert report.exit_code is JobExit.DAMAGE
+    assert len(report.findings) >= 3
+    assert (report.findings, report.counts) == (wanted.findings, wanted.counts)
+    ours, theirs = tmp_path / "spark-parquet", tmp_path / "threads-parquet"
+    job = ExportJob(config=bucket, target=str(ours), topics=("GoldBB",), split_bytes=20_000)
+    assert run_job(job, SparkEngine(spark), clock=CLOCK).state is JobState.DONE
+    exported(bucket, theirs, topics=("GoldBB",))
+    assert messages(ours) == messages(theirs)
+    made = reindex(bucket, SparkEngine(spark, wave_items=2), clock=SystemClock())
+    assert (made.state, made.failures) == (JobState.DONE, ())
+    assert made.counts == run(other).counts
+    assert verified(bucket).findings == verified(other).findings
+
+
+@pytest.mark.cluster
+def test_a_reindex_in_a_bucket_whose_driver_is_killed_is_gone_on_with(
+    tmp_path: Path, endpoint: str
+) -> None:
+    (bucket,) = made_buckets(tmp_path, endpoint, "killed")
+    moved(copy_of_golden(tmp_path / "java"), bucket, cut_over=True)
+    settings = tmp_path / "tier.toml"
+    settings.write_text(
+        snippet(bucket) + f'access_key = "{bucket.access_key}"\n'
+        f'secret_key = "{bucket.secret_key}"\n'
+    )
+    words = [sys.executable, "-m", "tieredstore", "reindex", "--engine", "spark"]
+    words += ["--master", "local[2]", "--config", str(settings)]
+    variables = environment(PYTHONPATH=str(ROOT))
+    dice = random.Random(7)
+    for _ in range(3):
+        with subprocess.Popen(
+            words,
+            cwd=tmp_path,
+            env=variables,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as driver:
+            try:
+                driver.wait(dice.uniform(3.0, 9.0))
+            except subprocess.TimeoutExpired:
+                os.killpg(driver.pid, signal.SIGKILL)
+    started(words, tmp_path, PYTHONPATH=str(ROOT))
+    assert verified(bucket).exit_code is JobExit.DONE
+    assert not list(worker_scratch(bucket).listed("reindex"))
 
 
 def test_submitted_to_a_cluster_whose_executor_dies(tmp_path: Path) -> None:
