@@ -122,14 +122,14 @@ def test_a_job_from_an_environment_that_is_not_activated_runs_with_its_own_inter
 def test_without_java_a_job_ends_with_one_line_and_no_trace(tmp_path: Path) -> None:
     tier = WrittenTier(config=posix_config(tmp_path / "tier"))
     tier.add("orders", 0, 1)
-    for environment, line in (
+    for variables, line in (
         ({"PATH": str(tmp_path)}, "there is none in the PATH; set JAVA_HOME"),
         (
             {"PATH": "/usr/bin:/bin", "JAVA_HOME": "/nowhere"},
             "JAVA_HOME is /nowhere, and there is none; set JAVA_HOME",
         ),
     ):
-        ran = run_verify(tier, environment)
+        ran = run_verify(tier, variables)
         assert ran.returncode == 2
         assert ran.stderr == f"tieredstore: Spark needs Java 17 or later: {line}\n"
     program(tmp_path / "bin" / "java", "exit 1")  # as one that is too old does
