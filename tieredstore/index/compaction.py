@@ -2,7 +2,8 @@
 
 The file is built one range of slots after another, so that it can be streamed and never lies in
 memory as a whole. First all items are dealt to ranges of at most 65 536 slots, which takes six
-bytes an item; then each range is sorted by 16-bit numbers and its items are copied.
+bytes an item; then each range is sorted by 16-bit numbers and its items are copied. What was read
+of the mapped file is unloaded as it goes on, since mapped pages count as memory of the process.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ from tieredstore.model.errors import SegmentCorruptError
 
 RANGE_BITS: Final = 16
 _DEALT_ITEMS: Final = 1 << 18
-_COPIED_ITEMS: Final = 1 << 17
+_COPIED_ITEMS: Final = 1 << 19
+_LOADED_ITEMS: Final = 1 << 20  # 32 MiB of the file
+_LOOKED_AT_ITEMS: Final = 1 << 19
 _SLOTS_A_BLOCK: Final = 1 << 18
 _WORDS: Final = ITEM_BYTES // 4
 _TABLE_SLOTS: Final = 1 << 17
@@ -134,19 +137,39 @@ class Compaction:
             self._header,
             times,
             filter_blocks=count,
-            disorder_seconds=TimeDisorder().with_items(self._items).max_seconds,
+            disorder_seconds=self._disorder_seconds(),
         )
 
     def _item_blocks(self, starts: NDArray[np.int32]) -> Iterator[Buffer]:
         order, low, bounds = self._dealt(starts)
-        rows = self._items.view(np.uint32).reshape(-1, _WORDS)
         for start, stop in pairwise(bounds):
             numbers = order[start:stop][::-1]  # a stable sort then puts the newest first
-            numbers = numbers[np.argsort(low[start:stop][::-1], kind="stable")]
-            for at in range(0, len(numbers), _COPIED_ITEMS):
-                whole = rows.take(numbers[at : at + _COPIED_ITEMS], axis=0)
-                cut = np.ascontiguousarray(whole[:, :-1])
-                yield cut.reshape(-1).view(np.uint8).data
+            order[start:stop] = numbers[np.argsort(low[start:stop][::-1], kind="stable")]
+        del low
+        for at in range(0, len(order), _COPIED_ITEMS):
+            yield self._copied(order[at : at + _COPIED_ITEMS])
+
+    def _copied(self, numbers: NDArray[np.int32]) -> Buffer:
+        """These items as they are uploaded. They lie all over the file, so they are read in the
+        order of the file: then few of its pages are in memory at a time."""
+        rows = self._items.view(np.uint32).reshape(-1, _WORDS)
+        in_file_order = np.argsort(numbers)
+        copied = np.empty((len(numbers), _WORDS - 1), np.uint32)
+        edges = np.arange(0, self.item_count + _LOADED_ITEMS, _LOADED_ITEMS)
+        bounds = np.searchsorted(numbers, edges, sorter=in_file_order)
+        for start, stop in pairwise(bounds.tolist()):
+            places = in_file_order[start:stop]
+            copied[places] = rows.take(numbers[places], axis=0)[:, :-1]
+            self._file.unload_items()
+        return copied.reshape(-1).view(np.uint8).data
+
+    def _disorder_seconds(self) -> int:
+        disorder = TimeDisorder()
+        while disorder.item_count < self.item_count:
+            end = disorder.item_count + _LOOKED_AT_ITEMS
+            disorder = disorder.with_items(self._items[:end])
+            self._file.unload_items()
+        return disorder.max_seconds
 
     def _dealt(
         self, starts: NDArray[np.int32]
@@ -177,6 +200,7 @@ class Compaction:
         hashes = self._items["key_hash"]
         for first in range(0, len(hashes), _DEALT_ITEMS):
             block = hashes[first : first + _DEALT_ITEMS].astype(np.int32)
+            self._file.unload_items()
             yield first, slots_of(block, self.slot_count)
 
     def _noted_hashes(self, notes: KeyNotes) -> Iterator[Hashes]:
@@ -188,6 +212,7 @@ class Compaction:
                 held = self._items["key_hash"][done : done + len(block)]
                 if not block.all() or not np.array_equal(wanted, held):
                     raise _NotAllNoted
+                self._file.unload_items()
             done += len(block)
             yield block
         if done < self.item_count:

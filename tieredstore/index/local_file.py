@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import merge
-from mmap import ACCESS_READ, ACCESS_WRITE, mmap
+from mmap import ACCESS_READ, ACCESS_WRITE, MADV_DONTNEED, PAGESIZE, mmap
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final
@@ -277,6 +277,14 @@ class IndexStoreFile:
         self._disorder = disorder = self._disorder.with_items(self.items())
         return disorder.max_seconds
 
+    def unload_items(self) -> None:
+        """Let the pages of the items go from this process's memory: the system still has them."""
+        self._mapped.unload(self.sizes.position(0))
+
+    def unload(self) -> None:
+        """The same, of the slots too: putting on would bring all of them back."""
+        self._mapped.unload()
+
     def seal(self) -> None:
         """Take no more keys."""
         self._sealed = True
@@ -464,6 +472,14 @@ class MappedIndex(SyncedFile):
         stop = min(len(self.data), -(-end // ALLOCATED_BYTES) * ALLOCATED_BYTES)
         os.posix_fallocate(self._descriptor, self._allocated, stop - self._allocated)
         self._allocated = stop
+
+    def unload(self, start: int = 0) -> None:
+        """Take the pages from `start` on out of this process: what was written stays, and a reader
+        brings back what it reads. They count as the process's memory while they are mapped."""
+        data = self._data
+        first = -(-start // PAGESIZE) * PAGESIZE
+        if data is not None and first < len(data):
+            data.madvise(MADV_DONTNEED, first)
 
     def close(self) -> None:
         self._data = None

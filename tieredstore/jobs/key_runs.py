@@ -39,7 +39,7 @@ MAGIC: Final = b"TSKRUN01"
 _TRAILER: Final = Struct("<8s6q")  # entries, topic id, queue id, first offset, number, damaged
 _LAST: Final = 1 << 40  # added to the number of the last run of its origin
 _BACK_ENTRIES: Final = 64  # looked at first for the beginning of a message
-MERGE_ENTRIES: Final = 1 << 21  # in memory, over all runs that are open; twice with what is fetched
+MERGE_ENTRIES: Final = 1 << 18  # in memory, over all runs that are open; twice with what is fetched
 _BLOCK_MIN: Final = 1_024
 _BLOCK_MAX: Final = 1 << 17
 _GIVEN_ENTRIES: Final = 1 << 16
@@ -358,12 +358,14 @@ def merged(
     """All entries in order; a run is opened when its turn comes. `parts` are by place."""
     waiting: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
     count = 0
-    for piece in _rounds(scratch, parts, runtime, entries_max):
-        waiting.append(piece)
-        count += len(piece[1])
-        if count >= _GIVEN_ENTRIES:
-            yield _columns(waiting, parts)
-            waiting, count = [], 0
+    for places, entries in _rounds(scratch, parts, runtime, entries_max):
+        for start in range(0, len(entries), _GIVEN_ENTRIES):
+            piece = slice(start, start + _GIVEN_ENTRIES)
+            waiting.append((places[piece], entries[piece]))
+            count += len(waiting[-1][1])
+            if count >= _GIVEN_ENTRIES:
+                yield _columns(waiting, parts)
+                waiting, count = [], 0
     if waiting:
         yield _columns(waiting, parts)
 

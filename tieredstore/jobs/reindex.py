@@ -408,7 +408,9 @@ def made_file(
         try:
             for column in columns:
                 file.put(column)
+                file.unload_items()
             file.seal()
+            file.unload()
             yield file
         finally:
             file.close()
