@@ -1,8 +1,8 @@
-"""The source in a process of Spark that was not told where the package is.
+"""What is pickled for a process of Spark, which may have no package, another one, or half of it.
 
 Spark 4.3 gives `--py-files` to all its Python processes but the one that plans a stream, which runs
-on the driver. What is pickled for it brings this function along, by value, and the path
-of the package on the driver's machine.
+on the driver. What is pickled for it brings these functions along, by value, and the path
+of the package on the driver's machine. They run before anything of the package is unpickled.
 """
 
 from __future__ import annotations
@@ -19,23 +19,33 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
 
 
-def revived(place: str, options: dict[str, str]) -> DataSource:
-    """The source with these options, from the package that is installed, or else from `place`.
-
-    Nothing of this package can be used before it was found: this needs its arguments only.
-    """
+def revived(place: str, options: dict[str, str], version: str) -> DataSource:
+    """The source with these options, from the package that is installed, or else from `place`."""
     if importlib.util.find_spec("tieredstore") is None:
         sys.path.append(place)
+    made: DataSource = _found("tieredstore.spark.source", "TierDataSource", version)(options)
+    return made
+
+
+def empty(module: str, name: str, version: str) -> Any:
+    """An object of this class without its state, which is unpickled next."""
+    kind = _found(module, name, version)
+    return kind.__new__(kind)
+
+
+def _found(module: str, name: str, version: str) -> Any:
+    # Nothing of this package can be used before it was found: this needs its arguments only.
     try:
-        source: Any = importlib.import_module("tieredstore.spark.source")
+        here = importlib.import_module("tieredstore").__version__
+        if here != version:
+            raise ImportError(f"its tieredstore is {here}, and the driver's is {version}")
+        return getattr(importlib.import_module(module), name)
     except ImportError as error:
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         raise ImportError(
             f"a process of Spark cannot read the tier: {error}; install tieredstore with its extra"
             f" spark for {sys.executable}, or name another interpreter by PYSPARK_PYTHON"
         ) from None
-    made: DataSource = source.TierDataSource(options)
-    return made
 
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]

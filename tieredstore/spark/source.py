@@ -65,7 +65,8 @@ class TierDataSource(DataSource):
         return "tieredstore"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return revived, (str(Path(tieredstore.__file__).parents[1]), dict(self.options))
+        place = str(Path(tieredstore.__file__).parents[1])
+        return revived, (place, dict(self.options), tieredstore.__version__)
 
     def schema(self) -> StructType:
         with plain_failures():
