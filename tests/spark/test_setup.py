@@ -17,6 +17,7 @@ from tests.spark.conftest import ROOT
 from tests.spark.spark_kit import options_of
 from tieredstore.spark.options import ReadOptions
 from tieredstore.spark.reading import TierPartition, spark_schema
+from tieredstore.spark.sink import TierStreamWriter, WriteOptions
 from tieredstore.spark.source import TierBatchReader, TierDataSource
 from tieredstore.spark.stream import TierStreamReader
 
@@ -40,9 +41,10 @@ def unpickled(what: Any, *, lacks: str) -> subprocess.CompletedProcess[str]:
     """In another process whose interpreter lacks these packages."""
     # Without site: the checkout is installed there, and pyspark beside it.
     paths = f"{Path(pyspark.__file__).parents[1]}:{'' if lacks == 'tieredstore' else ROOT}"
+    pickled = cloudpickle.dumps(what).hex()  # type: ignore[no-untyped-call]
     command = [sys.executable, "-I", "-S", "-c", UNPICKLE, lacks, paths]
     return subprocess.run(
-        [*command, cloudpickle.dumps(what).hex()],
+        [*command, pickled],
         cwd="/",
         capture_output=True,
         text=True,
@@ -57,7 +59,7 @@ def pickled_for_workers(folder: Path) -> list[Any]:
         TierDataSource(given),
         TierBatchReader(options, schema),
         TierStreamReader(options, schema),
-        TierPartition(()),
+        TierStreamWriter(WriteOptions.parse(given), schema),
     ]
 
 
@@ -89,3 +91,8 @@ def test_a_worker_of_another_version_reads_nothing(
     monkeypatch.setattr(tieredstore, "__version__", "0.0.9")
     ran = unpickled(pickled_for_workers(tmp_path)[which], lacks="nothing")
     assert "its tieredstore is 0.1.0, and the driver's is 0.0.9" in ran.stderr.splitlines()[-1]
+
+
+def test_the_look_at_the_package_is_no_part_of_each_partition() -> None:
+    pickled = cloudpickle.dumps(TierPartition(()))  # type: ignore[no-untyped-call]
+    assert len(pickled) < 200

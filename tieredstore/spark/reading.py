@@ -23,7 +23,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-import tieredstore
 from tieredstore.jobs.arrow import KEYS_TYPE, MAP_TYPE, TIME_TYPE
 from tieredstore.jobs.packs import packed, read_packed
 from tieredstore.jobs.scan import SCAN_COLUMNS, ScanItem
@@ -31,7 +30,7 @@ from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.spark.engine import plain_failures
 from tieredstore.spark.options import ReadOptions
-from tieredstore.spark.shipped import empty
+from tieredstore.spark.shipped import Shipped
 
 LIMITED_RUN_MIN: Final = 64  # messages of one read where only some are wanted
 _SPARK_TYPES: dict[pa.DataType, DataType] = {
@@ -75,30 +74,13 @@ class TierPartition(InputPartition):
         super().__init__(None)
         self.items = items
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (
-            empty,
-            (type(self).__module__, type(self).__qualname__, tieredstore.__version__),
-            dict(self.__dict__),
-        )
 
-
-class ScanReader:
-    """What both readers do on the workers."""
+class ScanReader(Shipped):
+    """What both readers do on the workers; they get it before any partition."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._arrow_schema = to_arrow_schema(schema, timezone="UTC")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (
-            empty,
-            (type(self).__module__, type(self).__qualname__, tieredstore.__version__),
-            self.__getstate__(),
-        )
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, TierPartition):

@@ -71,6 +71,7 @@ from tieredstore.spark.options import (
     split_options,
     store_config,
 )
+from tieredstore.spark.shipped import Shipped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -187,7 +188,7 @@ def _task() -> TaskContext:
     return context
 
 
-class TierWriter(DataSourceArrowWriter):
+class TierWriter(Shipped, DataSourceArrowWriter):
     """Stages on the workers, commits on the driver. An attempt that does not win leaves only what
     the commit, or the next load, removes."""
 
@@ -220,7 +221,7 @@ class TierWriter(DataSourceArrowWriter):
             abort_load(self._said.config, self._run_id)
 
 
-class TierStreamWriter(DataSourceStreamArrowWriter):
+class TierStreamWriter(Shipped, DataSourceStreamArrowWriter):
     """The same for each batch of a stream. Spark names the query to the tasks only, and the batch
     to the driver only: what a task has staged brings the one to the other."""
 
