@@ -1,9 +1,11 @@
-"""What a process of Spark says that lacks the package, or a part of what it needs."""
+"""What docs/spark.md says of a cluster, walked; and what a process says that lacks a package."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,17 @@ import pytest
 from pyspark import cloudpickle
 
 import tieredstore
-from tests.jobs.written_tier import posix_config
+from tests.docs.pages import blocks, page
+from tests.jobs.job_kit import in_bucket
+from tests.jobs.load_kit import report_of
+from tests.jobs.written_tier import WrittenTier, posix_config
+from tests.s3.moto_server import moto_server
+from tests.spark.clean_environment import bare_environment, fresh_python
 from tests.spark.conftest import ROOT
 from tests.spark.spark_kit import options_of
+from tieredstore.model.config import StoreConfig
+from tieredstore.providers.s3_admin import create_bucket
+from tieredstore.providers.s3_settings import ObjectStoreSettings
 from tieredstore.spark.options import ReadOptions
 from tieredstore.spark.reading import TierPartition, spark_schema
 from tieredstore.spark.sink import TierStreamWriter, WriteOptions
@@ -96,3 +106,86 @@ def test_a_worker_of_another_version_reads_nothing(
 def test_the_look_at_the_package_is_no_part_of_each_partition() -> None:
     pickled = cloudpickle.dumps(TierPartition(()))  # type: ignore[no-untyped-call]
     assert len(pickled) < 200
+
+
+# All that the page shows of frames, tables, streams and sinks.
+WALKED = """
+import importlib.util, json, sys
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import lit
+
+spark = SparkSession.builder.getOrCreate()
+config = "/data/tier.toml"
+
+def tier(reading, topic):
+    return reading.format("tieredstore").option("config", config).option("topics", topic).load()
+
+def sink(writing):
+    return writing.format("tieredstore").option("config", config)
+
+def where(_):
+    import tieredstore
+    yield tieredstore.__file__, sys.executable, importlib.util.find_spec("pandas") is not None
+
+spark.sql(f"CREATE TABLE messages USING tieredstore OPTIONS (config '{config}')")
+counts = [tier(spark.read, "orders").count(), spark.table("messages").count()]
+rows = [("Loaded", 0, b"one")]
+frame = spark.createDataFrame(rows, "topic string, queue_id int, body binary")
+sink(frame.write.mode("append")).save()
+stream = tier(spark.readStream, "orders").withColumn("topic", lit("Copied"))
+stream = sink(stream.writeStream).option("checkpointLocation", "/data/checkpoint")
+stream.trigger(availableNow=True).start().awaitTermination()
+counts += [tier(spark.read, "Loaded").count(), tier(spark.read, "Copied").count()]
+seen = spark.sparkContext.parallelize(range(4), 4).mapPartitions(where).distinct().collect()
+print(json.dumps([counts, seen]))
+"""
+
+
+@pytest.fixture
+def walked_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreConfig]:
+    if request.param == "posix":
+        yield posix_config(tmp_path)
+        return
+    with moto_server() as (endpoint, _):
+        config = in_bucket(tmp_path, "walked", endpoint)
+        create_bucket(ObjectStoreSettings.from_config(config))
+        yield config
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("walked_tier", ["posix", "s3"], indirect=True)
+@pytest.mark.parametrize("how", ["wheel", "zip"])
+def test_the_commands_of_the_page_set_a_cluster_up(
+    how: str, walked_tier: StoreConfig, tmp_path: Path
+) -> None:
+    """Without a checkout, the caller's environment, keys in it, or pandas."""
+    WrittenTier(config=walked_tier).add("orders", 0, 30)
+    settings = {name: json.dumps(text) for name, text in options_of(walked_tier).items()}
+    lines = [f"{name} = {text}" for name, text in settings.items()]
+    (tmp_path / "tier.toml").write_text("\n".join(["[tieredstore]", *lines]))
+    (tmp_path / "program.py").write_text(WALKED.replace("/data/", f"{tmp_path}/"))
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    python = fresh_python(tmp_path / "venv")
+    shown = [block.text for block in blocks(page("spark.md")) if block.words == [how]]
+    commands = shown[0].replace("/opt/tier", f"{tmp_path}/venv").replace("/data/", f"{tmp_path}/")
+    ran = subprocess.run(
+        ["bash", "-e", "-c", commands],
+        cwd=tmp_path,
+        env=bare_environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    (told,) = [line for line in ran.stdout.splitlines() if line.startswith("[[")]
+    counts, seen = json.loads(told)
+    assert counts == [30, 30, 1, 30]
+    package = "tieredstore.zip/tieredstore" if how == "zip" else f"{tmp_path}/venv/lib"
+    assert seen
+    for file, interpreter, has_pandas in seen:
+        assert package in file
+        assert (interpreter, has_pandas) == (str(python), False)
+    assert "nothing is wrong" in ran.stdout  # what the job found
+    assert report_of(walked_tier).findings == ()
