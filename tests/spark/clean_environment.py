@@ -19,6 +19,7 @@ spark.driver.bindAddress 127.0.0.1
 spark.driver.memory 512m
 spark.executor.memory 512m
 spark.ui.enabled false
+spark.python.authenticate.socketTimeout 10m
 """
 
 
