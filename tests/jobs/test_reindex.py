@@ -205,6 +205,24 @@ def test_the_steps_of_a_job_are_run_one_after_the_other(config: StoreConfig) -> 
     assert "files" in report.counts
 
 
+def test_a_second_reindex_at_once_is_refused_and_the_first_is_right(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    load(config)
+    refused: list[str] = []
+
+    def second(_: object) -> None:
+        with pytest.raises(CatalogueLockedError) as error:
+            run(config)
+        refused.append(str(error.value))
+
+    assert run(config, on_plan=second).state is JobState.DONE
+    (line,) = refused
+    assert "another process has it open" in line
+    assert "\n" not in line
+    assert_found(config, LOADED)
+    assert report_of(config).findings == ()
+
+
 def test_a_killed_reindex_is_gone_on_with(tmp_path: Path) -> None:
     def tier(name: str) -> Path:
         folder = tmp_path / name
