@@ -8,12 +8,15 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset as ds
 import pytest
+from pyarrow.fs import FileSelector, S3FileSystem
 
 from tests.codec.golden_files import GOLDEN
 from tests.jobs.counting_job import CountingJob
@@ -325,36 +328,83 @@ def test_of_a_damaged_tier_in_a_bucket_spark_finds_exports_and_indexes_what_thre
     assert verified(bucket).findings == verified(other).findings
 
 
-@pytest.mark.cluster
-def test_a_reindex_in_a_bucket_whose_driver_is_killed_is_gone_on_with(
-    tmp_path: Path, endpoint: str
-) -> None:
-    (bucket,) = made_buckets(tmp_path, endpoint, "killed")
-    moved(copy_of_golden(tmp_path / "java"), bucket, cut_over=True)
-    settings = tmp_path / "tier.toml"
-    settings.write_text(
-        snippet(bucket) + f'access_key = "{bucket.access_key}"\n'
-        f'secret_key = "{bucket.secret_key}"\n'
+def config_file(config: StoreConfig, place: Path) -> Path:
+    place.write_text(
+        snippet(config) + f'access_key = "{config.access_key}"\n'
+        f'secret_key = "{config.secret_key}"\n'
     )
-    words = [sys.executable, "-m", "tieredstore", "reindex", "--engine", "spark"]
-    words += ["--master", "local[2]", "--config", str(settings)]
-    variables = environment(PYTHONPATH=str(ROOT))
+    return place
+
+
+def objects(config: StoreConfig, endpoint: str) -> int:
+    """How many objects are in the bucket of a tier."""
+    named = {"access_key": config.access_key, "secret_key": config.secret_key}
+    address = {"endpoint_override": endpoint, "scheme": "http", "region": "us-east-1"}
+    bucket = FileSelector(config.bucket, recursive=True)
+    found = S3FileSystem(**named, **address).get_file_info(bucket)
+    return sum(each.is_file for each in found)
+
+
+def was_killed(
+    words: list[str], place: Path, seconds: float, made: Callable[[], int] | None, more: int
+) -> bool:
+    """Run until so many more objects are there, or for so long where nothing is made: then kill.
+    Whether it was still running."""
+    before = made() if made is not None else 0
+    with subprocess.Popen(
+        words,
+        cwd=place,
+        env=environment(PYTHONPATH=str(ROOT)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as driver:
+        end = time.monotonic() + seconds
+        while driver.poll() is None and time.monotonic() < end:
+            if made is not None and made() - before >= more:
+                break
+            time.sleep(0.02)
+        is_running = driver.poll() is None
+        if is_running:
+            os.killpg(driver.pid, signal.SIGKILL)
+    return is_running
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("job", ["reindex", "migrate", "export", "verify"])
+def test_a_job_in_a_bucket_whose_driver_is_killed_is_gone_on_with(
+    tmp_path: Path, endpoint: str, job: str
+) -> None:
+    bucket, other = made_buckets(tmp_path, endpoint, "killed", "moved")
+    source = copy_of_golden(tmp_path / "java")
+    moved(source, bucket, cut_over=True)
+    target = tmp_path / "parquet"
+    words = [sys.executable, "-m", "tieredstore", job, "--engine", "spark", "--master", "local[2]"]
+    words += ["--config", str(config_file(bucket, tmp_path / "tier.toml"))]
+    made: Callable[[], int] | None = None
+    if job == "reindex":
+        made = partial(objects, bucket, endpoint)
+    elif job == "migrate":
+        words += ["--to", str(config_file(other, tmp_path / "moved.toml")), "--cut-over"]
+        made = partial(objects, other, endpoint)
+    elif job == "export":
+        words += ["--to", str(target)]
+        made = lambda: len(list(target.rglob("*.parquet")))  # noqa: E731
     dice = random.Random(7)
-    for _ in range(3):
-        with subprocess.Popen(
-            words,
-            cwd=tmp_path,
-            env=variables,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        ) as driver:
-            try:
-                driver.wait(dice.uniform(3.0, 9.0))
-            except subprocess.TimeoutExpired:
-                os.killpg(driver.pid, signal.SIGKILL)
+    seconds = [60.0, 60.0] if made is not None else []
+    seconds += [dice.uniform(4.0, 9.0) for _ in range(1 if made is not None else 2)]
+    more = [1, 4, 1 << 30, 1 << 30]
+    killed = [
+        was_killed(words, tmp_path, *each)
+        for each in ((until, made, count) for until, count in zip(seconds, more, strict=False))
+    ]
+    assert killed[0], "it was over before the first kill"
     started(words, tmp_path, PYTHONPATH=str(ROOT))
-    assert verified(bucket).exit_code is JobExit.DONE
+    if job == "migrate":
+        same(bucket, other)
+    if job == "export":
+        assert dict(messages(target)) == dict.fromkeys(tier_messages(bucket), 1)
+    assert verified(other if job == "migrate" else bucket).exit_code is JobExit.DONE
     assert not list(worker_scratch(bucket).listed("reindex"))
 
 
