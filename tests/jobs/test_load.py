@@ -466,7 +466,7 @@ def test_an_index_of_other_sizes_is_told_before_a_load_into_a_bucket(bucket: Sto
 
 
 class Dying:
-    """Kills what calls it, by a crash that no handler catches, before or behind its n-th request."""
+    """Kills who calls it before or behind its n-th request: by a crash that nobody catches."""
 
     def __init__(self, step: int, *, is_late: bool) -> None:
         self.left, self.is_late, self.died = step, is_late, False
@@ -487,7 +487,7 @@ class Dying:
         return request
 
 
-@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("is_late", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_driver_that_dies_at_any_request_loads_all_or_nothing_into_a_bucket(
     tmp_path: Path, is_late: bool
 ) -> None:
@@ -537,7 +537,7 @@ FRAMES = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(frames=st.tuples(FRAMES, FRAMES), order=st.permutations([0, 1]), data=st.data())
 def test_loads_of_any_partitions_staged_and_committed_in_any_order_add_each_message_once(
     frames: tuple[Any, Any],

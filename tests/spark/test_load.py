@@ -73,8 +73,8 @@ def test_a_load_has_the_workers_write_once_more_what_lies_in_several_partitions(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = posix_config(tmp_path, index_item_count=300)
-    rewritten_here = []
-    read_here = []
+    rewritten_here: list[StagedSource] = []
+    read_here: list[str] = []
     inner = PosixScratch.read
 
     def reading(scratch: PosixScratch, name: str, position: int, length: int) -> bytes:
@@ -83,7 +83,7 @@ def test_a_load_has_the_workers_write_once_more_what_lies_in_several_partitions(
 
     # Tasks are other processes: only what the driver does is seen here.
     monkeypatch.setattr(PosixScratch, "read", reading)
-    monkeypatch.setattr(StagedSource, "rows", lambda source: rewritten_here.append(source) or ())
+    monkeypatch.setattr(StagedSource, "rows", rewritten_here.append)  # which fails what reads it
     report = tieredstore.spark.load(orders(spark, 0, 240), load_id="one", **options_of(config))
     again = tieredstore.spark.load(orders(spark, 0, 240), load_id="one", **options_of(config))
     assert (report.message_count, again.message_count) == (240, 0)

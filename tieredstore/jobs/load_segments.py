@@ -118,7 +118,7 @@ def noted_parts(config: StoreConfig, run_id: str) -> list[StagedPart]:
         raise MetadataError(found[0].name, f"it says what cannot be: {error}") from error
 
 
-def _array(kind: object, numbers: list[int]) -> NDArray[np.int64]:
+def _array(_: object, numbers: list[int]) -> NDArray[np.int64]:
     return np.array(numbers, np.int64)
 
 
