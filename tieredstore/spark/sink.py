@@ -78,10 +78,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _RUN: Final = "run_of_load"  # a write that has it only stages: `load` commits
-_WRITE_NAMES: Final = (
-    *("topic", "queue_id", "load_id", "index", "block_bytes", "wait_seconds"),
-    _RUN,
-)
+_WRITE_NAMES: Final = ("topic", "queue_id", "load_id", "index", "block_bytes", "wait_seconds")
 _CHECKPOINT: Final = "checkpointlocation"  # Spark's own option
 _QUERY_ID: Final = "sql.streaming.queryId"  # a property of Spark's tasks
 
@@ -101,7 +98,7 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        store, texts = split_options(options, known=_WRITE_NAMES)
+        store, texts = split_options(options, known=(*_WRITE_NAMES, _RUN))
         queue_id = texts.get("queue_id")
         return cls(
             config=store_config(store),
