@@ -572,6 +572,8 @@ def test_loads_of_any_partitions_staged_and_committed_in_any_order_add_each_mess
             )
     for number in (*order, *order):  # each is tried again
         commit_load(config, f"run-{number}", [*done[number].values()])
+    if not numbers:
+        return  # there is no tier yet
     for key in numbers:
         expected = [n for number in order for n in wanted[number].get(key, ())]
         assert bodies(config, key) == names_of(key, expected)
