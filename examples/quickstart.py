@@ -9,7 +9,6 @@ import sys
 import tempfile
 
 from tieredstore import Message, Runtime, StorageLevel, StoreConfig, TieredMessageStore
-from tieredstore.codec.message import decode_message
 from tieredstore.local import LocalConfig, LocalMessageStore
 
 
@@ -38,9 +37,9 @@ def main(folder: str) -> None:
         print(store.committed_offset("orders", 0), "messages are in the tier")
 
         page = store.get_message("orders", 0, 7)
-        print("from offset 7 on:", [decode_message(each.record).body for each in page.messages])
+        print("from offset 7 on:", [each.body for each in page.messages])
         found = store.query_message("orders", "order-3")
-        print("by key:", [decode_message(each.record).body for each in found.messages])
+        print("by key:", [each.body for each in found.messages])
         time = store.store_time("orders", 0, 5)
         assert time is not None
         print("stored at the time of offset 5: from offset", end=" ")

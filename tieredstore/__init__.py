@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tieredstore.codec.broker_tables import TopicConfig
     from tieredstore.codec.message import decode_message
     from tieredstore.codec.record import decode_properties, tags_code
+    from tieredstore.codec.selected import SelectedRecord
     from tieredstore.codec.sql_filter import SqlFilter, filter_of
     from tieredstore.codec.tags_filter import TagsFilter
     from tieredstore.driver.message_store import (
@@ -47,7 +48,14 @@ if TYPE_CHECKING:
         TieredStoreError,
     )
     from tieredstore.model.message_columns import MessageColumns
-    from tieredstore.model.messages import GetResult, Message, MessageRun, PutResult, QueryResult
+    from tieredstore.model.messages import (
+        GetResult,
+        Message,
+        MessageRun,
+        PutResult,
+        QueryResult,
+        SelectedMessage,
+    )
     from tieredstore.model.values import (
         Boundary,
         GetStatus,
@@ -99,6 +107,8 @@ __all__ = [
     "SegmentRecord",
     "SegmentSealedError",
     "SegmentType",
+    "SelectedMessage",
+    "SelectedRecord",
     "SqlFilter",
     "StorageLevel",
     "StoreClosedError",
@@ -128,6 +138,7 @@ _NAMES = {
     "codec.broker_tables": "TopicConfig",
     "codec.message": "decode_message",
     "codec.record": "decode_properties tags_code",
+    "codec.selected": "SelectedRecord",
     "codec.sql_filter": "SqlFilter filter_of",
     "codec.tags_filter": "TagsFilter",
     "driver.message_store": "AbstractPluginMessageStore MessageFilter MessageStore",
@@ -144,7 +155,7 @@ _NAMES = {
         "StoreClosedError TieredStoreError"
     ),
     "model.message_columns": "MessageColumns",
-    "model.messages": "GetResult Message MessageRun PutResult QueryResult",
+    "model.messages": "GetResult Message MessageRun PutResult QueryResult SelectedMessage",
     "model.values": (
         "Boundary GetStatus Host PutStatus QueueKey QueueRecord SegmentRecord SegmentType "
         "StorageLevel TopicRecord"

@@ -13,6 +13,7 @@ from tieredstore.codec.java import index_key
 from tieredstore.codec.key_hashes import key_hash
 from tieredstore.codec.message import CODA_BYTES, decode_message, is_coda
 from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units
+from tieredstore.codec.selected import SelectedRecord
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.append_file import FlatSegment
 from tieredstore.flat.file_store import FlatFileStore
@@ -383,7 +384,7 @@ class _Search:
         )
         if not is_wanted:
             return None
-        message = SelectedMessage(
+        message = SelectedRecord(
             queue_offset=stored.queue_offset,
             log_offset=place,
             tags_code=stored.tags_code,  # that of its tags: the queue is not asked

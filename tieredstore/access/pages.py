@@ -16,6 +16,7 @@ from tieredstore.access.read_cache import (
 from tieredstore.codec.checks import body_crc
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units
 from tieredstore.codec.record import BODY_CRC_POSITION, INT32, fixed_bytes, peek_sys_flag
+from tieredstore.codec.selected import SelectedRecord
 from tieredstore.driver.message_store import MessageFilter, ReadRequest
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.file_store import FlatFileStore
@@ -236,7 +237,7 @@ class _Scan:
             return None
         if self._messages and self._bytes + len(record) > limits.bytes_max:
             return self._at
-        message = SelectedMessage(
+        message = SelectedRecord(
             queue_offset=self._at,
             log_offset=int(run.log_offsets[row]),
             tags_code=int(run.tags_codes[row]),

@@ -14,6 +14,7 @@ from tieredstore.access.tables import copied
 from tieredstore.access.wiring import Tier, check_broker, check_place, open_tier
 from tieredstore.codec.broker_tables import CONSUMER_OFFSETS, TOPICS, TopicConfig
 from tieredstore.codec.names import INDEX_TOPIC
+from tieredstore.codec.selected import SelectedRecord
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, MessageFilter, ReadRequest
 from tieredstore.driver.metadata import CatalogueFacts, MetadataStore
 from tieredstore.driver.metrics import Metrics
@@ -446,7 +447,7 @@ def summary_of(file: FlatMessageFile) -> QueueSummary:
 
 def messages_of(run: MessageRun) -> Iterator[SelectedMessage]:
     for row in range(len(run)):
-        yield SelectedMessage(
+        yield SelectedRecord(
             queue_offset=run.first_offset + row,
             log_offset=int(run.log_offsets[row]),
             tags_code=int(run.tags_codes[row]),

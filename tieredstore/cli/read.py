@@ -31,6 +31,7 @@ from tieredstore.cli.output import (
 from tieredstore.cli.tier import OpenedTier, TierDamage, check_answers
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.record import KEYS
+from tieredstore.codec.selected import SelectedRecord
 from tieredstore.local.reader import LocalReader
 from tieredstore.model.errors import (
     BodyNotPlainError,
@@ -241,7 +242,7 @@ class LocalPlace:
                 continue
             if record is None:
                 continue
-            message = SelectedMessage(
+            message = SelectedRecord(
                 queue_offset=queue_offset, log_offset=log_offset, tags_code=code, record=record
             )
             yield QueuedMessage(key, message)

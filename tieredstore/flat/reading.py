@@ -24,6 +24,7 @@ from tieredstore.codec.record import (
     RECORD_BYTES_MIN,
     peek_message_bytes,
 )
+from tieredstore.codec.selected import SelectedRecord
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.errors import (
@@ -409,7 +410,7 @@ class FoundRows:
         starts = _listed(self._starts)
         sizes, tags_codes = map(_listed, self._rows.columns(count))
         data = bytes(self._data)  # no copy where it is bytes; a view would keep the whole page
-        messages: list[SelectedMessage] = list(map(object.__new__, repeat(SelectedMessage, count)))
+        messages: list[SelectedMessage] = list(map(object.__new__, repeat(SelectedRecord, count)))
         fields = (
             (_SET_QUEUE_OFFSET, range(first, first + count)),
             (_SET_LOG_OFFSET, [at + start for at in starts]),

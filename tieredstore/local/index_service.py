@@ -27,6 +27,7 @@ from tieredstore.codec.record import (
     peek_store_timestamp,
     split_keys,
 )
+from tieredstore.codec.selected import SelectedRecord
 from tieredstore.driver.durable import fsync_directory, make_directories, write_atomically
 from tieredstore.driver.runtime import Clock
 from tieredstore.local.commit_log import CommitLog
@@ -419,7 +420,7 @@ def query_message(
             is_cut = True
             break
         found.append(
-            SelectedMessage(
+            SelectedRecord(
                 queue_offset=message.queue_offset,
                 log_offset=log_offset,
                 tags_code=tags_code(record),

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, QueueUnits, decode_units
+from tieredstore.codec.selected import SelectedRecord
 from tieredstore.driver.message_store import MessageFilter, ReadRequest
 from tieredstore.local.commit_log import CommitLog, read_records
 from tieredstore.local.config import LocalConfig
@@ -162,7 +163,7 @@ class QueueReader:
                 continue
             size += unit.message_bytes
             found.append(
-                SelectedMessage(
+                SelectedRecord(
                     queue_offset=offset + row,
                     log_offset=unit.log_offset,
                     tags_code=unit.tags_code,

@@ -19,6 +19,7 @@ from tieredstore.codec.record import (
     peek_store_timestamp,
     peek_topic,
 )
+from tieredstore.codec.selected import SelectedRecord
 from tieredstore.driver.arrivals import Arrival, ArrivalCallback, Arrivals
 from tieredstore.driver.durable import FileLock
 from tieredstore.driver.message_store import (
@@ -599,7 +600,7 @@ class StoreReads:
                 "another one there",
                 position=log_offset,
             )
-        return SelectedMessage(
+        return SelectedRecord(
             queue_offset=peek_queue_offset(record),
             log_offset=log_offset,
             tags_code=parts.truth.tags_code(record),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -69,17 +70,47 @@ class PutResult:
 
     @property
     def stored(self) -> bool:
+        """Whether the message is in the store."""
         return self.status in (PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelectedMessage:
-    """One stored record and what the queue says of it."""
+class SelectedMessage(ABC):
+    """One stored record, what the queue says of it, and the fields that are asked for most.
+
+    A store makes `codec.selected.SelectedRecord`, which decodes the record when the first of the
+    fields below is asked for. Each of them raises SegmentCorruptError where the record is damaged.
+    """
 
     queue_offset: int
     log_offset: int
     tags_code: int
     record: bytes
+
+    @property
+    @abstractmethod
+    def body(self) -> bytes:
+        """The body as it is stored; one that the producer compressed stays compressed."""
+
+    @property
+    @abstractmethod
+    def properties(self) -> Mapping[str, str]:
+        """All properties by name."""
+
+    @property
+    @abstractmethod
+    def tags(self) -> str | None:
+        """The tags; None without any."""
+
+    @property
+    @abstractmethod
+    def keys(self) -> tuple[str, ...]:
+        """The keys by which a query finds the message."""
+
+    @property
+    @abstractmethod
+    def store_timestamp(self) -> int:
+        """When the broker stored the message, in ms since 1970."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +171,7 @@ class MessageRun:
 
     @property
     def end_offset(self) -> int:
+        """Where to go on: one more than the last queue offset."""
         return self.first_offset + len(self)
 
     def head(self, count: int) -> MessageRun:
@@ -155,6 +187,7 @@ class MessageRun:
         )
 
     def record(self, index: int) -> memoryview:
+        """The record of one row, without a copy."""
         start = int(self.starts[index])
         return memoryview(self.records)[start : start + int(self.message_bytes[index])]
 

@@ -30,6 +30,7 @@ from tieredstore.codec.record import (
     split_keys,
     tags_code,
 )
+from tieredstore.codec.selected import SelectedRecord
 from tieredstore.driver.message_store import (
     BYTES_MAX,
     COUNT_MAX,
@@ -480,7 +481,7 @@ def begin_of(store: MessageStore) -> Callable[..., None]:
     return begin
 
 
-_BEFORE: Final = SelectedMessage(queue_offset=-1, log_offset=-1, tags_code=0, record=b"")
+_BEFORE: Final = SelectedRecord(queue_offset=-1, log_offset=-1, tags_code=0, record=b"")
 
 
 class ListMessageStore(MessageStore):
@@ -610,7 +611,7 @@ class ListMessageStore(MessageStore):
             body=message.body,
             property_bytes=property_bytes_of(message),
         )
-        selected = SelectedMessage(
+        selected = SelectedRecord(
             queue_offset=len(queue),
             log_offset=self._end,
             tags_code=tags_code(message.properties.get("TAGS")),
