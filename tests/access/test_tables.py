@@ -120,6 +120,14 @@ def test_what_is_no_place_is_refused_and_changes_nothing(
     assert offsets.groups() == []
 
 
+def test_what_is_no_topics_settings_is_refused(tmp_path: Path) -> None:
+    topics = opened(tmp_path).topic_table
+    wrong: Any = "Orders"
+    with pytest.raises(InvalidArgumentError, match="want a TopicConfig, not 'Orders'"):
+        topics.put(wrong)
+    assert topics.all() == []
+
+
 def test_there_are_only_so_many_offsets_and_topics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

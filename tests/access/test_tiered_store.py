@@ -20,6 +20,7 @@ from tieredstore.local.store import LocalMessageStore
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.errors import (
     BackendUnavailableError,
+    InvalidArgumentError,
     InvalidConfigError,
     MetadataError,
     StoreClosedError,
@@ -585,3 +586,26 @@ def test_a_closed_store_answers_none_of_the_questions_about_the_log(tmp_path: Pa
     ):
         with pytest.raises(StoreClosedError):
             call()
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda store: store.get_message(TOPIC, 0, 0, message_filter="a"), "want a filter, .*'a'"),
+        (lambda store: store.put_messages(a_message(0)), "want a sequence of Message"),
+        (lambda store: store.put_messages_future(a_message(0)).result(), "want a sequence"),
+        (lambda store: store.on_arrival(5), "want something to call, not 5"),
+        (lambda store: store.add_dispatcher(5), "want something to call, not 5"),
+        (lambda store: store.add_retention_guard(5), "want something to call, not 5"),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_named(
+    tmp_path: Path, call: Callable[[Any], object], reason: str
+) -> None:
+    runtime = Runtime.inline()
+    local = LocalMessageStore(LocalConfig(store_path=str(tmp_path / "local")), runtime)
+    with (
+        TieredMessageStore(local, a_config(tmp_path), runtime=runtime) as store,
+        pytest.raises(InvalidArgumentError, match=reason),
+    ):
+        call(store)

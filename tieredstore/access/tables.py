@@ -597,8 +597,10 @@ def _read(path: Path) -> bytes | None:
     return data
 
 
-def _require_plain(topic: TopicConfig) -> None:
+def _require_plain(topic: object) -> None:
     """What could not be read back would keep all the others from being written too."""
+    if not isinstance(topic, TopicConfig):
+        raise InvalidArgumentError(f"topic: want a TopicConfig, not {topic!r:.80}")
     row = broker_tables.TOPICS.as_json(topic)
     try:
         refuse_deep(row)

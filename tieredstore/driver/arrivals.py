@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from tieredstore.model.messages import DispatchRequest
 from tieredstore.model.printable import log_of
+from tieredstore.model.values import require_callable
 
 log = log_of(__name__)
 
@@ -40,6 +41,8 @@ class Arrivals:
         self._guard = threading.Lock()
 
     def add(self, callback: ArrivalCallback) -> Arrival:
+        """Raises InvalidArgumentError for what cannot be called."""
+        require_callable("callback", callback)
         added = Arrival(self, callback)
         with self._guard:
             self._all = (*self._all, added)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from tieredstore.driver.arrivals import Arrival, ArrivalCallback, Arrivals
 from tieredstore.driver.runtime import done_future
-from tieredstore.model.errors import BackendRefusedError
+from tieredstore.model.errors import BackendRefusedError, InvalidArgumentError
 from tieredstore.model.messages import (
     DispatchRequest,
     GetResult,
@@ -50,7 +50,8 @@ class MessageFilter(Protocol):
 class ReadRequest:
     """What one call of `get_message` asks for. The method makes it, and it is passed on whole.
 
-    Raises InvalidArgumentError for a topic that is no text, and for numbers that are none.
+    Raises InvalidArgumentError for a topic that is no text, for numbers that are none, and for a
+    filter without the two methods of one.
     """
 
     topic: str
@@ -63,6 +64,13 @@ class ReadRequest:
 
     def __post_init__(self) -> None:
         require_place(self.topic, self.queue_id, self.offset, self.count_max, self.bytes_max)
+        wanted = self.message_filter
+        if wanted is not None and not (
+            hasattr(wanted, "matches_tags_code") and hasattr(wanted, "matches_record")
+        ):
+            raise InvalidArgumentError(
+                f"message_filter: want a filter, such as filter_of makes, not {wanted!r:.80}"
+            )
 
     @property
     def key(self) -> QueueKey:

@@ -84,6 +84,7 @@ from tieredstore.model.values import (
     Boundary,
     PutStatus,
     QueueKey,
+    require_callable,
     require_place,
     require_text,
     require_whole,
@@ -962,6 +963,7 @@ class LocalMessageStore(StoreReads):
     # -- others -------------------------------------------------------------------------------
 
     def add_dispatcher(self, dispatcher: Dispatcher) -> None:
+        require_callable("dispatcher", dispatcher)
         self._dispatchers.append(dispatcher)
         if self._parts is not None:
             self._parts.dispatch.notifier.add_dispatcher(dispatcher)
@@ -973,6 +975,7 @@ class LocalMessageStore(StoreReads):
         return self._arrivals.add(callback)
 
     def add_retention_guard(self, guard: RetentionGuard) -> None:
+        require_callable("guard", guard)
         self._guards.append(guard)
         if self._parts is not None:
             self._parts.retention.add_guard(guard)

@@ -59,7 +59,7 @@ class InvalidConfigError(TieredStoreError, ValueError):
 
 
 class InvalidArgumentError(TieredStoreError, ValueError):
-    """A question with something in it that is no topic, no queue id or no whole number."""
+    """An argument is not what the call wants: no topic, no whole number, no filter, no message."""
 
 
 class UnknownNameError(InvalidConfigError):

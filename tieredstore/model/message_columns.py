@@ -91,8 +91,15 @@ class MessageColumns(Sequence[Message]):
 
 
 def unchanging(messages: Sequence[Message]) -> tuple[Message, ...] | MessageColumns:
-    """The same messages, whatever becomes of a list that the caller holds."""
-    return messages if isinstance(messages, MessageColumns) else tuple(messages)
+    """The same messages, whatever becomes of a list that the caller holds.
+
+    Raises InvalidArgumentError for a single message, and for what else is no sequence.
+    """
+    if isinstance(messages, MessageColumns):
+        return messages
+    if not isinstance(messages, Iterable):
+        raise InvalidArgumentError(f"messages: want a sequence of Message, not {messages!r:.80}")
+    return tuple(messages)
 
 
 def _all(column: Iterable[T]) -> tuple[T, ...]:

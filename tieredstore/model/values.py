@@ -109,6 +109,12 @@ def require_text(name: str, *texts: object) -> None:
             raise InvalidArgumentError(f"{name}: want text, not {text!r:.80}")
 
 
+def require_callable(name: str, given: object) -> None:
+    """Raises InvalidArgumentError unless it can be called."""
+    if not callable(given):
+        raise InvalidArgumentError(f"{name}: want something to call, not {given!r:.80}")
+
+
 def require_whole(*numbers: object) -> None:
     """Raises InvalidArgumentError unless each is a whole number, of Python's or of NumPy's."""
     for number in numbers:
