@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -79,3 +81,24 @@ def test_the_package_alone_imports_nothing_heavy() -> None:
     code = "import sys, tieredstore; print(*sorted(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"numpy", "fsspec", "typer", "tieredstore.access"} & set(found.stdout.split())
+
+
+CALLED = ("AbstractPluginMessageStore", "MessageStore", "MetadataStore", "TieredMessageStore")
+
+
+@pytest.mark.parametrize("name", [*CALLED, "ConsumerOffsets", "TieredReader", "TopicTable"])
+def test_help_says_what_each_method_does(name: str) -> None:
+    owner = getattr(tieredstore, name)
+    public = [each for each in dir(owner) if not each.startswith("_")]
+    assert not [each for each in public if not inspect.getdoc(getattr(owner, each))]
+
+
+RAISES_NOTHING = {"config", "metrics", "topic_filter", "level"}
+
+
+@pytest.mark.parametrize("name", ["TieredMessageStore", "TieredReader"])
+def test_help_says_what_each_method_raises(name: str) -> None:
+    owner = getattr(tieredstore, name)
+    public = {each for each in dir(owner) if not each.startswith("_")} - RAISES_NOTHING
+    told = {each for each in public if re.search(r"[Rr]aise|Error", getattr(owner, each).__doc__)}
+    assert not public - told

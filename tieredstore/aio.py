@@ -57,6 +57,7 @@ class AsyncTieredStore:
     * A cancelled call leaves the store as it is; what it had begun goes on and its outcome is
       dropped. An `async with` that is cancelled while it opens closes what it opened.
     * The store may be used from threads and from several loops at the same time.
+    * Each call raises what that of TieredMessageStore raises.
     """
 
     def __init__(self, store: TieredMessageStore) -> None:
@@ -92,18 +93,22 @@ class AsyncTieredStore:
     # -- life ---------------------------------------------------------------------------------
 
     async def load(self) -> None:
+        """Open the store."""
         await to_thread(self.store.load)
 
     async def start(self) -> None:
+        """Begin to take puts and to serve."""
         await to_thread(self.store.start)
 
     async def shutdown(self, *, drain: bool = True, timeout: float | None = FLUSH_SECONDS) -> None:  # noqa: ASYNC109 - it bounds the upload, not the call
+        """End everything; idempotent."""
         try:
             await to_thread(self.store.shutdown, drain=drain, timeout=timeout)
         finally:
             self._waiting.end()  # who waits from now on is refused when it looks
 
     async def destroy(self) -> None:
+        """Delete the data."""
         await to_thread(self.store.destroy)
 
     async def __aenter__(self) -> Self:
@@ -126,9 +131,11 @@ class AsyncTieredStore:
     # -- messages -----------------------------------------------------------------------------
 
     async def put_message(self, message: Message) -> PutResult:
+        """Store one message, and say where, or by the status why not."""
         return await self._handover.put(partial(self.store.put_message_future, message))
 
     async def put_messages(self, messages: Sequence[Message]) -> Sequence[PutResult]:
+        """Store messages in this order; each is stored or refused by itself."""
         messages = unchanging(messages)
         return await self._handover.put(partial(self.store.put_messages_future, messages))
 
@@ -143,6 +150,12 @@ class AsyncTieredStore:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
+        """Messages from `offset` on, in order, and in `next_offset` where to go on.
+
+        At most `count_max` messages and about `bytes_max` bytes; where there is a message,
+        at least one, however large. An unknown queue, or an offset without a message, is a
+        status.
+        """
         request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
         hot = self.store.read_hot(request)
         if hot is not None:
@@ -178,6 +191,7 @@ class AsyncTieredStore:
     async def read_range(
         self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
     ) -> MessageRun:
+        """Consecutive messages as columns; empty where there is none, else at least one."""
         return await self._threads.call(
             self.store.read_range,
             topic,
@@ -196,41 +210,57 @@ class AsyncTieredStore:
         begin: int = 0,
         end: int = INT64_MAX,
     ) -> QueryResult:
+        """Messages of a topic that have the key, stored within [begin, end], newest first.
+
+        `complete` is False where a hit may be missing.
+        """
         return await self._threads.call(
             self.store.query_message, topic, key, count_max=count_max, begin=begin, end=end
         )
 
     async def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
+        """The message whose record starts at this log offset; None where none does."""
         return await self._threads.call(self.store.message_at, log_offset, size)
 
     # -- where queues begin and end -----------------------------------------------------------
 
     async def min_offset(self, topic: str, queue_id: int) -> int | None:
+        """The oldest queue offset that can be read; None for a queue that is not there."""
         return await self._threads.call(self.store.min_offset, topic, queue_id)
 
     async def max_offset(self, topic: str, queue_id: int) -> int | None:
+        """One more than the newest queue offset; None for a queue that is not there."""
         return await self._threads.call(self.store.max_offset, topic, queue_id)
 
     async def committed_offset(self, topic: str, queue_id: int) -> int | None:
+        """One more than the newest queue offset in the tier; None for a queue that is not in it."""
         return await self._threads.call(self.store.committed_offset, topic, queue_id)
 
     async def contains(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether there is a message at this queue offset."""
         return await self._threads.call(self.store.contains, topic, queue_id, offset)
 
     async def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
     ) -> int | None:
+        """The queue offset to start from for a store time; None for a queue that is not there."""
         return await self._threads.call(
             self.store.offset_by_time, topic, queue_id, timestamp, boundary
         )
 
     async def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """When the message at this offset was stored, in ms; None where there is none."""
         return await self._threads.call(self.store.store_time, topic, queue_id, offset)
 
     async def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
+        """Store time of a queue's oldest message, in ms; None where there is none.
+
+        Without a topic that of the whole store.
+        """
         return await self._threads.call(self.store.earliest_time, topic, queue_id)
 
     async def queues(self) -> Iterable[QueueKey]:
+        """Every queue that has or had messages."""
         return await self._threads.call(self.store.queues)
 
     # -- looking after it ---------------------------------------------------------------------
@@ -241,15 +271,19 @@ class AsyncTieredStore:
         *,
         seal: bool = False,
     ) -> bool:
+        """Upload everything, now; whether all that was put before is in the tier."""
         return await self._threads.call(self.store.flush, timeout, seal=seal)
 
     async def health(self) -> TierHealth:
+        """How the tier is doing."""
         return await self._threads.call(self.store.health)
 
     async def delete_topics(self, topics: Iterable[str]) -> int:
+        """Delete topics; how many of them there were."""
         return await self._threads.call(self.store.delete_topics, list(topics))
 
     async def clean_unused_topics(self, retained: Iterable[str]) -> int:
+        """Delete every topic but the retained and the system's; how many there were."""
         return await self._threads.call(self.store.clean_unused_topics, list(retained))
 
 

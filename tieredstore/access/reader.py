@@ -118,7 +118,7 @@ class TieredReader:
 
     @classmethod
     def open(cls, config: StoreConfig) -> Self:
-        """A reader of the tier that these settings name, open."""
+        """A reader of the tier that these settings name, open. Raises what `load` raises."""
         reader = cls(config)
         reader.load()
         return reader
@@ -126,8 +126,9 @@ class TieredReader:
     def load(self) -> None:
         """Open the catalogue and its queues; idempotent. After an error nothing is open.
 
-        AnotherTierError where the catalogue has other brokers only, or nothing of it lies where
-        the settings say.
+        Raises AnotherTierError where the catalogue has other brokers only, or nothing of it lies
+        where the settings say; InvalidConfigError for settings that name no tier; MetadataError
+        where the catalogue cannot be read, and BackendError where the backend cannot.
         """
         self._refuse_a_fork()
         with self._life_guard, refused_by_system(self.config.store_path, "open"):
@@ -146,7 +147,11 @@ class TieredReader:
             self._tier = tier
 
     def refresh(self) -> None:
-        """Show what a writer has done since."""
+        """Show what a writer has done since.
+
+        Raises StoreClosedError while the reader is not open, MetadataError where the
+        catalogue cannot be read, and BackendError where the backend cannot.
+        """
         self._refuse_a_fork()
         with self._life_guard:
             self._freshen()
@@ -155,6 +160,9 @@ class TieredReader:
         """Release what was opened, within the timeout; idempotent.
 
         A part that does not stop in time is abandoned; this is logged.
+
+        Raises OtherProcessError in a process that was forked off, and BackendRefusedError where
+        the system refuses.
         """
         self._refuse_a_fork()
         with self._life_guard:
@@ -175,20 +183,31 @@ class TieredReader:
 
     @property
     def catalogue(self) -> CatalogueFacts:
-        """Where all this comes from: the writer's own file, a bucket's log, or an older copy."""
+        """Where all this comes from: the writer's own file, a bucket's log, or an older copy.
+
+        Raises StoreClosedError while the reader is not open.
+        """
         return self._loaded().metadata.facts
 
     def topics(self) -> Sequence[TopicRecord]:
+        """The topics of the tier, by name.
+
+        Raises StoreClosedError while the reader is not open.
+        """
         return sorted(self._loaded().metadata.topics(), key=lambda record: record.topic)
 
     def queues(self, topic: str | None = None) -> list[QueueKey]:
-        """By topic and queue id."""
+        """The queues of a topic, or of all, by topic and queue id.
+
+        Raises StoreClosedError while the reader is not open.
+        """
         return [file.key for file in self._files(topic)]
 
     def consumer_offsets(self) -> dict[str, dict[QueueKey, int]]:
         """Which message each group takes next, as the broker last copied it to the tier.
 
-        Raises MetadataError for a copy that is none.
+        Raises StoreClosedError while the reader is not open, and MetadataError for a copy
+        that cannot be read.
         """
         found: dict[str, dict[QueueKey, int]] = {}
         contents = copied(CONSUMER_OFFSETS, self._loaded().metadata)
@@ -201,13 +220,18 @@ class TieredReader:
     def topic_configs(self) -> dict[str, TopicConfig]:
         """The topics of the broker, as it last copied them to the tier.
 
-        Raises MetadataError for a copy that is none.
+        Raises StoreClosedError while the reader is not open, and MetadataError for a copy
+        that cannot be read.
         """
         contents = copied(TOPICS, self._loaded().metadata)
         return {} if contents is None else dict(contents.rows)
 
     def summary(self, topic: str, queue_id: int) -> QueueSummary | None:
-        """What the tier has of one queue. May take one small read."""
+        """What the tier has of one queue. May take one small read.
+
+        Raises StoreClosedError while the reader is not open, SegmentCorruptError where what
+        has to be read is damaged, and BackendError where it cannot be read.
+        """
         key = QueueKey(topic, queue_id)
 
         def ask(tier: Tier) -> QueueSummary | None:
@@ -219,7 +243,10 @@ class TieredReader:
     def segments(
         self, topic: str | None = None, queue_id: int | None = None
     ) -> list[SegmentRecord]:
-        """The catalogue's rows of these queues, by queue, type and base; sizes as they are."""
+        """The catalogue's rows of these queues, by queue, type and base; sizes as they are.
+
+        Raises StoreClosedError while the reader is not open.
+        """
         found: list[SegmentRecord] = []
         for file in self._files(topic, queue_id):
             found += [segment.record for segment in (*file.log.segments, *file.queue.segments)]
@@ -238,6 +265,16 @@ class TieredReader:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
+        """Messages from `offset` on, in order, and in `next_offset` where to go on.
+
+        At most `count_max` messages and about `bytes_max` bytes; where there is a message,
+        at least one, however large. An unknown queue, or an offset without a message, is a
+        status.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the reader is not open, SegmentCorruptError where the message at `offset` is
+        damaged, and BackendError where it cannot be read.
+        """
         request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
         return self._asked(request.key, lambda tier: tier.fetcher.get_message(request))
 
@@ -250,6 +287,13 @@ class TieredReader:
         begin: int = 0,
         end: int = INT64_MAX,
     ) -> QueryResult:
+        """Messages of a topic that have the key, stored within [begin, end], newest first.
+
+        `complete` is False where a hit may be missing.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the reader is not open, and BackendError where the key index cannot be asked.
+        """
         require_place(topic, count_max, begin, end)
         require_text("key", key)
 
@@ -268,7 +312,11 @@ class TieredReader:
         self, topic: str, key: str, *, count_max: int, begin: int = 0, end: int = INT64_MAX
     ) -> IndexAnswer:
         """Where the key index has messages that may have the key: none of them is read, and of
-        what the index has not taken nothing is said."""
+        what the index has not taken nothing is said.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the reader is not open, and BackendError where the key index cannot be asked.
+        """
         require_place(topic, count_max, begin, end)
         require_text("key", key)
 
@@ -287,6 +335,8 @@ class TieredReader:
         """Below this the uploaded index has every message; None where that was never noted.
 
         On the broker's host `query_message` finds what lies behind it too.
+
+        Raises StoreClosedError while the reader is not open.
         """
         tier = self._loaded()
         file = tier.files.get(QueueKey(topic, queue_id))
@@ -296,7 +346,10 @@ class TieredReader:
         return indexed_offset(tier.metadata, self.config.broker_name, topic, queue)
 
     def indexed_times(self) -> IndexCoverage | None:
-        """The store times that `query_message` finds messages of; None where that is not known."""
+        """The store times that `query_message` finds messages of; None where that is not known.
+
+        Raises StoreClosedError while the reader is not open.
+        """
         tier = self._loaded()
         now = tier.runtime.clock.now_ms()
         return index_coverage(tier.metadata, self.config.broker_name, now)
@@ -304,6 +357,12 @@ class TieredReader:
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
     ) -> int | None:
+        """The queue offset to start from for a store time; None for a queue that is not there.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the reader is not open, SegmentCorruptError where what has to be read is
+        damaged, and BackendError where it cannot be read.
+        """
         require_place(topic, queue_id, timestamp)
         return self._asked(
             QueueKey(topic, queue_id),
@@ -311,6 +370,12 @@ class TieredReader:
         )
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """When the message at this offset was stored, in ms; None where there is none.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the reader is not open, SegmentCorruptError where what has to be read is
+        damaged, and BackendError where it cannot be read.
+        """
         require_place(topic, queue_id, offset)
         return self._asked(
             QueueKey(topic, queue_id),
@@ -318,19 +383,35 @@ class TieredReader:
         )
 
     def earliest_time(self, topic: str, queue_id: int) -> int | None:
+        """Store time of a queue's oldest message, in ms; None where there is none.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the reader is not open, SegmentCorruptError where what has to be read is
+        damaged, and BackendError where it cannot be read.
+        """
         require_place(topic, queue_id)
         return self._asked(
             QueueKey(topic, queue_id), lambda tier: tier.fetcher.earliest_time(topic, queue_id)
         )
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
+        """The oldest queue offset that can be read; None for a queue that is not there.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the reader is not open, SegmentCorruptError where what has to be read is
+        damaged, and BackendError where it cannot be read.
+        """
         require_place(topic, queue_id)
         return self._asked(
             QueueKey(topic, queue_id), lambda tier: tier.fetcher.min_offset(topic, queue_id)
         )
 
     def max_offset(self, topic: str, queue_id: int) -> int | None:
-        """One more than the newest queue offset that can be read."""
+        """One more than the newest queue offset that can be read.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, and StoreClosedError
+        while the reader is not open.
+        """
         require_place(topic, queue_id)
         return self._loaded().fetcher.commit_offset(topic, queue_id)
 
@@ -351,7 +432,7 @@ class TieredReader:
     def messages(
         self, topic: str | None = None, queue_id: int | None = None, *, start: int = 0
     ) -> Iterator[SelectedMessage]:
-        """The same, one by one."""
+        """What `runs` gives, message by message; it raises the same."""
         runs = self.runs(topic, queue_id, start=start)
         return (message for _, run in runs for message in messages_of(run))
 

@@ -160,7 +160,11 @@ class TieredMessageStore:
                 undo.pop_all()
 
     def start(self) -> None:
-        """Take puts, upload, and drop what is too old from now on."""
+        """Take puts, upload, and drop what is too old from now on.
+
+        Raises StoreClosedError while the store is not loaded, and what the next store
+        raises.
+        """
         self._refuse_a_fork()
         with self._life_guard, self._refusals("start"):
             opened = self._loaded()
@@ -201,7 +205,11 @@ class TieredMessageStore:
                 ending.callback(opened.tending.stop)
 
     def destroy(self) -> None:
-        """Delete the data of both tiers; a store that is open is shut down first, undrained."""
+        """Delete the data of both tiers; a store that is open is shut down first, undrained.
+
+        Raises what the next store raises, and BackendError where the tier cannot be
+        deleted.
+        """
         self._refuse_a_fork()
         with self._life_guard, self._refusals("destroy"):
             self.shutdown(drain=False)
@@ -237,22 +245,42 @@ class TieredMessageStore:
     # -- messages -----------------------------------------------------------------------------
 
     def put_message(self, message: Message) -> PutResult:
+        """Store one message, and say where, or by the status why not.
+
+        Raises StoreClosedError while the store is not loaded, and what the next store
+        raises.
+        """
         if self._loaded().refusals and (refused := self._refusal(message)) is not None:
             return refused
         return self._next.put_message(message)
 
     def put_messages(self, messages: Sequence[Message]) -> Sequence[PutResult]:
+        """Store messages in this order; each is stored or refused by itself.
+
+        Raises StoreClosedError while the store is not loaded, and what the next store
+        raises.
+        """
         if not self._loaded().refusals:
             return self._next.put_messages(messages)
         taken, refused = self._parted(messages)
         return _merged(self._next.put_messages(taken), refused)
 
     def put_message_future(self, message: Message) -> Future[PutResult]:
+        """Take one message now; the future is done when it is stored or refused.
+
+        Raises StoreClosedError while the store is not loaded; the next store raises here or
+        in the future.
+        """
         if self._loaded().refusals and (refused := self._refusal(message)) is not None:
             return done_future(lambda: refused)
         return self._next.put_message_future(message)
 
     def put_messages_future(self, messages: Sequence[Message]) -> Future[Sequence[PutResult]]:
+        """Take messages now; the future is done when all are stored or refused.
+
+        Raises StoreClosedError while the store is not loaded; the next store raises here or
+        in the future.
+        """
         if not self._loaded().refusals:
             return self._next.put_messages_future(messages)
         taken, refused = self._parted(messages)
@@ -271,6 +299,16 @@ class TieredMessageStore:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
+        """Messages from `offset` on, in order, and in `next_offset` where to go on.
+
+        At most `count_max` messages and about `bytes_max` bytes; where there is a message,
+        at least one, however large. An unknown queue, or an offset without a message, is a
+        status.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the store is not loaded, SegmentCorruptError where the message at `offset` is
+        damaged, and BackendError where only the tier has it and cannot be read.
+        """
         request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
         return self._loaded().answers.get(request)
 
@@ -306,27 +344,49 @@ class TieredMessageStore:
     ) -> GetResult | None:
         """The answer where it is hot; None where a backend or a disk has to be waited for.
 
-        For callers that may not wait: `get_message_future` does the work itself while the fetch
-        pool is full.
+        For callers that may not wait: `get_message_future` does the work itself while the
+        fetch pool is full.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the store is not loaded, and for a hot answer what `get_message` raises.
         """
         request = ReadRequest(topic, queue_id, offset, count_max, bytes_max, message_filter, group)
         return self.read_hot(request)
 
     def read_future(self, request: ReadRequest) -> Future[GetResult]:
-        """`get_message_future` of a request that is made already."""
+        """`get_message_future` of a request that is made already.
+
+        Raises StoreClosedError while the store is not loaded; every other error is in the
+        future.
+        """
         return self._loaded().answers.get_future(request)
 
     def read_hot(self, request: ReadRequest) -> GetResult | None:
-        """`get_message_hot` of a request that is made already."""
+        """`get_message_hot` of a request that is made already.
+
+        Raises StoreClosedError while the store is not loaded, and for a hot answer what
+        `get_message` raises.
+        """
         return self._loaded().answers.get_hot(request)
 
     # -- where queues begin and end, and what lies at a time or under a key ----------------------
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
+        """The oldest queue offset that can be read; None for a queue that is not there.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the store is not loaded, SegmentCorruptError where what has to be read is
+        damaged, and BackendError where it cannot be read.
+        """
         require_place(topic, queue_id)
         return self._loaded().answers.min_offset(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int | None:
+        """One more than the newest queue offset; None for a queue that is not there.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the store is not loaded, and what the next store raises.
+        """
         require_place(topic, queue_id)
         return self._loaded().answers.max_offset(topic, queue_id)
 
@@ -334,6 +394,9 @@ class TieredMessageStore:
         """One more than the newest queue offset that is in the tier; None for a queue that is not.
 
         A broker's own retention may delete below it.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, and StoreClosedError
+        while the store is not loaded.
         """
         require_place(topic, queue_id)
         return self._loaded().tier.fetcher.commit_offset(topic, queue_id)
@@ -341,14 +404,34 @@ class TieredMessageStore:
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
     ) -> int | None:
+        """The queue offset to start from for a store time; None for a queue that is not there.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the store is not loaded, SegmentCorruptError where what has to be read is
+        damaged, and BackendError where it cannot be read.
+        """
         require_place(topic, queue_id, timestamp)
         return self._loaded().answers.offset_by_time(topic, queue_id, timestamp, boundary)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """When the message at this offset was stored, in ms; None where there is none.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the store is not loaded, SegmentCorruptError where what has to be read is
+        damaged, and BackendError where it cannot be read.
+        """
         require_place(topic, queue_id, offset)
         return self._loaded().answers.store_time(topic, queue_id, offset)
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
+        """Store time of a queue's oldest message in either tier, in ms; None where there is none.
+
+        Without a topic that of the next store's oldest message, as in RocketMQ.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the store is not loaded, SegmentCorruptError where what has to be read is
+        damaged, and BackendError where it cannot be read.
+        """
         require_place("" if topic is None else topic, queue_id)
         return self._loaded().answers.earliest_time(topic, queue_id)
 
@@ -361,6 +444,15 @@ class TieredMessageStore:
         begin: int = 0,
         end: int = INT64_MAX,
     ) -> QueryResult:
+        """Messages of a topic that have the key, stored within [begin, end], newest first.
+
+        `complete` is False where a hit may be missing, also because the tier cannot be
+        reached.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the store is not loaded, BackendRefusedError where the tier refuses, and what
+        the next store raises.
+        """
         require_place(topic, count_max, begin, end)
         require_text("key", key)
         return self._loaded().answers.query_message(
@@ -368,35 +460,71 @@ class TieredMessageStore:
         )
 
     def contains(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether there is a message at this queue offset.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the store is not loaded, SegmentCorruptError where what has to be read is
+        damaged, and BackendError where it cannot be read.
+        """
         require_place(topic, queue_id, offset)
         return self._loaded().answers.contains(topic, queue_id, offset)
 
     def queues(self) -> Iterable[QueueKey]:
-        """Those of the next store and those that only the tier still has."""
+        """Those of the next store and those that only the tier still has.
+
+        Raises StoreClosedError while the store is not loaded, and what the next store
+        raises.
+        """
         files = self._loaded().tier.files.files()
         return {*self._next.queues(), *(file.key for file in files)}
 
     def read_range(
         self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
     ) -> MessageRun:
+        """Consecutive messages as columns; empty where there is none, else at least one.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the store is not loaded, SegmentCorruptError where the first message is
+        damaged, and BackendError where only the tier has it and cannot be read.
+        """
         request = ReadRequest(topic, queue_id, offset, count_max, bytes_max)
         return self._loaded().answers.read_range(request)
 
     # -- what is about the next store's own log and memory is the next store's to say ---------
 
     def confirmed_offset(self) -> int:
+        """Below this log offset messages are durable, and may be uploaded.
+
+        Raises StoreClosedError while the store is not loaded, and what the next store
+        raises.
+        """
         self._loaded()
         return self._next.confirmed_offset()
 
     def min_log_offset(self) -> int | None:
+        """The oldest log offset; None while the log is empty.
+
+        Raises StoreClosedError while the store is not loaded, and what the next store
+        raises.
+        """
         self._loaded()
         return self._next.min_log_offset()
 
     def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
+        """The message whose record starts at this offset of the next store's log, if one does.
+
+        Raises StoreClosedError while the store is not loaded, and what the next store
+        raises: SegmentCorruptError for a damaged record.
+        """
         self._loaded()
         return self._next.message_at(log_offset, size)
 
     def in_memory(self, topic: str, queue_id: int, offset: int, count: int = 1) -> bool:
+        """Whether these messages can be read without waiting for a disk.
+
+        Raises StoreClosedError while the store is not loaded, and what the next store
+        raises.
+        """
         self._loaded()
         return self._next.in_memory(topic, queue_id, offset, count)
 
@@ -408,11 +536,13 @@ class TieredMessageStore:
         That store is first asked to make durable, and confirm, what it took: so True means that
         all is in the tier that was put before. One without a method `flush` is not asked, and
         what it has not confirmed does not count, as while a replica is behind. False too where
-        either store fails, or is late. A queue that fails is tried once. Queues that
-        have a problem stay behind, and `health` names them; those whose names the tier cannot hold
-        make no answer False, for they would for ever. With `seal` no segment stays open, and
-        the key index is uploaded too, as far as it goes, so that readers elsewhere find the keys;
-        raises what the backend raises then.
+        either store fails, or is late. A queue that fails is tried once. Queues that have a problem
+        stay behind, and `health` shows them; those whose names the tier cannot hold make no answer
+        False, for they would for ever. With `seal` no segment stays open, and the key index is
+        uploaded too, as far as it goes, so that readers elsewhere find the keys.
+
+        Raises StoreClosedError while the store is not started, and with `seal` what the backend
+        raises.
         """
         opened = self._loaded()
         if not self._started:
@@ -427,11 +557,17 @@ class TieredMessageStore:
 
     @property
     def agreement(self) -> Agreement:
-        """What came of holding the next store against the tier when this one was loaded."""
+        """What came of holding the next store against the tier when this one was loaded.
+
+        Raises StoreClosedError while the store is not loaded.
+        """
         return self._loaded().agreement
 
     def health(self) -> TierHealth:
-        """How the tier is doing, without asking the backend."""
+        """How the tier is doing, without asking the backend.
+
+        Raises StoreClosedError while the store is not loaded, and what the next store raises.
+        """
         opened = self._loaded()
         return health_of(
             opened.tier,
@@ -452,7 +588,10 @@ class TieredMessageStore:
 
         A queue stops where the next store has lost or changed what the tier has. Nothing in the
         tier is overwritten by this; where the next store no longer has a message to compare, the
-        queue goes on behind a gap. Raises what the backend raises when it is asked.
+        queue goes on behind a gap.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError while the
+        store is not loaded, and what the backend raises when it is asked.
         """
         require_place(topic, queue_id)
         opened = self._loaded()
@@ -462,7 +601,12 @@ class TieredMessageStore:
     # -- topics -------------------------------------------------------------------------------
 
     def delete_topics(self, topics: Iterable[str]) -> int:
-        """Delete topics from both tiers; how many of them there were in either."""
+        """Delete topics from both tiers; how many of them there were in either.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the store is not loaded, BackendError where an upload does not end or a store
+        cannot delete, and what the next store raises.
+        """
         topics = list(topics)
         require_text("topic", *topics)
         opened = self._loaded()
@@ -470,7 +614,10 @@ class TieredMessageStore:
             return self._delete_topics(opened, set(topics))
 
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
-        """Delete every topic but the retained, the system's and light queues."""
+        """Delete every topic but the retained, the system's and light queues; how many there were.
+
+        Raises what `delete_topics` raises.
+        """
         retained = list(retained)
         require_text("topic", *retained)
         kept = set(retained)
@@ -486,23 +633,45 @@ class TieredMessageStore:
 
     @property
     def consumer_offsets(self) -> ConsumerOffsets:
-        """How far each group has come: kept on disk, with a copy in the tier."""
+        """How far each group has come: kept on disk, with a copy in the tier.
+
+        Raises StoreClosedError while the store is not loaded, and InvalidConfigError where
+        `tables_enabled` is off.
+        """
         return self._tables().consumer_offsets
 
     @property
     def topic_table(self) -> TopicTable:
-        """The broker's topics and their settings, kept as consumer offsets are."""
+        """The broker's topics and their settings, kept as consumer offsets are.
+
+        Raises StoreClosedError while the store is not loaded, and InvalidConfigError where
+        `tables_enabled` is off.
+        """
         return self._tables().topic_table
 
     # -- others -------------------------------------------------------------------------------
 
     def add_dispatcher(self, dispatcher: message_store.Dispatcher) -> None:
+        """Call it with every message that can be read, in log order, in batches.
+
+        Raises what the next store raises.
+        """
         self._next.add_dispatcher(dispatcher)
 
     def on_arrival(self, callback: ArrivalCallback) -> Arrival:
+        """Call it with new messages until what this returns is cancelled.
+
+        It may be called before `load`, and holds for every life of the store.
+
+        Raises InvalidArgumentError for what cannot be called.
+        """
         return self._listener.arrivals.add(callback)
 
     def add_retention_guard(self, guard: RetentionGuard) -> None:
+        """Ask it before deleting: log bytes at or above what it returns are kept.
+
+        Raises what the next store raises.
+        """
         self._next.add_retention_guard(guard)
 
     # -----------------------------------------------------------------------------------------

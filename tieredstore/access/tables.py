@@ -317,10 +317,12 @@ class _Table(Generic[R]):
         return size
 
     def close(self) -> None:
+        """Take no more changes; idempotent."""
         with self._guard:
             self._is_open = False
 
     def destroy(self) -> None:
+        """Delete the file and its copy. Raises MetadataError where the copy stays."""
         kind = self._format.file_name
         gone: list[Change] = [DeleteNote(kind, key) for key in self._metadata.notes(kind)]
         if self._metadata.note(VERSIONS, kind) is not None:
@@ -466,9 +468,17 @@ class ConsumerOffsets(_Table[OffsetRow]):
             return sorted({group for its, group, _ in self._named() if topic in (None, its)})
 
     def forget_group(self, group: str) -> None:
+        """Drop all that the group has committed.
+
+        Raises StoreClosedError while the store is not loaded.
+        """
         self._forget(lambda _, its_group: its_group == group)
 
     def forget_topics(self, topics: Iterable[str]) -> None:
+        """Drop what any group has committed of these topics.
+
+        Raises StoreClosedError while the store is not loaded.
+        """
         wanted = set(topics)
         self._forget(lambda topic, _: topic in wanted)
 
@@ -528,15 +538,27 @@ class TopicTable(_Table[TopicConfig]):
         super().__init__(broker_tables.TOPICS, folder, metadata, clock)
 
     def get(self, topic: str) -> TopicConfig | None:
+        """The topic's settings; None for one that is not there.
+
+        Raises StoreClosedError while the store is not loaded.
+        """
         with self._guard:
             return self._open_rows().get(topic)
 
     def all(self) -> list[TopicConfig]:
+        """The settings of every topic.
+
+        Raises StoreClosedError while the store is not loaded.
+        """
         with self._guard:
             return list(self._open_rows().values())
 
     def put(self, topic: TopicConfig) -> None:
-        """Add it, or replace the one of this name."""
+        """Add it, or replace the one of this name.
+
+        Raises InvalidArgumentError for what is no TopicConfig or is too large, and for one
+        topic too many; StoreClosedError while the store is not loaded.
+        """
         _require_plain(topic)
         with self._guard:
             rows = self._open_rows()
@@ -548,6 +570,10 @@ class TopicTable(_Table[TopicConfig]):
             self._changed(topic.name)
 
     def delete(self, *topics: str) -> None:
+        """Forget these topics; their messages stay.
+
+        Raises StoreClosedError while the store is not loaded.
+        """
         with self._guard:
             rows = self._open_rows()
             gone = [topic for topic in topics if rows.pop(topic, None) is not None]

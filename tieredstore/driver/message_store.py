@@ -41,9 +41,11 @@ class MessageFilter(Protocol):
     the same as no such attribute.
     """
 
-    def matches_tags_code(self, tags_code: int) -> bool: ...
+    def matches_tags_code(self, tags_code: int) -> bool:
+        """Whether a message with this tags code may be wanted."""
 
-    def matches_record(self, record: bytes) -> bool: ...
+    def matches_record(self, record: bytes) -> bool:
+        """Whether the message of this record is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +110,17 @@ class MessageStore(Protocol):
     Raises: StoreClosedError, InvalidConfigError (load), SegmentCorruptError, BackendError.
     """
 
-    def load(self) -> None: ...
+    def load(self) -> None:
+        """Open the store."""
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        """Begin to take puts and to serve."""
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        """End everything; idempotent."""
 
-    def destroy(self) -> None: ...
+    def destroy(self) -> None:
+        """Delete the data."""
 
     def put_message(self, message: Message) -> PutResult:
         """Store one message; when this returns PUT_OK it is as durable as the store promises."""
@@ -185,7 +191,8 @@ class MessageStore(Protocol):
         gives, or the message before that one, as RocketMQ's tier and its local store do.
         """
 
-    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None: ...
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """When the message at this offset was stored, in ms; None where there is none."""
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
         """Store time of the oldest message of a queue, or without a topic of the whole store."""
@@ -205,9 +212,11 @@ class MessageStore(Protocol):
         """The message whose record starts at this log offset; None where none does, or one of
         another size than is given. A record that starts there and is damaged is an error."""
 
-    def contains(self, topic: str, queue_id: int, offset: int) -> bool: ...
+    def contains(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether there is a message at this queue offset."""
 
-    def in_memory(self, topic: str, queue_id: int, offset: int, count: int = 1) -> bool: ...
+    def in_memory(self, topic: str, queue_id: int, offset: int, count: int = 1) -> bool:
+        """Whether these messages can be read without waiting for a disk."""
 
     def read_range(
         self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
@@ -237,10 +246,11 @@ class MessageStore(Protocol):
     def add_retention_guard(self, guard: RetentionGuard) -> None:
         """Ask it before deleting: log bytes at or above what it returns are kept."""
 
-    def queues(self) -> Iterable[QueueKey]: ...
+    def queues(self) -> Iterable[QueueKey]:
+        """Every queue that has or had messages."""
 
     def delete_topics(self, topics: Iterable[str]) -> int:
-        """How many of them there were."""
+        """Delete topics; how many of them there were."""
 
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
         """Delete every topic but the retained and the system's; how many there were."""
@@ -285,6 +295,8 @@ class AbstractPluginMessageStore:
     rest. No message passes by a plugin that overrides `put_message` only: batches and futures go
     through it then, one message after the other, and wait as it does. `load_plugins` builds one
     from the store that it wraps and the settings. The name is RocketMQ's.
+
+    What the next store raises passes through every method.
     """
 
     def __init__(self, next_store: MessageStore, config: StoreConfig) -> None:
@@ -292,15 +304,19 @@ class AbstractPluginMessageStore:
         self.config = config
 
     def load(self) -> None:
+        """Open the store."""
         self.next_store.load()
 
     def start(self) -> None:
+        """Begin to take puts and to serve."""
         self.next_store.start()
 
     def shutdown(self) -> None:
+        """End everything; idempotent."""
         self.next_store.shutdown()
 
     def destroy(self) -> None:
+        """Delete the data."""
         self.next_store.destroy()
 
     def flush(self, *arguments: Any, **named: Any) -> Any:
@@ -309,7 +325,10 @@ class AbstractPluginMessageStore:
         return None if flush is None else flush(*arguments, **named)
 
     def begin_queues(self, ends: Mapping[QueueKey, int], *, log_offset: int) -> None:
-        """BackendRefusedError where the next store's queues cannot begin anywhere."""
+        """Let each of these queues give out its next offset from here, as MessageStore says.
+
+        Raises BackendRefusedError where the next store has no `begin_queues`.
+        """
         begin = getattr(self.next_store, "begin_queues", None)
         if begin is None:
             name = type(self.next_store).__name__
@@ -317,19 +336,23 @@ class AbstractPluginMessageStore:
         begin(ends, log_offset=log_offset)
 
     def put_message(self, message: Message) -> PutResult:
+        """Store one message, and say where, or by the status why not."""
         return self.next_store.put_message(message)
 
     def put_messages(self, messages: Sequence[Message]) -> Sequence[PutResult]:
+        """Store messages in this order; each is stored or refused by itself."""
         if self._overrides("put_message"):
             return [self.put_message(message) for message in messages]
         return self.next_store.put_messages(messages)
 
     def put_message_future(self, message: Message) -> Future[PutResult]:
+        """Take one message now; the future is done when it is stored or refused."""
         if self._overrides("put_message"):
             return done_future(self.put_message, message)
         return self.next_store.put_message_future(message)
 
     def put_messages_future(self, messages: Sequence[Message]) -> Future[Sequence[PutResult]]:
+        """Take messages now; the future is done when all are stored or refused."""
         if self._overrides("put_message", "put_messages"):
             return done_future(self.put_messages, messages)
         return self.next_store.put_messages_future(messages)
@@ -345,6 +368,12 @@ class AbstractPluginMessageStore:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
+        """Messages from `offset` on, in order, and in `next_offset` where to go on.
+
+        At most `count_max` messages and about `bytes_max` bytes; where there is a message,
+        at least one, however large. An unknown queue, or an offset without a message, is a
+        status.
+        """
         return self.next_store.get_message(
             topic,
             queue_id,
@@ -356,26 +385,36 @@ class AbstractPluginMessageStore:
         )
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
+        """The oldest queue offset that can be read; None for a queue that is not there."""
         return self.next_store.min_offset(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int | None:
+        """One more than the newest queue offset; None for a queue that is not there."""
         return self.next_store.max_offset(topic, queue_id)
 
     def confirmed_offset(self) -> int:
+        """Below this log offset messages are durable, and may be uploaded."""
         return self.next_store.confirmed_offset()
 
     def min_log_offset(self) -> int | None:
+        """The oldest log offset; None while the log is empty."""
         return self.next_store.min_log_offset()
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
     ) -> int | None:
+        """The queue offset to start from for a store time; None for a queue that is not there."""
         return self.next_store.offset_by_time(topic, queue_id, timestamp, boundary)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """When the message at this offset was stored, in ms; None where there is none."""
         return self.next_store.store_time(topic, queue_id, offset)
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
+        """Store time of a queue's oldest message, in ms; None where there is none.
+
+        Without a topic that of the whole store.
+        """
         return self.next_store.earliest_time(topic, queue_id)
 
     def query_message(
@@ -387,40 +426,54 @@ class AbstractPluginMessageStore:
         begin: int = 0,
         end: int = INT64_MAX,
     ) -> QueryResult:
+        """Messages of a topic that have the key, stored within [begin, end], newest first.
+
+        `complete` is False where a hit may be missing.
+        """
         return self.next_store.query_message(topic, key, count_max=count_max, begin=begin, end=end)
 
     def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
+        """The message whose record starts at this log offset; None where none does."""
         return self.next_store.message_at(log_offset, size)
 
     def contains(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether there is a message at this queue offset."""
         return self.next_store.contains(topic, queue_id, offset)
 
     def in_memory(self, topic: str, queue_id: int, offset: int, count: int = 1) -> bool:
+        """Whether these messages can be read without waiting for a disk."""
         return self.next_store.in_memory(topic, queue_id, offset, count)
 
     def read_range(
         self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
     ) -> MessageRun:
+        """Consecutive messages as columns; empty where there is none, else at least one."""
         return self.next_store.read_range(
             topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max
         )
 
     def add_dispatcher(self, dispatcher: Dispatcher) -> None:
+        """Call it with every message that can be read, in log order, in batches."""
         self.next_store.add_dispatcher(dispatcher)
 
     def on_arrival(self, callback: ArrivalCallback) -> Arrival:
+        """Call it with new messages until what this returns is cancelled."""
         return self.next_store.on_arrival(callback)
 
     def add_retention_guard(self, guard: RetentionGuard) -> None:
+        """Ask it before deleting: log bytes at or above what it returns are kept."""
         self.next_store.add_retention_guard(guard)
 
     def queues(self) -> Iterable[QueueKey]:
+        """Every queue that has or had messages."""
         return self.next_store.queues()
 
     def delete_topics(self, topics: Iterable[str]) -> int:
+        """Delete topics; how many of them there were."""
         return self.next_store.delete_topics(topics)
 
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
+        """Delete every topic but the retained and the system's; how many there were."""
         return self.next_store.clean_unused_topics(retained)
 
     def _overrides(self, *names: str) -> bool:

@@ -185,20 +185,24 @@ class MetadataStore(ABC):
     """
 
     @abstractmethod
-    def topic(self, topic: str) -> TopicRecord | None: ...
+    def topic(self, topic: str) -> TopicRecord | None:
+        """The topic's row; None without one. Raises StoreClosedError after `close`."""
 
     @abstractmethod
-    def topics(self) -> Sequence[TopicRecord]: ...
+    def topics(self) -> Sequence[TopicRecord]:
+        """The rows of all topics. Raises StoreClosedError after `close`."""
 
     @abstractmethod
-    def queue(self, topic: str, queue_id: int) -> QueueRecord | None: ...
+    def queue(self, topic: str, queue_id: int) -> QueueRecord | None:
+        """The queue's row; None without one. Raises StoreClosedError after `close`."""
 
     @abstractmethod
     def queues(self, topic: str | None = None) -> Sequence[QueueRecord]:
         """Queues of one topic, or of all; by ascending queue id within a topic."""
 
     @abstractmethod
-    def segment(self, path: str, type: SegmentType, base_offset: int) -> SegmentRecord | None: ...
+    def segment(self, path: str, type: SegmentType, base_offset: int) -> SegmentRecord | None:
+        """The segment's row; None without one. Raises StoreClosedError after `close`."""
 
     @abstractmethod
     def segments(
@@ -208,10 +212,12 @@ class MetadataStore(ABC):
         within a path and type."""
 
     @abstractmethod
-    def note(self, kind: str, key: str) -> Json: ...
+    def note(self, kind: str, key: str) -> Json:
+        """The value of a note; None without one. Raises StoreClosedError after `close`."""
 
     @abstractmethod
-    def notes(self, kind: str) -> Mapping[str, Json]: ...
+    def notes(self, kind: str) -> Mapping[str, Json]:
+        """All notes of a kind, by key. Raises StoreClosedError after `close`."""
 
     @abstractmethod
     def apply(self, changes: Iterable[Change]) -> None:
@@ -240,7 +246,8 @@ class MetadataStore(ABC):
         """Show a reader what a writer has done since; does nothing for a writer."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the files; idempotent."""
 
     @property
     def facts(self) -> CatalogueFacts:
@@ -277,21 +284,27 @@ class MetadataStore(ABC):
         return None
 
     def put(self, *records: TopicRecord | QueueRecord | SegmentRecord) -> None:
+        """Add or replace rows. Raises MetadataError where they cannot be written."""
         self.apply([Put(record) for record in records])
 
     def delete_topic(self, topic: str) -> None:
+        """Delete a topic's row. Raises MetadataError where that cannot be written."""
         self.apply([DeleteTopic(topic)])
 
     def delete_queue(self, topic: str, queue_id: int) -> None:
+        """Delete a queue's row. Raises MetadataError where that cannot be written."""
         self.apply([DeleteQueue(topic, queue_id)])
 
     def delete_segment(self, path: str, type: SegmentType, base_offset: int) -> None:
+        """Delete a segment's row. Raises MetadataError where that cannot be written."""
         self.apply([DeleteSegment(path, type, base_offset)])
 
     def put_note(self, kind: str, key: str, value: Json) -> None:
+        """Add or replace a note. Raises MetadataError where it cannot be written."""
         self.apply([PutNote(kind, key, value)])
 
     def delete_note(self, kind: str, key: str) -> None:
+        """Delete a note. Raises MetadataError where that cannot be written."""
         self.apply([DeleteNote(kind, key)])
 
     def __enter__(self) -> Self:

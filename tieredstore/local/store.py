@@ -842,12 +842,21 @@ class LocalMessageStore(StoreReads):
     # -- puts ---------------------------------------------------------------------------------
 
     def put_message(self, message: Message) -> PutResult:
+        """Store one message, and say where, or by the status why not.
+
+        Raises StoreClosedError unless the store is started, and BackendRefusedError where the
+        system refuses to write.
+        """
         return self.put_messages((message,))[0]
 
     def put_messages(self, messages: Sequence[Message]) -> PutResults:
         """Store messages in this order; each is stored or refused by itself.
 
-        Cheaper by far than one at a time: they share one place in the log, one sync, one dispatch.
+        Cheaper by far than one at a time: they share one place in the log, one sync, one
+        dispatch.
+
+        Raises InvalidArgumentError for what is no sequence, StoreClosedError unless the
+        store is started, and BackendRefusedError where the system refuses to write.
         """
         parts = self._running()
         appended = self._append(parts, messages)
@@ -861,9 +870,19 @@ class LocalMessageStore(StoreReads):
         return appended.results(status)
 
     def put_message_future(self, message: Message) -> Future[PutResult]:
+        """Take one message now; the future is done when it is stored or refused.
+
+        Raises StoreClosedError unless the store is started; every other error of
+        `put_message` is in the future.
+        """
         return self._promise((message,), lambda results: results[0])
 
     def put_messages_future(self, messages: Sequence[Message]) -> Future[Sequence[PutResult]]:
+        """Take messages now; the future is done when all are stored or refused.
+
+        Raises StoreClosedError unless the store is started; every other error of
+        `put_messages` is in the future.
+        """
         return self._promise(messages, lambda results: results)
 
     def _promise(self, messages: Sequence[Message], answer: Callable[[PutResults], T]) -> Future[T]:
@@ -963,25 +982,48 @@ class LocalMessageStore(StoreReads):
     # -- others -------------------------------------------------------------------------------
 
     def add_dispatcher(self, dispatcher: Dispatcher) -> None:
+        """Call it with every message that can be read, in log order, in batches.
+
+        It may be called before `load`, and stays for every life of the store.
+
+        Raises InvalidArgumentError for what cannot be called.
+        """
         require_callable("dispatcher", dispatcher)
         self._dispatchers.append(dispatcher)
         if self._parts is not None:
             self._parts.dispatch.notifier.add_dispatcher(dispatcher)
 
     def on_arrival(self, callback: ArrivalCallback) -> Arrival:
+        """Call it with new messages until what this returns is cancelled.
+
+        It may be called before `load`, and holds for every life of the store.
+
+        Raises InvalidArgumentError for what cannot be called.
+        """
         with self._life_guard:
             if self._arrivals not in self._dispatchers:
                 self.add_dispatcher(self._arrivals)
         return self._arrivals.add(callback)
 
     def add_retention_guard(self, guard: RetentionGuard) -> None:
+        """Ask it before deleting: log bytes at or above what it returns are kept.
+
+        It may be called before `load`, and stays for every life of the store.
+
+        Raises InvalidArgumentError for what cannot be called.
+        """
         require_callable("guard", guard)
         self._guards.append(guard)
         if self._parts is not None:
             self._parts.retention.add_guard(guard)
 
     def delete_topics(self, topics: Iterable[str]) -> int:
-        """Their queues go at once; their records go with the log's files."""
+        """Their queues go at once; their records go with the log's files.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the store is not loaded, and BackendRefusedError where the system refuses to
+        write.
+        """
         parts = self._loaded()
         topics = list(topics)
         require_text("topic", *topics)
@@ -995,6 +1037,10 @@ class LocalMessageStore(StoreReads):
         return len({key.topic for key in gone})
 
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
+        """Delete every topic but the retained, the system's and light queues; how many there were.
+
+        Raises what `delete_topics` raises.
+        """
         retained = list(retained)
         require_text("topic", *retained)
         unused = {key.topic for key in self.queues()}.difference(retained)
