@@ -91,7 +91,13 @@ layers: $(STAMP)  ## who may import whom
 house:  ## a report for people: lengths of modules and functions, modules with one importer
 	@$(PYTHON) tests/house_report.py
 
-docs: $(STAMP)  ## links, code blocks and commands of the documents, and what they say of the code
+# Public names only: the last word leaves out the modules that they come from.
+REFERENCE := tieredstore tieredstore.aio tieredstore.local tieredstore.testing.message_store_contract \
+  tieredstore.testing.provider_contract tieredstore.testing.metadata_contract \
+  '!tieredstore\.(access|flat|index|jobs|cli|codec|model|driver|providers|metadata|roundlog|spark|exporters|__main__).*'
+
+docs: $(STAMP)  ## build the reference in reference/, and test what the documents say of the code
+	$(BIN)/python -W ignore -m pdoc --output-directory reference --docformat markdown $(REFERENCE)
 	$(PYTEST) tests/test_docs.py tests/docs -m 'not spark' $(ARGS)
 
 check: lint types layers  ## everything that reads the code without running it
@@ -102,5 +108,5 @@ bench: $(STAMP)  ## run every benchmark, draw one table (BENCH=name: only that o
 	$(BIN)/python -m bench $(BENCH)
 
 clean:  ## remove .venv and what tools have left behind
-	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist reference .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
