@@ -28,6 +28,17 @@ RUN_ELSEWHERE = {  # each of them is a test module of its own
 }
 
 
+def test_a_store_of_ones_own_gets_a_tier(tmp_path: Path) -> None:
+    told = output("wrap_your_store.py", str(tmp_path))
+    assert told.splitlines() == [
+        "10 messages are in the tier",
+        "from offset 7 on: [b'order 7', b'order 8', b'order 9']",
+        "by key: [b'order 3']",
+    ]
+    again = output("wrap_your_store.py", str(tmp_path))
+    assert again.startswith("20 messages are in the tier"), again
+
+
 @pytest.mark.parametrize("provider", ["posix", "memory"])
 def test_the_demo_runs_and_cleans_up(provider: str, tmp_path: Path) -> None:
     told = output("demo.py", "--provider", provider, TMPDIR=str(tmp_path))

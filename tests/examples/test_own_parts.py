@@ -1,4 +1,4 @@
-"""The provider and the metadata store of the examples keep every promise of their contracts."""
+"""The provider, the metadata store and the message store of the examples keep their contracts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from tests.examples.example_kit import EXAMPLES, environment
-from tieredstore import FileSegment, MetadataStore, Runtime, SegmentProvider, SegmentType
+from tieredstore import (
+    FileSegment,
+    MessageStore,
+    MetadataStore,
+    Runtime,
+    SegmentProvider,
+    SegmentType,
+    StoreConfig,
+    TieredMessageStore,
+)
+from tieredstore.testing.message_store_contract import MessageStoreContract
 from tieredstore.testing.metadata_contract import MetadataStoreContract
 from tieredstore.testing.provider_contract import SegmentProviderContract
 from tieredstore.testing.segment_contract import FileSegmentContract
@@ -50,6 +60,29 @@ class TestSqliteSegment(FileSegmentContract):
     def open_segment(self, path: str) -> FileSegment:
         segment: FileSegment = self.provider.open(path, SegmentType.COMMIT_LOG, 0)
         return segment
+
+
+class TestFileStore(MessageStoreContract):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "messages.log"
+
+    def open_store(self) -> MessageStore:
+        store: MessageStore = own("wrap_your_store", "FileStore")(self.path)
+        return store
+
+
+class TestATierAroundFileStore(MessageStoreContract):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        self.path = tmp_path
+
+    def open_store(self) -> MessageStore:
+        config = StoreConfig(
+            provider="posix", path=str(self.path / "tier"), store_path=str(self.path / "local")
+        )
+        own_store = own("wrap_your_store", "FileStore")(self.path / "messages.log")
+        return TieredMessageStore(own_store, config, runtime=Runtime.inline())
 
 
 class TestSqliteMetadataStore(MetadataStoreContract):
