@@ -71,7 +71,9 @@ def bodies(messages: Sequence[SelectedMessage]) -> list[str]:
 async def main() -> None:
     parser = argparse.ArgumentParser(description="A tiny broker on asyncio.")
     parser.add_argument("--port", type=int, default=9876)
-    parser.add_argument("--store", default="broker-store", help="folder of its store and its tier")
+    parser.add_argument(
+        "--store", default="asyncio-broker-store", help="folder of its store and its tier"
+    )
     options = parser.parse_args()
     config = StoreConfig(
         broker_name="asyncio-broker",

@@ -89,7 +89,9 @@ def bodies(messages: Sequence[SelectedMessage]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A tiny broker of threads.")
     parser.add_argument("--port", type=int, default=9877)
-    parser.add_argument("--store", default="broker-store", help="folder of its store and its tier")
+    parser.add_argument(
+        "--store", default="threaded-broker-store", help="folder of its store and its tier"
+    )
     options = parser.parse_args()
     config = StoreConfig(
         broker_name="threaded-broker",
