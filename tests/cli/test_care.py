@@ -71,7 +71,7 @@ def test_nothing_is_repaired_under_a_live_writer(command: Command, root: Path) -
     with JsonMetadataStore.open(root / CATALOGUE):
         asked(command, root, "audit", "--repair").refused(5, "stop the broker first")
         assert asked(command, root, "audit").code == 0
-        assert asked(command, root, "metadata", "show").code == 0
+        assert asked(command, root, "catalogue", "show").code == 0
     assert spare.exists()
 
 
@@ -178,7 +178,7 @@ def test_a_decision_between_two_histories_is_noted_for_the_next_start(
 @pytest.fixture
 def published(command: Command, root: Path) -> Path:
     """The golden tier, published, and its file gone."""
-    ran = asked(command, root, "metadata", "snapshot").done()
+    ran = asked(command, root, "catalogue", "snapshot").done()
     assert ran.out.startswith("generation 1 is in ")
     (root / CATALOGUE).rename(root / "kept.json")
     for path in (root / CATALOGUE).parent.glob("tieredStoreMetadata.json*"):
@@ -188,7 +188,7 @@ def published(command: Command, root: Path) -> Path:
 
 def elsewhere(command: Command, root: Path, *words: object) -> Ran:
     """A verb where the catalogue's file is not looked for by name: the store's own place is."""
-    return command.run(*words, *named(root, metadata=None, store_path=root / "store"))
+    return command.run(*words, *named(root, catalogue_file=None, store_path=root / "store"))
 
 
 def test_what_is_published_serves_every_verb_as_the_file_does(
@@ -196,7 +196,7 @@ def test_what_is_published_serves_every_verb_as_the_file_does(
 ) -> None:
     for words in VERBS:
         kept = published / "kept.json"
-        with_file = command.run(*words, *named(published, metadata=kept), "--json")
+        with_file = command.run(*words, *named(published, catalogue_file=kept), "--json")
         without = elsewhere(command, published, *words, "--json")
         assert (without.code, without.out) == (0, with_file.out), words
         assert without.err.count("\n") == 1
@@ -206,7 +206,7 @@ def test_what_is_published_serves_every_verb_as_the_file_does(
 
 def test_looking_changes_nothing(command: Command, published: Path) -> None:
     before = picture(published)
-    others: list[list[object]] = [["metadata", "show"], ["audit"]]
+    others: list[list[object]] = [["catalogue", "show"], ["audit"]]
     for words in VERBS + others:
         elsewhere(command, published, *words)
     for words in VERBS:
@@ -218,31 +218,31 @@ def test_looking_changes_nothing(command: Command, published: Path) -> None:
 def test_a_rebuild_in_memory_serves_too(command: Command, root: Path, words: list[object]) -> None:
     whole = asked(command, root, *words, "--json")
     ran = command.run(
-        *words, *named(root, metadata="nowhere.json", catalogue="rebuild"), "--json"
+        *words, *named(root, catalogue_file="nowhere.json", catalogue="rebuild"), "--json"
     ).done()
     assert len(ran.rows) == len(whole.rows)
 
 
 def test_show_says_where_it_is_from(command: Command, root: Path) -> None:
-    (row,) = asked(command, root, "metadata", "show", "--json").rows
+    (row,) = asked(command, root, "catalogue", "show", "--json").rows
     assert (row["source"], row["generation"]) == ("file", None)
     assert (row["topic_count"], row["queue_count"]) == (4, 9)
     assert sum(row["segment_counts"].values()) == 57
-    assert asked(command, root, "metadata", "snapshot", "--json").rows[0]["generation"] == 1
+    assert asked(command, root, "catalogue", "snapshot", "--json").rows[0]["generation"] == 1
     named_published = named(root, catalogue="published")
-    (found,) = command.run("metadata", "show", *named_published, "--json").rows
+    (found,) = command.run("catalogue", "show", *named_published, "--json").rows
     assert (found["source"], found["generation"], found["epoch"]) == ("published", 1, 1)
     assert found["written_ms"] > 0
     for name in ("topic_count", "queue_count", "segment_counts", "size"):
         assert found[name] == row[name]
-    shown = command.run("metadata", "show", *named_published).out
+    shown = command.run("catalogue", "show", *named_published).out
     assert "generation 1 of " in shown
     assert "57" not in shown or "segments: " in shown
 
 
 def test_a_second_snapshot_of_the_same_is_the_same(command: Command, root: Path) -> None:
     for _ in range(2):
-        (row,) = asked(command, root, "metadata", "snapshot", "--json").rows
+        (row,) = asked(command, root, "catalogue", "snapshot", "--json").rows
         assert row["generation"] == 1
 
 
@@ -250,21 +250,21 @@ def test_a_snapshot_in_a_file_is_what_a_broker_opens(
     command: Command, published: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "restored.json"
-    assert elsewhere(command, published, "metadata", "snapshot", "--output", target).code == 0
+    assert elsewhere(command, published, "catalogue", "snapshot", "--out", target).code == 0
     assert target.read_bytes() == (published / "kept.json").read_bytes()
-    assert elsewhere(command, published, "metadata", "snapshot", "--output", target).code == 5
-    ran = command.run("queues", *named(published, metadata=target), "--json")
+    assert elsewhere(command, published, "catalogue", "snapshot", "--out", target).code == 5
+    ran = command.run("queues", *named(published, catalogue_file=target), "--json")
     assert len(ran.rows) == 9
 
 
 def test_without_any_the_error_names_what_to_do(command: Command, root: Path) -> None:
-    nowhere = named(root, metadata="nowhere.json")
-    for words in (["topics"], ["metadata", "show"], ["audit"]):
+    nowhere = named(root, catalogue_file="nowhere.json")
+    for words in (["topics"], ["catalogue", "show"], ["audit"]):
         ran = command.run(*words, *nowhere)
         ran.refused(3, "`rebuild` makes one from the bytes", "--catalogue rebuild")
     command.run("topics", *named(root, catalogue="published")).refused(3)
     assert command.run("topics", *named(root, catalogue="newest")).code == 2
-    assert command.run("metadata", "snapshot", *nowhere).code == 3
+    assert command.run("catalogue", "snapshot", *nowhere).code == 3
     assert not Path("nowhere.json").exists()
 
 
@@ -282,8 +282,8 @@ def test_a_rebuild_starts_from_what_is_published_and_refuses_to_undo_it(
     assert elsewhere(command, published, "rebuild").code == 0
     with JsonMetadataStore.open(published / CATALOGUE, read_only=True) as after:
         assert after.topics() == topics  # the times and reserve hours are no bytes' to know
-    assert elsewhere(command, published, "metadata", "snapshot").out.startswith("generation 2 ")
-    ran = command.run("rebuild", *named(published, metadata=published / "kept.json"))
+    assert elsewhere(command, published, "catalogue", "snapshot").out.startswith("generation 2 ")
+    ran = command.run("rebuild", *named(published, catalogue_file=published / "kept.json"))
     ran.refused(5, "move the file away")
 
 
@@ -303,10 +303,10 @@ def test_a_topic_is_given_hours_of_its_own_and_the_default_back(
     command: Command, root: Path
 ) -> None:
     before = asked(command, root, "topics", "--json").rows
-    ran = asked(command, root, "metadata", "reserve", "GoldAa", 720)
+    ran = asked(command, root, "catalogue", "reserve", "GoldAa", 720)
     assert (ran.code, ran.out, ran.err) == (0, "GoldAa is kept 720 hours\n", "")
     assert hours_of(command, root, "GoldAa") == (720, False)
-    (row,) = asked(command, root, "metadata", "reserve", "GoldAa", "default", "--json").rows
+    (row,) = asked(command, root, "catalogue", "reserve", "GoldAa", "default", "--json").rows
     assert (row["reserve_hours"], row["reserve_hours_before"]) == (72, 720)
     assert hours_of(command, root, "GoldAa") == (72, True)
     after = asked(command, root, "topics", "--json").rows
@@ -315,11 +315,11 @@ def test_a_topic_is_given_hours_of_its_own_and_the_default_back(
 
 def test_hours_reach_readers_elsewhere(command: Command, root: Path) -> None:
     """What is published is brought up to date; where nothing is, nothing is made."""
-    (unpublished,) = asked(command, root, "metadata", "reserve", "GoldAa", 7, "--json").rows
+    (unpublished,) = asked(command, root, "catalogue", "reserve", "GoldAa", 7, "--json").rows
     assert unpublished["generation"] is None
     assert not (root / "tiered" / ".catalog").exists()
-    assert asked(command, root, "metadata", "snapshot").code == 0
-    ran = asked(command, root, "metadata", "reserve", "GoldAa", 720)
+    assert asked(command, root, "catalogue", "snapshot").code == 0
+    ran = asked(command, root, "catalogue", "reserve", "GoldAa", 720)
     assert ran.out == "GoldAa is kept 720 hours; published as generation 2\n"
     rows = command.run("topics", *named(root, catalogue="published"), "--json").rows
     assert [row["reserve_hours"] for row in rows if row["topic"] == "GoldAa"] == [720]
@@ -328,9 +328,9 @@ def test_hours_reach_readers_elsewhere(command: Command, root: Path) -> None:
 def test_hours_are_not_given_where_another_writer_publishes(command: Command, root: Path) -> None:
     older = root / "older.json"
     older.write_bytes((root / CATALOGUE).read_bytes())
-    assert asked(command, root, "metadata", "snapshot").code == 0
-    stale = named(root, metadata=older)
-    command.run("metadata", "reserve", "GoldAa", 720, *stale).refused(5, "another writer's")
+    assert asked(command, root, "catalogue", "snapshot").code == 0
+    stale = named(root, catalogue_file=older)
+    command.run("catalogue", "reserve", "GoldAa", 720, *stale).refused(5, "another writer's")
     rows = command.run("topics", *stale, "--json").rows
     assert all(row["reserve_hours_is_default"] for row in rows)
 
@@ -345,17 +345,19 @@ def test_no_hours_are_those_of_the_store(command: Command, root: Path) -> None:
 
 def test_a_snapshot_of_another_place_is_not_published(command: Command, root: Path) -> None:
     (root / "empty").mkdir()
-    command.run("metadata", "snapshot", *named(root, path=root / "empty")).refused(3)
+    command.run("catalogue", "snapshot", *named(root, path=root / "empty")).refused(3)
     assert list((root / "empty").iterdir()) == []
 
 
 def test_hours_are_not_given_to_what_is_not_there(command: Command, root: Path) -> None:
     for hours in ("0", "-1", "1.5", "soon", "9" * 30):
-        assert asked(command, root, "metadata", "reserve", "--", "GoldAa", hours).code == 2
-    ran = asked(command, root, "metadata", "reserve", "Nobody", 7)
+        assert asked(command, root, "catalogue", "reserve", "--", "GoldAa", hours).code == 2
+    ran = asked(command, root, "catalogue", "reserve", "Nobody", 7)
     ran.refused(3, "no topic 'Nobody' is in this tier; there are: ")
     assert hours_of(command, root, "GoldAa")[1]
-    ran = command.run("metadata", "reserve", "GoldAa", 7, *named(root, metadata="nowhere.json"))
+    ran = command.run(
+        "catalogue", "reserve", "GoldAa", 7, *named(root, catalogue_file="nowhere.json")
+    )
     assert ran.code == 3
 
 
@@ -367,7 +369,7 @@ def settings(tmp_path: Path, root: Path, hours: int) -> Path:
         f"""[tieredstore]
 provider = "posix"
 path = "{options["--path"]}"
-metadata_path = "{options["--metadata"]}"
+metadata_path = "{options["--catalogue-file"]}"
 cluster_name = "{options["--cluster"]}"
 broker_name = "{options["--broker"]}"
 reserve_hours = {hours}
@@ -407,7 +409,7 @@ def test_what_is_too_old_goes_and_the_rest_can_be_read(
 
 
 def test_readers_elsewhere_see_what_went(command: Command, tmp_path: Path, root: Path) -> None:
-    assert asked(command, root, "metadata", "snapshot").out.startswith("generation 1 ")
+    assert asked(command, root, "catalogue", "snapshot").out.startswith("generation 1 ")
     assert command.run("expire", "--config", settings(tmp_path, root, 1)).code == 0
     elsewhere = command.run("segments", *named(root, catalogue="published"), "--json")
     assert "generation 2 " in elsewhere.err
@@ -419,7 +421,7 @@ def test_who_has_an_older_catalogue_expires_nothing(
 ) -> None:
     config = settings(tmp_path, root, 1)
     older = (root / CATALOGUE).read_bytes()
-    assert asked(command, root, "metadata", "snapshot").code == 0
+    assert asked(command, root, "catalogue", "snapshot").code == 0
     for path in (root / CATALOGUE).parent.glob("tieredStoreMetadata.json*"):
         path.unlink()
     (root / CATALOGUE).write_bytes(older)
@@ -440,7 +442,7 @@ def test_nothing_goes_that_is_young_enough(command: Command, tmp_path: Path, roo
 def bucket(command: Command, tmp_path: Path) -> tuple[Path, list[object]]:
     """A sealed tier in a bucket, and the options that name it on another machine."""
     store, there = tmp_path / "store", tmp_path / "bucket"
-    put = ("put", "Orders", "--store-path", store, "--body", "hello", "--count", 20)
+    put = ("put", "Orders", "--store-path", store, "--body", "hello", "--repeat", 20)
     assert command.run(*put).code == 0
     settings = '[tieredstore]\nbroker_name = "b"\nprovider = "fsspec"\ncertify = "off"\n'
     for name in ("store", "elsewhere"):
@@ -462,7 +464,7 @@ def test_a_bucket_is_audited_and_rebuilt_from_any_machine(
     command.run("queues", *tier).refused(ExitCode.NOT_THERE, "taken in by `rebuild`")
     assert "1 topics, 1 queues" in command.run("rebuild", *tier).out
     assert command.run("audit", *tier).code == 0
-    assert command.run("cat", "Orders", "--count", 20, *tier).out.count("Orders/0/") == 20
+    assert command.run("cat", "Orders", "--max", 20, *tier).out.count("Orders/0/") == 20
 
 
 def test_a_bucket_of_an_older_layout_is_refused_with_one_line(

@@ -101,7 +101,7 @@ def test_a_queue_that_is_no_number_is_refused(command: Command, bench: Bench, na
     for queue, code in (("zero", 2), ("-1", 2), ("9" * 30, 3)):
         words = bench.words(name)
         words[len(name.split()) + 1] = queue
-        command.run(*words, *named(TIER, metadata=bench.catalogue), "--json").refused(code)
+        command.run(*words, *named(TIER, catalogue_file=bench.catalogue), "--json").refused(code)
 
 
 @pytest.mark.parametrize("offset", ["-1", "x", "1.5"])
@@ -113,7 +113,7 @@ def test_an_offset_out_of_range_is_an_answer(command: Command) -> None:
     for offset in (10**6, 2**63 - 1, 10**30):
         ran = command.run("why", "GoldAa", "0", offset, *named(TIER), "--json").done()
         assert ran.rows[0]["problem"] is None
-        ran = command.run("cat", "GoldAa", "--from", min(offset, 10**12 - 1), *named(TIER))
+        ran = command.run("cat", "GoldAa", "--from-offset", min(offset, 10**12 - 1), *named(TIER))
         assert (ran.code, ran.out, ran.err) == (0, "", "")
 
 
@@ -161,7 +161,7 @@ def test_a_catalogue_that_makes_no_sense_is_told_and_left_as_it_is(
     ran = bench.run(name, *on_posix(bench, TIER / "tiered"))
     assert (ran.code, told_in_one_line(ran)) == (4, True), ran.err
     assert (len(ran.out) > 0) == (name == "ls")
-    assert "restore the catalogue, or name another with --metadata" in ran.err
+    assert "restore the catalogue, or name another with --catalogue-file" in ran.err
     assert bench.catalogue.read_bytes() == data
 
 
@@ -173,7 +173,7 @@ def test_a_catalogue_that_is_not_there_is_told(bench: Bench, tmp_path: Path, nam
     assert ran.code == ON_A_TIER[name].without_catalogue, ran.err
     if name in LOOKING:
         assert told_in_one_line(ran), ran.err
-        assert "there is no such file; name the catalogue with --metadata" in ran.err
+        assert "there is no such file; name the catalogue with --catalogue-file" in ran.err
         assert len(ran.rows) == (57 if name == "ls" else 0)
         assert all(row["catalogued"] is None for row in ran.rows)
 
@@ -223,7 +223,7 @@ def test_numbers_that_are_none_are_told_for_every_option(
         command.run(*bench.words(name), option.opts[0], "many").refused(2, option.opts[0])
 
 
-@pytest.mark.parametrize("name", ["cat", "metadata show"])
+@pytest.mark.parametrize("name", ["cat", "catalogue show"])
 def test_nobody_reading_any_more_is_no_error(bench: Bench, name: str) -> None:
     """While rows are written, and where the last of them are sent at the end."""
     reading, writing = os.pipe()
@@ -237,22 +237,22 @@ def test_nobody_reading_any_more_is_no_error(bench: Bench, name: str) -> None:
 def test_a_target_that_is_not_cut_over_is_told_to_be_so(command: Command, bench: Bench) -> None:
     words = bench.words("migrate")
     root, catalogue = words[4], words[6]
-    assert command.run(*words, *named(TIER, metadata=bench.catalogue)).code == 0
+    assert command.run(*words, *named(TIER, catalogue_file=bench.catalogue)).code == 0
     for verb in ("queues", "verify", "migrate"):
         others = bench.words("migrate")[1:] if verb == "migrate" else []
-        ran = command.run(verb, *others, *named(TIER, path=root, metadata=catalogue))
+        ran = command.run(verb, *others, *named(TIER, path=root, catalogue_file=catalogue))
         assert (ran.code, ran.out, told_in_one_line(ran)) == (3, "", True), ran
         assert "`migrate` with --cut-over" in ran.err
         assert "rebuild" not in ran.err
 
 
 JOBS = ("verify", "export", "migrate", "reindex")
-WRITING_A_FILE = {"report": "--out", "metadata snapshot": "--output"} | dict.fromkeys(
+WRITING_A_FILE = {"report": "--out", "catalogue snapshot": "--out"} | dict.fromkeys(
     JOBS, "--report"
 )
 CHANGING = (
     *("resume", "rebuild", "expire", "reindex", "offload"),
-    *("metadata snapshot", "metadata reserve"),
+    *("catalogue snapshot", "catalogue reserve"),
 )
 
 
@@ -266,14 +266,14 @@ class Place:
 
     def words(self, **others: object) -> list[str]:
         """The verb on the golden tier; `others` name something else, as in `named`."""
-        given = {"path": TIER / "tiered", "metadata": self.bench.catalogue, **others}
+        given = {"path": TIER / "tiered", "catalogue_file": self.bench.catalogue, **others}
         return [*self.bench.words(self.verb), *named(TIER, **given)]
 
     def with_word(self, place: int, word: object, *more: object) -> list[str]:
         """With another word at this place behind the verb's name."""
         words = self.bench.words(self.verb)
         words[len(self.verb.split()) + place] = str(word)
-        tier = named(TIER, metadata=self.bench.catalogue) if self.verb in ON_A_TIER else []
+        tier = named(TIER, catalogue_file=self.bench.catalogue) if self.verb in ON_A_TIER else []
         return [*words, *map(str, more), *tier]
 
 
@@ -326,8 +326,8 @@ def _no_cluster(at: Place) -> list[str]:
     return at.words(cluster="Nobody")
 
 
-# `ls` and `metadata show` are about all brokers.
-@situation("no such broker", all_but("offload", "certify", "ls", "metadata show"))
+# `ls` and `catalogue show` are about all brokers.
+@situation("no such broker", all_but("offload", "certify", "ls", "catalogue show"))
 def _no_broker(at: Place) -> list[str]:
     at.bench.prepare(at.verb)
     return at.words(broker="nobody")
@@ -346,7 +346,7 @@ def _no_topic(at: Place) -> list[str]:
     if at.verb in ("local query", "local offset"):
         return at.with_word(1, "Nobody")
     words = at.words() if at.verb in ON_A_TIER else at.bench.words(at.verb)
-    return [*words, *(["Nobody"] if at.verb in OPTIONAL else ["--topic", "Nobody"])]
+    return [*words, *(["Nobody"] if at.verb in (*OPTIONAL, "local cat") else ["--topic", "Nobody"])]
 
 
 NAMED_SECOND = tuple(name for name, verb in ON_A_TIER.items() if verb.queue)
@@ -361,18 +361,18 @@ def _no_queue(at: Place) -> list[str]:
     if at.verb == "segments":
         return [*at.words(), "GoldAa", "77"]
     words = at.words() if at.verb in ON_A_TIER else at.bench.words(at.verb)
-    return [*words, "--queue", "77", *(["--topic", "GoldAa"] if at.verb == "local cat" else [])]
+    return [*words, "--queue", "77", *(["GoldAa"] if at.verb == "local cat" else [])]
 
 
 @situation(
-    "no such catalogue: that of `--metadata` is not there, whatever else is",
+    "no such catalogue: that of `--catalogue-file` is not there, whatever else is",
     all_but("certify", "rebuild", "recover"),  # which make one, or need none
 )
 def _no_catalogue(at: Place) -> list[str]:
     """A published one is there, and another file."""
     root = golden_copy(at.folder)
-    assert at.bench.run("metadata snapshot", *on_posix(at.bench, root)).code == 0
-    return at.words(path=root, metadata=at.folder / "nowhere.json")
+    assert at.bench.run("catalogue snapshot", *on_posix(at.bench, root)).code == 0
+    return at.words(path=root, catalogue_file=at.folder / "nowhere.json")
 
 
 @situation("no such local store", (*OF_LOCAL, "local info", "offload"))
@@ -422,7 +422,7 @@ def _open_elsewhere(at: Place) -> list[str]:
 @situation("a file that is there and must be new, or cannot be written", tuple(WRITING_A_FILE))
 def _no_file(at: Place) -> list[str]:
     file = at.folder / "there"
-    if at.verb == "metadata snapshot":
+    if at.verb == "catalogue snapshot":
         file.write_text("kept")
     else:
         file.mkdir()
@@ -492,7 +492,10 @@ def test_a_catalogue_that_is_named_and_not_there_is_no_other_one(
     at = Place(bench=Bench(command, tmp_path), folder=tmp_path, verb="queues")
     command.run(*_no_catalogue(at)).refused(3, "nowhere.json: there is no such file")
     root = tmp_path / "tiered"
-    for given in ({"metadata": None}, {"metadata": tmp_path / "no.json", "catalogue": "published"}):
+    for given in (
+        {"catalogue_file": None},
+        {"catalogue_file": tmp_path / "no.json", "catalogue": "published"},
+    ):
         ran = command.run("queues", *named(TIER, path=root, store_path=tmp_path / "no", **given))
         assert ran.code == 0
         assert "published catalogue" in ran.err
@@ -526,7 +529,7 @@ def test_every_verb_takes_json(name: str) -> None:
 @pytest.mark.parametrize("name", ON_A_TIER)
 def test_every_verb_of_a_tier_says_how_to_name_one(command: Command, name: str) -> None:
     said = command.run(*name.split(), "--help").done().out
-    for option in ("--config FILE", "--path ROOT", "--metadata FILE", "--broker NAME"):
+    for option in ("--config FILE", "--path ROOT", "--catalogue-file FILE", "--broker NAME"):
         assert option in said
 
 

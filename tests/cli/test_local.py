@@ -68,10 +68,10 @@ def test_cat_prints_what_the_queues_name_in_the_order_of_the_log(
 def test_cat_prints_the_messages_that_are_asked_for(
     command: Command, topic: str | None, queue: int | None, begin: int, count: int | None
 ) -> None:
-    options: list[object] = ["--from", begin]
-    options += [] if topic is None else ["--topic", topic]
+    options: list[object] = ["--from-offset", begin]
+    options += [] if topic is None else [topic]
     options += [] if queue is None else ["--queue", queue]
-    options += [] if count is None else ["--count", count]
+    options += [] if count is None else ["--max", count]
     wanted = [
         row
         for row in in_queues("local-clean")
@@ -104,7 +104,7 @@ def test_query_finds_what_a_scan_of_all_messages_finds(command: Command, name: s
             and carries(row, key)
             and begin <= row["store_timestamp"] <= end
         ]
-        times = ("--begin", begin, "--end", end, "--json", "--max", 64)
+        times = ("--from", begin, "--until", end, "--json", "--max", 64)
         ran = command.golden("query", GOLDEN / name, *times, "--", topic, key)
         assert ran.code == (0 if wanted or "no topic" not in ran.err else 3), ran
         assert without_properties(ran.rows) == wanted[:64], (topic, key, begin, end)
@@ -438,14 +438,14 @@ CLEAN = GOLDEN / "local-clean"
     [
         (3, ["cat", "no-such-directory"], "no such directory"),
         (3, ["info", GOLDEN / "metadata"], "no local store"),
-        (3, ["cat", CLEAN, "--topic", "Nobody"], "no topic 'Nobody'"),
-        (3, ["cat", CLEAN, "--topic", "GoldAa", "--queue", "9"], "no queue 9"),
+        (3, ["cat", CLEAN, "Nobody"], "no topic 'Nobody'"),
+        (3, ["cat", CLEAN, "GoldAa", "--queue", "9"], "no queue 9"),
         (3, ["query", CLEAN, "Nobody", "key"], "no topic"),
         (3, ["offset", CLEAN, "GoldAa", "9", "0"], "no queue 9"),
         (2, ["offset", CLEAN, "GoldAa", "0", "yesterday"], "ISO 8601"),
         (2, ["offset", CLEAN, "GoldAa", "zero", "0"], "QUEUE"),
-        (2, ["query", CLEAN, "GoldAa", "k", "--begin", "soon"], "ISO 8601"),
-        (2, ["cat", CLEAN, "--from", "-1"], "--from"),
+        (2, ["query", CLEAN, "GoldAa", "k", "--from", "soon"], "ISO 8601"),
+        (2, ["cat", CLEAN, "--from-offset", "-1"], "--from-offset"),
         (2, ["cat", CLEAN, "--nonsense"], "--nonsense"),
         (2, ["cat", CLEAN, "--commit-log-file-bytes", "16384"], "commit_log_file_bytes"),
         (2, ["cat", CLEAN, "--queue-file-bytes", "800"], "--queue-file-bytes"),

@@ -231,7 +231,7 @@ def test_a_settings_file_names_a_tier(command: Command, tmp_path: Path) -> None:
 
 
 def test_a_store_path_stands_for_the_catalogue_in_it(command: Command) -> None:
-    words = named(TIER, metadata=None, store_path=TIER / "store")
+    words = named(TIER, catalogue_file=None, store_path=TIER / "store")
     assert command.run("queues", *words).out == command.run("queues", *named(TIER)).out
 
 
@@ -293,7 +293,8 @@ NO_LS = [words for words in VERBS if words[0] != "ls"]
         (3, ["ls", "broker-x"], f"there are the brokers: {BROKER}"),
         (2, ["cat", "GoldAa", "--from", "yesterday"], "ISO 8601"),
         (2, ["cat", "GoldAa", "--from", "-1"], "--from"),
-        (2, ["cat", "GoldAa", "--count", "x"], "--count"),
+        (2, ["cat", "GoldAa", "--max", "x"], "--max"),
+        (2, ["query", "GoldAa", "order-0", "--max", 0], "--max"),
         (2, ["cat"], "TOPIC"),
         (2, ["offset", "GoldAa", 0, "soon"], "ISO 8601"),
         (2, ["topics", "--nonsense"], "--nonsense"),
@@ -336,7 +337,7 @@ def test_the_wrong_broker_is_told_the_right_one(command: Command, words: list[ob
 def test_a_catalogue_that_the_system_does_not_give_is_refused(
     command: Command, tmp_path: Path, words: list[object]
 ) -> None:
-    ran = command.run(*words, *named(TIER, metadata=tmp_path), "--json")
+    ran = command.run(*words, *named(TIER, catalogue_file=tmp_path), "--json")
     assert (ran.code, ran.err.count("\n")) == (5, 1), ran
     assert "Is a directory" in ran.err
 
@@ -474,7 +475,7 @@ def test_why_looks_past_other_messages_of_the_same_key_and_time(
     command: Command, tmp_path: Path
 ) -> None:
     put = ("put", "Many", "--store-path", tmp_path, "--body", "x", "--key", "same")
-    assert command.run(*put, "--count", 100).code == 0
+    assert command.run(*put, "--repeat", 100).code == 0
     assert command.run("offload", "--store-path", tmp_path, "--seal").code == 0
     tier = ("--provider", "posix", "--path", tmp_path / "tier", "--store-path", tmp_path)
     for offset in (0, 50, 99):

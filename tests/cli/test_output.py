@@ -47,7 +47,7 @@ WORDS = {
     "rows": ["cat", "GoldAa", *named(TIER), "--json"],
     "a table": ["topics", *named(TIER)],
     "an error": ["cat", "Nobody", *named(TIER)],
-    "a file": ["metadata", "snapshot", "--output", "-", *named(TIER)],
+    "a file": ["catalogue", "snapshot", "--out", "-", *named(TIER)],
 }
 
 
@@ -112,7 +112,7 @@ def other_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        *(["topics"], ["cat", "ünï", "--body"], ["queues", "ünï"], ["why", "ünï", "0", "0"]),
+        *(["topics"], ["cat", "ünï", "--with-body"], ["queues", "ünï"], ["why", "ünï", "0", "0"]),
         *(["report", "--out", "-"], ["query", "ünï", "nö"], ["audit"], ["cat", "nöpe"]),
     ],
     ids=" ".join,
@@ -148,7 +148,7 @@ def test_a_system_that_cannot_name_the_files_is_told(
 WRITING: dict[str, tuple[list[str], bytes]] = {
     "report": (["report", "--out"], b"<!doctype html>"),
     "verify": (["verify", "--report"], b'{\n  "job": "verify"'),
-    "metadata snapshot": (["metadata", "snapshot", "--output"], b"{"),
+    "catalogue snapshot": (["catalogue", "snapshot", "--out"], b"{"),
 }
 
 
@@ -173,7 +173,7 @@ def test_a_link_stays_and_what_it_names_is_written(
     (tmp_path / "below").mkdir()
     real, link = tmp_path / "below" / "real", tmp_path / "link"
     link.symlink_to("below/real")
-    if verb != "metadata snapshot":  # that one writes new files only: its link leads to none yet
+    if verb != "catalogue snapshot":  # that one writes new files only: its link leads to none yet
         real.write_text("old")
     assert written(command, verb, link)[0] == 0
     assert link.is_symlink()
@@ -185,13 +185,13 @@ def test_a_file_that_must_be_new_is_not_written_over(command: Command, tmp_path:
     real.write_text("kept")
     link.symlink_to(real)
     for target in (real, link):
-        code, out, err = written(command, "metadata snapshot", target)
+        code, out, err = written(command, "catalogue snapshot", target)
         assert (code, out, err.count("\n")) == (5, "", 1)
         assert "it is there already" in err
     assert real.read_text() == "kept"
 
 
-@pytest.mark.parametrize("verb", ["report", "metadata snapshot"])
+@pytest.mark.parametrize("verb", ["report", "catalogue snapshot"])
 def test_a_fifo_stays_one_and_its_reader_gets_it(tmp_path: Path, verb: str) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

@@ -53,7 +53,7 @@ def test_verbs_that_look_read_the_log_and_claim_nothing(
 ) -> None:
     (row,) = command.run("topics", "--config", written, "--json").rows
     assert row["topic"] == TOPIC
-    (row,) = command.run("metadata", "show", "--config", written, "--json").rows
+    (row,) = command.run("catalogue", "show", "--config", written, "--json").rows
     assert (row["source"], row["queue_count"], row["generation"]) == ("log", 1, None)
     assert command.run("cat", TOPIC, "--config", written, "--json").code == 0
     assert command.run("audit", "--config", written).code == 0
@@ -78,7 +78,7 @@ def test_a_bucket_without_a_log_is_told_in_one_line(command: Command, settings: 
 def test_a_verb_that_writes_takes_the_tier_over(
     command: Command, bucket: Bucket, written: Path
 ) -> None:
-    ran = command.run("metadata", "reserve", TOPIC, 7, "--config", written).done()
+    ran = command.run("catalogue", "reserve", TOPIC, 7, "--config", written).done()
     assert "published" not in ran.out
     assert bucket.claims == [BROKER]
     assert bucket.tables[BROKER].topics[TOPIC].reserve_hours == 7
@@ -89,7 +89,7 @@ def test_a_verb_that_writes_fences_no_broker_of_this_machine(
 ) -> None:
     path = StoreConfig.from_toml(written).catalogue_path
     with JsonMetadataStore.open(path):
-        ran = command.run("metadata", "reserve", TOPIC, 7, "--config", written)
+        ran = command.run("catalogue", "reserve", TOPIC, 7, "--config", written)
     assert ran.code == 5
     assert bucket.claims == []
 
@@ -97,11 +97,11 @@ def test_a_verb_that_writes_fences_no_broker_of_this_machine(
 def test_a_topic_that_is_not_there_is_an_error(
     command: Command, bucket: Bucket, written: Path
 ) -> None:
-    command.run("metadata", "reserve", "Nowhere", 7, "--config", written).refused(3, "Nowhere")
+    command.run("catalogue", "reserve", "Nowhere", 7, "--config", written).refused(3, "Nowhere")
 
 
 def test_nothing_is_to_be_published(command: Command, bucket: Bucket, written: Path) -> None:
-    command.run("metadata", "snapshot", "--config", written).refused(2, "lies with its bytes")
+    command.run("catalogue", "snapshot", "--config", written).refused(2, "lies with its bytes")
     assert bucket.claims == []
 
 
@@ -109,7 +109,7 @@ def test_the_catalogue_is_written_to_a_file(
     command: Command, tmp_path: Path, written: Path
 ) -> None:
     target = tmp_path / "catalogue.json"
-    command.run("metadata", "snapshot", "--output", target, "--config", written).done()
+    command.run("catalogue", "snapshot", "--out", target, "--config", written).done()
     with JsonMetadataStore.open(target, read_only=True) as found:
         assert [row.topic for row in found.topics()] == [TOPIC]
 

@@ -100,9 +100,12 @@ def test_cat_reads_a_tier_of_older_versions(command: Command) -> None:
 def test_cat_prints_what_is_asked_for(
     command: Command, queue: int | None, begin: str, count: int | None
 ) -> None:
-    options: list[object] = ["--from", begin]
+    options: list[object] = [
+        "--from" if "-" in begin or len(begin) > 12 else "--from-offset",
+        begin,
+    ]
     options += [] if queue is None else ["--queue", queue]
-    options += [] if count is None else ["--count", count]
+    options += [] if count is None else ["--max", count]
     ran = asked(command, TIER, "cat", "GoldAa", *options, "--json").done()
     time = {"2026-11-20T10:46:00Z": 1795171560000, "2100-01-01": 2**62}.get(begin, 0)
     time = time or (int(begin) if len(begin) == 13 else 0)
@@ -151,7 +154,7 @@ def test_offset_is_what_a_scan_finds(command: Command, queue: tuple[str, int]) -
 # The words behind the verb, of a tier and of a local store.
 CAT: dict[str, tuple[object, ...]] = {
     "tier": ("cat", "GoldAa", *named(TIER)),
-    "local": ("local", "cat", CLEAN, "--topic", "GoldAa", *SIZE_OPTIONS),
+    "local": ("local", "cat", CLEAN, "GoldAa", *SIZE_OPTIONS),
 }
 OFFSET: dict[str, tuple[object, ...]] = {
     "tier": ("offset", *named(TIER), "GoldAa", 0),
@@ -164,7 +167,7 @@ def test_a_message_has_exactly_the_promised_fields(command: Command, place: str)
     rows = command.run(*CAT[place], "--json").rows
     assert all(list(row) == FIELDS for row in rows)
     assert all(row["properties"].get("TAGS") == row["tags"] for row in rows)
-    for row in command.run(*CAT[place], "--json", "--body").rows:
+    for row in command.run(*CAT[place], "--json", "--with-body").rows:
         assert list(row) == [*FIELDS, "body"]
         body = base64.b64decode(row["body"], validate=True)
         assert hashlib.sha256(body).hexdigest() == row["body_sha256"]
@@ -172,7 +175,7 @@ def test_a_message_has_exactly_the_promised_fields(command: Command, place: str)
 
 @pytest.mark.parametrize("place", CAT)
 def test_cat_for_people_is_a_line_a_message(command: Command, place: str) -> None:
-    ran = command.run(*CAT[place], "--count", "3", "--body")
+    ran = command.run(*CAT[place], "--max", "3", "--with-body")
     head, *lines = ran.out.splitlines()
     assert head.split() == ["log", "offset", "topic/queue/offset", "size", "stored", "tags", "keys"]
     assert lines[0].split()[:4] == ["0", "GoldAa/0/0", "493", "2026-11-20T10:45:32.778Z"]
@@ -219,7 +222,7 @@ def test_a_window_and_a_limit_are_kept(command: Command) -> None:
     assert ran.rows == every[:2]
     assert "there are more than 2" in ran.err
     time = every[1]["store_timestamp"]
-    window = ("--begin", time, "--end", time)
+    window = ("--from", time, "--until", time)
     at_once = asked(command, TIER, "query", topic, key, *window, "--json").rows
     assert at_once == [row for row in every if row["store_timestamp"] == time]
     assert asked(command, TIER, "query", topic, key).out.count("\n") >= 2
@@ -505,7 +508,7 @@ def cat_of(
         store.flush()
         store.shutdown()
         sizes = "--commit-log-file-bytes", 1 << 16
-        return command.run("local", "cat", folder, "--topic", "orders", *sizes, *words)
+        return command.run("local", "cat", folder, "orders", *sizes, *words)
     tier = WrittenTier(config=posix_config(folder, index_enabled=False))
     for sys_flag, body in bodies:
         tier.add("orders", 0, 1, bodies=[body], sys_flag=sys_flag)
@@ -520,7 +523,7 @@ def cat_of(
 def test_plain_bodies_are_shown_beside_those_that_are_stored(
     command: Command, tmp_path: Path, kind: str
 ) -> None:
-    ran = cat_of(command, tmp_path, kind, BODIES, "--json", "--body", "--plain").done()
+    ran = cat_of(command, tmp_path, kind, BODIES, "--json", "--with-body", "--plain").done()
     assert [base64.b64decode(row["body"]) for row in ran.rows] == [body for _, body in BODIES]
     plain = [base64.b64decode(row["body_plain"]) for row in ran.rows]
     assert plain == [PLAIN, PLAIN, b"short"]

@@ -170,10 +170,10 @@ def test_a_tier_that_is_not_there_leaves_no_page(command: Command, tmp_path: Pat
 def test_what_only_the_local_store_has_is_told(command: Command, tmp_path: Path) -> None:
     store, tier, out = tmp_path / "store", tmp_path / "tier", tmp_path / "tier.html"
     where = ("--provider", "posix", "--path", tier, "--store-path", store, "--broker", "b")
-    command.run("put", "Orders", "--store-path", store, "--body", "x", "--count", 3)
+    command.run("put", "Orders", "--store-path", store, "--body", "x", "--repeat", 3)
     assert command.run("offload", *where).code == 0
-    command.run("put", "Orders", "--store-path", store, "--body", "x", "--count", 2)
-    command.run("put", "Later", "--store-path", store, "--body", "x", "--count", 4)
+    command.run("put", "Orders", "--store-path", store, "--body", "x", "--repeat", 2)
+    command.run("put", "Later", "--store-path", store, "--body", "x", "--repeat", 4)
     command.run("put", "TBW102", "--store-path", store, "--body", "x")
     assert command.run("report", "--out", out, "--local", store, *where).code == 0
     words = Checked(out.read_text(encoding="utf-8")).words
@@ -392,7 +392,7 @@ def test_no_load_and_no_price_is_made_of_what_is_no_amount(value: float) -> None
 def test_a_month_reckoned_from_a_moment_says_so(command: Command, tmp_path: Path) -> None:
     store = tmp_path / "s"
     put = ("put", "Orders", "--store-path", store, "--body", "x")
-    assert command.run(*put, "--count", 50).code == 0
+    assert command.run(*put, "--repeat", 50).code == 0
     assert command.run("offload", "--store-path", store, "--broker", "b").code == 0
     tier = tier_beside(store)
     ran = command.run("cost", *tier)

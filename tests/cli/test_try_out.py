@@ -23,7 +23,7 @@ def test_what_is_put_by_hand_is_found_in_the_local_store_and_in_the_tier(
     words = ("--body", "hello", "--key", "order-1", "--key", "vip", "--tag", "new")
     (row,) = command.run("put", "Orders", "--store-path", folder, *words, "--json").rows
     assert (row["topic"], row["queue_id"], row["queue_offset"]) == ("Orders", 0, 0)
-    (local,) = command.run("local", "cat", folder, "--json", "--body").rows
+    (local,) = command.run("local", "cat", folder, "--json", "--with-body").rows
     assert base64.b64decode(local["body"]) == b"hello"
     (offloaded,) = command.run("offload", "--store-path", folder, "--seal", "--json").rows
     assert offloaded["committed_offset"] == offloaded["max_offset"] == 1
@@ -41,13 +41,13 @@ def test_lines_of_stdin_are_messages(
     monkeypatch.setattr("sys.stdin", lines)
     ran = command.run("put", "Lines", "--store-path", tmp_path, "--queue", 2)
     assert ran.out == "3 messages put into Lines/2, the last one at offset 2\n"
-    bodies = command.run("local", "cat", tmp_path, "--json", "--body").rows
+    bodies = command.run("local", "cat", tmp_path, "--json", "--with-body").rows
     assert [base64.b64decode(row["body"]) for row in bodies] == [b"one", b"two", b"\xff\xfe"]
 
 
 def test_a_second_offload_uploads_only_what_is_new(command: Command, tmp_path: Path) -> None:
     for count in (300, 700):
-        put = ("put", "Many", "--store-path", tmp_path, "--body", "x", "--count", count)
+        put = ("put", "Many", "--store-path", tmp_path, "--body", "x", "--repeat", count)
         assert command.run(*put).code == 0
         assert command.run("offload", "--store-path", tmp_path).code == 0
     (row,) = command.run("queues", *tier_of(tmp_path), "--json").rows

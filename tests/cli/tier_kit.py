@@ -31,7 +31,7 @@ def named(root: Path, **others: object) -> list[str]:
     options: dict[str, object] = {
         "provider": "posix",
         "path": root / "tiered",
-        "metadata": root / CATALOGUE,
+        "catalogue-file": root / CATALOGUE,
         "cluster": "GoldenCluster",
         "broker": BROKER,
         "index-slots": 64,

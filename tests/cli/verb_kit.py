@@ -114,7 +114,7 @@ ON_A_TIER: Final[dict[str, Verb]] = {
     "migrate": Verb(
         words=(
             *("--to-provider", "posix", "--to-path", "{place}/new"),
-            *("--to-metadata", "{place}/new.json"),
+            *("--to-catalogue-file", "{place}/new.json"),
         ),
         holds=_job(copied=57),
         same=JOB,
@@ -122,13 +122,13 @@ ON_A_TIER: Final[dict[str, Verb]] = {
     "verify": Verb(holds=_job(), same=JOB),
     "export": Verb(words=("--to", "{place}/parquet"), holds=_job(), same=JOB),
     "reindex": Verb(holds=_job(), same=JOB),
-    "metadata show": Verb(
+    "catalogue show": Verb(
         holds=_first(topic_count=4, queue_count=9, source="file"),
         same=("topic_count", "size"),
         refused=0,
     ),
-    "metadata snapshot": Verb(holds=_first(generation=1), same=("generation",)),
-    "metadata reserve": Verb(words=("GoldAa", 720), holds=_first(reserve_hours=720), topic=True),
+    "catalogue snapshot": Verb(holds=_first(generation=1), same=("generation",)),
+    "catalogue reserve": Verb(words=("GoldAa", 720), holds=_first(reserve_hours=720), topic=True),
     "offload": Verb(
         words=("--store-path", "{place}/store"),
         holds=lambda rows: (
@@ -161,7 +161,7 @@ def documented_codes() -> dict[str, int]:
 
 @cache
 def commands() -> dict[str, Any]:
-    """The verbs of the app by name, those of its families too: `metadata show`."""
+    """The verbs of the app by name, those of its families too: `catalogue show`."""
 
     def walked(command: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         if hasattr(command, "commands"):
@@ -199,7 +199,7 @@ class Bench:
             self.catalogue.unlink()
         if name == "offload":
             put = ("put", "GoldNew", "--store-path", self._place / "store", "--body", "x")
-            assert self._command.run(*put, "--count", 3).code == 0
+            assert self._command.run(*put, "--repeat", 3).code == 0
 
     def words(self, name: str) -> list[str]:
         """Of this verb, with the places and the key filled in."""
@@ -218,7 +218,7 @@ def golden_copy(place: Path) -> Path:
 
 
 def on_posix(bench: Bench, root: Path) -> list[str]:
-    return named(TIER, path=root, metadata=bench.catalogue)
+    return named(TIER, path=root, catalogue_file=bench.catalogue)
 
 
 def told_in_one_line(ran: Ran, *, debug: bool = False) -> bool:

@@ -123,11 +123,11 @@ def test_commands_that_are_only_shown_exist(path: Path) -> None:
 
 def test_a_wrong_command_is_caught(tmp_path: Path) -> None:
     text = "`tieredstore cat Orders --cuont 3` and `tieredstore mirgate`\n"
-    text += "```text\ntieredstore metadata shwo\n```\n"
+    text += "```text\ntieredstore catalogue shwo\n```\n"
     assert [unknown(words) for words in shown(text)] == [
         ["--cuont"],
         ["mirgate"],
-        ["metadata", "shwo"],
+        ["catalogue", "shwo"],
     ]
     block = Block("shell", [], "tieredstore a  # exit code 3\ntieredstore \\\n  b c\n")
     asked: list[list[str]] = []

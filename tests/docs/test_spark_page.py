@@ -34,7 +34,7 @@ def test_what_the_page_of_spark_shows_runs(
             Path(block.words[0]).write_text(block.text, encoding="utf-8")
     command = Command(capsys)
     store = ("--store-path", tmp_path / "store", "--body", "x")
-    assert command.run("put", "Orders", *store, "--key", "order-1", "--count", 9).code == 0
+    assert command.run("put", "Orders", *store, "--key", "order-1", "--repeat", 9).code == 0
     assert command.run("put", "Orders", *store, "--key", "order-2").code == 0
     assert command.run("offload", "--config", tmp_path / "tier.toml", "--seal").code == 0
     shown = [block.text for block in blocks(text) if block.words == ["spark"]]

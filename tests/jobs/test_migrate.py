@@ -271,7 +271,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 def to(place: Path) -> list[str]:
     return [
         *("--to-provider", "posix", "--to-path", str(place / "tiered")),
-        *("--to-metadata", str(place / "store/config/tieredStoreMetadata.json")),
+        *("--to-catalogue-file", str(place / "store/config/tieredStoreMetadata.json")),
     ]
 
 
@@ -358,16 +358,16 @@ def test_settings_in_files_name_both_sides(command: Command, tmp_path: Path) -> 
         f'provider = "posix"\npath = "{tmp_path}/tiered"\nstore_path = "{tmp_path}/store"\n'
         "index_slot_count = 64\nindex_item_count = 300\n"
     )
-    assert command.run("migrate", "--config", old, "--to", new).code == 0
+    assert command.run("migrate", "--config", old, "--to-config", new).code == 0
     assert files(posix(tmp_path)) == files(golden_config())
 
 
 @pytest.mark.parametrize(
     ("code", "words", "told"),
     [
-        (2, [], "where to? Name the target with --to FILE"),
-        (2, ["--to-provider", "posix", "--to-path", "x"], "--to-metadata FILE"),
-        (3, ["--to", "no.toml"], "no.toml: there is no such file"),
+        (2, [], "where to? Name it with --to-config FILE"),
+        (2, ["--to-provider", "posix", "--to-path", "x"], "--to-catalogue-file FILE"),
+        (3, ["--to-config", "no.toml"], "no.toml: there is no such file"),
         (3, ["TO", "--topic", "nix"], "no topic is called 'nix'; there are: %RETRY%gold_group"),
         (2, ["TO", "--engine", "hadoop"], "--engine"),
         (2, ["TO", "--adopt", "--rename-broker", "x"], "--rename is for a move"),
@@ -381,7 +381,7 @@ def test_a_mistake_is_one_line_and_a_code(
         "TO": to(tmp_path),
         "SAME": [
             *("--to-provider", "posix", "--to-path", str(TIER / "tiered")),
-            *("--to-metadata", str(tmp_path / "new.json")),
+            *("--to-catalogue-file", str(tmp_path / "new.json")),
         ],
     }
     spread = [each for word in words for each in where.get(word, [word])]
@@ -399,7 +399,7 @@ def test_a_root_that_is_not_there_is_told(command: Command, tmp_path: Path) -> N
 
 def test_a_catalogue_that_is_not_there_is_told(command: Command, tmp_path: Path) -> None:
     missing = tmp_path / "missing.json"
-    ran = command.run("migrate", *named(TIER, metadata=missing), *to(tmp_path / "new"))
+    ran = command.run("migrate", *named(TIER, catalogue_file=missing), *to(tmp_path / "new"))
     assert ran.code != 0
     assert len(ran.err.splitlines()) == 1
     assert str(missing) in ran.err

@@ -35,7 +35,7 @@ def asked(command: Command, settings: ObjectStoreSettings, catalogue: Path, *wor
         TIER,
         provider="s3",
         path=None,
-        metadata=catalogue,
+        catalogue_file=catalogue,
         bucket=settings.bucket,
         prefix=settings.prefix,
         endpoint=settings.endpoint,

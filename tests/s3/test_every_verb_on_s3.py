@@ -26,7 +26,7 @@ from tieredstore.providers.object_provider import open_client
 from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 # A bucket has no catalogue to publish or to recover, and notes of its queues are in its log.
-NOT_IN_A_BUCKET = ("metadata snapshot", "resume", "recover")
+NOT_IN_A_BUCKET = ("catalogue snapshot", "resume", "recover")
 IN_A_BUCKET = [name for name in ON_A_TIER if name not in NOT_IN_A_BUCKET]
 WITH_A_LOG = (
     "expire",
@@ -36,7 +36,7 @@ WITH_A_LOG = (
     "migrate",
     "export",
     "reindex",
-    "metadata reserve",
+    "catalogue reserve",
 )
 KINDS = ("GET", "HEAD", "LIST", "PUT", "POST", "POST uploads", "DELETE", "DELETE-MANY")
 
@@ -86,7 +86,7 @@ def in_bucket(bench: Bench, settings: ObjectStoreSettings, **others: object) -> 
         **{
             "provider": "s3",
             "path": None,
-            "metadata": bench.catalogue,
+            "catalogue_file": bench.catalogue,
             "bucket": settings.bucket,
             "prefix": settings.prefix,
             "endpoint": settings.endpoint,
@@ -120,7 +120,9 @@ def test_a_machine_lacks_nothing_to_go_on_with_a_bucket(
 ) -> None:
     assert bench.run("rebuild", *in_bucket(bench, settings)).code == 0
     bench.catalogue.unlink(missing_ok=True)
-    rows = bench.run("recover", *in_bucket(bench, settings, metadata=None), "--json").done().rows
+    rows = (
+        bench.run("recover", *in_bucket(bench, settings, catalogue_file=None), "--json").done().rows
+    )
     assert (rows[0]["catalogue"], rows[0]["has_local_store"]) == ("in the bucket", False)
     assert rows[-1]["queue_count"] == len(rows) - 2 == 9
 
@@ -164,7 +166,7 @@ def test_an_address_where_nobody_answers_is_one_line(
     bench.prepare(name)
     ran = bench.run(name, *in_bucket(bench, settings, endpoint="http://127.0.0.1:9"))
     # the catalogue's file is enough to show it
-    assert ran.code == (0 if name == "metadata show" else 5), ran.err
+    assert ran.code == (0 if name == "catalogue show" else 5), ran.err
     assert ran.code == 0 or ran.err.count("\n") == 1, ran.err
     assert ran.code == 0 or "127.0.0.1:9" in ran.err
     assert ran.code == 0 or "see that its address is right" in ran.err
@@ -185,6 +187,6 @@ def test_a_server_that_never_replies_is_given_up(
 
 
 def test_a_bucket_has_no_catalogue_to_publish(bench: Bench, settings: ObjectStoreSettings) -> None:
-    ran = bench.run("metadata snapshot", *in_bucket(bench, settings))
+    ran = bench.run("catalogue snapshot", *in_bucket(bench, settings))
     assert (ran.code, ran.err.count("\n")) == (2, 1), ran
     assert "lies with its bytes" in ran.err

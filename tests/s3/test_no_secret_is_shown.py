@@ -26,7 +26,7 @@ REFUSAL = f"""<Error><Code>SignatureDoesNotMatch</Code><Message>The signature do
 </Message><AWSAccessKeyId>{ACCESS}</AWSAccessKeyId><StringToSign>{ACCESS}</StringToSign></Error>"""
 
 # One of each way to a bucket: a reader, a list, a writer, a job, what is put to the proof.
-SOME = ("cat", "ls", "rebuild", "migrate", "verify", "certify", "metadata snapshot", "offload")
+SOME = ("cat", "ls", "rebuild", "migrate", "verify", "certify", "catalogue snapshot", "offload")
 
 Way = Callable[[pytest.MonkeyPatch, Path], list[str]]
 
@@ -111,7 +111,7 @@ def options(bench: Bench, settings: ObjectStoreSettings, given: list[str]) -> li
             TIER,
             provider="s3",
             path=None,
-            metadata=bench.catalogue,
+            catalogue_file=bench.catalogue,
             bucket=settings.bucket,
             prefix=settings.prefix,
             endpoint=settings.endpoint,
@@ -217,7 +217,7 @@ def test_a_verb_that_does_its_work_shows_no_key(
         # The row of `expire` names a file of its own.
         tier = [] if "--config" in bench.words(name) else given
         for words in ((), ("--json",)):
-            if not words or name in ("topics", "report", "metadata show", "cost"):
+            if not words or name in ("topics", "report", "catalogue show", "cost"):
                 check(bench.run(name, *options(bench, settings, tier), "--debug", *words), name)
     check_files(tmp_path)
     check_logs(caplog)
@@ -283,7 +283,15 @@ def test_an_address_that_holds_a_password_is_refused_and_not_quoted(
         ["export", "--to", f"gs://{ACCESS}:{SECRET}@bucket/folder"],
         ["export", "--to", "s3://bucket/a", "--to-endpoint", f"http://{ACCESS}:{SECRET}@host"],
         [
-            *("migrate", "--to-provider", "s3", "--to-bucket", "b", "--to-metadata", "m.json"),
+            *(
+                "migrate",
+                "--to-provider",
+                "s3",
+                "--to-bucket",
+                "b",
+                "--to-catalogue-file",
+                "m.json",
+            ),
             *("--to-endpoint", f"http://{ACCESS}:{SECRET}@host"),
         ],
     ],
@@ -335,7 +343,7 @@ def test_a_migration_into_a_bucket_writes_no_key(
         request.addfinalizer(moto[1].answers.clear)
         moto[1].answers["PUT"] = Response(REFUSAL, 403, content_type="application/xml")
     bench = Bench(command, tmp_path)
-    words = ["migrate", *on_posix(bench, golden_copy(tmp_path)), "--to", target]
+    words = ["migrate", *on_posix(bench, golden_copy(tmp_path)), "--to-config", target]
     report = ("--report", tmp_path / "report.json")
     ran = command.run(*words, *report, "--debug")
     assert ran.code == (5 if is_refused else 0), ran.err

@@ -69,12 +69,12 @@ def test_the_commands_of_an_operator_work(
         said("certify")
     for sealed in ([], ["--seal"]):
         for topic in TOPICS:
-            words = ["--body", "hello", "--key", "k", "--count", COUNT, "--store-path", store]
+            words = ["--body", "hello", "--key", "k", "--repeat", COUNT, "--store-path", store]
             assert command.run("put", topic, *words).code == 0
         said("offload", *sealed)
     for at in (config, elsewhere):
         for topic in TOPICS:
-            assert said("cat", topic, "--count", 1000, "--json", at=at).count("\n") == 2 * COUNT
+            assert said("cat", topic, "--max", 1000, "--json", at=at).count("\n") == 2 * COUNT
             assert said("query", topic, "k", "--json", at=at).count("\n")
         assert said("audit", "--json", at=at) == ""
     said("verify", "--report", tmp_path / "verified.json")
@@ -83,7 +83,7 @@ def test_the_commands_of_an_operator_work(
         lost.rename(tmp_path / lost.name)
     refused = command.run("rebuild", "--config", config)  # the log has it all
     assert refused.code == ExitCode.REFUSED, refused
-    assert said("cat", TOPICS[1], "--count", 1000, "--json").count("\n") == 2 * COUNT
+    assert said("cat", TOPICS[1], "--max", 1000, "--json").count("\n") == 2 * COUNT
     assert said("audit", "--json") == ""
     said("expire", "--dry-run", at=elsewhere)
 

@@ -1,4 +1,4 @@
-"""The verbs that look after a tier, and those of its catalogue: `tieredstore metadata`."""
+"""The verbs that look after a tier, and those of its catalogue: `tieredstore catalogue`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from tieredstore.cli.options import (
+    DryRun,
     Json,
+    Out,
     TierOptions,
     Topic,
     argument,
@@ -43,8 +45,10 @@ if TYPE_CHECKING:  # help must be fast
     from tieredstore.model.findings import Finding
 
 app = typer.Typer(rich_markup_mode=None)
-metadata = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The catalogue of a tier.")
-app.add_typer(metadata, name="metadata")
+catalogue = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="The catalogue of a tier."
+)
+app.add_typer(catalogue, name="catalogue")
 
 
 class Trusted(Enum):
@@ -186,7 +190,7 @@ def certify(
 
 @verb(app, "expire --dry-run --config broker.conf")
 def expire(
-    dry_run: Annotated[bool, option("--dry-run", "Only say what would go.")] = False,
+    dry_run: DryRun = False,
     *,
     tier: TierOptions,
     json: Json = False,
@@ -218,8 +222,8 @@ def expire(
 
 
 @verb(
-    metadata,
-    "metadata show --config broker.conf --catalogue published",
+    catalogue,
+    "catalogue show --config broker.conf --catalogue published",
     "Where it comes from, and what is in it.",
 )
 def show(tier: TierOptions, json: Json = False) -> None:
@@ -234,32 +238,27 @@ def show(tier: TierOptions, json: Json = False) -> None:
 
 
 @verb(
-    metadata,
-    "metadata snapshot --config broker.conf",
+    catalogue,
+    "catalogue snapshot --config broker.conf",
     "Publish the catalogue now, or write it to a file.",
 )
 def snapshot(
     tier: TierOptions,
-    output: Annotated[
-        str | None,
-        option(
-            "--output FILE", "Write it there, as RocketMQ does; must not be there yet. -: stdout."
-        ),
-    ] = None,
+    out: Out = None,
     json: Json = False,
 ) -> None:
     """Publish the catalogue beside the tier, for readers elsewhere. A broker does so by itself:
     no broker may be running on this tier. In a bucket the log is the catalogue, and nothing is
     published.
 
-    With --output nothing is published: what the other verbs would read is written to a new file,
-    which a broker of RocketMQ can open.
+    With --out nothing is published: what the other verbs would read is written to a file that is
+    not there yet, and that a broker of RocketMQ can open.
     """
-    if output is None:
+    if out is None:
         row = _published(tier)
         line = f"generation {row['generation']} is in {row['place']}"
     else:
-        target = OutputFile("--output", output, must_be_new=True)
+        target = OutputFile("--out", out, must_be_new=True)
         target.check(json=json)
         row = _written(tier, target)
         if target.is_stdout:
@@ -278,8 +277,8 @@ def _hours(text: str) -> int:
 
 
 @verb(
-    metadata,
-    "metadata reserve Orders 720 --config broker.conf",
+    catalogue,
+    "catalogue reserve Orders 720 --config broker.conf",
     "Say how long a topic is kept.",
 )
 def reserve(

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tieredstore.cli.options import TIME_HELP, Json, TierOptions, Topics, config_of, option, verb
+from tieredstore.cli.options import (
+    TIME_HELP,
+    DryRun,
+    Json,
+    TierOptions,
+    Topics,
+    config_of,
+    option,
+    verb,
+)
 from tieredstore.cli.output import (
     CommandError,
     ExitCode,
@@ -55,9 +64,7 @@ class JobOptions:
     master: Annotated[str, option("--master URL", "Spark's master; else as spark-submit says.")] = (
         ""
     )
-    dry_run: Annotated[
-        bool, option("--dry-run", "Only say what would be done, and what it costs.")
-    ] = False
+    dry_run: DryRun = False
     report: Annotated[
         str | None, option("--report FILE", "Write the JSON report here. -: stdout.")
     ] = None
@@ -66,22 +73,22 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOptions:
-    """Where the tier goes. All but `to` replace settings of that file."""
+    """Where the tier goes. All but `to_config` replace settings of that file."""
 
-    to: Annotated[
-        Path | None, option("--to FILE", "Settings of the target: .toml or broker.conf.")
+    to_config: Annotated[
+        Path | None, option("--to-config FILE", "Settings of the target: .toml or broker.conf.")
     ] = None
     to_provider: Annotated[
-        str | None, option("--to-provider NAME", "Without --to: posix or s3.")
+        str | None, option("--to-provider NAME", "Without --to-config: posix or s3.")
     ] = None
     to_path: Annotated[str | None, option("--to-path ROOT", "Root directory, for posix.")] = None
     to_bucket: Annotated[str | None, option("--to-bucket NAME", "Bucket, for s3.")] = None
     to_prefix: Annotated[str | None, option("--to-prefix FOLDER", "Folder of the bucket.")] = None
     to_endpoint: Annotated[
-        str | None, option("--to-endpoint URL", "Address of the store; else AWS.")
+        str | None, option("--to-endpoint URL", "Address of that store; else AWS.")
     ] = None
-    to_metadata: Annotated[
-        str | None, option("--to-metadata FILE", "The target's catalogue, to be made.")
+    to_catalogue_file: Annotated[
+        str | None, option("--to-catalogue-file FILE", "The target's catalogue, to be made.")
     ] = None
 
 
@@ -104,7 +111,7 @@ class ParquetOptions:
     to_region: Annotated[str, option("--to-region NAME", "Its region; else the AWS chain's.")] = ""
 
 
-@verb(app, "migrate --config broker.conf --to bucket.toml --dry-run")
+@verb(app, "migrate --config broker.conf --to-config bucket.toml --dry-run")
 def migrate(
     tier: TierOptions,
     target: TargetOptions,
@@ -151,16 +158,14 @@ def migrate(
 def verify(
     tier: TierOptions,
     options: JobOptions,
-    topic: Annotated[
-        list[str] | None,
-        option("--topic PATTERN", "Only these topics; keys are not compared."),
-    ] = None,
+    topic: Topics = None,
 ) -> None:
     """Hold each unit against its message, each checksum against its bytes, keys against the index.
 
     Looks at all that audit looks at, too, and changes nothing. Findings are damage, leftovers or
     notes. Exit code 4: there is damage; 5: not all could be read; 0: neither, whatever the notes.
-    Index files that the broker has not uploaded yet are read where --store-path has them.
+    With --topic keys are not compared. Index files that the broker has not uploaded yet are read
+    where --store-path has them.
     """
     from tieredstore.cli.tier import check_tier
     from tieredstore.jobs.verify import VerifyJob
@@ -344,19 +349,21 @@ def _progress_bar(options: JobOptions) -> Iterator[OnProgress]:
 
 
 def _target(tier: TierOptions, target: TargetOptions) -> StoreConfig:
-    given = {spec.name: getattr(target, spec.name) for spec in fields(target) if spec.name != "to"}
+    given = {
+        spec.name: getattr(target, spec.name) for spec in fields(target) if spec.name != "to_config"
+    }
     settings = {name.removeprefix("to_"): value for name, value in given.items() if value}
-    if "metadata" in settings:
-        settings["metadata_path"] = settings.pop("metadata")
-    named = TierOptions(config=target.to, **settings)
-    if target.to is None and target.to_provider is None:
-        text = "where to? Name the target with --to FILE, or --to-provider and what belongs to it"
+    if "catalogue_file" in settings:
+        settings["metadata_path"] = settings.pop("catalogue_file")
+    named = TierOptions(config=target.to_config, **settings)
+    if target.to_config is None and target.to_provider is None:
+        text = "where to? Name it with --to-config FILE, or --to-provider and what belongs to it"
         raise CommandError(text, ExitCode.USAGE)
-    if target.to is None and target.to_metadata is None:
-        text = "name the file of the target's catalogue with --to-metadata FILE"
+    if target.to_config is None and target.to_catalogue_file is None:
+        text = "name the file of the target's catalogue with --to-catalogue-file FILE"
         raise CommandError(text, ExitCode.USAGE)
     config = config_of(named)
-    if target.to is not None:
+    if target.to_config is not None:
         return config
     source = config_of(tier)  # the same index files, so the same sizes
     return replace(

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from tieredstore.cli.options import (
-    Begin,
+    AnyTopic,
     Body,
     CountMax,
-    End,
+    FoundMax,
+    From,
+    FromOffset,
     Json,
     Key,
     OneQueue,
@@ -24,9 +26,10 @@ from tieredstore.cli.options import (
     SizeOptions,
     Time,
     Topic,
+    Until,
+    Upper,
     argument,
     given,
-    option,
     verb,
 )
 from tieredstore.cli.output import CommandError, ExitCode, Row, shown_time, write_json, write_table
@@ -41,7 +44,7 @@ if TYPE_CHECKING:  # help must be fast
 app = typer.Typer(rich_markup_mode=None)
 local = typer.Typer(
     help="Look at the directory of a RocketMQ local store, also while a broker has it open.\n\n"
-    "Example: tieredstore local cat /data/store --topic Orders --count 10",
+    "Example: tieredstore local cat /data/store Orders --max 10",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -53,15 +56,13 @@ _FOUND_MAX: Final = 64
 _OPTIONS: Final = ", or --commit-log-file-bytes, --queue-file-bytes, --index-slots, --index-items"
 
 
-@verb(local, "local cat /data/store --topic Orders --queue 0 --json")
+@verb(local, "local cat /data/store Orders --queue 0 --json")
 def cat(
     directory: Directory,
-    topic: Annotated[str | None, option("--topic", "Of this topic only.")] = None,
+    topic: AnyTopic = None,
     queue: OneQueue = None,
-    begin: Annotated[
-        int, option("--from", "Begin at this queue offset, in each queue.", min=0)
-    ] = 0,
-    count: Annotated[int | None, option("--count", "Stop after so many.", min=0)] = None,
+    from_offset: FromOffset = None,
+    count_max: CountMax = None,
     body: Body = False,
     plain: Plain = False,
     *,
@@ -73,7 +74,9 @@ def cat(
 
     printer = MessagePrinter(json=json, body=body, plain=plain)
     with opened_store(directory, sizes, or_with=_OPTIONS) as reader:
-        print_messages(LocalPlace(reader), printer, topic, queue, begin=begin, count=count)
+        print_messages(
+            LocalPlace(reader), printer, topic, queue, begin=from_offset or 0, count=count_max
+        )
 
 
 @verb(local, "local query /data/store Orders order-17 --max 5 --json")
@@ -81,9 +84,9 @@ def query(
     directory: Directory,
     topic: Topic,
     key: Key,
-    begin: Begin = None,
-    end: End = None,
-    count_max: CountMax = _FOUND_MAX,
+    begin: From = None,
+    end: Until = None,
+    count_max: FoundMax = _FOUND_MAX,
     body: Body = False,
     *,
     sizes: SizeOptions,
@@ -105,12 +108,12 @@ def offset(
     topic: Topic,
     queue: Queue,
     time: Time,
-    upper: Annotated[bool, option("--upper", "The last message at or before TIME.")] = False,
+    upper: Upper = False,
     *,
     sizes: SizeOptions,
     json: Json = False,
 ) -> None:
-    """The queue offset of the first message at or after TIME."""
+    """The queue offset of the first message at or after TIME; --upper: the last at or before."""
     from tieredstore.cli.read import LocalPlace, print_offset
 
     with opened_store(directory, sizes, or_with=_OPTIONS) as reader:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from tieredstore.cli.options import (
-    Begin,
+    AnyTopic,
     Body,
     CountMax,
-    End,
+    FoundMax,
+    From,
+    FromOffset,
     Json,
     Key,
     OneQueue,
@@ -25,11 +27,11 @@ from tieredstore.cli.options import (
     TierOptions,
     Time,
     Topic,
+    Until,
+    Upper,
     argument,
     chosen,
     known_names,
-    option,
-    time_option,
     verb,
 )
 from tieredstore.cli.output import (
@@ -37,6 +39,7 @@ from tieredstore.cli.output import (
     CommandError,
     ExitCode,
     Row,
+    note,
     printable,
     shown_catalogue_time,
     shown_time,
@@ -54,9 +57,7 @@ if TYPE_CHECKING:  # help must be fast
 
 app = typer.Typer(rich_markup_mode=None)
 
-AnyTopic = Annotated[str | None, argument("[TOPIC]", "Of this topic only.")]
-
-_TIER: Final = "--provider posix --path /data/tier --metadata /data/tieredStoreMetadata.json"
+_TIER: Final = "--provider posix --path /data/tier --store-path /data/store"
 _TOPIC_COLUMNS: Final = ("topic", "id", "queues", "log bytes", "queue bytes", "reserve hours")
 _QUEUE_COLUMNS: Final = (
     *("topic", "queue", "min", "max"),
@@ -160,16 +161,9 @@ def ls(
 def cat(
     topic: Topic,
     queue: OneQueue = None,
-    begin: Annotated[
-        int | None,
-        option(
-            "--from OFFSET|TIME",
-            "Begin at this queue offset in each queue, or at this time: epoch milliseconds "
-            "of 13 digits and more, or ISO 8601.",
-            parser=time_option,
-        ),
-    ] = None,
-    count: Annotated[int | None, option("--count", "Stop after so many; else all.", min=0)] = None,
+    begin: From = None,
+    from_offset: FromOffset = None,
+    count_max: CountMax = None,
     body: Body = False,
     plain: Plain = False,
     *,
@@ -181,12 +175,17 @@ def cat(
     Within a queue that is the order of its offsets. Damaged messages are left out and told of at
     the end.
     """
-    from tieredstore.cli.read import MessagePrinter, TierPlace, print_messages
+    from tieredstore.cli.read import TIMES_FROM, MessagePrinter, TierPlace, print_messages
     from tieredstore.cli.tier import opened_tier
 
+    if begin is not None and from_offset is not None:
+        raise CommandError("choose one: --from TIME or --from-offset OFFSET", ExitCode.USAGE)
+    if begin is not None and 0 < begin < TIMES_FROM:  # the release before took both for --from
+        note("--from with an offset is now --from-offset")
+    first = (begin if from_offset is None else from_offset) or 0
     printer = MessagePrinter(json=json, body=body, plain=plain)
     with opened_tier(tier) as opened:
-        print_messages(TierPlace(opened), printer, topic, queue, begin=begin or 0, count=count)
+        print_messages(TierPlace(opened), printer, topic, queue, begin=first, count=count_max)
 
 
 @verb(app, "offset Orders 0 2026-11-20T10:45Z --config broker.conf")
@@ -194,14 +193,15 @@ def offset(
     topic: Topic,
     queue: Queue,
     time: Time,
-    upper: Annotated[
-        bool, option("--upper", "The last of the messages stored exactly at TIME.")
-    ] = False,
+    upper: Upper = False,
     *,
     tier: TierOptions,
     json: Json = False,
 ) -> None:
-    """The queue offset of the first message stored at or after TIME; the queue's end if none."""
+    """The queue offset of the first message stored at or after TIME; the queue's end if none.
+
+    With --upper it is the last of those stored exactly at TIME.
+    """
     from tieredstore.cli.read import TierPlace, print_offset
     from tieredstore.cli.tier import opened_tier
 
@@ -213,9 +213,9 @@ def offset(
 def query(
     topic: Topic,
     key: Key,
-    begin: Begin = None,
-    end: End = None,
-    count_max: CountMax = _FOUND_MAX,
+    begin: From = None,
+    end: Until = None,
+    count_max: FoundMax = _FOUND_MAX,
     body: Body = False,
     *,
     tier: TierOptions,
@@ -243,7 +243,7 @@ def why(
     offset: Annotated[int, argument("OFFSET", "Queue offset.", min=0)],
     *,
     tier: TierOptions,
-    json: Annotated[bool, option("--json", "One JSON object, nothing else.")] = False,
+    json: Json = False,
 ) -> None:
     """Say in which segments a message lies, how long it stays and which keys find it; or why not.
 

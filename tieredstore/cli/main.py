@@ -17,58 +17,72 @@ from tieredstore.cli.output import (
     ExitCode,
     complain,
     finish_output,
+    note,
     outcome,
     require_streams,
     silence_output,
 )
 
+# Names of the release before, with what they are called now.
+RENAMED_VERBS: Final = {"metadata": "catalogue"}
 _EXAMPLE: Final = "Example: tieredstore topics --config broker.conf"
 
-# The module of each verb, and its line in the list of all.
-_VERBS: Final = {
-    "topics": ("look", "Topics: sizes, queues, reserve hours."),
-    "queues": ("look", "Queues: offsets, sizes, times."),
-    "groups": ("look", "Consumer groups, and how far behind each is."),
-    "segments": ("look", "Segments, as the catalogue has them."),
-    "ls": ("look", "Segments, as they lie in the backend."),
-    "cat": ("look", "Messages of a topic, oldest first."),
-    "offset": ("look", "The queue offset of a time."),
-    "query": ("look", "Messages by key, newest first."),
-    "why": ("look", "Where is this message, or why is it not there?"),
-    "audit": ("care", "What is missing, damaged or left over."),
-    "resume": ("care", "Let a stopped queue go on, if it can."),
-    "recover": ("recover", "Make an empty machine ready for its tier."),
-    "rebuild": ("care", "Restore a lost catalogue from the bytes."),
-    "certify": ("care", "Can this backend be trusted with a tier?"),
-    "expire": ("care", "Drop what is older than its topic is kept."),
-    "cost": ("report", "Requests and storage in a month, in dollars."),
-    "report": ("report", "One HTML page about the whole tier."),
-    "put": ("try_out", "Put messages into a local store."),
-    "offload": ("try_out", "Copy a local store to its tier."),
-    "migrate": ("jobs", "Copy a tier to another backend, and move over."),
-    "verify": ("jobs", "Read everything: is every message whole and found?"),
-    "export": ("jobs", "Messages as Parquet, by topic and day."),
-    "reindex": ("jobs", "Make the key index anew, from the commit logs."),
-    "local": ("local", "Look at the directory of a local store."),
-    "metadata": ("care", "The catalogue of a tier."),
+# The verbs by what one wants: the module of each, and its line in the list of all.
+_GROUPS: Final = {
+    "Look": {
+        "topics": ("look", "Topics: sizes, queues, reserve hours."),
+        "queues": ("look", "Queues: offsets, sizes, times."),
+        "segments": ("look", "Segments, as the catalogue has them."),
+        "ls": ("look", "Segments, as they lie in the backend."),
+        "cat": ("look", "Messages of a topic, oldest first."),
+        "query": ("look", "Messages by key, newest first."),
+        "offset": ("look", "The queue offset of a time."),
+        "why": ("look", "Where is this message, or why is it not there?"),
+        "groups": ("look", "Consumer groups, and how far behind each is."),
+        "report": ("report", "One HTML page about the whole tier."),
+        "cost": ("report", "Requests and storage in a month, in dollars."),
+        "local": ("local", "Look at the directory of a local store."),
+        "catalogue": ("care", "Show, publish or change the catalogue of a tier."),
+    },
+    "Check": {
+        "verify": ("jobs", "Read everything: is every message whole and found?"),
+        "audit": ("care", "What is missing, damaged or left over."),
+        "certify": ("care", "Can this backend be trusted with a tier?"),
+    },
+    "Repair": {
+        "resume": ("care", "Let a stopped queue go on, if it can."),
+        "rebuild": ("care", "Restore a lost catalogue from the bytes."),
+        "reindex": ("jobs", "Make the key index anew, from the commit logs."),
+        "expire": ("care", "Drop what is older than its topic is kept."),
+        "recover": ("recover", "Make an empty machine ready for its tier."),
+    },
+    "Move": {
+        "migrate": ("jobs", "Copy a tier to another backend, and move over."),
+        "export": ("jobs", "Messages as Parquet, by topic and day."),
+        "offload": ("try_out", "Copy a local store to its tier."),
+    },
+    "Try": {
+        "put": ("try_out", "Put messages into a local store."),
+    },
 }
+VERBS: Final = {name: verb for group in _GROUPS.values() for name, verb in group.items()}
 
 
 class _Commands(Mapping[str, Any]):
     """The verbs by name: a module is imported when one of its verbs is asked for."""
 
     def __getitem__(self, name: str) -> Any:
-        module, short_help = _VERBS[name]
+        module, short_help = VERBS[name]
         app = import_module(f"tieredstore.cli.{module}").app
         command = typer.main.get_group(app).commands[name]
         command.short_help = short_help
         return command
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_VERBS)
+        return iter(VERBS)
 
     def __len__(self) -> int:
-        return len(_VERBS)
+        return len(VERBS)
 
 
 class _Verbs(TyperGroup):
@@ -79,11 +93,20 @@ class _Verbs(TyperGroup):
         self.commands = _Commands()  # type: ignore[assignment]
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(_VERBS)
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        new = RENAMED_VERBS.get(cmd_name)
+        if new is not None:
+            note(f"{cmd_name} is now {new}")
+        return super().get_command(ctx, new or cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, said) for name, (_, said) in _VERBS.items()])
+        width = max(map(len, VERBS))
+        for title, verbs in _GROUPS.items():
+            with formatter.section(title):
+                rows = [(name.ljust(width), said) for name, (_, said) in verbs.items()]
+                formatter.write_dl(rows)
 
 
 app = typer.Typer(

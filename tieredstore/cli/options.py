@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
-from tieredstore.cli.output import CommandError, ExitCode, parse_time, printable
+from tieredstore.cli.output import CommandError, ExitCode, note, parse_time, printable
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.model.config import StoreConfig
@@ -24,8 +25,24 @@ if TYPE_CHECKING:  # help must be fast
 
 Verb = Callable[..., None]
 
-HOW_TO_NAME: Final = "--config FILE, or --provider posix --path ROOT --metadata FILE"
+HOW_TO_NAME: Final = "--config FILE, or --provider posix --path ROOT --catalogue-file FILE"
 TIME_HELP: Final = "epoch milliseconds or ISO 8601 (UTC unless it says otherwise)"
+
+# Names of the release before, with what they are called now: a verb that has the new one and not
+# the old one takes both. A new name that is in capitals is an argument.
+RENAMED: Final = (
+    ("--metadata", "--catalogue-file"),
+    ("--to-metadata", "--to-catalogue-file"),
+    ("--to", "--to-config"),
+    ("--output", "--out"),
+    ("--begin", "--from"),
+    ("--end", "--until"),
+    ("--from", "--from-offset"),
+    ("--count", "--max"),
+    ("--count", "--repeat"),
+    ("--body", "--with-body"),
+    ("--topic", "TOPIC"),
+)
 
 _TOPICS_NAMED_MAX: Final = 5
 _QUEUES_NAMED_MAX: Final = 10
@@ -50,16 +67,30 @@ def time_option(text: str) -> int:
         raise typer.BadParameter(str(error)) from error
 
 
-Json = Annotated[bool, option("--json", "One JSON object a line, nothing else.")]
+Json = Annotated[bool, option("--json", "JSON, one object a line, and nothing else.")]
 Topic = Annotated[str, argument("TOPIC")]
 Queue = Annotated[int, argument("QUEUE", min=0)]
 Key = Annotated[str, argument("KEY", "A key or the unique key.")]
 Time = Annotated[int, argument("TIME", TIME_HELP, parser=time_option)]
-OneQueue = Annotated[int | None, option("--queue", "This queue only.", min=0)]
-Begin = Annotated[int | None, option("--begin TIME", TIME_HELP, parser=time_option)]
-End = Annotated[int | None, option("--end TIME", "the last to count", parser=time_option)]
-CountMax = Annotated[int, option("--max", "At most so many.", min=1)]
-Body = Annotated[bool, option("--body", "With the body; base64 in JSON.")]
+AnyTopic = Annotated[str | None, argument("[TOPIC]", "Of this topic only.")]
+OneQueue = Annotated[int | None, option("--queue", "The number of the queue.", min=0)]
+From = Annotated[
+    int | None, option("--from TIME", f"Stored from then on: {TIME_HELP}.", parser=time_option)
+]
+FromOffset = Annotated[
+    int | None, option("--from-offset", "Begin at this queue offset, in each queue.", min=0)
+]
+Until = Annotated[
+    int | None, option("--until TIME", "Stored until then, the last to count.", parser=time_option)
+]
+CountMax = Annotated[int | None, option("--max", "At most so many messages.", min=0)]
+FoundMax = Annotated[int, option("--max", "At most so many messages.", min=1)]
+DryRun = Annotated[bool, option("--dry-run", "Only say what would be done.")]
+Out = Annotated[str | None, option("--out FILE", "Write it to this file. -: stdout.")]
+Body = Annotated[bool, option("--with-body", "With the body; base64 in JSON.")]
+Upper = Annotated[
+    bool, option("--upper", "The last message that TIME stands for, and not the first.")
+]
 Plain = Annotated[bool, option("--plain", "With the body as its producer made it, not compressed.")]
 Topics = Annotated[
     list[str] | None, option("--topic PATTERN", "Only these topics, such as 'orders-*'.")
@@ -71,7 +102,7 @@ class TierOptions:
     """How a tier is named. All but `config` have the names of settings, None if not given."""
 
     config: Annotated[
-        Path | None, option("--config FILE", "Settings of the tier: a .toml, or a broker.conf.")
+        Path | None, option("--config FILE", "The settings: a .toml, or a broker.conf.")
     ] = None
     provider: Annotated[
         str | None, option("--provider NAME", "Without --config: where it lies, such as posix.")
@@ -88,7 +119,7 @@ class TierOptions:
         str | None, option("--region NAME", "Its region; else as the AWS chain says.")
     ] = None
     metadata_path: Annotated[
-        str | None, option("--metadata FILE", "The catalogue: tieredStoreMetadata.json.")
+        str | None, option("--catalogue-file FILE", "The catalogue: tieredStoreMetadata.json.")
     ] = None
     catalogue: Annotated[
         str | None,
@@ -98,7 +129,8 @@ class TierOptions:
         ),
     ] = None
     store_path: Annotated[
-        str | None, option("--store-path DIR", "Without --metadata: config/ in here has it.")
+        str | None,
+        option("--store-path DIR", "The broker's local store: config/ in it has the catalogue."),
     ] = None
     cluster_name: Annotated[
         str | None, option("--cluster NAME", "Its cluster; else DefaultCluster.")
@@ -107,10 +139,10 @@ class TierOptions:
         str | None, option("--broker NAME", "Its broker; else the name of this host.")
     ] = None
     index_slot_count: Annotated[
-        int | None, option("--index-slots", "tieredStoreIndexFileMaxHashSlotNum", min=1)
+        int | None, option("--index-slots", "Hash slots of an index file.", min=1)
     ] = None
     index_item_count: Annotated[
-        int | None, option("--index-items", "tieredStoreIndexFileMaxIndexNum", min=2)
+        int | None, option("--index-items", "Items of an index file.", min=1)
     ] = None
 
 
@@ -124,11 +156,50 @@ class SizeOptions:
     queue_file_bytes: Annotated[
         int | None, option("--queue-file-bytes", "mappedFileSizeConsumeQueue", min=1)
     ] = None
-    index_slot_count: Annotated[int | None, option("--index-slots", "maxHashSlotNum", min=1)] = None
-    index_item_count: Annotated[int | None, option("--index-items", "maxIndexNum", min=1)] = None
-    config: Annotated[
-        Path | None, option("--config FILE", "A broker.conf with the sizes, or TOML with [local].")
+    index_slot_count: Annotated[
+        int | None, option("--index-slots", "Hash slots of an index file.", min=1)
     ] = None
+    index_item_count: Annotated[
+        int | None, option("--index-items", "Items of an index file.", min=1)
+    ] = None
+    config: Annotated[
+        Path | None, option("--config FILE", "The settings: a .toml, or a broker.conf.")
+    ] = None
+
+
+class _Command(TyperCommand):
+    """Takes the names of the release before, with a line that names the new ones."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names = {name for known in self.params for name in known.opts}
+        metavars = {(known.metavar or "").strip("[]") for known in self.params}
+        renamed = {
+            old: new
+            for old, new in RENAMED
+            if old not in names and new in (names if new.startswith("-") else metavars)
+        }
+        return list(super().parse_args(ctx, _in_new_names(args, renamed)))
+
+
+def _in_new_names(args: Sequence[str], renamed: Mapping[str, str]) -> list[str]:
+    """What stands behind -- is no option."""
+    words: list[str] = []
+    coming = list(args)
+    while coming:
+        word = coming.pop(0)
+        if word == "--":
+            return [*words, word, *coming]
+        name, equals, value = word.partition("=")
+        new = renamed.get(name)
+        if new is None:
+            words.append(word)
+        elif new.startswith("-"):
+            note(f"{name} is now {new}")
+            words.append(f"{new}{equals}{value}")
+        else:
+            note(f"{name} is now the argument {new}")
+            words += [value] if equals else []
+    return words
 
 
 def verb(app: typer.Typer, example: str, short_help: str | None = None) -> Callable[[Verb], Verb]:
@@ -138,7 +209,9 @@ def verb(app: typer.Typer, example: str, short_help: str | None = None) -> Calla
     """
 
     def registered(function: Verb) -> Verb:
-        command = app.command(short_help=short_help, epilog=f"Example: tieredstore {example}")
+        command = app.command(
+            cls=_Command, short_help=short_help, epilog=f"Example: tieredstore {example}"
+        )
         command(_with_options(function))
         return function
 

@@ -131,7 +131,7 @@ def _advice_for(error: Exception, text: str, code: ExitCode) -> str:
     if isinstance(error, errors.CatalogueLockedError):
         return _LOCKED
     if isinstance(error, errors.MetadataError) and code is ExitCode.DAMAGE:
-        return "restore the catalogue, or name another with --metadata"
+        return "restore the catalogue, or name another with --catalogue-file"
     if isinstance(error, errors.BackendUnavailableError):
         return _FAILING if _REPLY_5XX.search(text) else _UNAVAILABLE
     return _advised(text) if code is ExitCode.REFUSED else ""

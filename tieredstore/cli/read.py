@@ -49,7 +49,7 @@ OnDamage = Callable[[QueueKey, int, SegmentError], None]
 _COLUMNS: Final = ("log offset", "topic/queue/offset", "size", "stored", "tags", "keys")
 _WIDTHS: Final = (12, 34, 7, 24, 12, 0)
 # No queue has so many messages, and no message was stored so early: 2001-09-09.
-_TIMES_FROM: Final = 1_000_000_000_000
+TIMES_FROM: Final = 1_000_000_000_000
 # Of all queues together:
 _BYTES_HELD_MAX: Final = 64 * 1024 * 1024  # but for huge single messages
 _UNITS_HELD_MAX: Final = 1 << 17
@@ -289,7 +289,7 @@ def walk_tier(
 ) -> Iterator[QueuedMessage]:
     """All whole messages of these queues by store time, then queue and offset.
 
-    `begin` is an offset of each queue, or a store time from `_TIMES_FROM` on. With `checks_bodies`
+    `begin` is an offset of each queue, or a store time from `TIMES_FROM` on. With `checks_bodies`
     each body is held against its checksum. Where a clock was set back a queue keeps its own order.
     No more than `count_max` messages are asked for at a time.
     """
@@ -343,7 +343,7 @@ class _QueueWalk:
 
     def _first(self, begin: int) -> tuple[int, int]:
         """The offset to begin at, and the store time below which nothing is wanted."""
-        if begin < _TIMES_FROM:
+        if begin < TIMES_FROM:
             return begin, -1
         try:
             found = self.reader.offset_by_time(*self.key, begin)

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tieredstore.cli.options import Json, SizeOptions, TierOptions, config_of, given, option, verb
+from tieredstore.cli.options import (
+    Json,
+    Out,
+    SizeOptions,
+    TierOptions,
+    config_of,
+    given,
+    option,
+    verb,
+)
 from tieredstore.cli.output import (
     CommandError,
     ExitCode,
@@ -116,25 +125,24 @@ def _at_least_one(text: str) -> float:
 
 @verb(app, "report --out tier.html --config broker.conf")
 def report(
-    out: Annotated[
-        str, option("--out FILE", "The page; one that is there is replaced. -: stdout.")
-    ] = "tier.html",
+    out: Out = "tier.html",
     local: Annotated[
         Path | None, option("--local DIR", "The broker's local store, to compare with.")
     ] = None,
     *,
     tier: TierOptions,
-    json: Annotated[bool, option("--json", "Say where it lies as JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Write one page that needs nothing else: topics, queues, segments, index and cost.
 
-    It is drawn from the catalogue, and needs no network to be looked at.
+    It is drawn from the catalogue, and needs no network to be looked at. A page that is there is
+    replaced.
     """
     from tieredstore.access.survey import picture_of
     from tieredstore.cli.tier import opened_tier
     from tieredstore.driver.runtime import SystemClock
 
-    target = OutputFile("--out", out)
+    target = OutputFile("--out", out or "tier.html")
     target.check(json=json)
     with opened_tier(tier) as opened:
         picture = picture_of(

@@ -1,6 +1,6 @@
 """The jobs as a script for `spark-submit`: the same verbs and options as on the command line.
 
-    spark-submit --py-files tieredstore.zip submit.py migrate --config old.conf --to new.toml
+    spark-submit --py-files tieredstore.zip submit.py migrate --config old.conf --to-config new.toml
 
 Each gets `--engine spark` before its options. On a cluster the driver needs what the extra `cli`
 brings.

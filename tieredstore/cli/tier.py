@@ -200,7 +200,7 @@ def no_catalogue(error: NoCatalogueError, config: StoreConfig) -> CommandError:
         return CommandError(printable(text), ExitCode.NOT_THERE)
     if error.names_file:
         text += (
-            "; name the catalogue with --metadata, or with --store-path the directory whose "
+            "; name the catalogue with --catalogue-file, or with --store-path the directory whose "
             "config/ has it"
         )
     if error.there:

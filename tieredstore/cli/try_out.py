@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from tieredstore.cli.local import local_settings
-from tieredstore.cli.options import Json, TierOptions, Topic, config_of, option, verb
+from tieredstore.cli.options import Json, OneQueue, TierOptions, Topic, config_of, option, verb
 from tieredstore.cli.output import (
     CommandError,
     ExitCode,
@@ -34,7 +34,9 @@ if TYPE_CHECKING:  # help must be fast
 
 app = typer.Typer(rich_markup_mode=None)
 
-StorePath = Annotated[str, option("--store-path DIR", "The local store; made where there is none.")]
+StorePath = Annotated[
+    str, option("--store-path DIR", "The broker's local store: config/ in it has the catalogue.")
+]
 
 _BATCH_COUNT: Final = 256
 _LINE_BYTES_MAX: Final = 4 << 20  # the store refuses what is longer
@@ -51,31 +53,31 @@ _SIZES: Final = {
 def put(
     topic: Topic,
     store_path: StorePath,
-    queue: Annotated[int, option("--queue", min=0)] = 0,
+    queue: OneQueue = 0,
     body: Annotated[
         str | None, option("--body", "Of the message; else each line of stdin is one.")
     ] = None,
     keys: Annotated[list[str] | None, option("--key", "To find it by; may be said again.")] = None,
     tag: Annotated[str | None, option("--tag", "To filter by.")] = None,
-    count: Annotated[int, option("--count", "Put each so many times.", min=1)] = 1,
+    repeat: Annotated[int, option("--repeat", "Put each so many times.", min=1)] = 1,
     json: Json = False,
 ) -> None:
     """Put messages into a local store in a folder, and sync them. For trying things out.
 
-    The store must not be open in a broker. `tieredstore local cat` shows what is in it, `offload`
-    copies it to a tier.
+    A store is made where there is none; one that is there must not be open in a broker.
+    `tieredstore local cat` shows what is in it, `offload` copies it to a tier.
     """
     last, stored = None, 0
     for last in _put_all(
         store_path,
-        _messages_of(topic, queue, body=body, keys=keys or [], tag=tag, count=count),
+        _messages_of(topic, queue or 0, body=body, keys=keys or [], tag=tag, count=repeat),
     ):
         stored += 1
         if json:
             write_json(last)
     if not json:
         where = "" if last is None else f", the last one at offset {last['queue_offset']}"
-        write_line(f"{stored} messages put into {topic}/{queue}{where}")
+        write_line(f"{stored} messages put into {topic}/{queue or 0}{where}")
 
 
 @verb(app, "offload --store-path /tmp/try")
