@@ -206,6 +206,37 @@ class TestToml:
         with pytest.raises(InvalidConfigError, match=r"bad\.toml: "):
             StoreConfig.from_toml(file)
 
+    def test_relative_paths_mean_the_folder_of_the_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        text = "[tieredstore]\npath = 'tier'\nmetadata_path = '/c.json'\nbucket = 'b'\n"
+        write(tmp_path, "t.toml", text + "store_path = '../s'\n[local]\nstore_path = 'l'\n")
+        monkeypatch.chdir(tmp_path)
+        for named in (tmp_path / "t.toml", Path("t.toml")):
+            config = StoreConfig.from_file(named)
+            assert (config.path, config.metadata_path) == (f"{tmp_path}/tier", "/c.json")
+            assert (config.store_path, config.bucket) == (f"{tmp_path}/../s", "b")
+            assert LocalConfig.from_file(named).store_path == f"{tmp_path}/l"
+        assert StoreConfig.from_toml(write(tmp_path, "empty.toml", "")) == StoreConfig()
+        conf = write(tmp_path, "broker.conf", "brokerName=a\nstorePathRootDir=s\n")
+        assert StoreConfig.from_file(conf).store_path == "s"  # as RocketMQ reads it
+
+    def test_one_of_several_tiers_is_whole_in_itself(self, tmp_path: Path) -> None:
+        text = "[tier.a]\nbucket = 'of-a'\n[tier.b]\nprefix = 'x'\npath = 'p'\n"
+        file = write(tmp_path, "t.toml", text)
+        assert StoreConfig.from_toml(file, tier="a").bucket == "of-a"
+        found = StoreConfig.from_toml(file, tier="b")
+        assert (found.bucket, found.prefix, found.path) == ("", "x", f"{tmp_path}/p")
+        with pytest.raises(InvalidConfigError, match=r"t\.toml: no tier 'c' is in it.*: a, b"):
+            StoreConfig.from_toml(file, tier="c")
+        with pytest.raises(InvalidConfigError, match="which of its tiers.*: a, b"):
+            StoreConfig.from_toml(file)
+        both = write(tmp_path, "both.toml", "bucket = 'c'\n" + text)
+        assert StoreConfig.from_toml(both).bucket == "c"
+        for wrong in ("tier = 3", "[tier]\na = 3"):
+            with pytest.raises(InvalidConfigError, match="is no table"):
+                StoreConfig.from_toml(write(tmp_path, "w.toml", wrong), tier="a")
+
     def test_a_missing_or_binary_or_huge_file_is_one_clear_error(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidConfigError, match="No such file"):
             StoreConfig.from_toml(tmp_path / "none.toml")
@@ -238,6 +269,8 @@ class TestEnvironment:
             "TIEREDSTORE_PROVIDER": "posix",
             "TIEREDSTORE_LOCAL_FLUSH_DISK_TYPE": "SYNC_FLUSH",
             "TIEREDSTORE_S3_ENDPOINT": "http://127.0.0.1:1",
+            "TIEREDSTORE_CONFIG": "any.toml",
+            "TIEREDSTORE_TIER": "prod",
         }
         assert StoreConfig.from_env(environ).provider == "posix"
         assert LocalConfig.from_env(environ).sync_flush
@@ -248,12 +281,16 @@ class TestEnvironment:
 
     @pytest.mark.parametrize("text", ["", "1e3", "0x10", "ten", "1.0"])
     def test_a_number_must_be_whole(self, text: str) -> None:
-        with pytest.raises(InvalidConfigError, match="^reserve_hours: want a whole number"):
+        with pytest.raises(
+            InvalidConfigError, match="^TIEREDSTORE_RESERVE_HOURS: .*want a whole number"
+        ):
             StoreConfig.from_env({"TIEREDSTORE_RESERVE_HOURS": text})
 
     @pytest.mark.parametrize("text", ["", "1", "yes"])
     def test_a_switch_must_be_true_or_false(self, text: str) -> None:
-        with pytest.raises(InvalidConfigError, match="^index_enabled: want true or false"):
+        with pytest.raises(
+            InvalidConfigError, match="^TIEREDSTORE_INDEX_ENABLED: .*want true or false"
+        ):
             StoreConfig.from_env({"TIEREDSTORE_INDEX_ENABLED": text})
 
 

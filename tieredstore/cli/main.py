@@ -21,6 +21,7 @@ from tieredstore.cli.output import (
     outcome,
     require_streams,
     silence_output,
+    write_line,
 )
 
 # Names of the release before, with what they are called now.
@@ -121,9 +122,20 @@ app = typer.Typer(
 )
 
 
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        from tieredstore import __version__
+
+        write_line(f"tieredstore {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def tieredstore(
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks; works at any place."),
+    version: bool = typer.Option(
+        False, "--version", help="Say which release this is.", callback=_say_version, is_eager=True
+    ),
 ) -> None:
     """The option is for the help: `main` has taken it away already."""
 

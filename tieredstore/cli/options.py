@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # help must be fast
 Verb = Callable[..., None]
 
 HOW_TO_NAME: Final = "--config FILE, or --provider posix --path ROOT --catalogue-file FILE"
+DEFAULT_FILE: Final = "tieredstore.toml"  # of the folder where the command is run
 TIME_HELP: Final = "epoch milliseconds or ISO 8601 (UTC unless it says otherwise)"
 
 # Names of the release before, with what they are called now: a verb that has the new one and not
@@ -99,10 +100,13 @@ Topics = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierOptions:
-    """How a tier is named. All but `config` have the names of settings, None if not given."""
+    """How a tier is named. All but the first two have the names of settings, None if not given."""
 
     config: Annotated[
         Path | None, option("--config FILE", "The settings: a .toml, or a broker.conf.")
+    ] = None
+    tier_name: Annotated[
+        str | None, option("--tier NAME", "The tier [tier.NAME] of that file.")
     ] = None
     provider: Annotated[
         str | None, option("--provider NAME", "Without --config: where it lies, such as posix.")
@@ -236,7 +240,8 @@ def _with_options(function: Verb) -> Verb:
     @wraps(function)
     def with_options(**words: Any) -> None:
         for name, bundle in bundles.items():
-            words[name] = bundle(**{field.name: words.pop(field.name) for field in fields(bundle)})
+            made = bundle(**{field.name: words.pop(field.name) for field in fields(bundle)})
+            words[name] = _completed(made) if isinstance(made, TierOptions) else made
         function(**words)
 
     # Typer looks at these instead of the signature of the function.
@@ -251,10 +256,38 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     )
 
 
+def _completed(tier: TierOptions) -> TierOptions:
+    """With what the environment says of what was not given, and the file that is meant.
+
+    `--provider` alone names a tier by itself: then no file counts, for it may be about another.
+    """
+    from tieredstore.model.config import StoreConfig
+    from tieredstore.model.settings import CONFIG_VARIABLE, TIER_VARIABLE, from_env, settings_of
+
+    known = {
+        name: spec
+        for name, spec in settings_of(StoreConfig).items()
+        if getattr(tier, name, "") is None
+    }
+    prefix = StoreConfig.ENV_PREFIX
+    variables = [f"{prefix}{name.upper()}" for name in known]
+    said = {name: os.environ[name] for name in variables if os.environ.get(name)}
+    found = from_env(known, said, prefix)
+    if tier.provider is None or tier.config is not None or tier.tier_name is not None:
+        named = os.environ.get(CONFIG_VARIABLE)
+        here = Path(DEFAULT_FILE) if Path(DEFAULT_FILE).is_file() else None
+        found["config"] = tier.config or (Path(named) if named else here)
+        # A file that is named in the command has a tier that is named in the command.
+        variable = os.environ.get(TIER_VARIABLE) if tier.config is None else None
+        found["tier_name"] = tier.tier_name or variable or None
+    return replace(tier, **found)
+
+
 def given(bundle: TierOptions | SizeOptions) -> dict[str, Any]:
-    """The settings that were given, by name; `config` is none, it names a file of them."""
+    """The settings that were given, by name; which file and tier to take are none."""
     words = {field.name: getattr(bundle, field.name) for field in fields(bundle)}
-    return {name: word for name, word in words.items() if word is not None and name != "config"}
+    others = ("config", "tier_name")
+    return {name: word for name, word in words.items() if word is not None and name not in others}
 
 
 def config_of(tier: TierOptions) -> StoreConfig:
@@ -267,8 +300,11 @@ def config_of(tier: TierOptions) -> StoreConfig:
     if tier.config is not None:
         if not tier.config.exists():
             raise CommandError(f"{tier.config}: there is no such file", ExitCode.NOT_THERE)
-        config = replace(StoreConfig.from_file(tier.config), **given(tier))
+        config = replace(_from_file(tier.config, tier.tier_name), **given(tier))
         where = f"{tier.config}: "
+    elif tier.tier_name is not None:
+        text = f"--tier {tier.tier_name}: no file says what it is; name it with --config FILE"
+        raise CommandError(printable(text), ExitCode.USAGE)
     elif tier.provider is not None:
         config = StoreConfig(**given(tier))
         where = ""
@@ -284,6 +320,17 @@ def config_of(tier: TierOptions) -> StoreConfig:
     if config.provider == "s3" and not config.bucket:
         raise CommandError(f"{where}name the bucket of the tier with --bucket NAME", ExitCode.USAGE)
     return config.with_secrets(os.environ)
+
+
+def _from_file(file: Path, tier_name: str | None) -> StoreConfig:
+    from tieredstore.model.config import StoreConfig
+
+    if tier_name is None:
+        return StoreConfig.from_file(file)
+    if file.suffix != ".toml":
+        text = f"{file}: a broker.conf is about one tier; --tier is for a .toml"
+        raise CommandError(printable(text), ExitCode.USAGE)
+    return StoreConfig.from_toml(file, tier=tier_name)
 
 
 def chosen(

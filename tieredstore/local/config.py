@@ -68,7 +68,9 @@ class LocalConfig(Settings):
     TABLE: ClassVar = "local"
     ENV_PREFIX: ClassVar = "TIEREDSTORE_LOCAL_"
 
-    store_path: str = computed(default_store_path, "Directory of the store", "storePathRootDir")
+    store_path: str = computed(
+        default_store_path, "Directory of the store", "storePathRootDir", is_path=True
+    )
     # the sizes that no file carries
     commit_log_file_bytes: int = setting(
         GIB, "Size of a commit log file", "mappedFileSizeCommitLog", minimum=256, maximum=INT32_MAX

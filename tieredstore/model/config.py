@@ -55,17 +55,24 @@ class StoreConfig(Settings):
         StorageLevel.NOT_IN_DISK, "When a read is served by the tier", "tieredStorageLevel"
     )
     store_path: str = computed(
-        default_store_path, "Local directory: catalogue and unsealed index", "storePathRootDir"
+        default_store_path,
+        "Local directory: catalogue and unsealed index",
+        "storePathRootDir",
+        is_path=True,
     )
     provider: str = setting(
         "memory", "Where the bytes lie: a name or a dotted path", "tieredBackendServiceProvider"
     )
-    path: str = setting("", "Root directory of the posix provider", "tieredStoreFilePath")
+    path: str = setting(
+        "", "Root directory of the posix provider", "tieredStoreFilePath", is_path=True
+    )
     metadata: str = setting(
         "json", "What keeps the catalogue: a name or a dotted path", "tieredMetadataServiceProvider"
     )
     metadata_path: str = setting(
-        "", "File of the catalogue; empty: <store_path>/config/tieredStoreMetadata.json"
+        "",
+        "File of the catalogue; empty: <store_path>/config/tieredStoreMetadata.json",
+        is_path=True,
     )
     catalogue: str = setting(
         "auto",

@@ -57,8 +57,14 @@ _TOML_STRINGS: Final = re.compile(
 _LONG_NAME: Final = re.compile(rf'\.(?:[ \t]*[\w"-]+[ \t]*\.){{{NAME_PARTS_MAX - 1}}}')
 _JAVA_PACKAGE: Final = "org.apache.rocketmq."
 # Variables that begin with TIEREDSTORE_ and are no settings of the tier: those of the local store,
-# and where tests and benchmarks find a server.
-OTHER_PREFIXES: Final = ("TIEREDSTORE_LOCAL_", "TIEREDSTORE_S3_", "TIEREDSTORE_BENCH_")
+# which file and which of its tiers the command takes, and where tests and benchmarks find a server.
+CONFIG_VARIABLE: Final = "TIEREDSTORE_CONFIG"
+TIER_VARIABLE: Final = "TIEREDSTORE_TIER"
+OTHER_PREFIXES: Final = (
+    *("TIEREDSTORE_LOCAL_", "TIEREDSTORE_S3_", "TIEREDSTORE_BENCH_"),
+    *(CONFIG_VARIABLE, TIER_VARIABLE),
+)
+TIERS_TABLE: Final = "tier"  # of a file with several tiers: [tier.prod]
 _CLASS_SETTINGS: Final = frozenset({"provider", "metadata", "plugins"})
 _NEAR: Final = 0.88
 _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -98,10 +104,16 @@ class Settings:
         return cls(**from_mapping(settings_of(cls), values))
 
     @classmethod
-    def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """A TOML file: the table of these settings where it has one, else its top level."""
+    def from_toml(cls, path: str | os.PathLike[str], *, tier: str | None = None) -> Self:
+        """A TOML file: the table of these settings where it has one, else its top level.
+
+        With `tier` it is the table `[tier.NAME]` alone. A relative path means the folder of the
+        file. Raises InvalidConfigError for what is no such file, tier or setting.
+        """
         with naming(path):
-            return cls(**from_toml(settings_of(cls), path, cls.TABLE))
+            known = settings_of(cls)
+            values = from_toml(known, path, cls.TABLE, tier)
+            return cls(**_in_folder(known, values, os.path.dirname(os.path.abspath(path))))
 
     @classmethod
     def from_broker_conf(cls, path: str | os.PathLike[str]) -> Self:
@@ -138,6 +150,7 @@ class Setting:
     minimum: int = 0
     maximum: int = INT64_MAX
     secret: bool = False
+    is_path: bool = False
 
 
 def setting(
@@ -148,13 +161,15 @@ def setting(
     minimum: int = 0,
     maximum: int = INT64_MAX,
     secret: bool = False,
+    is_path: bool = False,
 ) -> Any:
-    facts = Setting(doc, java, minimum, maximum, secret)
+    facts = Setting(doc, java, minimum, maximum, secret, is_path)
     return field(default=default, repr=not secret, metadata={"setting": facts})
 
 
-def computed(factory: Any, doc: str, java: str) -> Any:
-    return field(default_factory=factory, metadata={"setting": Setting(doc, java)})
+def computed(factory: Any, doc: str, java: str, *, is_path: bool = False) -> Any:
+    facts = Setting(doc, java, is_path=is_path)
+    return field(default_factory=factory, metadata={"setting": facts})
 
 
 class Secret(str):
@@ -238,7 +253,9 @@ def from_mapping(known: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _class_name(known[name], value) for name, value in values.items()}
 
 
-def from_toml(known: Fields, path: str | os.PathLike[str], table_name: str) -> dict[str, Any]:
+def from_toml(
+    known: Fields, path: str | os.PathLike[str], table_name: str, tier: str | None = None
+) -> dict[str, Any]:
     text = _read(path)
     if _LONG_NAME.search(_TOML_STRINGS.sub('""', text)):
         raise InvalidConfigError(f"a name of more than {NAME_PARTS_MAX} parts")
@@ -246,17 +263,42 @@ def from_toml(known: Fields, path: str | os.PathLike[str], table_name: str) -> d
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidConfigError(f"is no TOML: {error}") from error
-    table = document.get(table_name, document)
+    tiers = document.pop(TIERS_TABLE, {})
+    if not isinstance(tiers, dict):
+        raise InvalidConfigError(f"{TIERS_TABLE} is no table")
+    there = ", ".join(tiers) or "none"
+    if tier is not None:
+        if tier not in tiers:
+            raise InvalidConfigError(f"no tier {tier!r} is in it; there are: {there}")
+        table_name, table = f"{TIERS_TABLE}.{tier}", tiers[tier]
+    elif tiers and table_name not in document and not document.keys() & known.keys():
+        raise InvalidConfigError(f"which of its tiers? There are: {there}")
+    else:
+        table = document.get(table_name, document)
     if not isinstance(table, dict):
         raise InvalidConfigError(f"{table_name} is no table")
     return from_mapping(known, table)
+
+
+def _in_folder(known: Fields, values: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """With full paths: one that is relative begins in this folder."""
+    return {
+        name: os.path.join(folder, value)
+        if facts_of(known[name]).is_path and isinstance(value, str) and value
+        else value
+        for name, value in values.items()
+    }
 
 
 def from_env(known: Fields, environ: Mapping[str, str], prefix: str) -> dict[str, Any]:
     variables = {prefix + name.upper(): spec for name, spec in known.items()}
     ours = {name: text for name, text in environ.items() if _is_of(name, prefix)}
     refuse_unknown(ours, variables)
-    return {variables[name].name: _parsed(variables[name], text) for name, text in ours.items()}
+    values = {}
+    for name, text in ours.items():
+        with naming(name):
+            values[variables[name].name] = _parsed(variables[name], text)
+    return values
 
 
 def from_broker_conf(
