@@ -119,7 +119,7 @@ def test_messages_of_a_time_come_out_as_parquet(command: Command, tmp_path: Path
     ran = command.run("export", *words, *times, "--columns", "queue_id,store_time").done()
     assert ran.out.splitlines()[-1].startswith("exported ")
     found = table(tmp_path)
-    assert found.column_names == ["queue_id", "store_time", "topic", "day"]
+    assert found.column_names == ["queue_id", "store_time", "commit", "topic", "day"]
     assert set(found.column("topic").to_pylist()) == {"GoldBB"}
     stamps = [round(each.timestamp() * 1000) for each in found.column("store_time").to_pylist()]
     assert stamps
@@ -131,6 +131,8 @@ def test_messages_of_a_time_come_out_as_parquet(command: Command, tmp_path: Path
 def test_wrong_words_are_told_in_one_line(command: Command, tmp_path: Path) -> None:
     for words, told in (
         ((), "Name a directory or a URL with --to"),
+        (("--format", "iceberg", "--to", tmp_path), "which table? Name it with --table"),
+        (("--to", tmp_path, "--table", "a.b"), "--table is of --format iceberg"),
         (("--to", tmp_path, "--begin", "soon"), "--begin: 'soon' is no time"),
         (("--to", tmp_path, "--columns", "bodi"), "columns: 'bodi' cannot be exported"),
         (("--to", tmp_path, "--topic", "Silver"), "no topic is called 'Silver'"),

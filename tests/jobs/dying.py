@@ -45,7 +45,10 @@ MIGRATION_STEPS: Steps = (
     *((JsonMetadataStore, "apply"), (JsonMetadataStore, "close"), (os, "replace")),
 )
 # A file is put in two steps: its bytes have no name before the second.
-EXPORT_STEPS: Steps = ((ExportTarget, "put"), (os, "replace"), (ExportTarget, "delete"))
+EXPORT_STEPS: Steps = (
+    *((ExportTarget, name) for name in ("put", "publish", "delete", "drop_unpublished")),
+    *((os, name) for name in ("replace", "link", "rename")),
+)
 
 
 def config_in(folder: Path) -> StoreConfig:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
+from threading import Barrier, Event
 from typing import Any
 
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,13 +22,32 @@ from tests.jobs.job_kit import (
     flipped,
     golden_config,
     messages,
+    run_inline,
     table,
     tier_messages,
 )
 from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
-from tieredstore.jobs.export import NO_DAY, ExportJob, escaped
-from tieredstore.jobs.export_target import PLAN, ExportTarget, TargetOptions, free, joined
-from tieredstore.jobs.job import ItemResult, JobExit, JobState, RowStream, run_item
+from tieredstore.jobs.export import ExportJob
+from tieredstore.jobs.export_ledger import (
+    Ledger,
+    StagedRange,
+    TableChangedError,
+    commit_staged,
+    free,
+    joined,
+    marked,
+)
+from tieredstore.jobs.export_parquet import NO_DAY, ParquetTable, escaped, exported_files
+from tieredstore.jobs.export_target import ExportTarget, TargetOptions
+from tieredstore.jobs.job import (
+    ItemResult,
+    JobExit,
+    JobReport,
+    JobState,
+    Plan,
+    RowStream,
+    run_item,
+)
 from tieredstore.jobs.scan import OnCorrupt
 from tieredstore.model.errors import InvalidConfigError, MetadataError
 
@@ -35,11 +59,10 @@ def test_every_message_of_the_golden_tier_is_there_once(tmp_path: Path) -> None:
     assert report.counts["messages"] == 533
     assert messages(tmp_path) == tier_messages(config)
     assert max(messages(tmp_path).values()) == 1
-    days = {day for each in tmp_path.glob("topic=*/day=*") if (day := each.name[4:])}
-    assert days == {"2026-11-20"}
-    assert (tmp_path / "topic=%25RETRY%25gold_group").is_dir()
-    assert not (tmp_path / "_tieredstore" / "plan.json").exists()
-    assert not list((tmp_path / "_tieredstore" / "done").iterdir())
+    commit = tmp_path / "commit=00000001"
+    assert {each.name for each in commit.glob("topic=*/day=*")} == {"day=2026-11-20"}
+    assert (commit / "topic=%25RETRY%25gold_group").is_dir()
+    assert staged(tmp_path) == []
 
 
 def test_the_next_run_adds_what_is_new_and_nothing_else(tmp_path: Path) -> None:
@@ -55,65 +78,201 @@ def test_the_next_run_adds_what_is_new_and_nothing_else(tmp_path: Path) -> None:
     assert report.counts["messages"] == 35
     assert messages(target) == tier_messages(tier.config)
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    manifest = json.loads((target / "_tieredstore/manifest.json").read_text())
-    assert manifest["ranges"] == {
+    (*_, newest) = sorted(target.glob("commit=*"))
+    record = json.loads((newest / "_commit.json").read_text())
+    assert record["ledger"]["ranges"] == {
         "c/broker-a/Orders/0": [[0, 130]],
         "c/broker-a/Payments/3": [[0, 5]],
     }
-    commit = json.loads((target / "_tieredstore/commits/00000002.json").read_text())
-    assert sum(each["rows"] for each in commit["ranges"]) == 35
+    assert sum(each["rows"] for each in record["files"]) == 35
+    assert newest.name == "commit=00000002"
+    new = exported_files(str(target), after=1)
+    assert sum(pq.read_metadata(path).num_rows for path in new) == 35
+    assert len(exported_files(str(target))) == len(list(target.glob("commit=*/**/*.parquet")))
 
 
-def test_a_run_that_is_killed_anywhere_is_gone_on_with(tmp_path: Path) -> None:
-    """Behind the plan, on the way to a name, in the middle, and around the commit at the end."""
+def test_a_run_that_is_killed_anywhere_shows_all_or_nothing(tmp_path: Path) -> None:
+    """Before and after each file, around the commit, and while what is behind it is removed."""
     config = golden_config()
+    wanted = {each: 1 for each in tier_messages(config) if each[0].startswith("Gold")}
     with dying("export") as process:
         count = process.count(tmp_path / "whole")
-        ends = [step for step in range(count) if step > count - 8]
-        for step in (2, 3, 12, *ends):
+        assert count > 40
+        for step in sorted({*range(0, count, 11), *range(count - 8, count)}):
             target = tmp_path / str(step)
             assert process.run(step, target) is None
-            if list(target.rglob("*.parquet")):
-                seen = messages(target)  # a plain reader sees no half file, and none twice
-                assert max(seen.values(), default=1) == 1
-                assert seen <= tier_messages(config)
-            report = exported(config, target, split_bytes=9_000)  # would cut other ranges
+            target.mkdir(exist_ok=True)
+            assert seen(target) in ({}, wanted)
+            # It would cut other ranges; what is staged is taken as it is.
+            report = exported(config, target, split_bytes=9_000)
             assert report.state is JobState.DONE
             assert messages(target) == tier_messages(config)
-            assert not list((target / "_tieredstore" / "halves").iterdir())
+            assert staged(target) == []
+            assert not list(target.glob("_tieredstore/making/*"))
 
 
-def test_messages_of_a_killed_run_that_expire_before_the_next_stay_exported(
-    tmp_path: Path,
-) -> None:
+def test_what_a_killed_run_has_staged_is_not_written_again(tmp_path: Path) -> None:
+    config, target = golden_config(), str(tmp_path / "parquet")
+    job = ExportJob(config=config, target=target, split_bytes=20_000)
+    plan = job.plan()
+    with pytest.raises(KeyboardInterrupt):
+        job.finish(plan, RowStream(interrupted(job, plan, 7), item_count=len(plan.items)))
+    assert seen(Path(target)) == {}
+    again = job.plan()
+    assert len(again.items) == len(plan.items) - 7
+    assert again.lines[1] == "7 ranges were written by runs that did not end: to commit"
+    report = run_inline(job)
+    assert (report.counts["ranges"], report.counts["messages"]) == (len(plan.items), 533)
+    assert messages(target) == tier_messages(config)
+
+
+def interrupted(job: ExportJob, plan: Plan[Any], count: int) -> Iterator[ItemResult[Any]]:
+    for at, item in enumerate(plan.items[:count]):
+        yield run_item(job.work, item, at)
+    raise KeyboardInterrupt
+
+
+def staged(target: Path) -> list[str]:
+    return [path.name for path in target.glob("_tieredstore/staged/*")]
+
+
+def seen(target: Path) -> dict[Any, int]:
+    """What a reader sees that only lists folders."""
+    return dict(messages(target)) if list(target.glob("commit=*")) else {}
+
+
+def test_a_reader_that_lists_during_commits_sees_all_of_a_run_or_nothing(tmp_path: Path) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path))
+    target = tmp_path / "parquet"
+    target.mkdir()
+    counts: list[int] = []
+    ended = Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            found = ds.dataset(target, format="parquet", partitioning="hive")
+            counts.append(found.count_rows())
+
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        try:
+            for _ in range(12):
+                for queue in range(4):
+                    tier.add("Orders", queue, 25)
+                exported(tier.config, target, split_bytes=2_000)
+        finally:
+            ended.set()
+        looking.result()
+    assert len(set(counts)) > 2
+    assert {count % 100 for count in counts} == {0}
+    assert counts == sorted(counts)
+
+
+def test_two_runs_at_once_bring_each_message_once(tmp_path: Path) -> None:
+    config, target = golden_config(), str(tmp_path / "parquet")
+    for _ in range(3):
+        rmtree(target, ignore_errors=True)
+        both = Barrier(2, timeout=60)
+
+        def run(split_bytes: int, both: Barrier = both) -> JobReport:
+            job = ExportJob(config=config, target=target, split_bytes=split_bytes)
+            plan = job.plan()
+            results = [run_item(job.work, item, at) for at, item in enumerate(plan.items)]
+            both.wait()
+            report = job.finish(plan, RowStream(iter(results), item_count=len(results)))
+            assert isinstance(report, JobReport)
+            return report
+
+        with ThreadPoolExecutor(2) as pool:
+            reports = list(pool.map(run, (20_000, 20_000)))
+        assert sum(report.counts["messages"] for report in reports) == 533
+        assert messages(target) == tier_messages(config)
+        assert exported(config, target).counts["messages"] == 0
+
+
+def test_staged_files_that_another_run_commits_and_removes_are_no_error(tmp_path: Path) -> None:
+    """Between the look for the files and the commit, and before the look."""
+    config, target = golden_config(), str(tmp_path / "parquet")
+
+    class Overtaken(ParquetTable):
+        calls = 0
+
+        def append(self, ranges: Sequence[StagedRange], after: Ledger) -> None:
+            self.calls += 1
+            if self.calls == 1:
+                exported(config, target)
+            super().append(ranges, after)
+
+    class Early(ExportTarget):
+        done = False
+
+        def sizes(self, paths: Sequence[str]) -> list[int | None]:
+            if not self.done:
+                self.done = True
+                exported(config, target)
+            return super().sizes(paths)
+
+    for table_ in (
+        Overtaken(ExportTarget(target, TargetOptions())),
+        ParquetTable(Early(target, TargetOptions())),
+    ):
+        rmtree(target, ignore_errors=True)
+        job = ExportJob(config=config, target=target, split_bytes=20_000)
+        for item in job.plan().items:
+            list(job.work(item))
+        ranges = marked(ExportTarget(target, TargetOptions()), job.settings)
+        added, ledger = commit_staged(table_, job.settings, ranges, "the-run")
+        assert (added, ledger.commits) == ([], 1)
+        assert messages(target) == tier_messages(config)
+
+
+def test_a_commit_whose_outcome_was_unknown_is_recognised(tmp_path: Path) -> None:
+    config, target = golden_config(), str(tmp_path / "parquet")
+
+    class Doubtful(ParquetTable):
+        def append(self, ranges: Sequence[StagedRange], after: Ledger) -> None:
+            super().append(ranges, after)
+            raise TableChangedError
+
+    job = ExportJob(config=config, target=target)
+    for item in job.plan().items:
+        list(job.work(item))
+    place = ExportTarget(target, TargetOptions())
+    ranges = marked(place, job.settings)
+    added, ledger = commit_staged(Doubtful(place), job.settings, ranges, "the-run")
+    assert (added, ledger.commits, ledger.runs) == (ranges, 1, ("the-run",))
+
+
+def test_a_folder_taken_away_while_it_is_made_is_not_published_in_part(tmp_path: Path) -> None:
+    class Swept(ExportTarget):
+        def _put_locally(self, root: Path, path: str, data: Any) -> None:
+            if path == "last":
+                self.drop_unpublished()
+            super()._put_locally(root, path, data)
+
+    target = Swept(str(tmp_path), TargetOptions())
+    target.put("a", b"1")
+    with pytest.raises(FileNotFoundError):
+        target.publish("made", {"x/a": "a"}, ("last", b"2"))
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_queue_that_was_made_anew_is_noted(tmp_path: Path) -> None:
     config, target = golden_config(), tmp_path / "parquet"
     exported(config, target)
-    manifest = target / "_tieredstore/manifest.json"
-    ranges = json.loads(manifest.read_text())
-    ranges["ranges"]["GoldenCluster/broker-gold-a/GoldAa/0"] = [[0, 500]]
-    manifest.write_text(json.dumps(ranges))
+    record = target / "commit=00000001/_commit.json"
+    held = json.loads(record.read_text())
+    held["ledger"]["ranges"]["GoldenCluster/broker-gold-a/GoldAa/0"] = [[0, 500]]
+    record.write_text(json.dumps(held))
     report = exported(config, target)
     assert report.facts["made_anew"] == ["broker-gold-a/GoldAa/0 ends at 83, 500 was there"]
 
 
-def test_a_queue_that_is_gone_after_a_killed_run_leaves_no_plan_behind(tmp_path: Path) -> None:
-    tier = WrittenTier(config=posix_config(tmp_path / "a"))
-    tier.add("t", 0, 20)
-    tier.add("u", 0, 20)
-    target = ExportTarget(str(tmp_path / "parquet"), TargetOptions())
-    job = ExportJob(config=tier.config, target=target.url)
-    with pytest.raises(KeyboardInterrupt):
-        job.finish(job.plan(), RowStream(map(interrupted, (0, 1)), item_count=2))
-    assert target.read(PLAN) is not None
-    other = WrittenTier(config=posix_config(tmp_path / "b"))
-    other.add("u", 0, 20)
-    assert exported(other.config, target.url).state is JobState.DONE
-    assert messages(target.url) == tier_messages(other.config)
-    assert target.read(PLAN) is None
-
-
-def interrupted(at: int) -> ItemResult[Any]:
-    raise KeyboardInterrupt(at)
+def test_a_target_of_an_older_layout_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "_tieredstore").mkdir()
+    (tmp_path / "_tieredstore/manifest.json").write_text("{}")
+    with pytest.raises(InvalidConfigError, match="knows no commits; export to another one"):
+        exported(golden_config(), tmp_path)
 
 
 def test_times_that_hold_nothing_are_refused(tmp_path: Path) -> None:
@@ -135,7 +294,10 @@ def test_columns_are_chosen_once_for_a_target(tmp_path: Path) -> None:
     exported(config, tmp_path, columns=("queue_offset", "body"), topics=("Gold*",))
     (first, *_) = sorted(tmp_path.rglob("*.parquet"))
     assert pq.read_schema(first).names == ["queue_offset", "body"]
-    assert {each.name for each in tmp_path.glob("topic=*")} == {"topic=GoldAa", "topic=GoldBB"}
+    assert {each.name for each in tmp_path.glob("commit=*/topic=*")} == {
+        "topic=GoldAa",
+        "topic=GoldBB",
+    }
     with pytest.raises(InvalidConfigError, match="with other settings \\(columns"):
         exported(config, tmp_path, columns=("body",))
     with pytest.raises(InvalidConfigError, match="columns: 'bodi'"):
@@ -168,23 +330,13 @@ def test_what_cannot_be_read_fails_is_left_out_or_told(tmp_path: Path) -> None:
         )
         assert told.exit_code is JobExit.DAMAGE
         assert "GoldAa/1" in told.findings[0].where
-        lost = pq.read_table(
-            next((tmp_path / "c").glob(f"topic=GoldAa/day={NO_DAY}/*.parquet")), partitioning=None
-        )
+        (path,) = (tmp_path / "c").glob(f"commit=*/topic=GoldAa/day={NO_DAY}/*.parquet")
+        lost = pq.read_table(path, partitioning=None)
         assert lost.column("queue_offset").to_pylist() == [0]
         assert lost.column("damage")[0].as_py()
-    # The failed range stays planned, and is exported when its bytes are back.
+    # The failed range is exported when its bytes are back.
     assert exported(tier.config, tmp_path / "a").state is JobState.DONE
     assert messages(tmp_path / "a") == tier_messages(tier.config)
-
-
-def test_another_export_that_commits_meanwhile_is_noticed(tmp_path: Path) -> None:
-    config, target = golden_config(), tmp_path / "parquet"
-    job = ExportJob(config=config, target=str(target))
-    plan = job.plan()
-    exported(config, target, topics=("GoldBB",))
-    with pytest.raises(MetadataError, match="another export has committed meanwhile"):
-        job.finish(plan, RowStream(iter(()), item_count=len(plan.items)))
 
 
 def test_workers_in_another_folder_write_to_the_same_place(
@@ -199,24 +351,26 @@ def test_workers_in_another_folder_write_to_the_same_place(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     results = (run_item(job.work, item, at) for at, item in enumerate(plan.items))
-    assert job.finish(plan, RowStream(results, item_count=1)).state is JobState.DONE
+    report = job.finish(plan, RowStream(results, item_count=1))
+    assert isinstance(report, JobReport)
+    assert report.state is JobState.DONE
     assert messages(tmp_path / "parquet") == tier_messages(tier.config)
 
 
 def test_workers_that_write_to_disks_of_their_own_are_noticed(tmp_path: Path) -> None:
     config = golden_config()
     job = ExportJob(config=config, target=str(tmp_path / "here"), topics=("GoldBB",))
-    there = replace(job, target=str(tmp_path / "there"))
     plan = job.plan()
-    results = (run_item(there.work, item, at) for at, item in enumerate(plan.items))
+    there = [replace(item, place=str(tmp_path / "there")) for item in plan.items]
+    results = (run_item(job.work, item, at) for at, item in enumerate(there))
     with pytest.raises(MetadataError, match="do all workers see this folder"):
         job.finish(plan, RowStream(results, item_count=len(plan.items)))
 
 
-def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
-    (tmp_path / "_tieredstore").mkdir()
-    (tmp_path / "_tieredstore/manifest.json").write_text("{")
-    with pytest.raises(MetadataError, match="manifest.json"):
+def test_a_damaged_record_of_a_commit_is_named(tmp_path: Path) -> None:
+    (tmp_path / "commit=00000001").mkdir()
+    (tmp_path / "commit=00000001/_commit.json").write_text("{")
+    with pytest.raises(MetadataError, match="commit=00000001/_commit.json"):
         exported(golden_config(), tmp_path)
 
 

@@ -100,15 +100,28 @@ class OnCorruptName(StrEnum):
     REPORT = "report"
 
 
+class FormatName(StrEnum):
+    """What an export adds to."""
+
+    PARQUET = "parquet"
+    DELTA = "delta"
+    ICEBERG = "iceberg"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetOptions:
-    """Where the files go."""
+    """Where the messages go."""
 
     to: Annotated[str, option("--to URL", "Directory, or a URL such as s3://bucket/folder.")] = ""
     to_endpoint: Annotated[str, option("--to-endpoint URL", "Address of that store; else AWS.")] = (
         ""
     )
     to_region: Annotated[str, option("--to-region NAME", "Its region; else the AWS chain's.")] = ""
+    format: Annotated[FormatName, option("--format", "Files, or a table.")] = FormatName.PARQUET
+    table: Annotated[str, option("--table NAME", "Of Iceberg, namespace.table.")] = ""
+    catalog: Annotated[str, option("--catalog NAME", "Of Iceberg, in pyiceberg's settings.")] = (
+        "default"
+    )
 
 
 @verb(app, "migrate --config broker.conf --to-config bucket.toml --dry-run")
@@ -189,24 +202,31 @@ def export(
         OnCorruptName, option("--on-corrupt", "What becomes of messages that cannot be read.")
     ] = OnCorruptName.FAIL,
 ) -> None:
-    """Write topic=…/day=…/….parquet, each message once; the next run adds only what is new.
+    """Write Parquet, or into a Delta or Iceberg table, each message once; next time what is new.
 
     A run that was killed is gone on with by the next. Exit code 4: messages cannot be read, 5: not
     all was written; run it again.
     """
     from tieredstore.cli.tier import check_tier
-    from tieredstore.jobs.export import DEFAULT_COLUMNS, ExportJob
+    from tieredstore.jobs.export import DEFAULT_COLUMNS, ExportJob, TableFormat
     from tieredstore.jobs.export_target import TargetOptions as TargetAccess
     from tieredstore.jobs.scan import OnCorrupt
     from tieredstore.jobs.slices import EVER
 
-    if not parquet.to:
+    is_iceberg = parquet.format is FormatName.ICEBERG
+    if is_iceberg and (parquet.to or not parquet.table):
+        raise CommandError("which table? Name it with --table, without --to", ExitCode.USAGE)
+    if not is_iceberg and parquet.table:
+        raise CommandError("--table is of --format iceberg; name a place with --to", ExitCode.USAGE)
+    if not is_iceberg and not parquet.to:
         raise CommandError("where to? Name a directory or a URL with --to", ExitCode.USAGE)
     config = config_of(tier)
     named = tuple(name.strip() for name in columns.split(",")) if columns else DEFAULT_COLUMNS
     job = ExportJob(
         config=config,
-        target=parquet.to,
+        target=parquet.table if is_iceberg else parquet.to,
+        format=TableFormat(parquet.format.value),
+        catalog=parquet.catalog,
         target_options=TargetAccess(endpoint=parquet.to_endpoint, region=parquet.to_region),
         columns=named,
         topics=tuple(topic or ()),

@@ -1,28 +1,25 @@
-"""The job `export`: a tier as Parquet files, one folder for each topic and day, each message once.
+"""The job `export`: a tier as Parquet files, or in a Delta or Iceberg table, each message once.
 
-* A range of a queue is planned before its first file is written, and is never cut anew: a second
-  attempt, of a task or of a run that was killed, writes files of the same names.
-* A file is there whole or not at all. A plain Parquet reader, which only lists folders, therefore
-  never sees a message twice or half a file. While a run is under way, or after it was killed, the
-  reader sees some of the new messages early; each is right, since what is in a tier never changes.
-* `_tieredstore/manifest.json` says up to where all messages are there. It is replaced in one step
-  at the end of a run. Readers that need whole days wait until there is no `_tieredstore/plan.json`.
+* Workers stage ranges of queues: files that no reader looks at, and a mark for each range. The
+  driver makes all of them visible in one commit, which says up to where the queues are exported.
+  Readers see all of a run or nothing; how is up to the format, see `export_parquet`,
+  `export_delta` and `export_iceberg`.
+* What a killed run has staged is committed by the next run, and is not written again.
+* Any number of runs may be under way: a commit drops what another run has brought meanwhile.
+* The next run exports only what is new.
 
-Files appear one by one under their final names, because renaming all of them at the end would be no
-single step: a bucket cannot rename, and a disk renames a thousand files one after the other.
-
-The next run exports only what is new. One run at a time may write to a target; a run that finds
-another commit than it began with is refused. Messages that cannot be read fail their range, which
-stays planned. With `on_corrupt` SKIP they are left out with a note; with REPORT they are damage,
-and each has a row where `damage` is among the columns.
+Messages that cannot be read fail their range, which the next run tries again. With `on_corrupt`
+SKIP they are left out with a note; with REPORT they are damage, and each has a row where `damage`
+is among the columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import ClassVar, Final
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -31,24 +28,36 @@ import pyarrow.parquet as pq
 
 from tieredstore.access.reader import TieredReader
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS
-from tieredstore.jobs.export_target import (
-    ExportTarget,
+from tieredstore.jobs.export_ledger import (
+    STAGED,
+    ExportTable,
     Ledger,
     Ranges,
     Settings,
-    TargetOptions,
-    commit,
+    StagedFile,
+    StagedRange,
+    addable,
+    commit_staged,
+    drop_marks,
     free,
-    full_target,
-    put_done,
-    put_plan,
+    joined,
+    marked,
+    put_mark,
     range_name,
 )
-from tieredstore.jobs.job import JobReport, JobState, Plan, RowStream, bounded
-from tieredstore.jobs.scan import DAMAGE, OnCorrupt, Scan, queue_bounds, selected_queues
+from tieredstore.jobs.export_parquet import ParquetTable
+from tieredstore.jobs.export_target import ExportTarget, TargetOptions, full_target
+from tieredstore.jobs.job import Job, JobReport, JobState, Plan, RowStream, bounded
+from tieredstore.jobs.scan import (
+    DAMAGE,
+    SCAN_COLUMNS,
+    OnCorrupt,
+    Scan,
+    queue_bounds,
+    selected_queues,
+)
 from tieredstore.jobs.slices import (
     EVER,
-    EVERYTHING,
     SPLIT_BYTES,
     QueueRows,
     Selection,
@@ -61,40 +70,40 @@ from tieredstore.model.errors import InvalidConfigError, MetadataError
 from tieredstore.model.findings import Finding, Severity
 from tieredstore.model.values import Json
 
-NO_DAY: Final = "__HIVE_DEFAULT_PARTITION__"
-"""How Hive writes null: a store time that is no day, or a message that cannot be read."""
 ROW_GROUP_ROWS: Final = 131_072
 DAMAGED_SHOWN: Final = 20  # of one range
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC).date()
 _DAY_US: Final = 86_400_000_000
-_ESCAPED: Final = frozenset("\"#%'*/:=?\\{}[]^")
 DEFAULT_COLUMNS: Final = tuple(
     name for name in MESSAGE_COLUMNS if name not in ("topic", "body_crc_ok")
 )
 _ALWAYS: Final = ("store_time", "topic", "queue_id", "queue_offset")
 
 
+class TableFormat(StrEnum):
+    """What an export adds to."""
+
+    PARQUET = "parquet"
+    DELTA = "delta"
+    ICEBERG = "iceberg"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportItem:
-    """A range of a queue that has one name for ever, and what of it there still is."""
+    """A range of a queue, and the directory or bucket that its files are staged in."""
 
     source: str
-    first_offset: int
-    end_offset: int
-    slices: tuple[Slice, ...]
+    slice: Slice
+    place: str
 
     @property
     def name(self) -> str:
-        return range_name(self.source, self.first_offset, self.end_offset)
+        return range_name(self.source, self.slice.first_offset, self.slice.end_offset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRow:
     """What became of a range; `damaged` has at most DAMAGED_SHOWN messages."""
 
-    messages: int
-    files: int
-    written_bytes: int
     damaged_count: int = 0
     damaged: tuple[tuple[str, int, int, str], ...] = ()
 
@@ -103,13 +112,17 @@ class ExportRow:
 class ExportJob:
     """Exports topics that match one of the patterns, and what was stored within the times.
 
-    `topic` and `day` are in the names of the folders. `columns` and `times` are those of the target
-    for ever: a later run must have the same.
+    * `target` is a directory or URL; with ICEBERG it is a table, `namespace.table`, and `catalog`
+      is the name of its catalogue in the settings of pyiceberg.
+    * `format`, `columns` and `times` are those of the target for ever: a later run must have the
+      same. `topic` and `day` are columns in any case.
     """
 
     name: ClassVar[str] = "export"
     config: StoreConfig
     target: str
+    format: TableFormat = TableFormat.PARQUET
+    catalog: str = "default"
     target_options: TargetOptions = field(default_factory=TargetOptions)
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     topics: tuple[str, ...] = ()
@@ -134,125 +147,152 @@ class ExportJob:
             raise InvalidConfigError("times: the begin is not before the end")
         # Workers may be in other folders.
         object.__setattr__(self, "config", self.config.with_full_paths())
-        object.__setattr__(self, "target", full_target(self.target))
+        if self.format is not TableFormat.ICEBERG:
+            object.__setattr__(self, "target", full_target(self.target))
 
     def plan(self) -> Plan[ExportItem]:
-        ledger = self._ledger()
+        table = self._opened()
+        ledger = table.read()
+        ledger.refuse_other(table.name, self.settings)
+        place, staged = "", list[StagedRange]()
+        if table.exists():
+            place = table.target.url
+            staged = addable(marked(table.target, self.settings), ledger)
         topics = TopicPatterns(self.topics)
         selection = Selection(topic_pattern=topics.expression, times=self.times)
         items: list[ExportItem] = []
         reset: list[Json] = []
+        held = _with(ledger, staged)
         with TieredReader(self.config) as reader:
-            there = {self._source(rows.path) for rows in selected_queues(reader, EVERYTHING)}
             topics.refuse_unknown(key.topic for key in reader.queues())
             queues = selected_queues(reader, selection)
             bounds = queue_bounds(reader, queues, selection)
-            pending = ledger.pending()
             for rows in queues:
                 source = self._source(rows.path)
-                taken = ledger.taken(source)
+                taken = held.get(source, [])
                 if taken and taken[-1][1] > rows.end_offset:
                     reset.append(f"{rows.path} ends at {rows.end_offset}, {taken[-1][1]} was there")
-                # As they were planned, though the tier may have grown, or expired, since.
-                items += [
-                    _item(source, *part, self._slices(rows, part))
-                    for part in pending.get(source, ())
-                ]
                 first, end = bounds[rows.path]
                 span = max(first, rows.min_offset), min(end, rows.end_offset)
-                slices = [
-                    slice_ for part in free(*span, taken) for slice_ in self._slices(rows, part)
-                ]
                 items += [
-                    _item(source, slice_.first_offset, slice_.end_offset, [slice_])
-                    for slice_ in slices
+                    ExportItem(source=source, slice=slice_, place=place)
+                    for part in free(*span, taken)
+                    for slice_ in self._slices(rows, part)
                 ]
-        for source in sorted(pending.keys() - there):
-            # Its queue was deleted meanwhile: there is nothing more to export.
-            if source.startswith(self._source(self.config.broker_name + "/")):
-                items += [_item(source, *part, ()) for part in pending[source]]
-        sizes = [sum(part.approximate_bytes for part in item.slices) for item in items]
-        messages = sum(len(part) for item in items for part in item.slices)
+        sizes = [item.slice.approximate_bytes for item in items]
+        messages = sum(len(item.slice) for item in items)
         text = f"{messages} messages, about {sum(sizes)} bytes, in {len(items)} ranges to export"
+        lines = [text, *(f"note: {line}: made anew?" for line in reset)]
+        if staged:
+            lines.append(f"{len(staged)} ranges were written by runs that did not end: to commit")
         return Plan(
             items=items,
             item_bytes=sizes,
             counts={"queues": len(queues), "messages": messages},
             byte_counts={"read": sum(sizes)},
-            lines=(text, *(f"note: {line}: made anew?" for line in reset)),
+            lines=tuple(lines),
             facts={"target": self.target, "commits": ledger.commits, "made_anew": reset},
         )
 
     def work(self, item: ExportItem) -> Iterable[ExportRow]:
-        yield write_range(self.config, item, self._scan(), self.columns, self._opened())
+        yield stage_range(self, item)
 
-    def finish(self, plan: Plan[ExportItem], rows: RowStream[ExportRow]) -> JobReport:
-        target = self._opened()
-        target.drop_halves()
-        # Before the first row is asked for no work is begun.
-        if plan.items:
-            put_plan(
-                target, self._settings, _ranges_of(plan, self._ledger(with_done=False).planned)
-            )
-        messages = files = written = damaged = 0
+    def finish(
+        self, plan: Plan[ExportItem], rows: RowStream[ExportRow]
+    ) -> JobReport | Job[ExportItem, ExportRow]:
+        table = self._opened()
+        if plan.items and not table.exists():
+            table.make()
+            # Workers could not know where the files of a table lie that was not there.
+            if not plan.items[0].place:
+                return self
+        damaged = 0
         findings: list[Finding] = []
         for row in rows:
-            messages += row.messages
-            files += row.files
-            written += row.written_bytes
             damaged += row.damaged_count
             findings += [self._finding(*message) for message in row.damaged]
-        commits = plan.facts["commits"]
-        assert isinstance(commits, int)
-        commits = commit(target, self._settings, Ledger(commits=commits))
-        kept, left_out = bounded(findings)
+        added: list[StagedRange] = []
+        ledger = table.read()
+        if table.exists():
+            staged = marked(table.target, self.settings)
+            added, ledger = commit_staged(table, self.settings, staged, uuid4().hex)
+            drop_marks(table.target, ledger)
+            table.target.drop_unpublished()
         state = rows.state
-        if state is JobState.DONE:
-            self._check_arrived(plan)
+        if state is JobState.DONE and (lost := self._not_there(plan, ledger)):
+            brought_by_others = ledger.commits - bool(added) != plan.facts["commits"]
+            if not brought_by_others:
+                text = f"{lost} was written, and is not there: do all workers see this folder?"
+                raise MetadataError(self.target, text)
+            state = JobState.INCOMPLETE  # another run has brought a part of it, and so none of it
+        files = [file for each in added for file in each.files]
+        messages = sum(file.rows for file in files)
+        kept, left_out = bounded(findings)
         done = "all of it" if state is JobState.DONE else "not all of it: run it again"
         return JobReport(
             job=self.name,
             state=state,
             counts={
                 "messages": messages,
-                "files": files,
-                "ranges": rows.done_count,
+                "files": len(files),
+                "ranges": len(added),
                 "ranges_left": rows.item_count - rows.done_count,
                 "damaged": damaged,
             },
-            byte_counts={"written": written},
+            byte_counts={"written": sum(file.size for file in files)},
             findings=kept,
             findings_left_out=left_out + damaged - len(findings),
             failures=tuple(rows.failures),
-            facts={"target": self.target, "commits": commits, "made_anew": plan.facts["made_anew"]},
-            lines=(f"exported {messages} messages to {files} files, {done}",),
+            facts={
+                "target": self.target,
+                "commits": ledger.commits,
+                "made_anew": plan.facts["made_anew"],
+            },
+            lines=(f"exported {messages} messages to {len(files)} files, {done}",),
         )
 
     # Parts
 
-    def _check_arrived(self, plan: Plan[ExportItem]) -> None:
-        """Refuse where workers have written to disks of their own."""
-        exported = self._ledger(with_done=False).exported
-        for item in plan.items:
-            part = item.first_offset, item.end_offset
-            if free(*part, exported.get(item.source, ())):
-                text = f"{item.name} was written, and is not there: do all workers see this folder?"
-                raise MetadataError(self.target, text)
+    @property
+    def file_columns(self) -> tuple[str, ...]:
+        """Those in the files: Iceberg has no column that is only in a path."""
+        return ("topic", *self.columns) if self.format is TableFormat.ICEBERG else self.columns
 
     @property
-    def _settings(self) -> Settings:
+    def staging(self) -> str:
+        """Where files lie until the commit; those of a table stay there."""
+        return STAGED if self.format is TableFormat.PARQUET else "data"
+
+    @property
+    def settings(self) -> Settings:
         return {
+            "format": self.format.value,
             "columns": list(self.columns),
             "times": None if self.times == EVER else list(self.times),
         }
 
-    def _ledger(self, *, with_done: bool = True) -> Ledger:
-        return Ledger.read(self._opened(), self._settings, with_done=with_done)
+    def _opened(self) -> ExportTable:
+        schema = pa.schema([pa.field(name, SCAN_COLUMNS[name]) for name in self.file_columns])
+        if self.format is TableFormat.ICEBERG:
+            from tieredstore.jobs.export_iceberg import Catalog, IcebergTarget
 
-    def _opened(self) -> ExportTarget:
-        return ExportTarget(self.target, self.target_options)
+            catalog = Catalog(name=self.catalog)
+            return IcebergTarget(self.target, catalog, self.target_options, schema)
+        target = ExportTarget(self.target, self.target_options)
+        if self.format is TableFormat.DELTA:
+            from tieredstore.jobs.export_delta import DeltaTarget
 
-    def _scan(self) -> Scan:
+            return DeltaTarget(target, self.target_options, schema)
+        return ParquetTable(target)
+
+    def _not_there(self, plan: Plan[ExportItem], ledger: Ledger) -> str:
+        for item in plan.items:
+            part = item.slice.first_offset, item.slice.end_offset
+            if free(*part, ledger.exported.get(item.source, ())):
+                return item.name
+        return ""
+
+    def scan(self) -> Scan:
         wanted = tuple(dict.fromkeys((*_ALWAYS, *self.columns)))
         fails = self.on_corrupt is OnCorrupt.FAIL
         return Scan(
@@ -277,80 +317,72 @@ class ExportJob:
         )
 
 
-def _item(source: str, first: int, end: int, slices: Sequence[Slice]) -> ExportItem:
-    return ExportItem(source=source, first_offset=first, end_offset=end, slices=tuple(slices))
+def _with(ledger: Ledger, staged: Sequence[StagedRange]) -> Ranges:
+    """What is there, or only has to be committed."""
+    ranges: Ranges = {source: list(held) for source, held in ledger.exported.items()}
+    for each in staged:
+        ranges[each.source] = joined([*ranges.get(each.source, ()), each.part])
+    return ranges
 
 
-def _ranges_of(plan: Plan[ExportItem], before: Ranges) -> Ranges:
-    """What is planned now, with what was: a topic that is not asked for this time stays so."""
-    ranges: dict[str, set[tuple[int, int]]] = {source: set(held) for source, held in before.items()}
-    for item in plan.items:
-        mine = ranges.setdefault(item.source, set())
-        mine.add((item.first_offset, item.end_offset))
-    return {source: sorted(held) for source, held in ranges.items()}
+def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
+    """A file for each day of the range, then its mark.
 
-
-def write_range(
-    config: StoreConfig, item: ExportItem, scan: Scan, columns: Sequence[str], target: ExportTarget
-) -> ExportRow:
-    """All files of the range, then its mark. Done twice, the second time replaces the first.
-
-    It is held in memory: a range is as large as a piece of work.
+    Files of each attempt have names of their own: a task that runs twice replaces none that the
+    other has committed. The range is held in memory: it is as large as a piece of work.
     """
+    columns = list(job.file_columns)
+    target = ExportTarget(item.place, job.target_options)
     days: dict[int | None, list[pa.RecordBatch]] = {}
     damaged: list[tuple[str, int, int, str]] = []
     damaged_count = 0
-    for part in item.slices:
-        for batch in scan.batches(config, part):
-            if DAMAGE in batch.schema.names:
-                reported = batch.filter(pc.is_valid(batch.column(DAMAGE)))
-                damaged_count += len(reported)
-                damaged += _described(reported, DAMAGED_SHOWN - len(damaged))
-                if DAMAGE not in columns:
-                    batch = batch.filter(pc.is_null(batch.column(DAMAGE)))  # noqa: PLW2901
-            for day, rows in _by_day(batch):
-                days.setdefault(day, []).append(rows.select(list(columns)))
-    files: list[Json] = []
-    messages = written = 0
-    for day, batches in sorted(days.items(), key=lambda entry: (entry[0] is None, entry[0] or 0)):
-        path = f"{folder(_topic_of(item.source), day)}/{item.name}.parquet"
-        data = _parquet(batches)
-        target.put(path, data)
-        rows = sum(map(len, batches))
-        files.append({"path": path, "rows": rows, "bytes": data.size})
-        messages += rows
-        written += data.size
-    facts: dict[str, Json] = {
-        "source": item.source,
-        "first": item.first_offset,
-        "end": item.end_offset,
-        "rows": messages,
-        "damaged": damaged_count,
-        "files": files,
-    }
-    put_done(target, item.name, facts)
-    return ExportRow(
-        messages=messages,
-        files=len(files),
-        written_bytes=written,
-        damaged_count=damaged_count,
-        damaged=tuple(damaged),
+    for batch in job.scan().batches(job.config, item.slice):
+        if DAMAGE in batch.schema.names:
+            reported = batch.filter(pc.is_valid(batch.column(DAMAGE)))
+            damaged_count += len(reported)
+            damaged += _described(reported, DAMAGED_SHOWN - len(damaged))
+            if DAMAGE not in columns:
+                batch = batch.filter(pc.is_null(batch.column(DAMAGE)))  # noqa: PLW2901
+        for day, rows in _by_day(batch):
+            days.setdefault(day, []).append(rows)
+    attempt = uuid4().hex[:12]
+    files = [
+        _staged_file(
+            f"{job.staging}/{item.name}-{attempt}-{'none' if day is None else day}.parquet",
+            day,
+            pa.Table.from_batches(batches),
+            columns,
+            target,
+        )
+        for day, batches in sorted(days.items(), key=lambda entry: (entry[0] is None, entry[0]))
+    ]
+    staged = StagedRange(
+        source=item.source,
+        first=item.slice.first_offset,
+        end=item.slice.end_offset,
+        files=tuple(files),
     )
+    put_mark(target, job.settings, staged)
+    return ExportRow(damaged_count=damaged_count, damaged=tuple(damaged))
 
 
-def folder(topic: str, day: int | None) -> str:
-    """`topic=…/day=…`; days are counted from 1970."""
-    name = NO_DAY if day is None else f"{_EPOCH + timedelta(days=day)}"
-    return f"topic={escaped(topic)}/day={name}"
-
-
-def escaped(text: str) -> str:
-    """As Hive and Spark do: what a path cannot have, or would mean something else in it."""
-    return "".join(f"%{ord(sign):02X}" if sign in _ESCAPED or sign < " " else sign for sign in text)
-
-
-def _topic_of(source: str) -> str:
-    return source.split("/")[2]
+def _staged_file(
+    path: str, day: int | None, rows: pa.Table, columns: list[str], target: ExportTarget
+) -> StagedFile:
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows.select(columns), sink, compression="zstd", row_group_size=ROW_GROUP_ROWS)
+    data = sink.getvalue()
+    target.put(path, data)
+    offsets = pc.min_max(rows.column("queue_offset")).as_py()
+    times = pc.min_max(rows.column("store_time").cast(pa.int64())).as_py()
+    return StagedFile(
+        path=path,
+        day=day,
+        rows=len(rows),
+        size=data.size,
+        offsets=(offsets["min"], offsets["max"]),
+        times=None if times["min"] is None else (times["min"], times["max"]),
+    )
 
 
 def _by_day(batch: pa.RecordBatch) -> list[tuple[int | None, pa.RecordBatch]]:
@@ -365,13 +397,6 @@ def _by_day(batch: pa.RecordBatch) -> list[tuple[int | None, pa.RecordBatch]]:
     if not known.all():
         parts.append((None, batch.filter(pa.array(~known))))
     return parts
-
-
-def _parquet(batches: list[pa.RecordBatch]) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    table = pa.Table.from_batches(batches)
-    pq.write_table(table, sink, compression="zstd", row_group_size=ROW_GROUP_ROWS)
-    return sink.getvalue()
 
 
 def _described(batch: pa.RecordBatch, count: int) -> list[tuple[str, int, int, str]]:

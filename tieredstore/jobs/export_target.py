@@ -1,25 +1,15 @@
-"""The directory or bucket that an export writes to, and its ledger in the folder `_tieredstore`.
-
-    | file                | holds                                                                |
-    | ------------------- | -------------------------------------------------------------------- |
-    | manifest.json       | settings, and the exported ranges of each queue: the commit          |
-    | commits/N.json      | the files and rows that commit N brought                             |
-    | plan.json           | ranges that a run has begun, written before its first file           |
-    | done/<range>.json   | a range of the plan whose files are all there, and what they are     |
-
-A range is never cut anew once it was planned, so that its files have the same names in every run.
-"""
+"""The directory or bucket that an export writes to: files and folders that appear whole."""
 
 from __future__ import annotations
 
-import json
+import errno
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import md5
 from pathlib import Path
-from tempfile import mkstemp
-from typing import Any, Final, TypeAlias
+from shutil import copyfile, rmtree
+from tempfile import mkdtemp, mkstemp
+from typing import Any, Final
 
 import pyarrow.fs as pafs
 
@@ -28,21 +18,14 @@ from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
     InvalidConfigError,
-    MetadataError,
 )
 from tieredstore.model.settings import has_password
-from tieredstore.model.values import Json
 
-HALVES: Final = "_tieredstore/halves"
 _LOCAL: Final = ("", "file")
-FOLDER: Final = "_tieredstore"
-VERSION: Final = 1
-MANIFEST: Final = f"{FOLDER}/manifest.json"
-PLAN: Final = f"{FOLDER}/plan.json"
-DONE: Final = f"{FOLDER}/done"
-Settings: TypeAlias = Mapping[str, Json]
-Ranges: TypeAlias = dict[str, list[tuple[int, int]]]
-"""Queue offsets [first, end) by source, `<cluster>/<broker>/<topic>/<queue id>`; in order."""
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS})
+MAKING: Final = "_tieredstore/making"
+TRASH: Final = "_tieredstore/trash"
+_TAKEN: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +67,7 @@ class ExportTarget:
             self._files: Any = pafs.LocalFileSystem()
             return
         self._local = None
-        if scheme == "s3":
+        if scheme in ("s3", "s3a"):
             self._files, self._root = _s3(options), rest.strip("/")
         else:
             try:
@@ -118,11 +101,10 @@ class ExportTarget:
             raise self._failed(error, path, "write") from error
 
     def _put_locally(self, root: Path, path: str, data: Any) -> None:
-        """By way of a folder that no reader looks into: half a file is never beside whole ones."""
-        place, halves = root / path, root / HALVES
+        """By way of another name, which begins as that of the file does and ends in `.half`."""
+        place = root / path
         make_directories(place.parent)
-        make_directories(halves)
-        descriptor, half = mkstemp(dir=halves)
+        descriptor, half = mkstemp(dir=place.parent, prefix=f"{place.name}.", suffix=".half")
         try:
             try:
                 write_all(descriptor, memoryview(data), 0)
@@ -136,20 +118,109 @@ class ExportTarget:
             raise
         fsync_directory(place.parent)
 
-    def drop_halves(self) -> None:
-        """What writers left behind that were killed."""
-        if self._local is not None:
-            for name in self.names(HALVES):
-                self.delete(f"{HALVES}/{name}")
-
     def names(self, folder: str) -> list[str]:
-        """The files of a folder, by name; none where there is no such folder."""
-        selector = pafs.FileSelector(self._at(folder), allow_not_found=True)
+        """The files and folders in a folder, by name; none where there is no such folder."""
+        return sorted(entry.base_name for entry in self._entries(folder, recursive=False))
+
+    def paths(self, folder: str) -> list[str]:
+        """All files below a folder, by path."""
+        cut = len(self._root) + 1
+        return sorted(
+            entry.path[cut:]
+            for entry in self._entries(folder, recursive=True)
+            if entry.type is pafs.FileType.File
+        )
+
+    def sizes(self, paths: Sequence[str]) -> list[int | None]:
+        """How long each file is; None for one that is not there."""
         try:
-            found = self._files.get_file_info(selector)
+            found = self._files.get_file_info([self._at(path) for path in paths])
+        except OSError as error:
+            raise self._failed(error, paths[0], "look at") from error
+        return [entry.size if entry.type is pafs.FileType.File else None for entry in found]
+
+    def _entries(self, folder: str, *, recursive: bool) -> list[Any]:
+        selector = pafs.FileSelector(self._at(folder), allow_not_found=True, recursive=recursive)
+        try:
+            return list(self._files.get_file_info(selector))
         except OSError as error:
             raise self._failed(error, folder, "list") from error
-        return sorted(file.base_name for file in found if file.type is pafs.FileType.File)
+
+    def publish(self, folder: str, files: Mapping[str, str], last: tuple[str, bytes]) -> bool:
+        """Make a folder of files that are here under other names, and of `last`: name and bytes.
+
+        On a disk the folder is there in one step, and False says that there was one already. In a
+        bucket files are copied one by one, without passing here, and `last` comes last; what was
+        left there before is removed. FileNotFoundError where a file is gone.
+        """
+        if self._local is not None:
+            return self._publish_locally(self._local, folder, files, last)
+        try:
+            for path in self.paths(folder):
+                self.delete(path)
+            for name, path in files.items():
+                self._copy(path, f"{folder}/{name}")
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise self._failed(error, folder, "write") from error
+        self.put(f"{folder}/{last[0]}", last[1])
+        return True
+
+    def _copy(self, old: str, new: str) -> None:
+        if self.sizes([old]) == [None]:
+            raise FileNotFoundError(old)
+        try:
+            self._files.copy_file(self._at(old), self._at(new))
+        except NotImplementedError:
+            self.put(new, self.read(old))
+
+    def _publish_locally(
+        self, root: Path, folder: str, files: Mapping[str, str], last: tuple[str, bytes]
+    ) -> bool:
+        making = root / MAKING
+        make_directories(making)
+        new = Path(mkdtemp(dir=making))
+        new.chmod(0o755)
+        try:
+            for name, path in files.items():
+                place = new / name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                _link(root / path, place)
+            self._put_locally(new, *last)
+            for held, _, _ in os.walk(new):
+                fsync_directory(held)
+            # Whoever took the folder away meanwhile may have taken a part of it only: what is made
+            # below it makes it again.
+            for name in files:
+                (new / name).stat()
+            os.rename(new, root / folder)
+        except OSError as error:
+            rmtree(new, ignore_errors=True)
+            if error.errno in _TAKEN:
+                return False
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise self._failed(error, folder, "write") from error
+        fsync_directory(root)
+        return True
+
+    def drop_unpublished(self) -> None:
+        """Remove folders that were never published, of runs that were killed.
+
+        One that somebody is about to publish is taken away in one step, before its files go: he
+        finds it gone, and makes another.
+        """
+        if self._local is None:
+            return
+        making = self._local / MAKING
+        for name in self.names(MAKING):
+            try:
+                trash = Path(mkdtemp(dir=make_directories_of(self._local / TRASH)))
+                os.rename(making / name, trash / name)
+            except FileNotFoundError:
+                pass
+        rmtree(self._local / TRASH, ignore_errors=True)
 
     def delete(self, path: str) -> None:
         """Idempotent."""
@@ -174,6 +245,23 @@ class ExportTarget:
         return BackendRefusedError(f"{self.url}/{path}", operation, text)
 
 
+def make_directories_of(path: Path) -> Path:
+    make_directories(path)
+    return path
+
+
+def _link(old: Path, new: Path) -> None:
+    """A second name for the file; a copy where the disk has no such names."""
+    try:
+        os.link(old, new)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        copyfile(old, new)
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+
+
 def _s3(options: TargetOptions) -> Any:
     scheme, _, host = options.endpoint.rpartition("://")
     given: dict[str, Any] = {
@@ -185,190 +273,3 @@ def _s3(options: TargetOptions) -> Any:
         "session_token": options.session_token,
     }
     return pafs.S3FileSystem(**{name: value for name, value in given.items() if value})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
-    """The state of a target when it was read."""
-
-    commits: int = 0
-    exported: Ranges = field(default_factory=dict)
-    planned: Ranges = field(default_factory=dict)
-    done: Ranges = field(default_factory=dict)
-    facts: tuple[Mapping[str, Json], ...] = ()  # of what is done
-
-    @classmethod
-    def read(cls, target: ExportTarget, settings: Settings, *, with_done: bool = True) -> Ledger:
-        """InvalidConfigError where it was exported with other settings: one target has one shape.
-
-        MetadataError for a file that cannot be understood.
-        """
-        manifest, plan = _object(target, MANIFEST), _object(target, PLAN)
-        for held in (manifest, plan):
-            if held is not None and held.get("settings") != dict(settings):
-                other = _difference(held, settings)
-                raise InvalidConfigError(
-                    f"{target.url} was exported with other settings ({other}); "
-                    "use the same ones, or another target"
-                )
-        done: Ranges = {}
-        facts: list[dict[str, Json]] = []
-        for name in target.names(DONE) if with_done else ():
-            held = _object(target, f"{DONE}/{name}") or {}
-            source, part = _parsed(target, name, held)
-            done.setdefault(source, []).append(part)
-            facts.append(held)
-        commits = 0 if manifest is None else manifest.get("commits")
-        if not isinstance(commits, int):
-            raise MetadataError(f"{target.url}/{MANIFEST}", "it has no number of commits")
-        return cls(
-            commits=commits,
-            exported=_ranges(target, MANIFEST, manifest),
-            planned=_ranges(target, PLAN, plan),
-            done=done,
-            facts=tuple(facts),
-        )
-
-    def pending(self) -> Ranges:
-        """Planned by a run that did not end, and not done."""
-        left: Ranges = {}
-        for source, ranges in self.planned.items():
-            over = {*self.exported.get(source, ()), *self.done.get(source, ())}
-            rest = [part for part in ranges if part not in over]
-            rest = [part for part in rest if not _covered(part, self.exported.get(source, []))]
-            if rest:
-                left[source] = rest
-        return left
-
-    def taken(self, source: str) -> list[tuple[int, int]]:
-        """All that is exported or planned of a queue."""
-        return joined(
-            part
-            for ranges in (self.exported, self.planned, self.done)
-            for part in ranges.get(source, ())
-        )
-
-
-def put_plan(target: ExportTarget, settings: Settings, ranges: Ranges) -> None:
-    _put(target, PLAN, {"settings": dict(settings), "ranges": _listed(ranges)})
-
-
-def range_name(source: str, first: int, end: int) -> str:
-    """The name of a range; also of its Parquet files, so the source is in it, and shortly."""
-    digest = md5(source.encode(), usedforsecurity=False).hexdigest()[:16]
-    return f"{digest}-{source.rpartition('/')[2]}-{first:020d}-{end:020d}"
-
-
-def put_done(target: ExportTarget, name: str, facts: Mapping[str, Json]) -> None:
-    _put(target, f"{DONE}/{name}.json", facts)
-
-
-def commit(target: ExportTarget, settings: Settings, before: Ledger) -> int:
-    """Count all that is done as exported, in one step; how many commits there are then.
-
-    Raises MetadataError where another run has committed meanwhile.
-    """
-    now = Ledger.read(target, settings)
-    if now.commits != before.commits:
-        reason = "another export has committed meanwhile; run one at a time"
-        raise MetadataError(f"{target.url}/{MANIFEST}", reason)
-    number = now.commits
-    if now.done:
-        number += 1
-        _put(target, f"{FOLDER}/commits/{number:08d}.json", {"ranges": list(map(dict, now.facts))})
-        exported = {
-            source: joined([*now.exported.get(source, ()), *now.done.get(source, ())])
-            for source in {*now.exported, *now.done}
-        }
-        _put(
-            target,
-            MANIFEST,
-            {
-                "version": VERSION,
-                "commits": number,
-                "settings": dict(settings),
-                "ranges": _listed(exported),
-            },
-        )
-    for source, parts in now.done.items():
-        for part in parts:
-            target.delete(f"{DONE}/{range_name(source, *part)}.json")
-    if not now.pending():
-        target.delete(PLAN)
-    return number
-
-
-def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """In order, those that touch made one."""
-    found: list[tuple[int, int]] = []
-    for first, end in sorted(ranges):
-        if found and first <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((first, end))
-    return found
-
-
-def free(first: int, end: int, taken: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The parts of [first, end) outside of `taken`, which is in order and apart."""
-    parts = []
-    for start, stop in taken:
-        if first < min(start, end):
-            parts.append((first, min(start, end)))
-        first = max(first, stop)
-    if first < end:
-        parts.append((first, end))
-    return parts
-
-
-def _covered(part: tuple[int, int], ranges: Iterable[tuple[int, int]]) -> bool:
-    return any(first <= part[0] and part[1] <= end for first, end in ranges)
-
-
-def _parsed(
-    target: ExportTarget, name: str, held: Mapping[str, Json]
-) -> tuple[str, tuple[int, int]]:
-    source, first, end = held.get("source"), held.get("first"), held.get("end")
-    if isinstance(source, str) and isinstance(first, int) and isinstance(end, int):
-        return source, (first, end)
-    raise MetadataError(f"{target.url}/{DONE}/{name}", "it names no range")
-
-
-def _difference(held: Mapping[str, Json], settings: Settings) -> str:
-    theirs = held.get("settings")
-    known = theirs if isinstance(theirs, dict) else {}
-    names = [name for name in settings if known.get(name) != settings[name]]
-    return ", ".join(f"{name}: {known.get(name)!r}" for name in names) or "of another version"
-
-
-def _ranges(target: ExportTarget, path: str, held: Mapping[str, Json] | None) -> Ranges:
-    listed: Any = {} if held is None else held.get("ranges")
-    try:
-        return {
-            source: [(int(first), int(end)) for first, end in ranges]
-            for source, ranges in listed.items()
-        }
-    except (AttributeError, TypeError, ValueError) as error:
-        raise MetadataError(f"{target.url}/{path}", "its ranges cannot be understood") from error
-
-
-def _listed(ranges: Ranges) -> dict[str, Json]:
-    return {source: [list(part) for part in held] for source, held in sorted(ranges.items())}
-
-
-def _object(target: ExportTarget, path: str) -> dict[str, Json] | None:
-    data = target.read(path)
-    if data is None:
-        return None
-    try:
-        found = json.loads(data)
-        if isinstance(found, dict):
-            return found
-        reason = "it is no JSON object"
-    except (ValueError, RecursionError) as error:
-        reason = str(error)
-    raise MetadataError(f"{target.url}/{path}", reason)
-
-
-def _put(target: ExportTarget, path: str, value: Mapping[str, Json]) -> None:
-    target.put(path, (json.dumps(value, indent=1) + "\n").encode())

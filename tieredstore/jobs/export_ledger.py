@@ -1,0 +1,330 @@
+"""What of a tier a table holds, what is staged to be added, and the one commit that adds it.
+
+A run stages ranges of queues: files that no reader looks at, and a mark for each range, written
+last, which names its files. The commit names files and says up to where the queues are exported, in
+one step. A commit is made upon the table as it was read: where another run was first, it is read
+again and what that run has brought is dropped.
+
+    | file                              | holds                                                  |
+    | --------------------------------- | ------------------------------------------------------ |
+    | _tieredstore/staged/<range>.json  | a range whose files are all there, and what they are   |
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import md5
+from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias
+
+from tieredstore.jobs.export_target import ExportTarget
+from tieredstore.jobs.worker import worker_runtime
+from tieredstore.model.errors import BackendUnavailableError, InvalidConfigError, MetadataError
+from tieredstore.model.values import Json
+
+STAGED: Final = "_tieredstore/staged"
+COMMIT_TRIES: Final = 20
+RUNS_KEPT: Final = 16  # so many commits of others between a try and the look whether it landed
+PLAIN_BYTES_MAX: Final = 256 << 20  # of a ledger, unpacked: millions of queues
+_NAMED: Final = re.compile(r"([0-9a-f]{16})-\d+-(\d{20})-(\d{20})\b")
+Settings: TypeAlias = Mapping[str, Json]
+Ranges: TypeAlias = dict[str, list[tuple[int, int]]]
+"""Queue offsets [first, end) by source, `<cluster>/<broker>/<topic>/<queue id>`; in order."""
+
+
+class TableChangedError(Exception):
+    """Another commit was first, or the outcome of ours is unknown: read the table again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedFile:
+    """A Parquet file of one topic and day, none where the day is None; `path` is in the target.
+
+    Offsets and times (in microseconds) are the least and the greatest of its rows.
+    """
+
+    path: str
+    day: int | None
+    rows: int
+    size: int
+    offsets: tuple[int, int]
+    times: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedRange:
+    """A range of a queue whose files are all there; none where nothing in it was wanted."""
+
+    source: str
+    first: int
+    end: int
+    files: tuple[StagedFile, ...]
+
+    @property
+    def name(self) -> str:
+        return range_name(self.source, self.first, self.end)
+
+    @property
+    def topic(self) -> str:
+        return self.source.split("/")[2]
+
+    @property
+    def part(self) -> tuple[int, int]:
+        return self.first, self.end
+
+    def row(self) -> dict[str, Json]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, held: Any) -> Self:
+        """KeyError, TypeError or ValueError for what is none."""
+        files = tuple(
+            StagedFile(
+                path=str(each["path"]),
+                day=None if each["day"] is None else int(each["day"]),
+                rows=int(each["rows"]),
+                size=int(each["size"]),
+                offsets=_pair(each["offsets"]),
+                times=None if each["times"] is None else _pair(each["times"]),
+            )
+            for each in held["files"]
+        )
+        first, end = int(held["first"]), int(held["end"])
+        return cls(source=str(held["source"]), first=first, end=end, files=files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """What a table holds: settings, ranges, and the runs that made the newest commits."""
+
+    VERSION: ClassVar[int] = 2
+    commits: int = 0
+    runs: tuple[str, ...] = ()
+    settings: Settings | None = None
+    exported: Ranges = field(default_factory=dict)
+
+    def after(self, run: str, settings: Settings, brought: Sequence[StagedRange]) -> Ledger:
+        ranges: dict[str, list[tuple[int, int]]] = dict(self.exported)
+        for source in {each.source for each in brought}:
+            parts = (each.part for each in brought if each.source == source)
+            ranges[source] = joined([*ranges.get(source, ()), *parts])
+        return Ledger(
+            commits=self.commits + 1,
+            runs=(*self.runs, run)[-RUNS_KEPT:],
+            settings=settings,
+            exported=ranges,
+        )
+
+    def has(self, range_: StagedRange) -> bool:
+        return not free(*range_.part, self.exported.get(range_.source, ()))
+
+    def row(self) -> dict[str, Json]:
+        return {
+            "version": self.VERSION,
+            "commits": self.commits,
+            "runs": list(self.runs),
+            "settings": None if self.settings is None else dict(self.settings),
+            "ranges": {
+                source: [list(part) for part in held]
+                for source, held in sorted(self.exported.items())
+            },
+        }
+
+    @classmethod
+    def of(cls, place: str, held: Any) -> Self:
+        """MetadataError for what cannot be understood."""
+        try:
+            if held["version"] != cls.VERSION:
+                raise MetadataError(place, f"it is of version {held['version']!r}")
+            return cls(
+                commits=int(held["commits"]),
+                runs=tuple(map(str, held["runs"])),
+                settings=held["settings"],
+                exported={
+                    str(source): [_pair(part) for part in parts]
+                    for source, parts in held["ranges"].items()
+                },
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise MetadataError(place, "its ranges cannot be understood") from error
+
+    def packed(self) -> str:
+        """The same as a short text, for the properties of a table."""
+        text = json.dumps(self.row(), separators=(",", ":")).encode()
+        return base64.b64encode(zlib.compress(text, 9)).decode()
+
+    @classmethod
+    def unpacked(cls, place: str, text: str) -> Self:
+        try:
+            plain = zlib.decompressobj().decompress(
+                base64.b64decode(text, validate=True), PLAIN_BYTES_MAX
+            )
+            held = json.loads(plain)
+        except (ValueError, zlib.error, RecursionError) as error:
+            raise MetadataError(place, "its ranges cannot be understood") from error
+        return cls.of(place, held)
+
+    def refuse_other(self, place: str, settings: Settings) -> None:
+        """InvalidConfigError where it was exported with others: one table has one shape."""
+        if self.settings is None or dict(self.settings) == dict(settings):
+            return
+        names = [name for name in settings if self.settings.get(name) != settings[name]]
+        other = ", ".join(f"{name}: {self.settings.get(name)!r}" for name in names)
+        raise InvalidConfigError(
+            f"{place} was exported with other settings ({other or 'of another version'}); "
+            "use the same ones, or another target"
+        )
+
+
+class ExportTable(Protocol):
+    """What an export adds to. `target` is where its files lie."""
+
+    name: str
+
+    @property
+    def target(self) -> ExportTarget: ...
+
+    def exists(self) -> bool:
+        """Whether there is something that files can be added to."""
+
+    def make(self) -> None:
+        """The empty table. That somebody else makes it meanwhile is no error."""
+
+    def read(self) -> Ledger:
+        """As it is now; what is appended next is appended to this."""
+
+    def append(self, ranges: Sequence[StagedRange], after: Ledger) -> None:
+        """Make the files and the ledger part of the table in one step.
+
+        TableChangedError where it is not as it was read, or where the outcome is unknown.
+        """
+
+
+def commit_staged(
+    table: ExportTable, settings: Settings, staged: Sequence[StagedRange], run: str
+) -> tuple[list[StagedRange], Ledger]:
+    """Add what is not there yet, in one step; what this run added, and what is there then."""
+    added: list[StagedRange] = []
+    for _ in range(COMMIT_TRIES):
+        ledger = table.read()
+        ledger.refuse_other(table.name, settings)
+        if run in ledger.runs:
+            return added, ledger
+        added = addable(staged, ledger)
+        if not added:
+            return [], ledger
+        lost = _lost(table.target, added)
+        if lost is not None:
+            if table.read().commits != ledger.commits:
+                continue  # another run has committed it, and removed what was staged
+            text = f"{lost} was written, and is not there: do all workers see this folder?"
+            raise MetadataError(table.target.url, text)
+        after = ledger.after(run, settings, added)
+        try:
+            table.append(added, after)
+        except TableChangedError:
+            continue
+        return added, after
+    raise BackendUnavailableError(table.name, "commit", f"{COMMIT_TRIES} commits came in between")
+
+
+def addable(staged: Sequence[StagedRange], ledger: Ledger) -> list[StagedRange]:
+    """Those of which nothing is there, and which do not overlap; the first wins."""
+    taken = {source: list(parts) for source, parts in ledger.exported.items()}
+    found = []
+    for each in staged:
+        mine = taken.setdefault(each.source, [])
+        if free(*each.part, mine) == [each.part]:
+            taken[each.source] = joined([*mine, each.part])
+            found.append(each)
+    return found
+
+
+def _lost(target: ExportTarget, ranges: Sequence[StagedRange]) -> str | None:
+    """A file that is not there as it was written."""
+    files = [file for each in ranges for file in each.files]
+    sizes = target.sizes([file.path for file in files])
+    wrong = (file.path for file, size in zip(files, sizes, strict=True) if size != file.size)
+    return next(wrong, None)
+
+
+# Marks
+
+
+def put_mark(target: ExportTarget, settings: Settings, range_: StagedRange) -> None:
+    row = {"settings": dict(settings), **range_.row()}
+    target.put(f"{STAGED}/{range_.name}.json", (json.dumps(row) + "\n").encode())
+
+
+def marked(target: ExportTarget, settings: Settings) -> list[StagedRange]:
+    """What was staged with these settings, by runs that did not commit it; its files are there."""
+    names = [name for name in target.names(STAGED) if name.endswith(".json")]
+    reads = [worker_runtime().fetch.submit(target.read, f"{STAGED}/{name}") for name in names]
+    found = [_mark_of(read.result(), settings) for read in reads]
+    ranges = [each for each in found if each is not None]
+    sizes = iter(target.sizes([file.path for each in ranges for file in each.files]))
+    wrong = {each.name for each in ranges for file in each.files if next(sizes) != file.size}
+    return [each for each in ranges if each.name not in wrong]
+
+
+def _mark_of(data: bytes | None, settings: Settings) -> StagedRange | None:
+    try:
+        held = json.loads(data or b"{}")
+        return StagedRange.of(held) if held.get("settings") == dict(settings) else None
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        return None  # what it is about is staged anew
+
+
+def drop_marks(target: ExportTarget, ledger: Ledger) -> None:
+    """Remove everything staged that the table holds; what somebody is writing it does not hold."""
+    digests = {_digest(source): held for source, held in ledger.exported.items()}
+    for path in target.paths(STAGED):
+        found = _NAMED.match(path.rpartition("/")[2])
+        if found is not None:
+            held = digests.get(found[1], ())
+            if not free(int(found[2]), int(found[3]), held):
+                target.delete(path)
+
+
+# Ranges
+
+
+def _pair(held: Any) -> tuple[int, int]:
+    first, end = held
+    return int(first), int(end)
+
+
+def _digest(source: str) -> str:
+    return md5(source.encode(), usedforsecurity=False).hexdigest()[:16]
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """In order, those that touch made one."""
+    found: list[tuple[int, int]] = []
+    for first, end in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((first, end))
+    return found
+
+
+def free(first: int, end: int, taken: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The parts of [first, end) outside of `taken`, which is in order and apart."""
+    parts = []
+    for start, stop in taken:
+        if first < min(start, end):
+            parts.append((first, min(start, end)))
+        first = max(first, stop)
+    if first < end:
+        parts.append((first, end))
+    return parts
+
+
+def range_name(source: str, first: int, end: int) -> str:
+    """The name of a range; also of its Parquet files, so the source is in it, and shortly."""
+    return f"{_digest(source)}-{source.rpartition('/')[2]}-{first:020d}-{end:020d}"
