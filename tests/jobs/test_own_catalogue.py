@@ -75,7 +75,7 @@ def test_a_load_beside_a_broker_of_this_machine_fences_nobody(
     config = in_bucket(bucket, posix_config(tmp_path), tmp_path)
     Path(config.catalogue_path).parent.mkdir(parents=True)
     with JsonMetadataStore.open(config.catalogue_path), pytest.raises(CatalogueLockedError):
-        begin_load(config)
+        begin_load(config, wait_seconds=0)
     assert bucket.claims == []
 
 

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -360,10 +361,11 @@ def was_killed(
         start_new_session=True,
     ) as driver:
         end = time.monotonic() + seconds
+        never = threading.Event()
         while driver.poll() is None and time.monotonic() < end:
             if made is not None and made() - before >= more:
                 break
-            time.sleep(0.02)
+            never.wait(0.02)
         is_running = driver.poll() is None
         if is_running:
             os.killpg(driver.pid, signal.SIGKILL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -350,6 +350,13 @@ def _locked_copy(config: StoreConfig) -> CatalogueCopy:
     kind: Any = resolve(CATALOGUE_FILES, _OWN, CatalogueCopy)
     copy: CatalogueCopy = kind.locked(config.catalogue_path)
     return copy
+
+
+@contextmanager
+def catalogue_lock(config: StoreConfig) -> Iterator[None]:
+    """The lock of the file here, which keeps other writers of this machine away."""
+    with closing(_locked_copy(config)):
+        yield
 
 
 def own_catalogue(

@@ -19,12 +19,12 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
-from tieredstore.access.wiring import keeps_catalogue
+from tieredstore.access.wiring import catalogue_lock, keeps_catalogue
 from tieredstore.codec.names import queue_path
 from tieredstore.driver.metadata import Change, DeleteNote, Put, PutNote
 from tieredstore.driver.provider import Adoption
@@ -69,6 +69,7 @@ from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey, QueueRecord, SegmentRecord
 
 log = log_of(__name__)
+T = TypeVar("T")
 LOADED: Final = "load"  # notes of loads that have an id: when, and how many messages
 STREAMED: Final = "stream"  # notes of streams: their last batch, and when
 RUN: Final = "load-run"  # notes of commits, for one that is tried again: when
@@ -123,6 +124,8 @@ def begin_load(config: StoreConfig, *, wait_seconds: float = WAIT_SECONDS) -> No
     if keeps_catalogue(config, provider):
         # Only a look: a claim would fence another load. The commit looks for the rest.
         provider.refresh()
+        with _waited(partial(catalogue_lock, config), SystemClock(), wait_seconds):
+            pass  # a broker of this machine would have the commit refused
         seen = provider.catalogue(config.broker_name, read_only=True)
         if seen is not None:
             with closing(seen):
@@ -207,20 +210,29 @@ def commit_load(
     return report
 
 
+def _waited_tier(
+    config: StoreConfig, clock: Clock, seconds: float
+) -> AbstractContextManager[OwnedTier]:
+    return _waited(partial(owned_tier, config, threads=THREADS), clock, seconds)
+
+
 @contextmanager
-def _waited_tier(config: StoreConfig, clock: Clock, seconds: float) -> Iterator[OwnedTier]:
-    """The tier, once the writer that has it lets it go; CatalogueLockedError after so long."""
+def _waited(
+    opening: Callable[[], AbstractContextManager[T]], clock: Clock, seconds: float
+) -> Iterator[T]:
+    """What is opened, once who has it lets it go; CatalogueLockedError after so many seconds."""
     end = clock.monotonic() + seconds
     with ExitStack() as opened:
-        tier: OwnedTier | None = None
-        while tier is None:
+        while True:
             try:
-                tier = opened.enter_context(owned_tier(config, threads=THREADS))
+                found = opened.enter_context(opening())
             except CatalogueLockedError:
                 if clock.monotonic() >= end:
                     raise
                 clock.sleep(LOOK_SECONDS)
-        yield tier
+            else:
+                yield found
+                return
 
 
 _COMMITTING: Final = ".committing"
@@ -287,7 +299,8 @@ class _Commit:
         changes = [*self._changes(plan, rows), *keys]
         broker = self._config.broker_name
         if is_one_step:
-            tier.provider.adopt(broker, adoptions, changes)
+            if not tier.provider.adopt(broker, adoptions, changes):
+                tier.metadata.apply(changes)
         else:
             paths = [target.path for target in plan.targets.values()]
             with tier.installing([*paths, tier.index_path]):
