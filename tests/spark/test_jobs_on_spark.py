@@ -387,7 +387,7 @@ def test_a_job_in_a_bucket_whose_driver_is_killed_is_gone_on_with(
     if job == "reindex":
         made = partial(objects, bucket, endpoint)
     elif job == "migrate":
-        words += ["--to", str(config_file(other, tmp_path / "moved.toml")), "--cut-over"]
+        words += ["--to-config", str(config_file(other, tmp_path / "moved.toml")), "--cut-over"]
         made = partial(objects, other, endpoint)
     elif job == "export":
         words += ["--to", str(target)]
@@ -422,7 +422,7 @@ def test_submitted_to_a_cluster_whose_executor_dies(tmp_path: Path) -> None:
         *("migrate", "--provider", "posix", "--path", source.path, "--json", "--cut-over"),
         *("--store-path", source.store_path, "--cluster", source.cluster_name),
         *("--broker", source.broker_name, "--index-slots", "64", "--index-items", "300"),
-        *("--to", str(settings), "--report", str(tmp_path / "report.json")),
+        *("--to-config", str(settings), "--report", str(tmp_path / "report.json")),
     ]
     script = (ROOT / "tieredstore/cli/submit.py").read_text()
     ran = submitted(script, words, tmp_path, more=DYING)
