@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,7 @@ def walked_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stor
         yield posix_config(tmp_path)
         return
     with moto_server() as (endpoint, _):
-        config = in_bucket(tmp_path, "walked", endpoint)
+        config = in_bucket(tmp_path, f"walked-{uuid.uuid4().hex[:8]}", endpoint)
         create_bucket(ObjectStoreSettings.from_config(config))
         yield config
 
