@@ -45,7 +45,6 @@ from tieredstore.jobs.load_segments import (
     crc32c,
     rewrite,
     run_folder,
-    staged_keys_of,
     staged_segments_of,
 )
 from tieredstore.jobs.reindex import (
@@ -57,7 +56,13 @@ from tieredstore.jobs.reindex import (
     made_file,
     next_base,
 )
-from tieredstore.jobs.worker import OwnedTier, owned_tier, worker_provider, worker_scratch
+from tieredstore.jobs.worker import (
+    OwnedTier,
+    owned_tier,
+    scratch_of,
+    worker_provider,
+    worker_scratch,
+)
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendUnavailableError,
@@ -146,7 +151,7 @@ def abort_load(config: StoreConfig, run_id: str) -> None:
     removes them after a day.
     """
     provider = worker_provider(config)
-    scratch = staged_keys_of(config, provider)
+    scratch = scratch_of(config, provider)
     names = [staged.name for staged in scratch.listed(run_folder(run_id))]
     if not any(name.endswith(_COMMITTING) for name in names):
         segments = staged_segments_of(config, provider)

@@ -33,9 +33,9 @@ from tieredstore.index.contract import CommittedRun
 from tieredstore.index.keys import keys_of_run
 from tieredstore.jobs.key_runs import KeyRun, RunWriter
 from tieredstore.jobs.load_records import EncodedRun, LoadColumns, encode_batch
-from tieredstore.jobs.worker import worker_provider
+from tieredstore.jobs.worker import given_scratch, scratch_of, worker_provider
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import InvalidConfigError, MetadataError
+from tieredstore.model.errors import MetadataError
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import QueueKey, SegmentType
 
@@ -100,14 +100,14 @@ class StagedPart:
 
 def note_parts(config: StoreConfig, run_id: str, parts: Sequence[StagedPart], now_ms: int) -> None:
     """Stage what was staged, for a commit by another process."""
-    scratch = staged_keys_of(config, worker_provider(config))
+    scratch = scratch_of(config, worker_provider(config))
     data = msgspec.json.encode(parts, enc_hook=np.ndarray.tolist)
     scratch.put(f"{run_folder(run_id)}/{now_ms:013d}{_PARTS}", [data])
 
 
 def noted_parts(config: StoreConfig, run_id: str) -> list[StagedPart]:
     """MetadataError where they are not there, or damaged."""
-    scratch = staged_keys_of(config, worker_provider(config))
+    scratch = scratch_of(config, worker_provider(config))
     found = [each for each in scratch.listed(run_folder(run_id)) if each.name.endswith(_PARTS)]
     if len(found) != 1:
         raise MetadataError(run_folder(run_id), "what its tasks have staged is not noted")
@@ -525,26 +525,14 @@ def run_maker(
     return RunMaker(
         config=config,
         segments=staged_segments_of(config, provider),
-        scratch=staged_keys_of(config, provider),
+        scratch=scratch_of(config, provider),
         stem=stem,
         with_keys=with_keys,
     )
 
 
 def staged_segments_of(config: StoreConfig, provider: SegmentProvider) -> Scratch:
-    return _given(config, provider.staged_segments(config.broker_name))
-
-
-def staged_keys_of(config: StoreConfig, provider: SegmentProvider) -> Scratch:
-    return _given(config, provider.scratch(config.broker_name))
-
-
-def _given(config: StoreConfig, scratch: Scratch | None) -> Scratch:
-    if scratch is None:
-        raise InvalidConfigError(
-            f"provider: {config.provider} has no place to stage what is on its way into the tier"
-        )
-    return scratch
+    return given_scratch(config, provider.staged_segments(config.broker_name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,7 +99,7 @@ def worker_provider(config: StoreConfig, *, run: str = "") -> SegmentProvider:
 
 def worker_scratch(config: StoreConfig) -> Scratch:
     """Where a worker stages what is on its way into this tier; InvalidConfigError without such."""
-    return _scratch_of(config, worker_provider(config))
+    return scratch_of(config, worker_provider(config))
 
 
 def queue_file(
@@ -266,7 +266,7 @@ def owned_tier(config: StoreConfig, *, threads: int) -> Iterator[OwnedTier]:
             runtime=runtime,
             provider=made,
             metadata=metadata,
-            scratch=_scratch_of(config, made),
+            scratch=scratch_of(config, made),
             publisher=publisher,
         )
 
@@ -283,8 +283,12 @@ def owned_already(
         yield opened
 
 
-def _scratch_of(config: StoreConfig, provider: SegmentProvider) -> Scratch:
-    found = provider.scratch(config.broker_name)
+def scratch_of(config: StoreConfig, provider: SegmentProvider) -> Scratch:
+    """InvalidConfigError without one."""
+    return given_scratch(config, provider.scratch(config.broker_name))
+
+
+def given_scratch(config: StoreConfig, found: Scratch | None) -> Scratch:
     if found is None:
         raise InvalidConfigError(
             f"provider: {config.provider} has no place to stage what is on its way into the tier"
