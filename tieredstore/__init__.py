@@ -68,8 +68,7 @@ if TYPE_CHECKING:
         StorageLevel,
         TopicRecord,
     )
-
-__version__ = "0.1.0"
+    from tieredstore.model.version import __version__
 
 __all__ = [
     "AbstractPluginMessageStore",
@@ -160,6 +159,7 @@ _NAMES = {
         "Boundary GetStatus Host PutStatus QueueKey QueueRecord SegmentRecord SegmentType "
         "StorageLevel TopicRecord"
     ),
+    "model.version": "__version__",
 }
 _HOMES = {name: f"{home}.{name}" for home, names in _NAMES.items() for name in names.split()}
 

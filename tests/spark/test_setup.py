@@ -99,15 +99,18 @@ def test_a_worker_that_has_all_gets_what_was_pickled(tmp_path: Path) -> None:
 def test_a_worker_of_another_version_reads_nothing(
     which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    here = tieredstore.__version__
     monkeypatch.setattr(tieredstore, "__version__", "0.0.9")
     ran = unpickled(pickled_for_workers(tmp_path)[which], lacks="nothing")
-    assert "its tieredstore is 0.1.0, and the driver's is 0.0.9" in ran.stderr.splitlines()[-1]
+    assert f"its tieredstore is {here}, and the driver's is 0.0.9" in ran.stderr.splitlines()[-1]
 
 
 def test_the_look_at_the_package_is_no_part_of_each_partition() -> None:
     pickled = cloudpickle.dumps(TierPartition(()))  # type: ignore[no-untyped-call]
     assert len(pickled) < 200
 
+
+WHEEL = "tieredstore-0.1.0-py3-none-any.whl"  # of the page
 
 # All that the page shows of frames, tables, streams and sinks.
 WALKED = """
@@ -167,9 +170,12 @@ def test_the_commands_of_the_page_set_a_cluster_up(
     (tmp_path / "program.py").write_text(WALKED.replace("/data/", f"{tmp_path}/"))
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
     python = fresh_python(tmp_path / "venv")
     shown = [block.text for block in blocks(page("spark.md")) if block.words == [how]]
     commands = shown[0].replace("/opt/tier", f"{tmp_path}/venv").replace("/data/", f"{tmp_path}/")
+    assert WHEEL in commands
+    commands = commands.replace(WHEEL, wheel.name)
     ran = subprocess.run(
         ["bash", "-e", "-c", commands],
         cwd=tmp_path,
