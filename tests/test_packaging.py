@@ -1,12 +1,15 @@
 """What is shipped, and what it asks for: floors, no ceilings, extras that the core does without.
 
-Builds with hatchling itself, in this environment: no network, no second environment. Why floors
-matter so much: docs/decisions/0003-floors-no-ceilings.md."""
+Builds with hatchling itself, in this environment: no network, no second environment. `make dist`
+names the folder of what it built in TIEREDSTORE_DIST: that is looked at instead. Why floors matter so
+much: docs/decisions/0003-floors-no-ceilings.md."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -22,14 +25,25 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 TOP_LEVEL = {"tieredstore", "pyspark_tieredstore"}
+BUILT = os.environ.get("TIEREDSTORE_DIST")
 
 
-def hatchling(source: Path, target: str, into: Path) -> Path:
-    """Build `target` from the tree at `source`; returns what was built."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(into)]
+def hatchling(source: Path, *words: str) -> str:
+    """What it says of the tree at `source`."""
+    command = [sys.executable, "-m", "hatchling", *words]
     ran = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    (built,) = into.glob("*.whl" if target == "wheel" else "*.tar.gz")
+    return ran.stdout.strip()
+
+
+def build(source: Path, target: str, into: Path) -> Path:
+    """Build `target` from the tree at `source`; returns what was built."""
+    hatchling(source, "build", "-t", target, "-d", str(into))
+    return only(into, target)
+
+
+def only(folder: Path, target: str) -> Path:
+    (built,) = folder.glob("*.whl" if target == "wheel" else "*.tar.gz")
     return built
 
 
@@ -46,7 +60,9 @@ def unpack(sdist: Path, into: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return hatchling(ROOT, "sdist", tmp_path_factory.mktemp("sdist"))
+    if BUILT:
+        return only(Path(BUILT), "sdist")
+    return build(ROOT, "sdist", tmp_path_factory.mktemp("sdist"))
 
 
 @pytest.fixture(scope="module", params=["checkout", "sdist"])
@@ -55,11 +71,13 @@ def wheel(
 ) -> Path:
     """The wheel as built from the checkout, and as pip builds it from the sdist."""
     source = ROOT
+    if BUILT and request.param == "checkout":
+        return only(Path(BUILT), "wheel")
     if request.param == "sdist":
         unpacked = tmp_path_factory.mktemp("unpacked")
         unpack(sdist, unpacked)
         (source,) = unpacked.iterdir()
-    return hatchling(source, "wheel", tmp_path_factory.mktemp("wheel"))
+    return build(source, "wheel", tmp_path_factory.mktemp("wheel"))
 
 
 def modules_of(folder: str) -> set[str]:
@@ -91,10 +109,65 @@ def test_a_wheel_holds_every_module_and_no_other(wheel: Path) -> None:
     assert modules == set().union(*(modules_of(top) for top in TOP_LEVEL))
 
 
+def test_a_wheel_says_who_may_use_it_and_what_it_is(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        info = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        said = archive.read(info).decode()
+        licence = archive.read(info.replace("METADATA", "licenses/LICENSE"))
+    assert licence == (ROOT / "LICENSE").read_bytes()
+    assert "License-Expression: Apache-2.0\n" in said
+    assert "Requires-Python: >=3.11\n" in said
+    assert "\n# tieredstore\n" in said
+
+
 def test_an_sdist_holds_what_a_build_needs_and_the_licence(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "LICENSE", "README.md", "tieredstore/providers/__init__.py"} <= names
+
+
+def test_the_wheel_of_an_sdist_has_its_version(sdist: Path, wheel: Path) -> None:
+    assert wheel.name.split("-")[1] == sdist.name.removesuffix(".tar.gz").split("-")[1]
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ["-c", "user.name=nobody", "-c", "user.email=nobody@localhost"]
+    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Of the last commit, without tags."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no clone: it knows its version from elsewhere")
+    git(tmp_path, "clone", "--quiet", "--depth", "2", "--no-tags", ROOT.as_uri(), "clone")
+    return tmp_path / "clone"
+
+
+def test_a_shallow_clone_without_tags_has_a_version(clone: Path) -> None:
+    assert re.fullmatch(r"0\.1\.dev\d+\+g[0-9a-f]+", hatchling(clone, "version"))
+
+
+def test_a_tag_is_the_version_and_commits_after_it_are_counted(clone: Path) -> None:
+    git(clone, "tag", "v9.8.7", "HEAD")
+    assert hatchling(clone, "version") == "9.8.7"
+    git(clone, "commit", "--quiet", "--allow-empty", "--message", "one more")
+    assert re.fullmatch(r"9\.8\.8\.dev1\+g[0-9a-f]+", hatchling(clone, "version"))
+
+
+def test_an_export_without_git_knows_the_tag_that_it_was_made_at(clone: Path) -> None:
+    export = clone.parent / "export"
+    git(clone, "archive", "--output", "../none.zip", "HEAD")
+    git(clone, "tag", "v9.8.7")
+    git(clone, "archive", "--output", "../tagged.zip", "HEAD")
+    for name, known in (("none", "0.0"), ("tagged", "9.8.7")):
+        shutil.unpack_archive(clone.parent / f"{name}.zip", export)
+        assert hatchling(export, "version") == known
+
+
+def test_a_copy_without_git_has_a_version(clone: Path) -> None:
+    shutil.rmtree(clone / ".git")
+    assert hatchling(clone, "version") == "0.0"
 
 
 def test_an_installed_wheel_imports_and_puts_one_name_into_site_packages(
@@ -142,6 +215,7 @@ CORE = {"fsspec", "msgspec", "numpy", "tenacity", "google-crc32c"}
 OPTIONAL_MODULES = [
     "aiobotocore",
     "aiohttp",
+    "awscrt",
     "boto3",
     "botocore",
     "deltalake",
@@ -242,7 +316,8 @@ def test_dev_holds_every_other_extra() -> None:
 def test_whoever_asks_for_s3_gets_a_client_of_this_decade() -> None:
     # Without floors pip settles on s3fs 0.4.2 of 2020, which lacks conditional writes.
     named = {requirement.name for group, requirement in requirements() if group == "s3"}
-    assert {"s3fs", "aiobotocore", "boto3", "botocore"} <= named
+    assert {"s3fs", "aiobotocore", "botocore"} <= named
+    assert "boto3" not in named, "pip tries each of its releases against aiobotocore's botocore"
     assert int(version("s3fs").partition(".")[0]) >= 2026
     assert int(version("fsspec").partition(".")[0]) >= 2026
 
