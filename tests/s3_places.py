@@ -35,7 +35,7 @@ class Place:
             request_timeout_ms=60_000,
         )
         self._opened: list[ObjectClient] = []
-        # boto3 takes a hundred times as long for it: half a second to make its client.
+        # botocore takes a hundred times as long for it: half a second to make its client.
         asked = urllib.request.Request(f"{endpoint}/{self.settings.bucket}", method="PUT")
         with urllib.request.urlopen(asked, timeout=60) as reply:
             reply.read()

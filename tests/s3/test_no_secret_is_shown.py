@@ -155,7 +155,7 @@ def ready(command: Command, place: Path, name: str) -> Bench:
 @pytest.fixture
 def loud(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """DEBUG is on for all of the process, as by `logging.basicConfig(level=logging.DEBUG)`."""
-    loggers = [logging.getLogger(name) for name in ("botocore", "aiobotocore", "boto3")]
+    loggers = [logging.getLogger(name) for name in ("botocore", "aiobotocore")]
     levels = [each.level for each in loggers]
     for each in loggers:
         each.setLevel(logging.NOTSET)
@@ -180,7 +180,7 @@ def test_no_logger_shows_a_key_where_debug_is_on(
     if way is not None:
         way(monkeypatch, tmp_path)
         keys = dict.fromkeys(keys, "")
-    settings = new_settings(moto[0], client, **keys)  # boto3 makes the bucket
+    settings = new_settings(moto[0], client, **keys)  # botocore makes the bucket
     with open_client(settings) as opened:
         opened.put("a/b", b"body")
         assert opened.get_range("a/b", 0, 4) == b"body"

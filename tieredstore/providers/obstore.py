@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from tieredstore.driver.object_client import (
@@ -26,6 +26,7 @@ from tieredstore.driver.object_client import (
     once,
 )
 from tieredstore.driver.object_requests import refuse_existing_object, settling
+from tieredstore.driver.runtime import SystemClock
 from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -53,6 +54,8 @@ _CERTIFICATE: Final = re.compile(r"InvalidCertificate\(\s*(\w+)")
 # How a failed batch delete tells of a key.
 _DELETE_CODE: Final = re.compile(r"\(code: (\w+)\)")
 _CHECKSUMS: Final = ("", "sha256", "crc64nvme")
+# botocore renews what ends within this time; then it is asked again.
+_CREDENTIALS_LAST_S: Final = 600
 
 # obstore has one set of threads for the whole process, from its first call on.
 _started_in = 0
@@ -236,7 +239,7 @@ def _config(settings: ObjectStoreSettings) -> dict[str, Any]:
 
 
 def _credentials(settings: ObjectStoreSettings) -> dict[str, Any]:
-    """Those that were given, else the usual chain: all of it where boto3 is installed."""
+    """Those that were given, else the usual chain: all of it where botocore is installed."""
     if settings.access_key:
         given = {
             "access_key_id": str(settings.access_key),
@@ -245,21 +248,28 @@ def _credentials(settings: ObjectStoreSettings) -> dict[str, Any]:
         if settings.session_token:
             given["session_token"] = str(settings.session_token)
         return given
-    if importlib.util.find_spec("boto3") is None:
+    if importlib.util.find_spec("botocore") is None:
         return {}  # environment, web identity, container and machine
     keep_clients_quiet()
-    boto3: Any = importlib.import_module("boto3")
-    session = boto3.session.Session(region_name=settings.region or None)
-    if session.get_credentials() is None:
+    sessions: Any = importlib.import_module("botocore.session")
+    session = sessions.get_session()
+    found = session.get_credentials()
+    if found is None:
         return {}
-    provider: Any = importlib.import_module("obstore.auth.boto3")
-    found: Any = provider.Boto3CredentialProvider(session)
 
-    def asked() -> Any:  # again whenever they expire
+    def asked() -> dict[str, Any]:
         keep_clients_quiet()
-        return found()
+        frozen = found.get_frozen_credentials()
+        until = SystemClock().now_ms() / 1000 + _CREDENTIALS_LAST_S
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": datetime.fromtimestamp(until, UTC),
+        }
 
-    asked.config = found.config  # type: ignore[attr-defined]
+    region = settings.region or session.get_config_variable("region")
+    asked.config = {"region": region} if region else {}  # type: ignore[attr-defined]
     return {"credential_provider": asked}
 
 

@@ -1,4 +1,4 @@
-"""Setting a bucket up with boto3; never on the way of a read or a write."""
+"""Setting a bucket up with botocore; never on the way of a read or a write."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ def abort_abandoned_uploads(settings: ObjectStoreSettings, *, days: int = ABORT_
 
 
 def admin_client(settings: ObjectStoreSettings) -> Any:
-    """boto3's client with these settings; the usual chain where no keys are given."""
+    """botocore's client with these settings; the usual chain where no keys are given."""
     try:
-        boto3: Any = importlib.import_module("boto3")
+        sessions: Any = importlib.import_module("botocore.session")
         config: Any = importlib.import_module("botocore.config").Config
     except ImportError as error:
-        raise InvalidConfigError("this needs boto3: pip install 'tieredstore[s3]'") from error
+        raise InvalidConfigError("this needs botocore: pip install 'tieredstore[s3]'") from error
     style = "path" if settings.path_addressing else settings.addressing
     with _translated(settings, "connect"):
-        return boto3.session.Session().client(
+        return sessions.get_session().create_client(
             "s3",
             endpoint_url=settings.endpoint or None,
             region_name=settings.region or None,

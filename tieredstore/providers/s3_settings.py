@@ -31,7 +31,7 @@ ADDRESSINGS: Final = ("auto", "path", "virtual")
 CHECKSUMS: Final = ("", "crc32", "crc32c", "sha256", "crc64nvme")
 ENCRYPTIONS: Final = ("", "AES256", "aws:kms")
 CLIENTS: Final = ("auto", "s3fs", "obstore")
-_BOTOCORES: Final = ("botocore", "aiobotocore", "boto3")
+_BOTOCORES: Final = ("botocore", "aiobotocore")
 # Long enough for the largest part over a slow line: what is silent is given up much earlier.
 WHOLE_REQUEST_MS: Final = 600_000
 
