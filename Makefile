@@ -14,7 +14,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-spark test-s3 test-tier-s3 quick fmt lint types layers house bench docs fuzz torture interop broker clients check clean
+.PHONY: help setup demo test test-spark test-s3 test-tier-s3 quick fmt lint types layers house bench docs dist fuzz torture interop broker clients check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,7 +33,8 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: $(STAMP)  ## run the main job on the embedded default (PROVIDER=s3: on an S3 server of its own)
-	$(BIN)/python examples/demo.py $(if $(PROVIDER),--provider $(PROVIDER))
+	@rm -rf build/demo
+	$(BIN)/python examples/demo.py --keep build/demo $(if $(PROVIDER),--provider $(PROVIDER))
 
 # One run: Spark's tests stay together in one worker process while the other does the rest.
 test: $(STAMP)  ## run every test, with S3 on a local server and with Spark
@@ -106,6 +107,10 @@ check: lint types layers  ## everything that reads the code without running it
 # A script whose name begins with an underscore is a part of others.
 bench: $(STAMP)  ## run every benchmark, draw one table (BENCH=name: only that one)
 	$(BIN)/python -m bench $(BENCH)
+
+# What is in them, and what they do in empty environments: docs/releasing.md.
+dist: $(STAMP)  ## build sdist and wheel in dist/, and install them with each Python that is here
+	$(BIN)/python -m tests.release.check_dist
 
 clean:  ## remove .venv and what tools have left behind
 	rm -rf $(VENV) build dist reference .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""`make demo`: a store with a tier behind it, then the tier alone.
+"""`make demo`: a store with a tier behind it, then the tier alone; at last, what to do next.
 
     python examples/demo.py [--provider posix | memory | s3] [--keep DIRECTORY]
 
@@ -241,7 +241,6 @@ def show_bill(proof: Counter[str], providers: list[ObjectProvider]) -> None:
         dollars = sum(counts[kind] * prices.of(kind) / 1000 for kind in OPERATIONS)
         row = "".join(f"{counts[kind]:>8,}" for kind in OPERATIONS)
         print(f"  {what:<24}{row}   ${dollars:.5f}")
-    print("\n  what a tier costs in a month: tieredstore cost --help")
 
 
 def run(config: StoreConfig, folder: Path) -> None:
@@ -265,13 +264,36 @@ def run(config: StoreConfig, folder: Path) -> None:
             show_bill(proof, [provider, another])
 
 
+def say_what_next(config: StoreConfig, kept: Path | None) -> None:
+    """Three commands that work now, on the tier that is left here; or how to have one."""
+    tool = Path(sys.executable).with_name("tieredstore")
+    if tool.is_relative_to(Path.cwd()):
+        tool = tool.relative_to(Path.cwd())
+    load = "--messages-per-second 2000 --message-bytes 1000 --queues 64"
+    commands = [f"{tool} cost {load}", f"{sys.executable} {sys.argv[0]} --keep demo-tier"]
+    if kept:
+        file = kept / "tieredstore.toml"
+        lines = [f'broker_name = "{config.broker_name}"', 'provider = "posix"', 'path = "tier"']
+        lines += ['store_path = "reader"', *(f"{name} = {size}" for name, size in INDEX.items())]
+        file.write_text("\n".join(["[tieredstore]", *lines, ""]), encoding="utf-8")
+        commands = [
+            f"{tool} query orders customer-{CUSTOMERS // 2} --config {file}",
+            f"{tool} report --config {file} --out {kept / 'report.html'}",
+            commands[0],
+        ]
+        print(f"\nthe tier stays in {kept}")
+    print("\nnext:", *commands, sep="\n  ")
+    print("  to put it into a broker, read docs/wrap-your-store.md; into S3, docs/operations.md")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="A store with a tier, then the tier alone.")
     parser.add_argument("--provider", default="posix", choices=["memory", "posix", "s3"])
-    parser.add_argument("--keep", type=Path, help="write here and leave it")
+    parser.add_argument("--keep", type=Path, help="leave the tier here, if it is of posix")
     options = parser.parse_args()
     with ExitStack() as ending:
-        folder = options.keep or Path(
+        kept = options.keep if options.provider == "posix" else None
+        folder = kept or Path(
             ending.enter_context(tempfile.TemporaryDirectory(prefix="tieredstore-demo-"))
         )
         config = StoreConfig(
@@ -289,10 +311,7 @@ def main() -> int:
         except TieredStoreError as error:
             print(f"demo: {error}", file=sys.stderr)
             return 1
-    if options.keep and options.provider == "posix":
-        place = f"--provider posix --path {config.path} --broker demo-broker"
-        print(f"\nlook at it yourself:\n  .venv/bin/tieredstore queues {place}")
-        print(f"  .venv/bin/tieredstore query orders customer-750 {place}")
+    say_what_next(config, kept)
     return 0
 
 

@@ -6,7 +6,7 @@ Each Python from 3.11 to 3.14 that is here gets two empty environments: one with
 versions of what the wheel asks for, and one with the lowest that it allows. In both
 tests/release/smoke.py runs. At last a pip of 2023 installs the extra `s3`, and is timed.
 
-uv and twine come into an environment of their own, in build/.
+uv and twine come into an environment of their own, in build/dist.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 from tests.s3.moto_server import moto_server
 
 ROOT: Final = Path(__file__).parents[2]
-DIST, BUILD = ROOT / "dist", ROOT / "build"
+DIST, BUILD = ROOT / "dist", ROOT / "build" / "dist"
 BIN: Final = BUILD / "tools" / "bin"
 TOOLS: Final = ("uv>=0.9", "twine>=6.2")
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
