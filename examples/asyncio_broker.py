@@ -82,7 +82,9 @@ async def main() -> None:
         store_path=options.store,
     )
     with Runtime.threads() as runtime:
-        local = LocalMessageStore(LocalConfig(store_path=options.store), runtime)
+        # Else each file of its log reserves a GiB, as RocketMQ's do.
+        small = LocalConfig(store_path=options.store, commit_log_file_bytes=16 << 20)
+        local = LocalMessageStore(small, runtime)
         store = TieredMessageStore(local, config, runtime=runtime)
         async with AsyncTieredStore(store) as opened:
             server = await asyncio.start_server(Broker(opened).serve, "127.0.0.1", options.port)

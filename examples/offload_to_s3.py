@@ -1,10 +1,10 @@
 """Copies a local store to a bucket, and reads it there as another machine would.
 
     export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...
-    python examples/offload_to_s3.py STORE BUCKET [--endpoint http://127.0.0.1:9000]
+    python examples/offload_to_s3.py BUCKET [--store STORE] [--endpoint http://127.0.0.1:9000]
 
 STORE is a broker's store directory with files of RocketMQ's default sizes (others are named in
-`LocalConfig`); where there is none, one with a few messages is made.
+`LocalConfig`). Without it a small one with a few messages is made, and thrown away at the end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import sys
 import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 from tieredstore import (
     Message,
@@ -28,11 +27,11 @@ from tieredstore.providers.s3_admin import create_bucket
 from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 
-def offload(config: StoreConfig, *, put_some: bool) -> None:
+def offload(config: StoreConfig, files: LocalConfig, *, put: int = 0) -> None:
     with Runtime.threads() as runtime:
-        local = LocalMessageStore(LocalConfig(store_path=config.store_path), runtime)
+        local = LocalMessageStore(files, runtime)
         with TieredMessageStore(local, config, runtime=runtime) as store:
-            for number in range(1_000 if put_some else 0):
+            for number in range(put):
                 body = f"order {number}".encode()
                 keys = {"KEYS": f"order-{number}"}
                 store.put_message(Message(topic="orders", queue_id=0, body=body, properties=keys))
@@ -56,26 +55,31 @@ def read_elsewhere(config: StoreConfig) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Copy a local store to a bucket.")
-    parser.add_argument("store", help="directory of the local store")
     parser.add_argument("bucket", help="made where it is not there")
+    parser.add_argument("--store", help="directory of the local store")
     parser.add_argument("--endpoint", default="", help="of a store that is not AWS")
     parser.add_argument("--region", default="us-east-1")
     options = parser.parse_args()
-    config = StoreConfig(
-        broker_name="offload-example",
-        provider="s3",
-        endpoint=options.endpoint,
-        bucket=options.bucket,
-        region=options.region,  # the keys come from the usual AWS chain
-        store_path=options.store,
-    )
-    try:
-        create_bucket(ObjectStoreSettings.from_config(config))
-        offload(config, put_some=not Path(options.store, "commitlog").is_dir())
-        read_elsewhere(config)
-    except TieredStoreError as error:
-        print(f"offload_to_s3: {error}", file=sys.stderr)
-        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        config = StoreConfig(
+            broker_name="offload-example",
+            provider="s3",
+            endpoint=options.endpoint,
+            bucket=options.bucket,
+            region=options.region,  # the keys come from the usual AWS chain
+            store_path=options.store or folder,
+        )
+        try:
+            create_bucket(ObjectStoreSettings.from_config(config))
+            if options.store:
+                offload(config, LocalConfig(store_path=options.store))
+            else:
+                small = LocalConfig(store_path=folder, commit_log_file_bytes=1 << 20)
+                offload(config, small, put=1_000)
+            read_elsewhere(config)
+        except TieredStoreError as error:
+            print(f"offload_to_s3: {error}", file=sys.stderr)
+            return 1
     return 0
 
 

@@ -15,7 +15,9 @@ from tieredstore.local import LocalConfig, LocalMessageStore
 def main(folder: str) -> None:
     runtime = Runtime.threads()
     # A broker with a message store of its own wraps that one: see the protocol MessageStore.
-    local = LocalMessageStore(LocalConfig(store_path=f"{folder}/local"), runtime)
+    # Small files: those of RocketMQ's sizes reserve 1.1 GB.
+    small = LocalConfig(store_path=f"{folder}/local", commit_log_file_bytes=1 << 20)
+    local = LocalMessageStore(small, runtime)
     config = StoreConfig(
         broker_name="quickstart",
         provider="posix",

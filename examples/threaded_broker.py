@@ -100,7 +100,9 @@ def main() -> None:
         store_path=options.store,
     )
     with Runtime.threads() as runtime:
-        local = LocalMessageStore(LocalConfig(store_path=options.store), runtime)
+        # Else each file of its log reserves a GiB, as RocketMQ's do.
+        small = LocalConfig(store_path=options.store, commit_log_file_bytes=16 << 20)
+        local = LocalMessageStore(small, runtime)
         store = TieredMessageStore(local, config, runtime=runtime)
         with store, Broker(options.port, store) as broker:
             port = broker.server_port

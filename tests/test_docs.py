@@ -6,6 +6,7 @@ commands it shows, are held to the code in tests/docs.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -84,21 +85,29 @@ def test_make_targets_in_a_document_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
 def test_python_blocks_of_a_document_run(path: Path, tmp_path: Path) -> None:
-    """Top to bottom in one Python, in an empty folder: what a reader would do."""
+    """Top to bottom in one Python, in an empty folder, as a reader would; nothing is left."""
     shown = python_blocks(path.read_text(encoding="utf-8"))
     if not shown:
         return
     script = tmp_path / "blocks.py"
     script.write_text("\n".join(shown), encoding="utf-8")
-    scratch = tmp_path / "empty"
+    scratch, temporary = tmp_path / "empty", tmp_path / "temporary"
     scratch.mkdir()
+    temporary.mkdir()
     # -I alone would keep an installed checkout; the path is given so that none is needed.
     start = "import runpy, sys; sys.path.insert(0, sys.argv[1]); runpy.run_path(sys.argv[2])"
     command = [sys.executable, "-W", "error", "-c", start, str(ROOT), str(script)]
     ran = subprocess.run(
-        command, cwd=scratch, capture_output=True, text=True, timeout=600, check=False
+        command,
+        cwd=scratch,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("path", DECISIONS, ids=named)

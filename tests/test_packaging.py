@@ -1,8 +1,8 @@
 """What is shipped, and what it asks for: floors, no ceilings, extras that the core does without.
 
 Builds with hatchling itself, in this environment: no network, no second environment. `make dist`
-names the folder of what it built in TIEREDSTORE_DIST: that is looked at instead. Why floors matter so
-much: docs/decisions/0003-floors-no-ceilings.md."""
+names the folder of what it built in TIEREDSTORE_DIST: that is looked at instead. Why floors matter:
+docs/decisions/0003-floors-no-ceilings.md."""
 
 from __future__ import annotations
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import socket
+import subprocess
 import urllib.error
 import urllib.request
 import uuid
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.codec.golden_files import GOLDEN
-from tests.examples.example_kit import EXAMPLES, output, serving
+from tests.examples.example_kit import EXAMPLES, environment, output, serving
 from tests.jobs.job_kit import picture
 from tests.s3.moto_server import moto_server
 from tieredstore import StoreConfig, TieredReader
@@ -58,22 +61,30 @@ def test_the_demo_brings_its_own_s3(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_demo_keeps_is_a_tier_that_can_be_looked_at(tmp_path: Path) -> None:
-    told = output("demo.py", "--keep", tmp_path / "kept")
-    assert "tieredstore queues --provider posix" in told
-    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["tier"]
-    config = StoreConfig(
-        broker_name="demo-broker",
-        provider="posix",
-        path=str(tmp_path / "kept" / "tier"),
-        store_path=str(tmp_path / "elsewhere"),
-    )
-    with TieredReader.open(config) as reader:
-        assert len(reader.queues()) == 6
+@pytest.mark.parametrize("words", [["--keep", "kept"], ["--provider", "memory"]])
+def test_what_the_demo_says_to_do_next_can_be_done(words: list[str], tmp_path: Path) -> None:
+    with chdir(tmp_path):
+        told = output("demo.py", *words)
+    shown = [line for line in told.partition("\nnext:\n")[2].splitlines() if " --" in line]
+    assert len(shown) == (3 if "kept" in words else 2)
+    for line in shown:
+        ran = subprocess.run(
+            shlex.split(line),
+            cwd=tmp_path,
+            env=environment(TMPDIR=str(tmp_path)),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ran.returncode, bool(ran.stdout)) == (0, True), ran.stderr
+    if "kept" in words:
+        left = {path.name for path in (tmp_path / "kept").iterdir()}
+        assert left == {"tier", "tieredstore.toml", "report.html"}
 
 
-def test_the_quickstart_finds_its_messages_in_the_tier() -> None:
-    *lines, by_time = output("quickstart.py").splitlines()
+def test_the_quickstart_finds_its_messages_in_the_tier(tmp_path: Path) -> None:
+    *lines, by_time = output("quickstart.py", TMPDIR=str(tmp_path)).splitlines()
+    assert list(tmp_path.iterdir()) == []
     assert lines == [
         "10 messages are in the tier",
         "from offset 7 on: [b'order 7', b'order 8', b'order 9']",
@@ -154,11 +165,12 @@ def test_a_store_is_offloaded_to_s3_and_read_from_there(tmp_path: Path) -> None:
     bucket = f"example-{uuid.uuid4().hex}"
     keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
     with moto_server() as (endpoint, _):
-        words = (tmp_path / "store", bucket, "--endpoint", endpoint)
-        assert output("offload_to_s3.py", *words, **keys).splitlines() == [
+        words = (bucket, "--endpoint", endpoint)
+        assert output("offload_to_s3.py", *words, TMPDIR=str(tmp_path), **keys).splitlines() == [
             "orders/0: uploaded up to offset 1000",
             f"orders/0: 1000 messages read from {bucket}",
         ]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""What the README tells its reader to type works; its Python is run by tests/test_docs.py."""
+"""What the README tells its reader to type works, and leaves nothing behind."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,30 @@ def test_the_commands_of_the_readme_end_well_and_find_the_message(
     assert "orders/0/0" in query
     assert "the index finds it by order-1" in why
     assert "total:" in cost
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_python_of_the_readme_is_short_small_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken: list[int] = []  # of the disk, when the code is done with it
+
+    class Measured(tempfile.TemporaryDirectory[str]):
+        def cleanup(self) -> None:
+            found = [path.stat() for path in Path(self.name).rglob("*") if path.is_file()]
+            taken.append(sum(each.st_blocks * 512 for each in found))
+            super().cleanup()
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", Measured)
+    [block] = [each for each in blocks(README) if each.language == "python"]
+    assert len([line for line in block.text.splitlines() if line]) <= 15
+    exec(block.text, {})
+    assert capsys.readouterr().out == "1 message is in the tier\nb'hello'\n"
+    assert (
+        1 << 20 <= taken[0] < 100 << 20
+    )  # two sparse index files of RocketMQ's size, and little else
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_commands_that_the_readme_only_shows_exist() -> None:
