@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 TOP_LEVEL = {"tieredstore", "pyspark_tieredstore"}
@@ -266,6 +267,17 @@ loaded = sorted({name.partition(".")[0] for name in sys.modules} & set(blocked))
 assert not loaded, loaded
 print(len(seen))
 """
+
+
+def test_the_changelog_has_a_day_for_each_release_the_newest_first() -> None:
+    heads = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert heads[0] == "[Unreleased]"
+    releases = [
+        re.fullmatch(r"\[(\d+\.\d+\.\d+)\] - (\d{4}-\d\d-\d\d)", head) for head in heads[1:]
+    ]
+    assert all(releases), heads
+    found = [(Version(each[1]), each[2]) for each in releases if each]
+    assert found == sorted(found, reverse=True)
 
 
 def requirements() -> Iterator[tuple[str, Requirement]]:
