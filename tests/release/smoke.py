@@ -14,6 +14,7 @@ import pkgutil
 import subprocess
 import sys
 import tempfile
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -113,7 +114,7 @@ def main(endpoint: str) -> None:
                     provider="s3",
                     path="",
                     endpoint=endpoint,
-                    bucket=f"smoke-{client}-{sys.version_info.minor}",
+                    bucket=f"smoke-{uuid.uuid4()}",
                     region="us-east-1",
                     access_key="testing",
                     secret_key="testing",
