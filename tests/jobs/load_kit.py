@@ -7,16 +7,19 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pyarrow as pa
+from fsspec.implementations.memory import MemoryFileSystem
 
 from tieredstore.access.audit import AuditReport, audit
 from tieredstore.access.reader import TieredReader
+from tieredstore.access.rebuild import RebuildReport, rebuild
 from tieredstore.access.wiring import open_tier
 from tieredstore.codec.message import StoredMessage, decode_message
 from tieredstore.driver.runtime import Runtime, SystemClock
+from tieredstore.jobs import worker
 from tieredstore.jobs.load import begin_load, commit_load
 from tieredstore.jobs.load_records import LoadColumns, LoadDefaults
 from tieredstore.jobs.load_segments import StagedPart, Stager
-from tieredstore.jobs.worker import worker_provider
+from tieredstore.jobs.worker import owned_tier, worker_provider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import QueueKey
 
@@ -123,6 +126,21 @@ def assert_found(
             count = sum(len(list(ns)) for key, ns in expected.items() if key.topic == topic)
             answer = tier.query_message(topic, "all", count_max=10 * count + 10)
             assert len(answer.messages) == count
+
+
+def lose_the_log(config: StoreConfig) -> None:
+    """All that writers of a tier in a bucket in memory have appended; who claims next is first."""
+    held = MemoryFileSystem.store
+    root = config.url.removeprefix("memory:/")
+    for name in [name for name in held if name.startswith(f"{root}/")]:
+        if any(part in name for part in ("/log/", "/state/", "/epoch/")):
+            del held[name]
+    worker._PARTS.providers.clear()  # they know the log that was
+
+
+def rebuilt(config: StoreConfig) -> RebuildReport:
+    with owned_tier(config, threads=1) as tier:
+        return rebuild(tier.metadata, tier.provider, config, tier.runtime, takes_in=True)
 
 
 def report_of(config: StoreConfig) -> AuditReport:

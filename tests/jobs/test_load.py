@@ -22,9 +22,11 @@ from tests.jobs.load_kit import (
     bodies,
     joined,
     loaded,
+    lose_the_log,
     messages,
     names_of,
     open_tier_of,
+    rebuilt,
     report_of,
     rows_of,
     staged,
@@ -35,8 +37,9 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.codec.java import string_hash
 from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.codec.record import TRANSACTION_COMMIT, decode_properties, encode_properties
+from tieredstore.driver.object_client import ObjectFacts
 from tieredstore.driver.provider import LOAD_MS_MAX
-from tieredstore.jobs.load import abort_load, begin_load, commit_load
+from tieredstore.jobs.load import StreamBatch, abort_load, begin_load, commit_load
 from tieredstore.jobs.load_records import (
     EncodedRun,
     LoadColumns,
@@ -47,7 +50,12 @@ from tieredstore.jobs.load_records import (
 from tieredstore.jobs.load_segments import StagedPart
 from tieredstore.jobs.worker import worker_scratch
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import CatalogueLockedError, InvalidConfigError, TieredStoreError
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    CatalogueLockedError,
+    InvalidConfigError,
+    TieredStoreError,
+)
 from tieredstore.model.messages import LOOPBACK
 from tieredstore.model.values import Host, QueueKey, SegmentType
 from tieredstore.providers.fsspec import FsspecClient
@@ -519,6 +527,10 @@ def test_a_driver_that_dies_at_any_request_loads_all_or_nothing_into_a_bucket(
         assert bodies(elsewhere, B) == names_of(B, range(20))
         assert_found(elsewhere, {A: range(60), B: range(20)}, samples=5)
         assert report_of(elsewhere).findings == ()
+        lose_the_log(config)
+        rebuilt(config)
+        assert bodies(config, A) == names_of(A, range(60))
+        assert bodies(config, B) == names_of(B, range(20))
         return config, dying.died
 
     assert every_step(script, lambda life, _: life[1]) > 8
@@ -614,6 +626,53 @@ def test_two_loads_into_a_bucket_are_there_once_each(bucket: StoreConfig) -> Non
     assert bodies(bucket, A) == names_of(A, [*range(20, 50), *range(20)])
     assert_found(bucket, {A: range(50)})
     assert report_of(bucket).findings == ()
+
+
+def test_of_a_bucket_that_lost_its_log_a_rebuild_finds_what_was_committed_and_no_more(
+    bucket: StoreConfig,
+) -> None:
+    loaded(bucket, [[rows_of(A, range(30))]], run_id="first", load_id="the-first")
+    abandoned = staged(bucket, "abandoned", 0, [joined(rows_of(A, range(5)), rows_of(C, [1]))])
+    more = [[joined(rows_of(A, range(30, 50)), rows_of(B, range(20)))]]
+    loaded(bucket, more, run_id="second", batch=StreamBatch(stream_id="s", number=7))
+    for _ in range(2):  # what was found once is found again
+        lose_the_log(bucket)
+        with TieredReader.open(replace(bucket, catalogue="rebuild")) as reader:
+            assert reader.max_offset(*A) == 50
+        rebuilt(bucket)
+        assert bodies(bucket, A) == names_of(A, range(50))
+        assert bodies(bucket, B) == names_of(B, range(20))
+        assert open_queue(bucket, C) == []
+        assert_found(bucket, {A: range(50), B: range(20)})
+        assert {each.kind for each in report_of(bucket).findings} <= {"orphan"}
+    loaded(bucket, [[rows_of(A, range(30))]], run_id="again", load_id="the-first")
+    commit_load(bucket, "batch", [abandoned], batch=StreamBatch(stream_id="s", number=7))
+    assert bodies(bucket, A) == names_of(A, range(50))
+    loaded(bucket, [[rows_of(A, range(50, 60))]], run_id="third")
+    lose_the_log(bucket)
+    rebuilt(bucket)
+    assert bodies(bucket, A) == names_of(A, range(60))
+
+
+def test_a_load_that_was_not_told_beside_the_log_is_told_by_the_next_one(
+    bucket: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = FsspecClient.put
+
+    def refusing(client: FsspecClient, key: str, *given: Any, **how: Any) -> ObjectFacts:
+        if "/adopted/" in key:
+            raise BackendRefusedError(key, "put", "not now")
+        return inner(client, key, *given, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FsspecClient, "put", refusing)
+        loaded(bucket, [[rows_of(A, range(30))]], run_id="first")
+    assert bodies(bucket, A) == names_of(A, range(30))
+    loaded(bucket, [[rows_of(B, range(20))]], run_id="second")
+    lose_the_log(bucket)
+    rebuilt(bucket)
+    assert bodies(bucket, A) == names_of(A, range(30))
+    assert bodies(bucket, B) == names_of(B, range(20))
 
 
 def test_a_commit_that_another_load_fences_begins_again(

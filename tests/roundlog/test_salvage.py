@@ -5,16 +5,22 @@ from __future__ import annotations
 import pytest
 
 from tests.roundlog.log_kit import Killed, Tier, key_of
+from tieredstore.driver.metadata import PutNote
 from tieredstore.driver.provider import TakenIn
 from tieredstore.model.values import SegmentType
+from tieredstore.roundlog import inspection, taking
 from tieredstore.roundlog import log as log_module
-from tieredstore.roundlog import taking
+from tieredstore.roundlog.adopted import announcement, settle
+from tieredstore.roundlog.draft import Draft
+from tieredstore.roundlog.entry import Sealed, SegmentKey
+from tieredstore.roundlog.frames import crc32c
 from tieredstore.roundlog.log import BrokerLog
 from tieredstore.roundlog.salvage import LOST
 from tieredstore.roundlog.upkeep import Upkeep
 
 A, B, UNITS = key_of("a"), key_of("b"), key_of("a", type=SegmentType.CONSUME_QUEUE)
 KEYS = (A, B, UNITS)
+LOADED = (key_of("c"), key_of("d"))
 
 
 def write(tier: Tier, log: BrokerLog, rounds: int) -> None:
@@ -28,10 +34,26 @@ def lose_the_log(tier: Tier) -> None:
             del tier.objects.held[name]
 
 
+def adopt(tier: Tier, log: BrokerLog, key: SegmentKey) -> str:
+    """As a load does; the name of the object that tells of it beside the log."""
+    log.claim()
+    name, data = f"load/run/{key[0][-3]}", key[0].encode()
+    log.calls.put(log.key(name), data)
+    note = announcement(log, [PutNote("load", name, 1)])
+    log.append([Draft(taken=[(key, Sealed(0, name, len(data), crc32c(data)))], changes=[note])])
+    settle(log)
+    tier.acknowledged[key] = data
+    assert isinstance(note.value, list)
+    return str(note.value[0])
+
+
 def merged(tier: Tier) -> None:
-    """32 rounds that were merged, and two that were not: these alone are lost with the log."""
+    """32 rounds that were merged, and two that were not: these alone are lost with the log. And
+    what two loads have adopted."""
     log, _ = tier.opened()
     write(tier, log, 32)
+    for key in LOADED:
+        adopt(tier, log, key)
     upkeep = Upkeep(log)
     while upkeep.step():
         pass
@@ -48,10 +70,11 @@ def test_what_was_merged_is_found_when_the_log_is_lost() -> None:
     taken = taking.take_in(log)
     tier.check(log)
     tier.check()
-    assert taken.segment_count == 3
+    assert taken.segment_count == 5
     assert taken.size == sum(map(len, tier.acknowledged.values()))
     assert "was not merged yet, is gone" in taken.losses[-1]
     assert LOST not in log.state().tables.notes
+    assert log.state().tables.notes["load"] == {"load/run/c": b"1", "load/run/d": b"1"}
     assert taking.take_in(log).losses == ()  # it was lost once
     tier.write(log, {A: b"it goes on"})
     tier.check()
@@ -117,3 +140,38 @@ def test_a_salvage_that_is_cut_off_anywhere_begins_anew() -> None:
             break
         at += 1
     assert at > 10
+
+
+def test_what_is_told_of_segments_that_are_all_gone_is_a_leftover() -> None:
+    tier = Tier()
+    log, _ = tier.opened()
+    first, second = (adopt(tier, log, key) for key in LOADED)
+    assert inspection.leftovers(log) == []
+    tier.delete(log, LOADED[0])
+    assert [each.name for each in inspection.leftovers(log)] == [log.key(first)]
+    tier.delete(log, LOADED[1])
+    assert [each.name for each in inspection.leftovers(log)] == [log.key(first)]
+    assert log.key(second) in tier.objects.held
+
+
+def test_a_lost_log_of_loads_alone_is_damage() -> None:
+    tier = Tier()
+    log, _ = tier.opened()
+    adopt(tier, log, LOADED[0])
+    assert inspection.damage(log) == []
+    lose_the_log(tier)
+    (found,) = inspection.damage(tier.opened()[0])
+    assert "no entry is left that names them" in found.detail
+
+
+def test_an_object_that_was_deleted_or_damaged_is_not_adopted_again() -> None:
+    tier = Tier()
+    log, _ = tier.opened()
+    names = [adopt(tier, log, key) for key in LOADED]
+    data, facts = tier.objects.held[log.key(names[0])]
+    tier.objects.held[log.key(names[0])] = data[:-1] + b"?", facts
+    del tier.objects.held[log.key("load/run/d")]
+    lose_the_log(tier)
+    taken = taking.take_in(tier.opened()[0])
+    assert taken.segment_count == 0
+    assert any("what a load has added is not known" in loss for loss in taken.losses)

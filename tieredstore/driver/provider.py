@@ -42,6 +42,10 @@ CATALOGUES: Final = ".catalog"
 STAGED: Final = ".staged"
 LOADS: Final = "load"
 """The folder of what loads stage: it becomes a leftover only with time, for no lock is held."""
+LOADED: Final = "load"
+"""Notes of loads that have an id: when, and how many messages."""
+STREAMED: Final = "stream"
+"""Notes of streams: their last batch, and when."""
 LOAD_MS_MAX: Final = 24 * 3_600_000
 """A load has come to its end this long after its first task has: what is older is dead."""
 LEFTOVER_KIND: Final = "staged"
@@ -276,7 +280,8 @@ class SegmentProvider(ABC):
         Where the catalogue lies with the bytes, its changes are made in the same step, all or
         nothing: True. Else False: the segments are durable, each whole, and the changes are left
         to the caller, who has announced the segments before and deletes them after a failure.
-        A segment that has bytes already raises PositionMismatchError and stays as it is.
+        A segment that has bytes already raises PositionMismatchError and stays as it is. Adopting
+        nothing ends what an earlier call may have been cut off at.
         """
         scratch = self.staged_segments(broker)
         if scratch is None:

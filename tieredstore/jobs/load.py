@@ -27,7 +27,7 @@ from typing import Final, TypeVar
 from tieredstore.access.wiring import catalogue_lock, keeps_catalogue
 from tieredstore.codec.names import queue_path
 from tieredstore.driver.metadata import Change, DeleteNote, Put, PutNote
-from tieredstore.driver.provider import Adoption
+from tieredstore.driver.provider import LOADED, STREAMED, Adoption
 from tieredstore.driver.runtime import Clock, SystemClock
 from tieredstore.driver.segment import Buffer
 from tieredstore.flat import append_file
@@ -75,8 +75,6 @@ from tieredstore.model.values import QueueKey, QueueRecord, SegmentRecord
 
 log = log_of(__name__)
 T = TypeVar("T")
-LOADED: Final = "load"  # notes of loads that have an id: when, and how many messages
-STREAMED: Final = "stream"  # notes of streams: their last batch, and when
 RUN: Final = "load-run"  # notes of commits, for one that is tried again: when
 RUN_NOTES_MAX: Final = 100
 RUN_NOTE_MS: Final = 24 * 3_600_000
@@ -187,12 +185,16 @@ def commit_load(
     for tries in range(1, TRIES_MAX + 1):
         try:
             with _waited_tier(config, clock, wait_seconds) as tier:
-                if load_id is not None and tier.metadata.note(LOADED, load_id) is not None:
-                    log.warning("load %s has come to its end before: nothing is added", load_id)
-                elif batch is not None and batch.is_made(tier):
-                    log.warning("%s has come to its end before: nothing is added", batch)
-                elif tier.metadata.note(RUN, note_of_run) is not None:
-                    log.warning("run %s has come to its end before: nothing is added", run_id)
+                is_made = (
+                    (load_id is not None and tier.metadata.note(LOADED, load_id) is not None)
+                    or (batch is not None and batch.is_made(tier))
+                    or tier.metadata.note(RUN, note_of_run) is not None
+                )
+                if is_made:
+                    made = load_id or batch or run_id
+                    log.warning("load %s has come to its end before: nothing is added", made)
+                    if keeps_catalogue(config, tier.provider):
+                        tier.provider.adopt(config.broker_name, (), ())
                 elif any(part.runs for part in parts):
                     report = _Commit(
                         tier,

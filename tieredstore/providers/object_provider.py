@@ -14,7 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, Self
 
 from tieredstore.codec.names import cluster_directory
-from tieredstore.driver.metadata import Change, MetadataStore
+from tieredstore.driver.metadata import Change, MetadataStore, PutNote
 from tieredstore.driver.metrics import Metrics
 from tieredstore.driver.object_client import (
     UPLOAD_PART_BYTES,
@@ -25,9 +25,11 @@ from tieredstore.driver.object_client import (
 )
 from tieredstore.driver.object_requests import CountedClient, PriceTable
 from tieredstore.driver.provider import (
+    LOADED,
     LOADS,
     PROBE_PATH,
     STAGED,
+    STREAMED,
     Adoption,
     Fence,
     Leftover,
@@ -61,7 +63,7 @@ from tieredstore.providers.certified import Certification
 from tieredstore.providers.fsspec import FsspecClient
 from tieredstore.providers.obstore import obstore_can, obstore_installed
 from tieredstore.providers.s3_settings import ObjectStoreSettings
-from tieredstore.roundlog import inspection, taking, together, upkeep
+from tieredstore.roundlog import adopted, inspection, taking, together, upkeep
 from tieredstore.roundlog.catalogue import LogCatalogue
 from tieredstore.roundlog.draft import DATA_BYTES_MAX, Draft
 from tieredstore.roundlog.entry import Sealed
@@ -305,14 +307,30 @@ class ObjectProvider(SegmentProvider):
         return LoadedObjects(self._calls, self._log_of(broker), self._check_store)
 
     def adopt(self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]) -> bool:
-        """One entry for all of it, and no byte is read."""
+        """One entry for all of it, and no byte is read. What it adopts is told once more, for a
+        log that is lost: a failure of that is no failure of the load, and the next one tries it
+        again."""
+        broker_log = self._log_of(broker)
         catalogue = self.catalogue(broker, read_only=False)
         assert isinstance(catalogue, LogCatalogue)
+        adopted.settle(broker_log)
+        if not adoptions:
+            catalogue.apply(changes)
+            return True
         taken = [
             ((each.path, each.type, each.base), Sealed(0, each.name, each.size, each.crc))
             for each in adoptions
         ]
-        catalogue.apply_with(changes, taken)
+        notes = [
+            each
+            for each in changes
+            if isinstance(each, PutNote) and each.kind in (LOADED, STREAMED)
+        ]
+        catalogue.apply_with([*changes, adopted.announcement(broker_log, notes)], taken)
+        try:
+            adopted.settle(broker_log)
+        except TieredStoreError as error:
+            log.warning("what was loaded is there, but not told beside the log yet: %s", error)
         return True
 
     def close(self) -> None:

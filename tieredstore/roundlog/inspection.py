@@ -11,6 +11,7 @@ from tieredstore.driver.object_client import ListedKey, Range
 from tieredstore.driver.provider import LOADS, Leftover, may_be_loaded
 from tieredstore.model.errors import MetadataError, SegmentNotFoundError
 from tieredstore.model.findings import Finding
+from tieredstore.roundlog.adopted import ADOPTED, superseded
 from tieredstore.roundlog.layout import OLD_LAYOUT, OLD_PARTS, number_of
 from tieredstore.roundlog.log import BrokerLog, side_by_side
 from tieredstore.roundlog.object_calls import ObjectCalls
@@ -40,8 +41,11 @@ def leftovers(log: BrokerLog) -> list[Leftover]:
         named = state.names()
         states = sorted(name for name in listed if name.startswith("state/"))[-STATES_KEPT:]
         oldest = number_of(states[0]) if len(states) == STATES_KEPT else None
+        old = superseded(state, listed)
         for name, size in listed.items():
             kind = None if name in named else _kind(log, state, name, oldest or 0)
+            if name in old:
+                kind = ORPHAN
             if kind is not None:
                 found.append(Leftover(kind=kind, name=log.key(name), size=size))
     return found
@@ -124,9 +128,10 @@ def damage(log: BrokerLog) -> list[Finding]:
 
 def _lost(log: BrokerLog, there: Iterable[str]) -> Iterator[Finding]:
     """Where there is no log, and something that must have been in one."""
-    data = [key for key in there if key.startswith(log.key("data/"))]
+    beside = [*there, *(each.key for each in log.calls.listed(log.key(f"{ADOPTED}/")))]
+    data = [key for key in beside if key.startswith((log.key("data/"), log.key(f"{ADOPTED}/")))]
     if data:
-        detail = f"of {len(data)} data objects: no entry is left that names them"
+        detail = f"of {len(data)} objects beside it: no entry is left that names them"
         yield Finding.of_damage("log", log.key("log/"), detail)
     for listed in islice(log.calls.client.list(OLD_PARTS + log.layout.below(log.broker)), 1):
         yield Finding.of_damage("old-layout", listed.key, OLD_LAYOUT)

@@ -3,6 +3,7 @@
     <rounds>/log/<sequence, 20 digits>     an entry
     <rounds>/data/<epoch, 10 digits>-<name>    bytes that are too many for an entry, or merged
     <rounds>/load/<run>/<name>             a segment that a task of a load has written
+    <rounds>/adopted/<epoch, 10 digits>-<number, 20 digits>-<name>    what a load has added
     <rounds>/state/<sequence, 20 digits>   what all entries up to that one come to
     <rounds>/epoch/<epoch, 10 digits>      a writer's claim
     <h8>_<cluster>/<broker>/<topic>/<queue id>/<TYPE>/<segment name>    a sealed segment

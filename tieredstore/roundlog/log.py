@@ -211,7 +211,7 @@ class BrokerLog:
         """Where an object lies that the log names."""
         return (
             self.prefix + name
-            if name.startswith(("log/", "data/", "load/", "state/", "epoch/"))
+            if name.startswith(("log/", "data/", "load/", "adopted/", "state/", "epoch/"))
             else name
         )
 

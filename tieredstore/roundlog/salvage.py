@@ -2,7 +2,8 @@
 
 Entries and states are gone, and with them the bytes that lay in entries. What was merged, or was
 too much for an entry, is still there: the table of each data object says which bytes of which
-segments it has. They are read, compared with their checksums and appended once more.
+segments it has. They are read, compared with their checksums and appended once more. What loads
+have adopted is named where it lies.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tieredstore.driver.metadata import DeleteNote, PutNote
+from tieredstore.driver.metadata import Change, DeleteNote, PutNote
 from tieredstore.driver.object_client import ListedKey, Range
 from tieredstore.metadata.tables import describe
 from tieredstore.model.errors import MetadataError, SegmentNotFoundError
 from tieredstore.model.values import INT64_MAX
+from tieredstore.roundlog.adopted import ADOPTED, Told, announcement, settle, told_of
 from tieredstore.roundlog.draft import Draft, DraftWrite, segment_path
 from tieredstore.roundlog.entry import SegmentKey, Whole, begun_of, no_change
 from tieredstore.roundlog.frames import Frame, NeedMore, crc32c, decode_tail
@@ -66,29 +68,46 @@ def begin(log: BrokerLog) -> None:
     with log.guard:
         is_new = state.next_number == 1 and LOST not in state.tables.notes
         epoch = state.epoch
-    if is_new and _objects(log, epoch):
+    if is_new and (_objects(log, epoch) or log.calls.listed(log.key(f"{ADOPTED}/"))):
         log.append([Draft(changes=[PutNote(LOST, log.broker, epoch)])])
 
 
-def finish(log: BrokerLog) -> Salvaged:
-    """Append what is to be found of the log that was lost. Whoever was cut off begins anew."""
-    salvaged = Salvaged()
-    state = log.settled()
-    with log.guard:
-        noted = state.tables.notes.get(LOST, {}).get(log.broker)
-    if noted is None:
+def adopted(log: BrokerLog) -> Told:
+    """What loads had added to the log that was lost."""
+    return Told() if _lost_below(log) is None else told_of(log.calls, log.prefix)
+
+
+def finish(log: BrokerLog, told: Told) -> Salvaged:
+    """Append what is to be found of the log that was lost, and of the loads what has to be known
+    of them beside their segments. Whoever was cut off begins anew."""
+    salvaged = Salvaged(losses=list(told.losses))
+    below = _lost_below(log)
+    if below is None:
         return salvaged
-    with no_change(log.prefix):
-        below = msgspec.json.decode(noted, type=int)
     found = _tables(log, _objects(log, below), salvaged)
     for key in sorted(found):
         _append(log, key, found[key], salvaged)
-    log.append([Draft(changes=[DeleteNote(LOST, log.broker)])])
+    changes: list[Change] = [*told.notes, DeleteNote(LOST, log.broker)]
+    if told.segments:
+        changes.append(announcement(log, told.notes, first=0))
+    log.append([Draft(changes=changes)])
+    settle(log)
     what = f"{salvaged.size} bytes of {salvaged.segment_count} open segments were found"
     salvaged.losses.append(
         f"the log was lost: {what}; what lay in its entries, and was not merged yet, is gone"
     )
     return salvaged
+
+
+def _lost_below(log: BrokerLog) -> int | None:
+    """Data objects of epochs below this one are of a log that was lost; None where none was."""
+    state = log.settled()
+    with log.guard:
+        noted = state.tables.notes.get(LOST, {}).get(log.broker)
+    if noted is None:
+        return None
+    with no_change(log.prefix):
+        return msgspec.json.decode(noted, type=int)
 
 
 def _objects(log: BrokerLog, below: int) -> list[ListedKey]:

@@ -1,5 +1,5 @@
-"""Sealed objects at RocketMQ's keys that no entry names: of a tier that was copied into a bucket,
-or of one whose log is lost.
+"""Sealed objects that no entry names: at RocketMQ's keys, of a tier that was copied into a bucket;
+or of one whose log is lost, and then those of its loads too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Final
 from tieredstore.driver.object_client import ListedKey
 from tieredstore.driver.provider import TakenIn
 from tieredstore.roundlog import salvage
+from tieredstore.roundlog.adopted import told_of
 from tieredstore.roundlog.draft import Draft
 from tieredstore.roundlog.entry import Sealed, SegmentKey
 from tieredstore.roundlog.layout import ObjectLayout
@@ -51,18 +52,17 @@ def take_in(log: BrokerLog) -> TakenIn:
     """Have the log name them, and what is to be found of a log that was lost. For the writer."""
     log.claim()
     salvage.begin(log)
+    told = salvage.adopted(log)
     count = size = 0
-    found = untaken(log)
+    found = [(key, Sealed(0, listed.key, listed.size, None)) for key, listed in untaken(log)]
+    found += told.segments.items()
     for start in range(0, len(found), TAKEN_TOGETHER):
-        drafts = [
-            Draft(taken=[(key, Sealed(0, listed.key, listed.size, None))])
-            for key, listed in found[start : start + TAKEN_TOGETHER]
-        ]
+        drafts = [Draft(taken=[each]) for each in found[start : start + TAKEN_TOGETHER]]
         log.append(drafts)
         taken = [sealed for draft in drafts if draft.error is None for _, sealed in draft.taken]
         count += len(taken)  # others have begun such a segment
         size += sum(sealed.size for sealed in taken)
-    salvaged = salvage.finish(log)
+    salvaged = salvage.finish(log, told)
     return TakenIn(
         segment_count=count + salvaged.segment_count,
         size=size + salvaged.size,
@@ -74,3 +74,6 @@ def into(state: LogState, calls: ObjectCalls, layout: ObjectLayout, broker: str)
     """All that lies there, in memory: for a reader of a bucket that has no log."""
     for key, listed in sealed_objects(calls, layout, broker):
         state.take_in(key, listed.key, listed.size)
+    for key, sealed in told_of(calls, layout.rounds(broker)).segments.items():
+        if key not in state.numbers:
+            state.take_in(key, sealed.key, sealed.size)
