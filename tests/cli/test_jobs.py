@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import deltalake
+import pyiceberg.catalog
 import pytest
+from pyiceberg.utils.config import Config
 
 from tests.cli.cli_kit import Command, picture
 from tests.cli.tier_kit import TIER, named, segment_file
-from tests.jobs.job_kit import table
+from tests.jobs.job_kit import golden_config, messages_in, table, tier_messages
 from tests.jobs.load_kit import open_tier_of
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.cli.output import ExitCode
@@ -115,7 +118,7 @@ def test_a_living_writer_is_one_line(command: Command, config: StoreConfig) -> N
 
 def test_messages_of_a_time_come_out_as_parquet(command: Command, tmp_path: Path) -> None:
     words = (*named(TIER), "--to", tmp_path, "--topic", "GoldB?")
-    times = ("--begin", "2026-11-20T10:45:40Z", "--end", "1795171545000")
+    times = ("--from", "2026-11-20T10:45:40Z", "--until", "1795171545000")
     ran = command.run("export", *words, *times, "--columns", "queue_id,store_time").done()
     assert ran.out.splitlines()[-1].startswith("exported ")
     found = table(tmp_path)
@@ -123,9 +126,42 @@ def test_messages_of_a_time_come_out_as_parquet(command: Command, tmp_path: Path
     assert set(found.column("topic").to_pylist()) == {"GoldBB"}
     stamps = [round(each.timestamp() * 1000) for each in found.column("store_time").to_pylist()]
     assert stamps
-    assert 1795171540000 <= min(stamps) <= max(stamps) < 1795171545000
+    assert 1795171540000 <= min(stamps) <= max(stamps) <= 1795171545000
     ran = command.run("export", *words, *times, "--columns", "queue_id,store_time", "--json")
     assert ran.rows[1]["counts"]["messages"] == 0
+
+
+def test_old_names_of_times_are_understood_and_told(command: Command, tmp_path: Path) -> None:
+    times = ("--begin", "2026-11-20T10:45:40Z", "--end", "1795171545000")
+    ran = command.run("export", *named(TIER), "--to", tmp_path, *times)
+    assert ran.code == 0
+    assert "--begin is now --from" in ran.err
+    assert "--end is now --until" in ran.err
+
+
+def test_messages_come_out_into_a_delta_table(command: Command, tmp_path: Path) -> None:
+    words = ("export", *named(TIER), "--format", "delta", "--to", tmp_path / "lake", "--json")
+    assert [command.run(*words).rows[1]["counts"]["messages"] for _ in range(2)] == [533, 0]
+    found = deltalake.DeltaTable(tmp_path / "lake").to_pyarrow_table()
+    assert messages_in(found) == tier_messages(golden_config())
+    ran = command.run(*words[:-1], "--columns", "body")
+    ran.refused(2, "was exported with other settings")
+
+
+def test_messages_come_out_into_an_iceberg_table(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"type": "sql", "uri": f"sqlite:///{tmp_path}/lake.db", "warehouse": f"{tmp_path}"}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{name.upper()}", value)
+    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())  # as a new process reads it
+    words = ("export", *named(TIER), "--format", "iceberg", "--catalog", "lake", "--json")
+    words = (*words, "--table", "messages.golden")
+    assert [command.run(*words).rows[1]["counts"]["messages"] for _ in range(2)] == [533, 0]
+    catalog = pyiceberg.catalog.load_catalog("lake")
+    found = catalog.load_table("messages.golden").scan().to_arrow()
+    catalog.close()
+    assert messages_in(found) == tier_messages(golden_config())
 
 
 def test_wrong_words_are_told_in_one_line(command: Command, tmp_path: Path) -> None:
@@ -133,7 +169,7 @@ def test_wrong_words_are_told_in_one_line(command: Command, tmp_path: Path) -> N
         ((), "Name a directory or a URL with --to"),
         (("--format", "iceberg", "--to", tmp_path), "which table? Name it with --table"),
         (("--to", tmp_path, "--table", "a.b"), "--table is of --format iceberg"),
-        (("--to", tmp_path, "--begin", "soon"), "--begin: 'soon' is no time"),
+        (("--to", tmp_path, "--from", "soon"), "'--from': 'soon' is no time"),
         (("--to", tmp_path, "--columns", "bodi"), "columns: 'bodi' cannot be exported"),
         (("--to", tmp_path, "--topic", "Silver"), "no topic is called 'Silver'"),
         (("--to", tmp_path, "--on-corrupt", "maybe"), "'maybe'"),

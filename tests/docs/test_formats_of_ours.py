@@ -13,8 +13,11 @@ import pytest
 from google_crc32c import value as crc32c
 
 from tests.docs.pages import page, section, tables
+from tests.jobs.load_kit import loaded, rows_of
+from tests.jobs.written_tier import posix_config
 from tieredstore import StoreConfig, TieredMessageStore
 from tieredstore.driver.runtime import Runtime
+from tieredstore.model.values import QueueKey
 from tieredstore.roundlog.entry import EntryHead, Extents
 from tieredstore.roundlog.frames import FrameKind, encode, encode_table
 from tieredstore.roundlog.state import _StateHead as StateHead
@@ -155,7 +158,17 @@ def test_the_objects_of_a_bucket_lie_where_the_page_says(tmp_path: Path) -> None
     (queue,) = bucket.glob("*_*/b/*/0/CONSUME_QUEUE/*")
     assert len(queue.read_bytes()) == 20 * COUNT
     told = {row[0] for row in next(tables(section(page("formats.md"), LOG)))}
-    assert {"entry", "data object", "state", "claim", "sealed segment"} == told
+    settings = {"index_slot_count": SLOTS, "index_item_count": 1000, "certify": "off"}
+    url, place = f"file://{bucket}", tmp_path / "loads"
+    config = posix_config(place, broker_name="b", provider="fsspec", url=url, **settings)
+    loaded(config, [[rows_of(QueueKey("Loaded", 0), range(3))]])
+    (adopted,) = bucket.glob(f"{rounds}/adopted/{'[0-9]' * 10}-{'[0-9]' * 20}-*")
+    head = read_frame(adopted.read_bytes())[1]
+    assert len(head["begun"]) == len(head["sealed"]) == 3  # log, units and index
+    (broker,) = bucket.glob(rounds)
+    assert all((broker / key).stat().st_size == size for _, key, size, _ in head["sealed"])
+    loads = {"segment of a load", "what a load has added"}
+    assert {"entry", "data object", "state", "claim", "sealed segment"} | loads == told
 
 
 LOG = "The log in a bucket"

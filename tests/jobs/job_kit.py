@@ -169,7 +169,11 @@ def table(target: Path | str) -> pa.Table:
 
 
 def messages(target: Path | str) -> Counter[Message]:
-    rows = table(target).select(["topic", "queue_id", "queue_offset", "body"])
+    return messages_in(table(target))
+
+
+def messages_in(table: pa.Table) -> Counter[Message]:
+    rows = table.select(["topic", "queue_id", "queue_offset", "body"])
     return Counter(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
 

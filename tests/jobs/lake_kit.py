@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +24,7 @@ from tieredstore.jobs.export_target import ExportTarget
 
 DAY: Final = 20_000  # 2024-10-04
 DAY_US: Final = 86_400_000_000
+KEY: Final = "Cluster/broker-a/orders/0"  # the source of `orders`
 SETTINGS: Final[Settings] = {"columns": list(MESSAGE_COLUMNS), "times": None}
 SCHEMA: Final = pa.schema([pa.field(name, kind) for name, kind in MESSAGE_COLUMNS.items()])
 
@@ -87,6 +88,19 @@ def staged(
             )
         )
     return StagedRange(source=source, first=first, end=end, files=tuple(files))
+
+
+TableT = TypeVar("TableT", bound=ExportTable)
+
+
+def made(table: TableT) -> TableT:
+    """The same, made: by two who both saw that it was not there."""
+    assert not table.exists()
+    assert table.read() == Ledger()
+    table.make()
+    table.make()
+    assert table.exists()
+    return table
 
 
 def committed(

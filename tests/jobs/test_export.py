@@ -190,6 +190,32 @@ def test_two_runs_at_once_bring_each_message_once(tmp_path: Path) -> None:
         assert exported(config, target).counts["messages"] == 0
 
 
+def test_of_two_runs_with_other_cuts_the_later_one_brings_nothing_twice_and_the_next_one_the_rest(
+    tmp_path: Path,
+) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path))
+    target = tmp_path / "parquet"
+    tier.add("Orders", 0, 100)
+    tier.add("Orders", 1, 30)
+    job = ExportJob(config=tier.config, target=str(target))
+    plans = [job.plan()]
+    tier.add("Orders", 0, 20)  # the range of this queue ends elsewhere now
+    plans.append(job.plan())
+    reports = []
+    for plan in plans:
+        results = [run_item(job.work, item, at) for at, item in enumerate(plan.items)]
+        reports.append(job.finish(plan, RowStream(iter(results), item_count=len(results))))
+    states = [each.state for each in reports if isinstance(each, JobReport)]
+    assert states == [JobState.DONE, JobState.INCOMPLETE]
+    assert isinstance(reports[1], JobReport)
+    assert (reports[1].counts["messages"], reports[1].counts["ranges_left"]) == (0, 1)
+    assert table(target).num_rows == 130
+    again = exported(tier.config, target)
+    assert (again.state, again.counts["messages"]) == (JobState.DONE, 20)
+    assert messages(target) == tier_messages(tier.config)
+    assert staged(target) == []
+
+
 def test_staged_files_that_another_run_commits_and_removes_are_no_error(tmp_path: Path) -> None:
     """Between the look for the files and the commit, and before the look."""
     config, target = golden_config(), str(tmp_path / "parquet")

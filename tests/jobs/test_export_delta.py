@@ -12,14 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tests.jobs.lake_kit import DAY, SCHEMA, at_once, committed, in_order, rows, staged
+from tests.jobs.lake_kit import DAY, KEY, SCHEMA, at_once, committed, in_order, made, rows, staged
 from tieredstore.jobs.export_delta import NUMBERS_KEPT, OFFSETS, DeltaTarget
 from tieredstore.jobs.export_ledger import Ledger, StagedRange, TableChangedError
 from tieredstore.jobs.export_target import ExportTarget, TargetOptions
 from tieredstore.model.errors import BackendError, InvalidConfigError, MetadataError
 
 FILE_SCHEMA = pa.schema([field for field in SCHEMA if field.name != "topic"])
-KEY = "Cluster/broker-a/orders/0"
 
 
 def opened(path: Path | str, options: TargetOptions | None = None) -> DeltaTarget:
@@ -29,13 +28,7 @@ def opened(path: Path | str, options: TargetOptions | None = None) -> DeltaTarge
 
 @pytest.fixture
 def table(tmp_path: Path) -> DeltaTarget:
-    made = opened(tmp_path / "table")
-    assert not made.exists()
-    assert made.read() == Ledger()
-    made.make()
-    made.make()
-    assert made.exists()
-    return made
+    return made(opened(tmp_path / "table"))
 
 
 def orders(table: DeltaTarget, first: int, end: int, **more: Any) -> StagedRange:

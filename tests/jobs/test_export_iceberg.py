@@ -14,7 +14,18 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitStateUnknownException
 from pyiceberg.table import Table
 
-from tests.jobs.lake_kit import DAY, SCHEMA, SETTINGS, at_once, committed, in_order, rows, staged
+from tests.jobs.lake_kit import (
+    DAY,
+    KEY,
+    SCHEMA,
+    SETTINGS,
+    at_once,
+    committed,
+    in_order,
+    made,
+    rows,
+    staged,
+)
 from tieredstore.jobs import export_iceberg
 from tieredstore.jobs.export_iceberg import OFFSETS, RUN, Catalog, IcebergTarget
 from tieredstore.jobs.export_ledger import Ledger, StagedRange, TableChangedError
@@ -22,7 +33,6 @@ from tieredstore.jobs.export_target import TargetOptions
 from tieredstore.model.errors import BackendError, InvalidConfigError, MetadataError
 
 NAME = "lake.messages"
-KEY = "Cluster/broker-a/orders/0"
 
 
 @pytest.fixture
@@ -58,13 +68,8 @@ def opened(catalog: Catalog) -> Iterator[Any]:
 
 @pytest.fixture
 def table(opened: Any) -> IcebergTarget:
-    made: IcebergTarget = opened()
-    assert not made.exists()
-    assert made.read() == Ledger()
-    made.make()
-    made.make()
-    assert made.exists()
-    return made
+    found: IcebergTarget = opened()
+    return made(found)
 
 
 def orders(table: IcebergTarget, first: int, end: int, **more: Any) -> StagedRange:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tieredstore.cli.options import (
-    TIME_HELP,
     DryRun,
+    From,
     Json,
     TierOptions,
     Topics,
+    Until,
     config_of,
     option,
     verb,
@@ -31,7 +32,6 @@ from tieredstore.cli.output import (
     OutputFile,
     advised,
     note,
-    parse_time,
     printable,
     write_json,
     write_line,
@@ -196,8 +196,8 @@ def export(
     columns: Annotated[
         str | None, option("--columns A,B", "Only these; else all but body_crc_ok.")
     ] = None,
-    begin: Annotated[str | None, option("--begin TIME", f"From: {TIME_HELP}.")] = None,
-    end: Annotated[str | None, option("--end TIME", "Up to, and without.")] = None,
+    begin: From = None,
+    end: Until = None,
     on_corrupt: Annotated[
         OnCorruptName, option("--on-corrupt", "What becomes of messages that cannot be read.")
     ] = OnCorruptName.FAIL,
@@ -230,7 +230,7 @@ def export(
         target_options=TargetAccess(endpoint=parquet.to_endpoint, region=parquet.to_region),
         columns=named,
         topics=tuple(topic or ()),
-        times=(_time(begin, "--begin", EVER[0]), _time(end, "--end", EVER[1])),
+        times=(EVER[0] if begin is None else begin, EVER[1] if end is None else end + 1),
         on_corrupt=OnCorrupt(on_corrupt.value),
     )
     check_tier(tier)
@@ -391,12 +391,3 @@ def _target(tier: TierOptions, target: TargetOptions) -> StoreConfig:
         index_slot_count=source.index_slot_count,
         index_item_count=source.index_item_count,
     )
-
-
-def _time(text: str | None, option: str, default: int) -> int:
-    if text is None:
-        return default
-    try:
-        return parse_time(text)
-    except ValueError as error:
-        raise CommandError(f"{option}: {error}", ExitCode.USAGE) from error

@@ -219,10 +219,11 @@ class ExportJob:
             drop_marks(table.target, ledger)
             table.target.drop_unpublished()
         state = rows.state
-        if state is JobState.DONE and (lost := self._not_there(plan, ledger)):
+        left = self._not_there(plan, ledger)
+        if state is JobState.DONE and left:
             brought_by_others = ledger.commits - bool(added) != plan.facts["commits"]
             if not brought_by_others:
-                text = f"{lost} was written, and is not there: do all workers see this folder?"
+                text = f"{left[0]} was written, and is not there: do all workers see this folder?"
                 raise MetadataError(self.target, text)
             state = JobState.INCOMPLETE  # another run has brought a part of it, and so none of it
         files = [file for each in added for file in each.files]
@@ -236,7 +237,7 @@ class ExportJob:
                 "messages": messages,
                 "files": len(files),
                 "ranges": len(added),
-                "ranges_left": rows.item_count - rows.done_count,
+                "ranges_left": len(left),
                 "damaged": damaged,
             },
             byte_counts={"written": sum(file.size for file in files)},
@@ -285,12 +286,17 @@ class ExportJob:
             return DeltaTarget(target, self.target_options, schema)
         return ParquetTable(target)
 
-    def _not_there(self, plan: Plan[ExportItem], ledger: Ledger) -> str:
-        for item in plan.items:
-            part = item.slice.first_offset, item.slice.end_offset
-            if free(*part, ledger.exported.get(item.source, ())):
-                return item.name
-        return ""
+    def _not_there(self, plan: Plan[ExportItem], ledger: Ledger) -> list[str]:
+        """Ranges of the plan that the target does not hold, or not all of them."""
+        return [
+            item.name
+            for item in plan.items
+            if free(
+                item.slice.first_offset,
+                item.slice.end_offset,
+                ledger.exported.get(item.source, ()),
+            )
+        ]
 
     def scan(self) -> Scan:
         wanted = tuple(dict.fromkeys((*_ALWAYS, *self.columns)))

@@ -108,9 +108,11 @@ class Ledger:
     exported: Ranges = field(default_factory=dict)
 
     def after(self, run: str, settings: Settings, brought: Sequence[StagedRange]) -> Ledger:
-        ranges: dict[str, list[tuple[int, int]]] = dict(self.exported)
-        for source in {each.source for each in brought}:
-            parts = (each.part for each in brought if each.source == source)
+        by_source: Ranges = {}
+        for each in brought:
+            by_source.setdefault(each.source, []).append(each.part)
+        ranges = dict(self.exported)
+        for source, parts in by_source.items():
             ranges[source] = joined([*ranges.get(source, ()), *parts])
         return Ledger(
             commits=self.commits + 1,
