@@ -99,6 +99,26 @@ def test_every_topic_becomes_a_view_that_sees_what_comes(
     assert sql.table("mine").columns == ["a"]
 
 
+def test_rows_are_inserted_into_the_tier_of_a_table(
+    sql: SparkSession, tier: WrittenTier, file: Path
+) -> None:
+    many = Path(f"{file.parent}/many.toml")
+    many.write_text(file.read_text().replace("[tieredstore]", "[tier.prod]"))
+    said = f"config '{many}', tier 'prod', columns 'topic,queue_id,body,tags', start_offset '1'"
+    sql.sql(f"CREATE TABLE messages USING tieredstore OPTIONS ({said})")
+    sql.sql("INSERT INTO messages VALUES ('payments', 2, X'31', 'red')")
+    some = "('new', 0, X'32'), ('new', 0, NULL)"
+    sql.sql(f"INSERT INTO messages (topic, queue_id, body) VALUES {some}")
+    every = "SELECT topic, count(*) FROM messages WITH (start_offset = '0') GROUP BY topic"
+    assert counts(sql, every) == dict(zip(TOPICS, [10, 11, 13], strict=True)) | {"new": 2}
+    assert counts(sql, "SELECT topic, 1 FROM messages WHERE tags = 'red'") == {"payments": 1}
+    register(sql, many, table="all_of_it", prefix="q_", tier="prod")
+    sql.sql("INSERT INTO all_of_it (topic, queue_id, body) VALUES ('new', 0, X'33')")
+    assert sql.table("q_new").count() == 3
+    with pytest.raises(Exception, match="messages of a tier are never replaced"):
+        sql.sql("INSERT OVERWRITE messages VALUES ('payments', 2, X'31', '')")
+
+
 def test_a_table_that_cannot_be_read_or_tells_a_secret_is_one_line(
     sql: SparkSession, file: Path
 ) -> None:

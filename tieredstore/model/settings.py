@@ -127,9 +127,13 @@ class Settings:
             return cls(**values, ignored=ignored)
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Self:
-        """A `.toml` file, or else a broker.conf."""
-        return cls.from_toml(path) if str(path).endswith(".toml") else cls.from_broker_conf(path)
+    def from_file(cls, path: str | os.PathLike[str], *, tier: str | None = None) -> Self:
+        """A `.toml` file, with `tier` its table `[tier.NAME]`; or else a broker.conf."""
+        if str(path).endswith(".toml"):
+            return cls.from_toml(path, tier=tier)
+        if tier is not None:
+            raise InvalidConfigError(f"{path}: a broker.conf is about one tier; name a .toml")
+        return cls.from_broker_conf(path)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Self:

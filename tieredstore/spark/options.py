@@ -3,6 +3,7 @@
 | option                   | what                                                             |
 | ------------------------ | ---------------------------------------------------------------- |
 | config                   | file with the settings: a .toml or a broker.conf                 |
+| tier                     | the tier [tier.NAME] of that file                                |
 | provider, path, metadata | without it: where the tier lies, and the file of its catalogue   |
 | bucket, prefix, endpoint | likewise, in an object store                                     |
 | cluster, broker          | whose tier it is                                                 |
@@ -51,7 +52,7 @@ _SHORT_NAMES: Final = {
     "cluster": "cluster_name",
     "broker": "broker_name",
 }
-_READ_NAMES: Final = (
+READ_NAMES: Final = (
     *("topics", "topic_pattern", "queues", "start_offset", "end_offset", "start_time"),
     *("end_time", "key", "keys", "columns", "limit", "split_bytes", "pushdown", "on_corrupt"),
     *(
@@ -98,8 +99,8 @@ def split_options(
     rest: dict[str, str] = {}
     for given, text in options.items():
         plain = plain_name(given)
-        if plain == "config":
-            store["config"] = text
+        if plain in ("config", "tier"):
+            store[plain] = text
         elif plain in others:
             if others[plain] in rest:
                 raise InvalidConfigError(f"option {given}: {others[plain]} is given twice")
@@ -107,7 +108,7 @@ def split_options(
         elif plain in settings:
             store[settings[plain]] = text
         else:
-            everything = {**settings, **others}
+            everything = {"config": "config", "tier": "tier", **settings, **others}
             near = difflib.get_close_matches(plain, everything, n=1)
             hint = f": did you mean {everything[near[0]]}?" if near else ""
             raise InvalidConfigError(f"option {given}: there is no such option{hint}")
@@ -120,11 +121,13 @@ def store_config(settings: Mapping[str, str]) -> StoreConfig:
     Keys of an object store that the options leave out come from the environment of the caller.
     """
     texts = dict(settings)
-    file = texts.pop("config", None)
+    file, tier = texts.pop("config", None), texts.pop("tier", None)
     if file is not None:
         if not os.path.exists(file):
             raise InvalidConfigError(f"{file}: there is no such file")
-        config = StoreConfig.from_file(file)
+        config = StoreConfig.from_file(file, tier=tier)
+    elif tier is not None:
+        raise InvalidConfigError(f"tier {tier}: name the file that has it with the option config")
     else:
         config = StoreConfig()
         if "provider" not in texts:
@@ -173,7 +176,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        store, texts = split_options(options, known=_READ_NAMES)
+        store, texts = split_options(options, known=READ_NAMES)
         on_corrupt = _choice(OnCorrupt, "on_corrupt", texts.get("on_corrupt", "fail"))
         default = (*MESSAGE_COLUMNS, DAMAGE) if on_corrupt is OnCorrupt.REPORT else MESSAGE_COLUMNS
         return cls(

@@ -3,7 +3,7 @@ writes meanwhile, one for a frame and one for each batch of a stream.
 
     | option                          | what                                                     |
     | ------------------------------- | -------------------------------------------------------- |
-    | config, provider, bucket and so | the tier, as for a read: see `options`                   |
+    | config, tier, provider and so   | the tier, as for a read: see `options`                   |
     | topic                           | for all messages, or for those whose column is null      |
     | queue_id                        | likewise                                                 |
     | load_id                         | a load with a name is made once: run again, it adds none |
@@ -72,6 +72,7 @@ from tieredstore.spark.options import (
     store_config,
 )
 from tieredstore.spark.shipped import Shipped
+from tieredstore.spark.tables import options_of_write
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,7 +119,7 @@ def tier_writer(options: Mapping[str, str], schema: StructType, overwrite: bool)
         raise InvalidConfigError(
             "mode overwrite: messages of a tier are never replaced; use mode('append')"
         )
-    said = WriteOptions.parse(options)
+    said = WriteOptions.parse(options_of_write(options, schema))
     columns = _columns(said, schema)
     begin_load(said.config, wait_seconds=said.wait_seconds)
     return TierWriter(said, columns, run_id=said.run_id or uuid.uuid4().hex)

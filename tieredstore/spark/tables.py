@@ -18,7 +18,13 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.settings import facts_of, settings_of
-from tieredstore.spark.options import NAMES_A_TIER, ReadOptions, plain_name
+from tieredstore.spark.options import (
+    NAMES_A_TIER,
+    READ_NAMES,
+    ReadOptions,
+    plain_name,
+    split_options,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,6 +85,16 @@ def options_of_read(given: Mapping[str, str], schema: StructType) -> dict[str, s
             " columns has lost its options: create it without one, and with the option columns"
         )
     return {**(kept or {}), **said}
+
+
+def options_of_write(given: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """What is said of a write, and below it which tier the table is of that it goes to: `INSERT
+    INTO` gives its rows the columns of the table, and what the table keeps in them."""
+    said = {**given}
+    if {plain_name(name) for name in said} & NAMES_A_TIER:
+        return said
+    tier, _ = split_options(kept_options(schema) or {}, known=READ_NAMES)
+    return {**tier, **said}
 
 
 def kept_options(schema: StructType) -> dict[str, str] | None:
