@@ -388,6 +388,7 @@ def small_steps(dice: random.Random, patch: pytest.MonkeyPatch) -> None:
     """Samples, blocks and looks back so short that few entries make many of them."""
     patch.setattr(key_runs, "SAMPLE_ENTRIES", 4)
     patch.setattr(key_runs, "_BACK_ENTRIES", dice.choice([1, 2, 64]))
+    patch.setattr(key_runs, "_OPEN_MAX", dice.choice([1, 2, 256]))
     block = dice.choice([1, 3, 7])
     patch.setattr(key_runs, "_BLOCK_MIN", block)
     patch.setattr(key_runs, "_BLOCK_MAX", block)

@@ -15,9 +15,12 @@ and the next begins before any run is merged, and a merge needs bounded memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
+from math import isqrt
 from struct import Struct
 from typing import Any, Final
 
@@ -33,6 +36,7 @@ ENTRY_DTYPE: Final = np.dtype(
     [("time", "<i8"), ("key_hash", "<u8"), ("log_offset", "<i8"), ("message_bytes", "<i4")]
 )
 ENTRY_BYTES: Final = ENTRY_DTYPE.itemsize
+_PLACED_DTYPE: Final = np.dtype([*ENTRY_DTYPE.descr, ("place", "<i4")])
 SAMPLE_ENTRIES: Final = 1_024
 RUN_ENTRIES_MAX: Final = 1 << 20  # in memory of a writer
 MAGIC: Final = b"TSKRUN01"
@@ -40,6 +44,7 @@ _TRAILER: Final = Struct("<8s6q")  # entries, topic id, queue id, first offset, 
 _LAST: Final = 1 << 40  # added to the number of the last run of its origin
 _BACK_ENTRIES: Final = 64  # looked at first for the beginning of a message
 MERGE_ENTRIES: Final = 1 << 18  # in memory, over all runs that are open; twice with what is fetched
+_OPEN_MAX: Final = 256  # runs that are merged at a time
 _BLOCK_MIN: Final = 1_024
 _BLOCK_MAX: Final = 1 << 17
 _GIVEN_ENTRIES: Final = 1 << 16
@@ -355,10 +360,14 @@ def merged(
     *,
     entries_max: int = MERGE_ENTRIES,
 ) -> Iterator[IndexColumns]:
-    """All entries in order; a run is opened when its turn comes. `parts` are by place."""
+    """All entries in order; a run is opened when its turn comes. `parts` are by place.
+
+    Where more queues have parts than can be open at a time, some after some are merged into a file
+    of this machine first: 32 bytes an entry, in its folder for temporary files.
+    """
     waiting: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
     count = 0
-    for places, entries in _rounds(scratch, parts, runtime, entries_max):
+    for places, entries in _all_rounds(scratch, parts, runtime, entries_max):
         for start in range(0, len(entries), _GIVEN_ENTRIES):
             piece = slice(start, start + _GIVEN_ENTRIES)
             waiting.append((places[piece], entries[piece]))
@@ -370,20 +379,61 @@ def merged(
         yield _columns(waiting, parts)
 
 
+def _all_rounds(
+    scratch: Scratch, parts: Sequence[RunPart], runtime: Runtime, entries_max: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+    """Pieces in order: which part each entry is of, and the entries."""
+    if _overlapping(parts) <= _OPEN_MAX:
+        some = [_Source(place, scratch.read, part) for place, part in enumerate(parts)]
+        yield from _rounds(some, runtime, entries_max // (1 + _overlapping(parts)))
+        return
+    step = max(_OPEN_MAX, isqrt(len(parts)))
+    with tempfile.TemporaryFile() as file:
+
+        def read(_: str, position: int, length: int) -> bytes:
+            return os.pread(file.fileno(), length, position)
+
+        merged_ones, end = [], 0
+        for first in range(0, len(parts), step):
+            group = parts[first : first + step]
+            some = [_Source(first + at, scratch.read, part) for at, part in enumerate(group)]
+            start = end
+            for places, entries in _rounds(some, runtime, entries_max // (1 + len(group))):
+                placed = np.empty(len(entries), _PLACED_DTYPE)
+                placed[list(ENTRY_DTYPE.names or ())] = entries
+                placed["place"] = places
+                file.write(placed.data)
+                end += len(placed)
+            time_from = min(part.time_from for part in group)
+            whole = replace(group[0], start=start, end=end, time_from=time_from)
+            file.flush()
+            merged_ones.append(_Source(first, read, whole, _PLACED_DTYPE))
+        yield from _rounds(merged_ones, runtime, entries_max // (1 + len(merged_ones)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A part of a run; or several by place, merged, which are `placed` and of which `place` is the
+    first."""
+
+    place: int
+    read: Callable[[str, int, int], bytes]
+    part: RunPart
+    dtype: np.dtype[Any] = ENTRY_DTYPE
+
+
 class _Open:
     """A part that is being read: a block in hand, the next one under way."""
 
-    def __init__(
-        self, place: int, scratch: Scratch, part: RunPart, runtime: Runtime, block: int
-    ) -> None:
-        self.place = place
-        self._scratch = scratch
-        self._part = part
+    def __init__(self, source: _Source, runtime: Runtime, block: int) -> None:
+        self.place = source.place
+        self._source = source
+        self._part = source.part
         self._runtime = runtime
         self._block = block
-        self._at = part.start
+        self._at = source.part.start
         self._next: Future[bytes] | None = self._ask()
-        self.entries: NDArray[Any] = np.empty(0, ENTRY_DTYPE)
+        self.entries: NDArray[Any] = np.empty(0, source.dtype)
         self.fill()
 
     @property
@@ -393,11 +443,16 @@ class _Open:
     @property
     def bound(self) -> tuple[int, int]:
         """All of this part up to here is in hand."""
-        return int(self.entries["time"][-1]), self.place
+        return int(self.entries["time"][-1]), int(self.places_of(self.entries[-1:])[0])
+
+    def places_of(self, entries: NDArray[Any]) -> NDArray[np.int64]:
+        if "place" in (entries.dtype.names or ()):
+            return entries["place"].astype(np.int64)
+        return np.full(len(entries), self.place)
 
     def fill(self) -> None:
         if self._next is not None:
-            self.entries = np.frombuffer(self._next.result(), ENTRY_DTYPE)
+            self.entries = np.frombuffer(self._next.result(), self._source.dtype)
             self._next = self._ask()
 
     def take(self, bound: tuple[int, int] | None) -> NDArray[Any]:
@@ -415,36 +470,33 @@ class _Open:
         if start >= end:
             return None
         self._at = end
+        width = self._source.dtype.itemsize
         return self._runtime.fetch.submit(
-            self._scratch.read,
-            self._part.run_name,
-            start * ENTRY_BYTES,
-            (end - start) * ENTRY_BYTES,
+            self._source.read, self._part.run_name, start * width, (end - start) * width
         )
 
 
 def _rounds(
-    scratch: Scratch, parts: Sequence[RunPart], runtime: Runtime, entries_max: int
+    sources: Sequence[_Source], runtime: Runtime, block: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
     """Pieces in order: which part each entry is of, and the entries."""
-    closed = sorted(range(len(parts)), key=lambda place: parts[place].time_from, reverse=True)
-    block = max(_BLOCK_MIN, min(_BLOCK_MAX, entries_max // (1 + _overlapping(parts))))
+    closed = sorted(sources, key=lambda source: source.part.time_from, reverse=True)
+    block = max(_BLOCK_MIN, min(_BLOCK_MAX, block))
     opened: list[_Open] = []
     while closed or opened:
         bound = min((part.bound for part in opened if part.has_more), default=None)
         if closed:
             # What is older than all of the next part need not wait for it.
-            begin = parts[closed[-1]].time_from, -1
+            begin = closed[-1].part.time_from, -1
             if bound is None or begin < bound:
                 if not any(int(part.entries["time"][0]) < begin[0] for part in opened):
-                    place = closed.pop()
-                    opened.append(_Open(place, scratch, parts[place], runtime, block))
+                    opened.append(_Open(closed.pop(), runtime, block))
                     continue
                 bound = begin
         opened.sort(key=lambda part: part.place)
-        taken = [(part.place, part.take(bound)) for part in opened]
-        entries = np.concatenate([part for _, part in taken])
-        places = np.repeat([place for place, _ in taken], [len(part) for _, part in taken])
+        taken = [(part, part.take(bound)) for part in opened]
+        entries = np.concatenate([some for _, some in taken])
+        places = np.concatenate([part.places_of(some) for part, some in taken])
         order = np.argsort(entries["time"], kind="stable")
         yield places[order], entries[order]
         for part in opened:
