@@ -35,8 +35,8 @@ from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.recovery import recover
 from tieredstore.index.uploaded import first_row_below
 from tieredstore.index.watermarks import QueueId, Watermarks
-from tieredstore.jobs.job import Engine, LocalEngine, Plan, no_progress
-from tieredstore.jobs.key_runs import RunPart, file_plans, in_order, merged
+from tieredstore.jobs.job import Engine, ItemT, LocalEngine, Plan, RowT, Work, no_progress
+from tieredstore.jobs.key_runs import ENTRY_BYTES, RunPart, file_plans, in_order, merged
 from tieredstore.jobs.load_records import LoadRefusedError
 from tieredstore.jobs.load_segments import (
     RewriteItem,
@@ -61,6 +61,7 @@ from tieredstore.jobs.worker import (
     owned_tier,
     scratch_of,
     worker_provider,
+    worker_runtime,
     worker_scratch,
 )
 from tieredstore.model.config import StoreConfig
@@ -250,15 +251,44 @@ class _Memory:
     """What an earlier try of the same commit has staged: it is not made twice."""
 
     rewritten: dict[RewriteItem, StagedRun] = field(default_factory=dict)
-    index: dict[tuple[tuple[RunPart, ...], int], _StagedIndex] = field(default_factory=dict)
+    index: dict[_IndexItem, _StagedIndex] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _IndexItem:
+    """An index file to be made of these parts of runs, and when it begins."""
+
+    parts: tuple[RunPart, ...]
+    begin: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _StagedIndex:
     name: str
     size: int
     crc: int
+    begin: int
     end: int
+
+
+def index_file(
+    config: StoreConfig, folder: str, now_ms: int, item: _IndexItem
+) -> Iterator[_StagedIndex]:
+    """Stage the index file of an item as a segment. An engine's work."""
+    provider = worker_provider(config)
+    name = f"{folder}/{now_ms:013d}.index-{uuid.uuid4().hex[:12]}"
+    columns = merged(scratch_of(config, provider), item.parts, worker_runtime())
+    with made_file(config, columns, begin_timestamp=item.begin) as made:
+        crc = 0
+
+        def summed() -> Iterator[Buffer]:
+            nonlocal crc
+            for block in compacted_blocks(made):
+                crc = crc32c(block, crc)
+                yield block
+
+        size = staged_segments_of(config, provider).put(name, summed())
+        yield _StagedIndex(name=name, size=size, crc=crc, begin=item.begin, end=made.end_timestamp)
 
 
 class _Commit:
@@ -397,17 +427,29 @@ class _Commit:
         work = partial(
             rewrite, self._config.with_full_paths(), self._folder, self._now, self._index
         )
-        sizes = [sum(run.log_bytes for run in item.runs) for item in items]
+        size_of = {item: sum(run.log_bytes for run in item.runs) for item in plan.items}
+        return self._worked(work, size_of, known, threads=THREADS)
+
+    def _worked(
+        self,
+        work: Work[ItemT, RowT],
+        size_of: Mapping[ItemT, int],
+        known: dict[ItemT, RowT],
+        *,
+        threads: int,
+    ) -> list[RowT]:
+        """What the engine makes of each item, or an earlier try has made: all, or an error."""
+        items = [item for item in size_of if item not in known]
         with ExitStack() as opened:
-            engine = self._engine or opened.enter_context(LocalEngine(threads=THREADS))
-            work_plan = Plan(items=items, item_bytes=sizes)
+            engine = self._engine or opened.enter_context(LocalEngine(threads=threads))
+            work_plan = Plan(items=items, item_bytes=[size_of[item] for item in items])
             results = engine.results(work, work_plan, on_progress=no_progress)
             for result in opened.enter_context(closing(results)):
                 if result.failure is not None:
                     raise LoadRefusedError(f"nothing was loaded: {result.failure.text}")
-                for run in result.rows:
-                    known[items[result.number]] = run
-        return [known[item] for item in plan.items]
+                for row in result.rows:
+                    known[items[result.number]] = row
+        return [known[item] for item in size_of]
 
     def _of_runs(
         self, plan: LoadPlan, runs: Sequence[StagedRun]
@@ -461,12 +503,14 @@ class _Commit:
         rows: list[SegmentRecord] = []
         adoptions: list[Adoption] = []
         base = next_base(tier)
-        for file, begin in zip(files, begins, strict=True):
-            made = self._memory.index.get((file.parts, begin))
-            if made is None:
-                made = self._index_file(file.parts, begin)
-                self._memory.index[file.parts, begin] = made
-            row = index_row(tier, base, begin=begin, end=made.end, size=made.size)
+        size_of = {
+            _IndexItem(parts=file.parts, begin=begin): file.count * ENTRY_BYTES
+            for file, begin in zip(files, begins, strict=True)
+        }
+        work = partial(index_file, self._config.with_full_paths(), self._folder, self._now)
+        # One at a time on this machine: each takes hundreds of megabytes.
+        for made in self._worked(work, size_of, self._memory.index, threads=1):
+            row = index_row(tier, base, begin=made.begin, end=made.end, size=made.size)
             rows.append(row)
             adoptions.append(
                 Adoption(
@@ -484,22 +528,6 @@ class _Commit:
         first = first_row_below([*present, *rows]) if present else None
         lowered = [] if first is None else [Put(first)]
         return adoptions, rows, [*adopted, *index_changes(tier, rows, ends), *lowered]
-
-    def _index_file(self, parts: Sequence[RunPart], begin: int) -> _StagedIndex:
-        tier = self._tier
-        name = f"{self._folder}/{self._now:013d}.index-{uuid.uuid4().hex[:12]}"
-        crc = 0
-        columns = merged(tier.scratch, parts, tier.runtime)
-        with made_file(tier.config, columns, begin_timestamp=begin) as made:
-
-            def summed() -> Iterator[Buffer]:
-                nonlocal crc
-                for block in compacted_blocks(made):
-                    crc = crc32c(block, crc)
-                    yield block
-
-            size = self._segments.put(name, summed())
-            return _StagedIndex(name, size, crc, made.end_timestamp)
 
     def _changes(self, plan: LoadPlan, rows: Sequence[SegmentRecord]) -> list[Change]:
         now = self._now
