@@ -228,7 +228,7 @@ class TestToml:
         found = StoreConfig.from_toml(file, tier="b")
         assert (found.bucket, found.prefix, found.path) == ("", "x", f"{tmp_path}/p")
         with pytest.raises(InvalidConfigError, match=r"t\.toml: no tier 'c' is in it.*: a, b"):
-            StoreConfig.from_toml(file, tier="c")
+            StoreConfig.from_file(file, tier="c")
         with pytest.raises(InvalidConfigError, match="which of its tiers.*: a, b"):
             StoreConfig.from_toml(file)
         both = write(tmp_path, "both.toml", "bucket = 'c'\n" + text)

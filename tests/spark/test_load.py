@@ -16,6 +16,7 @@ from tests.jobs.written_tier import posix_config
 from tests.s3.conftest import moto, s3_environment
 from tests.spark.spark_kit import options_of
 from tieredstore.access.reader import TieredReader
+from tieredstore.jobs import load as load_module
 from tieredstore.jobs.load_segments import StagedSource
 from tieredstore.jobs.worker import worker_scratch
 from tieredstore.model.config import StoreConfig
@@ -73,7 +74,7 @@ def test_a_load_has_the_workers_write_once_more_what_lies_in_several_partitions(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = posix_config(tmp_path, index_item_count=300)
-    rewritten_here: list[StagedSource] = []
+    rewritten_here: list[object] = []
     read_here: list[str] = []
     inner = PosixScratch.read
 
@@ -84,8 +85,11 @@ def test_a_load_has_the_workers_write_once_more_what_lies_in_several_partitions(
     # Tasks are other processes: only what the driver does is seen here.
     monkeypatch.setattr(PosixScratch, "read", reading)
     monkeypatch.setattr(StagedSource, "rows", rewritten_here.append)  # which fails what reads it
-    report = tieredstore.spark.load(orders(spark, 0, 240), load_id="one", **options_of(config))
-    again = tieredstore.spark.load(orders(spark, 0, 240), load_id="one", **options_of(config))
+    monkeypatch.setattr(load_module, "merged", lambda *given: rewritten_here.append(given))
+    frame, options = orders(spark, 0, 240), {**options_of(config), "load_id": "one"}
+    with ThreadPoolExecutor(1) as thread:  # where no session is active
+        report = thread.submit(tieredstore.spark.load, frame, **options).result()
+    again = tieredstore.spark.load(frame, **options)
     assert (report.message_count, again.message_count) == (240, 0)
     assert not rewritten_here
     assert read_here

@@ -268,6 +268,8 @@ def load(
     said = WriteOptions.parse(texts)
     run_id = uuid.uuid4().hex
     with plain_failures():
+        # Makes the session that of this thread: only there a write looks for the format.
+        frame.sparkSession.createDataFrame([], "nothing int")
         writer = frame.write.format("tieredstore").options(**texts).option(_RUN, run_id)
         writer.mode("append").save()
         return commit_load(
