@@ -207,6 +207,9 @@ def test_a_log_that_is_lost_is_made_from_what_was_merged(
             del objects.held[key]
     damage = other.own.damage(other.config.broker_name)
     assert ["no entry is left" in found.detail for found in damage] == [True]
+    there = keys(objects, "/data/")
+    assert kinds(other.repair()) == ["log"]  # the log that the repair has begun is not the one
+    assert keys(objects, "/data/") == there
     report = other.rebuild()
     assert any("was not merged yet, is gone" in problem for problem in report.problems)
     found = other.bodies()

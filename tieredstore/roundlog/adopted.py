@@ -49,6 +49,7 @@ class Told:
 
     segments: dict[SegmentKey, Sealed] = field(default_factory=dict)
     notes: list[PutNote] = field(default_factory=list)  # the newest last
+    keys: list[str] = field(default_factory=list)  # of the objects that say it
     losses: list[str] = field(default_factory=list)
 
 
@@ -119,6 +120,7 @@ def told_of(calls: ObjectCalls, prefix: str) -> Told:
             for sealed in entry.sealed:
                 if sealed.number in keys and sizes.get(sealed.key) == sealed.size:
                     found.segments[keys[sealed.number]] = sealed
+            found.keys.append(listed.key)
             found.notes += [each for each in entry.changes if isinstance(each, PutNote)]
     return found
 

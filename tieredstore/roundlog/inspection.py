@@ -15,6 +15,7 @@ from tieredstore.roundlog.adopted import ADOPTED, superseded
 from tieredstore.roundlog.layout import OLD_LAYOUT, OLD_PARTS, number_of
 from tieredstore.roundlog.log import BrokerLog, side_by_side
 from tieredstore.roundlog.object_calls import ObjectCalls
+from tieredstore.roundlog.salvage import may_be_lost
 from tieredstore.roundlog.state import LogState
 from tieredstore.roundlog.upkeep import GRACE_MS, STATES_KEPT
 
@@ -23,13 +24,16 @@ ORPHAN, DEAD, STATE = "orphan", "released", "state"
 KINDS: Final = frozenset((ORPHAN, DEAD, STATE))
 
 _DATA: Final = re.compile(r"data/([0-9]{10})-.+")
+_OLDER: Final = re.compile(rf"(?:data|{ADOPTED})/([0-9]{{10}})-.+")
+_OF_A_LOST_LOG: Final = ("data/", f"{ADOPTED}/", f"{LOADS}/")
 
 
 def leftovers(log: BrokerLog) -> list[Leftover]:
     """Objects that nothing is read from, and that no writer is about to name.
 
     An orphan is what a crash left before an entry named it, or what was put again after it was
-    deleted. A data object of the newest epoch may be named by the next entry: it is none yet.
+    deleted. A data object of the newest epoch may be named by the next entry: it is none yet. Nor
+    is what a rebuild can make a lost log from.
     """
     listed = {
         each.key.removeprefix(log.prefix): each.size for each in log.calls.client.list(log.prefix)
@@ -42,10 +46,13 @@ def leftovers(log: BrokerLog) -> list[Leftover]:
         states = sorted(name for name in listed if name.startswith("state/"))[-STATES_KEPT:]
         oldest = number_of(states[0]) if len(states) == STATES_KEPT else None
         old = superseded(state, listed)
+        is_lost = may_be_lost(state)
         for name, size in listed.items():
             kind = None if name in named else _kind(log, state, name, oldest or 0)
             if name in old:
                 kind = ORPHAN
+            if kind is ORPHAN and is_lost and name.startswith(_OF_A_LOST_LOG):
+                kind = None
             if kind is not None:
                 found.append(Leftover(kind=kind, name=log.key(name), size=size))
     return found
@@ -110,8 +117,8 @@ def damage(log: BrokerLog) -> list[Finding]:
         state = log.settled() if log.is_writer else log.follow()
     except MetadataError as error:
         return found or [_damaged(log.key("log/"), error)]
-    if not entries and not state.chunks:
-        found += _lost(log, sizes)
+    if may_be_lost(state):
+        found += _lost(log, state.epoch, sizes)
     with log.guard:
         wanted = _wanted(log, state)
     for key, (size, is_whole) in wanted.items():
@@ -126,12 +133,13 @@ def damage(log: BrokerLog) -> list[Finding]:
     return found
 
 
-def _lost(log: BrokerLog, there: Iterable[str]) -> Iterator[Finding]:
-    """Where there is no log, and something that must have been in one."""
+def _lost(log: BrokerLog, epoch: int, there: Iterable[str]) -> Iterator[Finding]:
+    """Where there is no log, or one that has begun anew, and something that was in another."""
     beside = [*there, *(each.key for each in log.calls.listed(log.key(f"{ADOPTED}/")))]
-    data = [key for key in beside if key.startswith((log.key("data/"), log.key(f"{ADOPTED}/")))]
-    if data:
-        detail = f"of {len(data)} objects beside it: no entry is left that names them"
+    names = (_OLDER.match(key.removeprefix(log.prefix)) for key in beside)
+    older = [name for name in names if name is not None and (not epoch or int(name[1]) < epoch)]
+    if older:
+        detail = f"of {len(older)} objects beside it: no entry is left that names them"
         yield Finding.of_damage("log", log.key("log/"), detail)
     for listed in islice(log.calls.client.list(OLD_PARTS + log.layout.below(log.broker)), 1):
         yield Finding.of_damage("old-layout", listed.key, OLD_LAYOUT)

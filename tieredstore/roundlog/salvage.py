@@ -26,6 +26,7 @@ from tieredstore.roundlog.draft import Draft, DraftWrite, segment_path
 from tieredstore.roundlog.entry import SegmentKey, Whole, begun_of, no_change
 from tieredstore.roundlog.frames import Frame, NeedMore, crc32c, decode_tail
 from tieredstore.roundlog.log import BrokerLog
+from tieredstore.roundlog.state import LogState
 
 LOST: Final = "lost-log"
 """A note: data objects of epochs below this one are of a log that was lost."""
@@ -62,6 +63,12 @@ class _Found(NamedTuple):
     crc: int
 
 
+def may_be_lost(state: LogState) -> bool:
+    """Whether objects that the log does not name may be of one that was lost before it: it never
+    had a segment, or they are still being made part of it."""
+    return state.next_number == 1 or LOST in state.tables.notes
+
+
 def begin(log: BrokerLog) -> None:
     """Note it where a log that never had a segment has begun beside objects of another one."""
     state = log.settled()
@@ -88,10 +95,11 @@ def finish(log: BrokerLog, told: Told) -> Salvaged:
     for key in sorted(found):
         _append(log, key, found[key], salvaged)
     changes: list[Change] = [*told.notes, DeleteNote(LOST, log.broker)]
-    if told.segments:
+    if told.keys:
         changes.append(announcement(log, told.notes, first=0))
     log.append([Draft(changes=changes)])
     settle(log)
+    log.calls.delete(told.keys)  # one says all of it now
     what = f"{salvaged.size} bytes of {salvaged.segment_count} open segments were found"
     salvaged.losses.append(
         f"the log was lost: {what}; what lay in its entries, and was not merged yet, is gone"
