@@ -229,6 +229,9 @@ class TestToml:
         assert (found.bucket, found.prefix, found.path) == ("", "x", f"{tmp_path}/p")
         with pytest.raises(InvalidConfigError, match=r"t\.toml: no tier 'c' is in it.*: a, b"):
             StoreConfig.from_file(file, tier="c")
+        conf = write(tmp_path, "broker.conf", BROKER_CONF)
+        with pytest.raises(InvalidConfigError, match=r"broker\.conf: .* is about one tier"):
+            StoreConfig.from_file(conf, tier="a")
         with pytest.raises(InvalidConfigError, match="which of its tiers.*: a, b"):
             StoreConfig.from_toml(file)
         both = write(tmp_path, "both.toml", "bucket = 'c'\n" + text)
