@@ -305,9 +305,9 @@ def test_the_options_of_a_read_and_of_a_write_are_all_told() -> None:
     options = importlib.import_module("tieredstore.spark.options")
     sink = importlib.import_module("tieredstore.spark.sink")
     reads, _ = tables(section(page("spark.md"), "Read"))
-    (writes,) = tables(section(page("spark.md"), "Write"))
+    writes, _ = tables(section(page("spark.md"), "Write"))
     settings = {"any [setting](configuration.md#the-tier)", "config and all settings"}
-    known = {"config", *options._READ_NAMES, *options._SHORT_NAMES}
+    known = {"config", "tier", *options._READ_NAMES, *options._SHORT_NAMES}
     assert first_cells(reads) - settings == known
     assert first_cells(writes) - settings == set(sink._WRITE_NAMES)
     assert "64 MiB" in dict(reads)["split_bytes"]

@@ -52,7 +52,7 @@ _SHORT_NAMES: Final = {
     "cluster": "cluster_name",
     "broker": "broker_name",
 }
-READ_NAMES: Final = (
+_READ_NAMES: Final = (
     *("topics", "topic_pattern", "queues", "start_offset", "end_offset", "start_time"),
     *("end_time", "key", "keys", "columns", "limit", "split_bytes", "pushdown", "on_corrupt"),
     *(
@@ -113,6 +113,11 @@ def split_options(
             hint = f": did you mean {everything[near[0]]}?" if near else ""
             raise InvalidConfigError(f"option {given}: there is no such option{hint}")
     return store, rest
+
+
+def settings_among(options: Mapping[str, str]) -> dict[str, str]:
+    """Those options of a read that are settings of the store: which tier it is, and how."""
+    return split_options(options, known=_READ_NAMES)[0]
 
 
 def store_config(settings: Mapping[str, str]) -> StoreConfig:
@@ -176,7 +181,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        store, texts = split_options(options, known=READ_NAMES)
+        store, texts = split_options(options, known=_READ_NAMES)
         on_corrupt = _choice(OnCorrupt, "on_corrupt", texts.get("on_corrupt", "fail"))
         default = (*MESSAGE_COLUMNS, DAMAGE) if on_corrupt is OnCorrupt.REPORT else MESSAGE_COLUMNS
         return cls(

@@ -18,13 +18,7 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.settings import facts_of, settings_of
-from tieredstore.spark.options import (
-    NAMES_A_TIER,
-    READ_NAMES,
-    ReadOptions,
-    plain_name,
-    split_options,
-)
+from tieredstore.spark.options import NAMES_A_TIER, ReadOptions, plain_name, settings_among
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,8 +87,7 @@ def options_of_write(given: Mapping[str, str], schema: StructType) -> dict[str, 
     said = {**given}
     if {plain_name(name) for name in said} & NAMES_A_TIER:
         return said
-    tier, _ = split_options(kept_options(schema) or {}, known=READ_NAMES)
-    return {**tier, **said}
+    return {**settings_among(kept_options(schema) or {}), **said}
 
 
 def kept_options(schema: StructType) -> dict[str, str] | None:
