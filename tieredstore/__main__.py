@@ -15,6 +15,8 @@ def main() -> int:
         text = f"{error.name} is missing: pip install 'tieredstore[cli]'"
         sys.stderr.write(f"tieredstore: {text}\n")
         return 2
+    except KeyboardInterrupt:  # so soon that nothing was begun
+        return 130
     return command()
 
 

@@ -35,6 +35,7 @@ from tieredstore.cli.output import (
     write_row,
     write_rows,
 )
+from tieredstore.cli.progress import command_line
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.access.audit import AuditReport
@@ -88,6 +89,9 @@ def audit(
             columns.write(_finding_cells(finding))
     if not json:
         write_line(_summary(report))
+        if not repair and any(finding.repairable for finding in report.left):
+            words = command_line().with_word("--repair")
+            write_line(printable(f"next, with no broker running: {words}"))
     _raise_damage(report)
 
 
@@ -160,6 +164,8 @@ def rebuild(tier: TierOptions, json: Json = False) -> None:
     if report.problems:
         text = f"{len(report.problems)} not sound, the first: {report.problems[0]}"
         raise CommandError(printable(text), ExitCode.DAMAGE)
+    if not json:
+        write_line("next: `verify` with the same options reads all of it; then start the broker")
 
 
 @verb(app, "certify --provider s3 --bucket tier --endpoint http://minio:9000")
@@ -216,6 +222,8 @@ def expire(
     if not json:
         done = "would go" if dry_run else "went"
         write_line(f"{segments} segments with {size} bytes {done}")
+        if dry_run and segments:
+            write_line("next: the same without --dry-run")
     if failures:
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
         raise CommandError(f"not looked after: {failures[0]}{more}", ExitCode.DAMAGE)
@@ -463,7 +471,7 @@ def _rebuilt_line(row: Row) -> str:
 
 def _certified(tier: TierOptions, *, again: bool) -> Sequence[Finding]:
     """What a backend proved; of a bucket that has failed before, what it failed then."""
-    from tieredstore.cli.tier import notes_of_the_library, opened_provider
+    from tieredstore.cli.tier import library_at_work, opened_provider
 
     config = config_of(tier)
     if config.provider == "s3":
@@ -472,7 +480,7 @@ def _certified(tier: TierOptions, *, again: bool) -> Sequence[Finding]:
         from tieredstore.providers.s3_settings import ObjectStoreSettings
 
         with (
-            notes_of_the_library(),
+            library_at_work(),
             closing(open_client(ObjectStoreSettings.from_config(config))) as client,
         ):
             return examined(client, again=again).findings

@@ -1,17 +1,17 @@
 """The verbs that run a job: `migrate`, `verify`, `export` and `reindex`.
 
-They share their options, the progress bar, the report and its exit code.
+They share their options, the report, what to do next, and the exit code.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -36,12 +36,19 @@ from tieredstore.cli.output import (
     write_json,
     write_line,
 )
+from tieredstore.cli.progress import command_line
 
 if TYPE_CHECKING:  # help must be fast
-    from tieredstore.jobs.job import Engine, Job, JobReport, OnProgress, Plan
+    from tieredstore.jobs.job import Engine, Job, JobReport, Plan
     from tieredstore.model.config import StoreConfig
 
 app = typer.Typer(rich_markup_mode=None)
+
+# Kinds of findings that a verb mends.
+_STOPPED: Final = "stopped-queue"
+_OF_THE_INDEX: Final = frozenset(
+    {"index-file", "index-slot", "index-footer", "key-missing", "key-unfounded", "key-time"}
+)
 
 
 class EngineName(StrEnum):
@@ -164,7 +171,7 @@ def migrate(
         source=source, target=wanted, topics=tuple(topic or ()), cut_over=cut_over, adopt=adopt
     )
     with job.held(dry_run=options.dry_run):
-        _run(job, options)
+        _run(job, options, then=_after_copies)
 
 
 @verb(app, "verify --config broker.conf --report verify.json")
@@ -184,7 +191,7 @@ def verify(
     from tieredstore.jobs.verify import VerifyJob
 
     config = check_tier(tier)
-    _run(VerifyJob(config=config, topics=tuple(topic or ())), options)
+    _run(VerifyJob(config=config, topics=tuple(topic or ())), options, then=_after_findings)
 
 
 @verb(app, "export --config broker.conf --to s3://lake/messages")
@@ -234,7 +241,7 @@ def export(
         on_corrupt=OnCorrupt(on_corrupt.value),
     )
     check_tier(tier)
-    _run(job, options)
+    _run(job, options, then=partial(_after_export, parquet))
 
 
 @verb(app, "reindex --config broker.conf --dry-run")
@@ -250,17 +257,20 @@ def reindex(tier: TierOptions, options: JobOptions) -> None:
 
     config = check_tier(tier)
     with ReindexKeys(config=config).held(dry_run=options.dry_run) as job:
-        _run(job, options)
+        _run(job, options, then=_after_reindex)
 
 
-def _run(job: Job[Any, Any], options: JobOptions) -> None:
-    """Run the job, print its plan and its report, and end with its exit code.
+def _run(
+    job: Job[Any, Any], options: JobOptions, *, then: Callable[[JobReport], Iterable[str]]
+) -> None:
+    """Run the job, print its plan, its report and what to do `then`, and end with its exit code.
 
     With --json both are a line each, and `what` tells them apart; without, they are plain words.
     """
-    from tieredstore.cli.tier import notes_of_the_library
+    from tieredstore.cli.tier import library_at_work
     from tieredstore.driver.runtime import SystemClock
     from tieredstore.jobs.job import planned_report, run_job
+    from tieredstore.jobs.worker import measured_by
 
     target = None if options.report is None else OutputFile("--report", options.report)
     if target is not None:
@@ -275,19 +285,22 @@ def _run(job: Job[Any, Any], options: JobOptions) -> None:
                 write(printable(line))
 
     with ExitStack() as opened:
-        opened.enter_context(notes_of_the_library())
+        work = opened.enter_context(library_at_work())
+        opened.enter_context(measured_by(work))
         engine = opened.enter_context(_engine(job.name, options))
-        on_progress = opened.enter_context(_progress_bar(options))
         report = run_job(
             job,
             engine,
             clock=SystemClock(),
             dry_run=options.dry_run,
             on_plan=write_plan,
-            on_progress=on_progress,
+            on_progress=work.of_job,
         )
     if not options.dry_run:
         _write_report(report, options, write)
+        if not options.json:
+            for line in then(report):
+                write(printable(line))
     if target is not None:
         target.write(report.file_bytes())
     _end(report)
@@ -304,6 +317,50 @@ def _write_report(report: JobReport, options: JobOptions, write: Callable[[str],
         write(f"and {report.findings_left_out} more findings")
     for line in report.lines:
         write(printable(line))
+
+
+def _after_copies(report: JobReport) -> Iterator[str]:
+    if report.facts.get("cut_over") == "done":
+        yield (
+            "next: start the broker with these settings. Nothing of the old tier was deleted: "
+            "keep it until `verify` of the new one finds nothing"
+        )
+    elif report.exit_code is report.exit_code.DONE and "config" not in report.facts:
+        yield "next: run it again, as often as you like, for what has come since; then stop the"
+        yield "broker and bring it to an end:"
+        yield command_line().with_word("--cut-over")
+
+
+def _after_findings(report: JobReport) -> Iterator[str]:
+    """What mends them, as far as anything does."""
+    kinds = {str(finding.kind) for finding in report.findings}
+    if _STOPPED in kinds:
+        yield "next: `resume TOPIC QUEUE` for a stopped queue, when what stopped it is mended"
+    if kinds & _OF_THE_INDEX:
+        yield "next: `reindex` makes the key index anew, with no broker running"
+    if any(finding.repairable for finding in report.findings):
+        yield "next: `audit --repair` mends what loses nothing, with no broker running"
+    mended = {_STOPPED, *_OF_THE_INDEX}
+    if any(finding.is_damage and str(finding.kind) not in mended for finding in report.findings):
+        yield "next: restore the segments that are named from a copy, and run it again"
+
+
+def _after_export(parquet: ParquetOptions, report: JobReport) -> Iterator[str]:
+    if report.exit_code is report.exit_code.DONE:
+        place = parquet.to or parquet.table
+        read = {
+            FormatName.PARQUET: f"spark.read.parquet({place!r}), or pyarrow.dataset.dataset"
+            f"({place!r}, partitioning='hive')",
+            FormatName.DELTA: f"spark.read.format('delta').load({place!r}), or deltalake.DeltaTable"
+            f"({place!r})",
+            FormatName.ICEBERG: f"spark.table({place!r})",
+        }[parquet.format]
+        yield f"next: read it with {read}; run it again to add what has come since"
+
+
+def _after_reindex(report: JobReport) -> Iterator[str]:
+    if report.exit_code is report.exit_code.DONE:
+        yield "next: start the broker; `verify` holds all keys against the new files"
 
 
 def _end(report: JobReport) -> None:
@@ -340,32 +397,6 @@ def _engine(name: str, options: JobOptions) -> Iterator[Engine]:
         yield SparkEngine(spark)
     finally:
         spark.stop()
-
-
-@contextmanager
-def _progress_bar(options: JobOptions) -> Iterator[OnProgress]:
-    """A bar on stderr; nothing where that is no terminal, or where a program reads."""
-    from tieredstore.jobs.job import Progress, no_progress
-
-    if options.json or options.dry_run or not sys.stderr.isatty():
-        yield no_progress
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-
-        def shown(progress: Progress) -> None:
-            by_bytes = progress.bytes_total > 0
-            bar.update(
-                task,
-                total=progress.bytes_total if by_bytes else progress.items_total,
-                completed=progress.bytes_done if by_bytes else progress.items_done,
-                description=f"{progress.items_done}/{progress.items_total}",
-            )
-
-        yield shown
 
 
 def _target(tier: TierOptions, target: TargetOptions) -> StoreConfig:

@@ -23,6 +23,7 @@ from tieredstore.cli.output import (
     silence_output,
     write_line,
 )
+from tieredstore.cli.progress import Asked, asked
 
 # Names of the release before, with what they are called now.
 RENAMED_VERBS: Final = {"metadata": "catalogue"}
@@ -150,11 +151,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         require_streams()
-        answer = app(args=words, prog_name="tieredstore", standalone_mode=False)
+        with asked(words, quiet=_wants_rows_alone(words)) as command:
+            answer = app(args=words, prog_name="tieredstore", standalone_mode=False)
         finish_output()
-        return ExitCode(answer or ExitCode.DONE)
+        code = ExitCode(answer or ExitCode.DONE)
+        if code is ExitCode.INTERRUPTED:
+            complain(command.interrupted)
+        return code
+    except KeyboardInterrupt:
+        complain(Asked(words=words).interrupted)
+        return ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the one place where all of them end
-        code = _failed(error, debug=debug)
+        code = _failed(error, words, debug=debug)
     try:
         finish_output()
     except CommandError as error:  # stdout cannot be written, which may be the error itself
@@ -170,7 +178,13 @@ def _without_debug(words: list[str]) -> tuple[list[str], bool]:
     return options + words[end:], len(options) < end
 
 
-def _failed(error: Exception, *, debug: bool) -> ExitCode:
+def _wants_rows_alone(words: list[str]) -> bool:
+    """A program reads, and nobody sees stderr."""
+    end = words.index("--") if "--" in words else len(words)
+    return "--json" in words[:end] and not sys.stderr.isatty()
+
+
+def _failed(error: Exception, words: Sequence[str], *, debug: bool) -> ExitCode:
     if debug:
         traceback.print_exception(error)
     # Typer's own errors are known by what they can do: where their class lives has changed.
@@ -178,6 +192,7 @@ def _failed(error: Exception, *, debug: bool) -> ExitCode:
         error.show()  # type: ignore[attr-defined]
         return ExitCode.USAGE
     if type(error).__name__ == "Abort":
+        complain(Asked(words=words).interrupted)
         return ExitCode.INTERRUPTED
     if hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)

@@ -30,6 +30,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
+from tieredstore.cli.progress import make_room
+
 Row = dict[str, Any]
 
 _NAME_WIDTH: Final = 20  # of the first column, at least, where the terminal is narrow
@@ -168,6 +170,7 @@ def require_streams() -> None:
 
 def write_line(text: str) -> None:
     """One line to stdout. When nobody reads any more the command ends, and says nothing."""
+    make_room(sys.stdout)
     try:
         print(text)
     except OSError as error:
@@ -221,6 +224,7 @@ def note(text: str) -> None:
 
 def complain(text: str) -> None:
     """A line on stderr; where that cannot be written, the exit code has to do."""
+    make_room(sys.stderr)
     with suppress(OSError):
         print(f"tieredstore: {text}", file=sys.stderr, flush=True)
 

@@ -19,6 +19,7 @@ from tieredstore.cli.output import (
     write_line,
     write_row,
 )
+from tieredstore.cli.progress import command_line
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.access.rebuild import RebuildReport
@@ -76,6 +77,9 @@ def recover(
             f" the tier keeps {len(topics)} topics' configuration and the offsets of"
             f" {len(groups)} consumer groups"
         )
+        missing = state["catalogue"] == "missing"
+        then = command_line().with_word("--apply") if missing else "start the broker"
+        write_line(printable(f"next: {then}"))
     if report is not None and report.problems:
         text = f"{len(report.problems)} not sound, the first: {report.problems[0]}"
         raise CommandError(printable(text), ExitCode.DAMAGE)

@@ -27,6 +27,7 @@ from tieredstore.access.wiring import (
 )
 from tieredstore.cli.options import TierOptions, chosen, config_of, known_names
 from tieredstore.cli.output import CommandError, ExitCode, note, printable, shown_time
+from tieredstore.cli.progress import Work, shown_work
 from tieredstore.codec.names import cluster_directory
 from tieredstore.driver.metadata import (
     CatalogueFacts,
@@ -34,7 +35,6 @@ from tieredstore.driver.metadata import (
     Publisher,
     StaleCatalogueError,
 )
-from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.config import StoreConfig
@@ -119,9 +119,9 @@ def opened_provider(options: TierOptions) -> Iterator[OpenedProvider]:
     """Where the bytes lie, whatever catalogue there is."""
     config = config_of(options)
     with ExitStack() as opened:
-        opened.enter_context(notes_of_the_library())
+        work = opened.enter_context(library_at_work())
         runtime = opened.enter_context(Runtime.threads())
-        provider = provider_of(config, runtime, NoMetrics())
+        provider = provider_of(config, runtime, work)
         opened.callback(provider.close)
         check_root(config)
         yield OpenedProvider(config=config, runtime=runtime, provider=provider)
@@ -266,8 +266,9 @@ def check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
 
 
 @contextmanager
-def notes_of_the_library() -> Iterator[None]:
-    """Shows the warnings of the catalogue as notes, and keeps all other log records silent.
+def library_at_work() -> Iterator[Work]:
+    """Shows the warnings of the catalogue as notes, keeps all other log records silent, and shows
+    how far long work is.
 
     The verbs report everything else as damage, in one line.
     """
@@ -277,7 +278,8 @@ def notes_of_the_library() -> Iterator[None]:
     everything.addHandler(silent)
     catalogue.addHandler(shown)
     try:
-        yield
+        with shown_work() as work:
+            yield work
     finally:
         catalogue.removeHandler(shown)
         everything.removeHandler(silent)

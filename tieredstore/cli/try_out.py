@@ -27,10 +27,12 @@ from tieredstore.cli.output import (
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.access.health import QueueHealth
+    from tieredstore.access.store import TieredMessageStore
     from tieredstore.driver.runtime import Runtime
     from tieredstore.local import LocalMessageStore
     from tieredstore.model.config import StoreConfig
     from tieredstore.model.messages import Message, PutResult
+    from tieredstore.model.values import QueueKey
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -71,6 +73,7 @@ def put(
     for last in _put_all(
         store_path,
         _messages_of(topic, queue or 0, body=body, keys=keys or [], tag=tag, count=repeat),
+        count=0 if body is None else repeat,
     ):
         stored += 1
         if json:
@@ -78,6 +81,9 @@ def put(
     if not json:
         where = "" if last is None else f", the last one at offset {last['queue_offset']}"
         write_line(f"{stored} messages put into {topic}/{queue or 0}{where}")
+        if stored:
+            words = shlex.join(["tieredstore", "offload", "--store-path", store_path])
+            write_line(printable(f"next: {words}"))
 
 
 @verb(app, "offload --store-path /tmp/try")
@@ -98,7 +104,8 @@ def offload(
         committed = f"{row['committed_offset']} of {row['max_offset']} in the tier"
         write_row(row, f"{row['topic']}/{row['queue_id']}: {committed}", json=json)
     if not json:
-        write_line(f"look at it with: {_how_to_look(config)}")
+        write_line(f"next: {_how_to_look(config)}")
+        write_line("with the same options: `query TOPIC KEY` finds messages, `report` draws a page")
 
 
 def _messages_of(
@@ -128,13 +135,15 @@ def _lines() -> Iterator[bytes]:
         yield line.rstrip(b"\r\n")
 
 
-def _put_all(store_path: str, messages: Iterable[Message]) -> Iterator[Row]:
-    """Put and sync the messages; a row for each one that was stored. The first refusal ends it."""
-    from tieredstore.cli.tier import notes_of_the_library
+def _put_all(store_path: str, messages: Iterable[Message], *, count: int) -> Iterator[Row]:
+    """Put and sync the messages, `count` of them if that is not 0; a row for each one that was
+    stored. The first refusal ends it."""
+    from tieredstore.cli.tier import library_at_work
     from tieredstore.driver.runtime import Runtime
 
     coming = iter(messages)
-    with notes_of_the_library(), Runtime.threads() as runtime:
+    with library_at_work() as work, Runtime.threads() as runtime:
+        work.of_messages(count)
         store = _store(store_path, runtime, make=True)
         store.load()
         try:
@@ -142,6 +151,7 @@ def _put_all(store_path: str, messages: Iterable[Message]) -> Iterator[Row]:
             while batch := tuple(islice(coming, _BATCH_COUNT)):
                 results = store.put_messages(batch)
                 store.flush()
+                work.did(len(batch), sum(result.size for result in results))
                 for message, result in zip(batch, results, strict=True):
                     yield _put_row(message, result)
         finally:
@@ -166,13 +176,14 @@ def _put_row(message: Message, result: PutResult) -> Row:
 def _offloaded(tier: TierOptions, *, seal: bool) -> tuple[StoreConfig, list[Row]]:
     """The settings of the tier, and how far each queue is in it now."""
     from tieredstore.access.store import TieredMessageStore
-    from tieredstore.cli.tier import notes_of_the_library
+    from tieredstore.cli.tier import library_at_work
     from tieredstore.driver.runtime import Runtime
 
     config = _config_of(tier)
-    with notes_of_the_library(), Runtime.threads() as runtime:
+    with library_at_work() as work, Runtime.threads() as runtime:
         local = _store(config.store_path, runtime, make=False, named=tier.config)
-        with TieredMessageStore(local, config, runtime=runtime) as store:
+        with TieredMessageStore(local, config, runtime=runtime, metrics=work) as store:
+            work.of_messages(sum(_waiting(local, store, key) for key in local.queues()))
             done = store.flush(seal=seal)
             rows = [
                 {
@@ -195,6 +206,11 @@ def _offloaded(tier: TierOptions, *, seal: bool) -> tuple[StoreConfig, list[Row]
         damaged = any(queue.problem for queue in queues)
         raise CommandError(printable(text), ExitCode.DAMAGE if damaged else ExitCode.REFUSED)
     return config, rows
+
+
+def _waiting(local: LocalMessageStore, store: TieredMessageStore, key: QueueKey) -> int:
+    first = store.committed_offset(*key) or local.min_offset(*key) or 0
+    return max(0, (local.max_offset(*key) or 0) - first)
 
 
 def _why_behind(queue: QueueHealth) -> str:

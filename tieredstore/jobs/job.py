@@ -179,7 +179,8 @@ class Progress:
 
 
 OnProgress: TypeAlias = Callable[[Progress], None]
-"""Called now and then, by one thread at a time. An error that it raises ends the job."""
+"""Called before the first item, and now and then, by one thread at a time. An error that it raises
+ends the job."""
 
 
 class RowStream(Generic[RowT]):
@@ -276,6 +277,11 @@ def run_job(
         on_plan(plan)
     if dry_run:
         return replace(planned_report(job.name, plan), seconds=clock.monotonic() - begun)
+    on_progress(
+        Progress(
+            items_done=0, items_total=len(plan.items), bytes_done=0, bytes_total=plan.bytes_total
+        )
+    )
     # Closed also where `finish` gives up in the middle: no further item is begun.
     with closing(engine.results(job.work, plan, on_progress=on_progress)) as results:
         outcome = job.finish(plan, RowStream(results, item_count=len(plan.items)))

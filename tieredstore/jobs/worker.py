@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 from tieredstore.access.wiring import provider_of, publisher_of, written_catalogue
 from tieredstore.codec.names import index_queue_path
 from tieredstore.driver.metadata import MetadataStore, Publisher
-from tieredstore.driver.metrics import NoMetrics
+from tieredstore.driver.metrics import GaugeRead, Labels, Metric, Metrics, NoMetrics
 from tieredstore.driver.provider import Scratch, SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer
@@ -44,6 +44,39 @@ PROVIDERS_MAX: Final = 8  # tiers that one worker keeps open; the one used longe
 FETCH_THREADS: Final = 4  # reads under way in one worker: a machine has several workers
 DISPATCH_THREADS: Final = 4
 DELETED_AT_ONCE: Final = 1_000
+
+
+class _Measured:
+    """What this process reads and writes, told to whoever wants to know it: providers stay open
+    longer than anybody asks."""
+
+    def __init__(self) -> None:
+        self.by: Metrics = NoMetrics()
+
+    def add(self, metric: Metric, amount: int, labels: Labels) -> None:
+        self.by.add(metric, amount, labels)
+
+    def record(self, metric: Metric, value: float, labels: Labels) -> None:
+        self.by.record(metric, value, labels)
+
+    def observe(self, metric: Metric, read: GaugeRead) -> None:
+        """Nothing: a gauge would keep what it was made of."""
+
+    def forget(self, label: str, values: Collection[str]) -> None:
+        self.by.forget(label, values)
+
+
+_MEASURED: Final = _Measured()
+
+
+@contextmanager
+def measured_by(metrics: Metrics) -> Iterator[None]:
+    """Tell these metrics what the workers of this process read and write within the block."""
+    before, _MEASURED.by = _MEASURED.by, metrics
+    try:
+        yield
+    finally:
+        _MEASURED.by = before
 
 
 @dataclass(slots=True)
@@ -88,7 +121,7 @@ def worker_provider(config: StoreConfig, *, run: str = "") -> SegmentProvider:
     with _PARTS.guard:
         provider = _PARTS.providers.get(place)
         if provider is None:
-            provider = provider_of(config, worker_runtime(), NoMetrics())
+            provider = provider_of(config, worker_runtime(), _MEASURED)
             _PARTS.providers[place] = provider
             if len(_PARTS.providers) > PROVIDERS_MAX:
                 _PARTS.providers.popitem(last=False)[1].close()
@@ -255,7 +288,7 @@ def owned_tier(config: StoreConfig, *, threads: int) -> Iterator[OwnedTier]:
     with ExitStack() as opened:
         runtime = Runtime.threads(dispatch_threads=threads, fetch_threads=threads)
         opened.callback(runtime.close)
-        made = provider_of(config, runtime, NoMetrics())
+        made = provider_of(config, runtime, _MEASURED)
         opened.callback(made.close)
         metadata, _ = opened.enter_context(written_catalogue(config, runtime, made))
         publisher = publisher_of(config, made, metadata)
