@@ -6,9 +6,11 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -89,9 +91,12 @@ def test_the_rate_and_what_is_left_are_those_of_the_last_half_minute() -> None:
     for _ in range(60):
         watched.work.record(DOWNLOAD_BYTES, GIB / 60, moved(1))
         watched.pass_time(1)
-    line = watched.said()[-1]
-    assert ", 17.1 MiB/s, " in line or ", 17.0 MiB/s, " in line
-    assert ", 9.0 min left, broker-a/Orders/3" in line
+    found = re.search(
+        r", ([\d.]+) MiB/s, ([\d.]+) min left, broker-a/Orders/3$", watched.said()[-1]
+    )
+    assert found is not None
+    assert float(found[1]) == pytest.approx(1024 / 60, rel=0.05)
+    assert float(found[2]) == pytest.approx(9, rel=0.05)
 
 
 def test_bytes_that_are_under_way_count_before_their_item_ends() -> None:
@@ -133,7 +138,7 @@ def test_messages_are_counted_where_bytes_have_no_total() -> None:
     watched.pass_time(20)
     (line,) = watched.said()
     assert line.startswith("tieredstore: offload: 1.0 MiB, 100 of 400 messages, 25%, ")
-    assert ", 1.5 min left, " in line or ", 90 s left, " in line
+    assert ", 89 s left, broker-a/Orders/3" in line
 
 
 def test_work_without_a_total_says_how_long_it_has_taken() -> None:
@@ -182,8 +187,6 @@ def test_a_stderr_that_is_closed_ends_nothing() -> None:
 
 
 def test_quiet_work_says_nothing_and_starts_no_thread(capsys: pytest.CaptureFixture[str]) -> None:
-    import threading
-
     before = threading.active_count()
     with asked(["verify"], quiet=True), shown_work() as work:
         assert threading.active_count() == before
@@ -287,8 +290,8 @@ def test_an_interrupted_verify_has_changed_nothing_and_says_so(command: Command)
 def test_an_interrupted_offload_goes_on_where_it_was(command: Command, tmp_path: Path) -> None:
     store = tmp_path / "s"
     for queue in range(4):
-        words = ("put", "Orders", "--store-path", store, "--queue", queue, "--body", "x")
-        assert command.run(*words, "--repeat", 50).code == 0
+        put = ("put", "Orders", "--store-path", store, "--queue", queue, "--body", "x")
+        assert command.run(*put, "--repeat", 50).code == 0
     words = ("offload", "--store-path", store, "--broker", "b")
     said = interrupted("write", 3, *words)
     assert said == "tieredstore: interrupted; run it again to go on\n"
