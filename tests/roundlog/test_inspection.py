@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tests.providers.object_kit import CLUSTER, PATH, Bucket, Process
 from tieredstore.driver.provider import Leftover
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.model.values import SegmentType
-from tieredstore.roundlog import upkeep
+from tieredstore.roundlog import inspection, upkeep
 from tieredstore.roundlog.inspection import DEAD, ORPHAN, STATE
 from tieredstore.roundlog.layout import log_name, state_name
 
@@ -140,3 +142,26 @@ def test_the_places_of_a_bucket_are_its_logs() -> None:
     assert reader.requests == {"list": 8}  # one a name, and one more at each level
     reader.provider.probe()
     assert len(reader.provider.places() or ()) == 5
+
+
+def test_what_was_appended_is_told_as_far_back_as_the_log_is_kept() -> None:
+    """A round each minute, and merges and states beside them: all entries count."""
+    lived = Lived()
+    spans = lived.reader().provider.appended(BROKER)
+    kept = [key for key in lived.bucket.objects.held_keys() if "/log/" in key]
+    assert sum(span.entry_count for span in spans) == len(kept) - 1  # between the first and last
+    assert all(before.end_ms == after.begin_ms for before, after in pairwise(spans))
+    assert spans[-1].end_ms <= lived.runtime.clock.now_ms()
+    assert spans[-1].end_ms - spans[0].begin_ms >= 10 * 60_000
+    assert all(span.size > 0 for span in spans)
+    assert list(lived.writer.provider.appended("nobody")) == []
+
+
+def test_many_entries_are_told_in_few_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    lived = Lived()
+    whole = lived.reader().provider.appended(BROKER)
+    monkeypatch.setattr(inspection, "SPANS_MAX", 3)
+    few = lived.reader().provider.appended(BROKER)
+    assert len(few) <= 3 + 1
+    assert sum(span.entry_count for span in few) == sum(span.entry_count for span in whole)
+    assert sum(span.size for span in few) == sum(span.size for span in whole)

@@ -133,6 +133,17 @@ class TakenIn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """What a provider that keeps a log has appended between two times: entries, each a PUT and a
+    HEAD, and their bytes."""
+
+    begin_ms: int
+    end_ms: int
+    entry_count: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSizes:
     """How a provider packs the rounds that queues share: what its requests are reckoned from.
 
@@ -326,6 +337,13 @@ class SegmentProvider(ABC):
 
     def damage(self, broker: str) -> Sequence[Finding]:
         """What the provider itself remembers that makes no sense, or is not there, for an audit."""
+        return ()
+
+    def appended(self, broker: str) -> Sequence[Appended]:
+        """What was appended, from old to new, as far back as the log is kept: a few dozen spans.
+
+        Nothing where this provider keeps no log. Takes as many requests as there are spans.
+        """
         return ()
 
     def refresh(self) -> None:  # noqa: B027 - most providers remember nothing
@@ -666,6 +684,9 @@ class ProviderWrapper(SegmentProvider):
 
     def damage(self, broker: str) -> Sequence[Finding]:
         return self.inner.damage(broker)
+
+    def appended(self, broker: str) -> Sequence[Appended]:
+        return self.inner.appended(broker)
 
     def refresh(self) -> None:
         self.inner.refresh()

@@ -31,6 +31,7 @@ from tieredstore.driver.provider import (
     STAGED,
     STREAMED,
     Adoption,
+    Appended,
     Fence,
     Leftover,
     ListedSegment,
@@ -256,6 +257,9 @@ class ObjectProvider(SegmentProvider):
 
     def damage(self, broker: str) -> Sequence[Finding]:
         return inspection.damage(self._log_of(broker))
+
+    def appended(self, broker: str) -> Sequence[Appended]:
+        return inspection.appended(self._log_of(broker))
 
     def refresh(self) -> None:
         for (process, _), broker_log in [*self._logs.items()]:

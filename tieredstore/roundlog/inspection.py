@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Final
 
 from tieredstore.driver.object_client import ListedKey, Range
-from tieredstore.driver.provider import LOADS, Leftover, may_be_loaded
+from tieredstore.driver.provider import LOADS, Appended, Leftover, may_be_loaded
 from tieredstore.model.errors import MetadataError, SegmentNotFoundError
 from tieredstore.model.findings import Finding
 from tieredstore.roundlog.adopted import ADOPTED, superseded
@@ -20,6 +20,7 @@ from tieredstore.roundlog.state import LogState
 from tieredstore.roundlog.upkeep import GRACE_MS, STATES_KEPT
 
 READ_TOGETHER: Final = 8
+SPANS_MAX: Final = 48
 ORPHAN, DEAD, STATE = "orphan", "released", "state"
 KINDS: Final = frozenset((ORPHAN, DEAD, STATE))
 
@@ -131,6 +132,40 @@ def damage(log: BrokerLog) -> list[Finding]:
             detail = f"it has {there} bytes, the log says {size}"
             found.append(Finding.of_damage("size", key, detail))
     return found
+
+
+def appended(log: BrokerLog) -> list[Appended]:
+    """The entries that are kept, in spans of as many each: one of their times is read for each.
+
+    Old entries go when three states stand for them, so a busy log goes back some hours only.
+    """
+    listed = [
+        each
+        for each in log.calls.client.list(log.key("log/"))
+        if number_of(each.key.removeprefix(log.prefix))
+    ]
+    if not listed:
+        return []
+    step = -(-len(listed) // SPANS_MAX)
+    marks = sorted({*range(0, len(listed), step), len(listed) - 1})
+    times: dict[int, int] = {}
+
+    def read(mark: int) -> None:
+        try:
+            times[mark] = log.entry(listed[mark]).time_ms
+        except (SegmentNotFoundError, MetadataError):
+            return  # released since, or damaged: an audit says so
+
+    side_by_side(log.pool, iter(marks), read, helpers=READ_TOGETHER - 1)
+    return [
+        Appended(
+            begin_ms=times[before],
+            end_ms=max(times[before], times[after]),
+            entry_count=after - before,
+            size=sum(each.size for each in listed[before + 1 : after + 1]),
+        )
+        for before, after in pairwise(sorted(times))
+    ]
 
 
 def _lost(log: BrokerLog, epoch: int, there: Iterable[str]) -> Iterator[Finding]:
