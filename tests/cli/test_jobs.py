@@ -120,7 +120,9 @@ def test_messages_of_a_time_come_out_as_parquet(command: Command, tmp_path: Path
     words = (*named(TIER), "--to", tmp_path, "--topic", "GoldB?")
     times = ("--from", "2026-11-20T10:45:40Z", "--until", "1795171545000")
     ran = command.run("export", *words, *times, "--columns", "queue_id,store_time").done()
-    assert ran.out.splitlines()[-1].startswith("exported ")
+    exported, then = ran.out.splitlines()[-2:]
+    assert exported.startswith("exported ")
+    assert then.startswith(f"next: read it with spark.read.parquet('{tmp_path}'), or pyarrow.")
     found = table(tmp_path)
     assert found.column_names == ["queue_id", "store_time", "commit", "topic", "day"]
     assert set(found.column("topic").to_pylist()) == {"GoldBB"}

@@ -40,7 +40,10 @@ def test_lines_of_stdin_are_messages(
     lines = io.TextIOWrapper(io.BytesIO(b"one\r\ntwo\n\xff\xfe"))
     monkeypatch.setattr("sys.stdin", lines)
     ran = command.run("put", "Lines", "--store-path", tmp_path, "--queue", 2)
-    assert ran.out == "3 messages put into Lines/2, the last one at offset 2\n"
+    assert ran.out.splitlines() == [
+        "3 messages put into Lines/2, the last one at offset 2",
+        f"next: tieredstore offload --store-path {tmp_path}",
+    ]
     bodies = command.run("local", "cat", tmp_path, "--json", "--with-body").rows
     assert [base64.b64decode(row["body"]) for row in bodies] == [b"one", b"two", b"\xff\xfe"]
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import pairwise
 from typing import Final
 
 from tieredstore.access.cost import Load, MonthlyCost, monthly_cost
+from tieredstore.access.queue_upload import STOPPED_QUEUE, is_history
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.message import StoredMessage, decode_message
 from tieredstore.codec.names import index_queue_path, queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.object_requests import PriceTable
+from tieredstore.driver.provider import Appended
 from tieredstore.flat.message_file import HOUR_MS, is_believed
 from tieredstore.flat.times import catalogue_times
 from tieredstore.index.watermarks import QueueId, indexed_offset
@@ -22,6 +26,8 @@ from tieredstore.model.errors import OffsetOutOfRangeError, SegmentError
 from tieredstore.model.messages import SelectedMessage
 from tieredstore.model.topics import TopicFilter
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
+
+EXPIRY_SLACK_MS: Final = 2 * HOUR_MS  # an expiry that is so late does not come any more
 
 
 def load_of(reader: TieredReader, now_ms: int) -> Load:
@@ -66,6 +72,21 @@ class DrawnSegment:
     end_timestamp: int | None
 
 
+class Trouble(Enum):
+    """What somebody has to look at, the worst first."""
+
+    DAMAGED = "damaged"
+    """Bytes that were committed cannot be read."""
+    STOPPED = "stopped"
+    """Nothing more of it is uploaded until somebody decides."""
+    GAP = "gap"
+    """The broker lost messages before they were uploaded."""
+    OVERDUE = "overdue"
+    """It has what should have expired."""
+    BEHIND = "behind"
+    """More than a full batch waits for its upload."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePicture:
     """How far a queue is, in queue offsets; all ends are exclusive, None where not known."""
@@ -78,6 +99,13 @@ class QueuePicture:
     queue_bytes: int
     segments: tuple[DrawnSegment, ...]
     problem: str | None = None
+    stopped: str | None = None
+    """Why nothing more of it is uploaded."""
+    lost_count: int = 0
+
+    @property
+    def waiting_count(self) -> int:
+        return max(0, (self.local_offset or 0) - self.max_offset)
 
     @property
     def log_bytes(self) -> int:
@@ -109,6 +137,34 @@ class TierPicture:
     cost: MonthlyCost
     only_local: Mapping[QueueKey, int] = field(default_factory=dict)
     """Messages of queues that the tier has nothing of, though their topic belongs there."""
+    batch_count: int = StoreConfig().group_commit_count
+    is_expiring: bool = True
+    appended: tuple[Appended, ...] = ()
+    """What the log of a bucket has taken lately; nothing where there is none."""
+    entry_dollars: float = 0.0
+
+    def troubles(self, queue: QueuePicture) -> dict[Trouble, str]:
+        """What is wrong with a queue, the worst first, each in words."""
+        found = {}
+        if queue.problem is not None:
+            found[Trouble.DAMAGED] = queue.problem
+        if queue.stopped is not None:
+            found[Trouble.STOPPED] = queue.stopped
+        if queue.lost_count:
+            found[Trouble.GAP] = f"{queue.lost_count:,} messages are missing in its gaps"
+        hours = self.reserve_hours.get(queue.key.topic)
+        ends = [each.end_timestamp for each in queue.segments[:-1]]  # the last one may grow
+        oldest = next((end for end in ends if end is not None), None)
+        if self.is_expiring and hours and oldest is not None:
+            over = self.taken_at - oldest - hours * HOUR_MS
+            if over > EXPIRY_SLACK_MS:
+                found[Trouble.OVERDUE] = (
+                    f"its first segment should be gone since {over / HOUR_MS:,.0f} h: the topic is "
+                    f"kept {hours:,} h"
+                )
+        if queue.waiting_count > self.batch_count:
+            found[Trouble.BEHIND] = f"{queue.waiting_count:,} messages wait for their upload"
+        return found
 
     @property
     def topics(self) -> dict[str, list[QueuePicture]]:
@@ -129,12 +185,16 @@ def picture_of(
     *,
     now_ms: int,
     local_offsets: Mapping[QueueKey, int] | None = None,
+    appended: Sequence[Appended] = (),
 ) -> TierPicture:
     """Everything from the catalogue, but for a small read of each queue's first message.
 
-    `local_offsets` are the ends of the queues in a local store, where one was looked at.
+    `local_offsets` are the ends of the queues in a local store, where one was looked at, and
+    `appended` is what the provider says of its log.
     """
     config = reader.config
+    stops = metadata.notes(STOPPED_QUEUE)
+    prices = PriceTable.parse(config.request_prices)
     by_path: dict[str, list[SegmentRecord]] = {}
     for row in reader.segments():
         by_path.setdefault(row.path, []).append(row)
@@ -146,9 +206,14 @@ def picture_of(
         if topic is not None:
             queue = QueueId(topic.topic_id, key.queue_id)
             indexed = indexed_offset(metadata, config.broker_name, key.topic, queue)
-        rows = by_path.get(queue_path(config.broker_name, *key), [])
+        path = queue_path(config.broker_name, *key)
         local = None if local_offsets is None else local_offsets.get(key)
-        queues.append(_queue(reader, key, rows, indexed, local, now_ms))
+        drawn = _queue(reader, key, by_path.get(path, []), indexed, local, now_ms)
+        if path in stops and not is_history(path, metadata):
+            note = stops[path]
+            reason = str(note.get("reason", "")) if isinstance(note, dict) else ""
+            drawn = replace(drawn, stopped=reason or "no reason was noted")
+        queues.append(drawn)
     index_rows = metadata.segments(index_queue_path(config.broker_name), SegmentType.INDEX)
     load = load_of(reader, now_ms)
     return TierPicture(
@@ -170,6 +235,10 @@ def picture_of(
         },
         load=load,
         cost=monthly_cost(load, config),
+        batch_count=config.group_commit_count,
+        is_expiring=config.expiry_enabled,
+        appended=tuple(appended),
+        entry_dollars=(prices.of("put") + prices.of("head")) / 1000,
     )
 
 
@@ -205,13 +274,18 @@ def _queue(
     else:
         if summary is not None:
             minimum, problem = summary.min_offset, summary.problem
+    units = [row for row in rows if row.type is SegmentType.CONSUME_QUEUE and row.size]
     return QueuePicture(
         key=key,
         min_offset=minimum,
         max_offset=reader.max_offset(*key) or 0,
         indexed_offset=indexed_offset,
         local_offset=local_offset,
-        queue_bytes=sum(row.size for row in rows if row.type is SegmentType.CONSUME_QUEUE),
+        queue_bytes=sum(row.size for row in units),
+        lost_count=sum(
+            max(0, after.base_offset - before.end_offset) for before, after in pairwise(units)
+        )
+        // UNIT_BYTES,
         segments=tuple(
             _drawn(row, *(catalogue_times(row, now_ms) or (None, None)))
             for row in rows
