@@ -26,7 +26,9 @@ _FRAME = """<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,">
 <script>
 const frame = document.getElementById("frame");
 frame.onload = () => {{
-  const inside = frame.contentDocument, wide = frame.contentWindow.innerWidth;
+  const inside = frame.contentDocument, box = inside.getElementById("search");
+  if (box) {{ box.value = {search}; box.dispatchEvent(new Event("input")); }}
+  const wide = frame.contentWindow.innerWidth;
   const beside = [...inside.body.querySelectorAll("*")].filter(
     each => each.getBoundingClientRect().right > wide + 0.5);
   document.getElementById("seen").textContent = JSON.stringify({{
@@ -74,9 +76,10 @@ def chromium() -> str | None:
     return os.environ.get("CHROMIUM") or shutil.which("chromium")
 
 
-def seen(page: bytes, folder: Path, *, width: int) -> Seen:
-    """The page on a screen of this width, its scripts and requests done."""
-    frame = _FRAME.format(width=width).encode()
+def seen(page: bytes, folder: Path, *, width: int, search: str = "") -> Seen:
+    """The page on a screen of this width, its scripts and requests done, with this in its search
+    box where it has one."""
+    frame = _FRAME.format(width=width, search=json.dumps(search)).encode()
     net = folder / f"net-{width}.json"
     with _served({"/": frame, "/page": page}) as url:
         ran = _run(

@@ -28,7 +28,7 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.values import QueueKey
 
-VOID = {"meta", "br", "rect", "path", "link", "img", "input", "hr"}
+VOID = {"meta", "br", "link", "img", "input", "hr"}
 
 
 class Checked(HTMLParser):
@@ -210,10 +210,10 @@ def test_nothing_is_overdue_where_nothing_expires() -> None:
 def test_topics_come_by_trouble_and_then_by_bytes() -> None:
     large = (DrawnSegment(base_offset=0, size=10**6, begin_timestamp=1, end_timestamp=3),)
     checked = drawn(
-        a_queue("small", 0), a_queue("large", 0, segments=large), a_queue("ill", 0, lost_count=1)
+        a_queue("minor", 0), a_queue("major", 0, segments=large), a_queue("zilch", 0, lost_count=1)
     )
     text = checked.text[checked.text.index("Topics by trouble") :]
-    assert text.index("ill") < text.index("large") < text.index("small")
+    assert text.index("zilch") < text.index("major") < text.index("minor")
 
 
 def test_bytes_are_spread_over_the_time_that_they_came_in() -> None:
@@ -352,6 +352,21 @@ def test_long_names_large_numbers_and_problems_fit_on_a_phone(tmp_path: Path) ->
     assert complaints(found) == []
     assert all(f"{name}/1023" in found.text for name in NAMES[1:])
     assert found.text.index("What is wrong") < found.text.index("Topics by trouble")
+
+
+@pytest.mark.slow
+@NEEDS_BROWSER
+def test_a_search_leaves_the_queues_that_are_called_so(tmp_path: Path) -> None:
+    queues = [a_queue(topic, at, lost_count=at) for topic in ("Orders", "bills") for at in range(3)]
+    text = page(a_picture(*queues)).encode()
+    found = seen(text, tmp_path, width=DESK, search=" ORDERS/2")
+    assert complaints(found) == []
+    assert "1 queue is called so" in found.text
+    assert "Orders/2" in found.text
+    assert not {"Orders/1", "bills", "bills/2"} & set(found.text.split())
+    found = seen(text, tmp_path, width=DESK, search="bill")
+    assert "3 queues are called so" in found.text
+    assert "Orders" not in found.text
 
 
 @pytest.mark.slow
