@@ -14,7 +14,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-spark test-s3 test-tier-s3 quick fmt lint types layers house bench docs dist fuzz torture interop broker clients check clean
+.PHONY: help setup demo test test-spark test-s3 test-tier-s3 quick fmt lint types layers house bench docs pictures dist fuzz torture interop broker clients check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -100,6 +100,9 @@ REFERENCE := tieredstore tieredstore.aio tieredstore.local tieredstore.testing.m
 docs: $(STAMP)  ## build the reference in reference/, and test what the documents say of the code
 	$(BIN)/python -W ignore -m pdoc --output-directory reference --docformat markdown $(REFERENCE)
 	$(PYTEST) tests/test_docs.py tests/docs -m 'not spark' $(ARGS)
+
+pictures: $(STAMP)  ## make the pictures of the documents anew; needs chromium, which CHROMIUM may name
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python docs/pictures/make.py
 
 check: lint types layers  ## everything that reads the code without running it
 	$(PYTEST) -q tests/test_house.py

@@ -2,20 +2,26 @@
 
     python docs/pictures/make.py [FOLDER]
 
-Into this folder, or another. Needs chromium (CHROMIUM may name it) for the report alone. Times are
-those of a clock that stands still, so a second run draws the same.
+Into this folder, or another. Needs chromium, which CHROMIUM may name, and `tieredstore` in PATH.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import random
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
 
 from tieredstore.access.cost import Load, monthly_cost
 from tieredstore.access.survey import DrawnSegment, QueuePicture, TierPicture
@@ -28,19 +34,25 @@ NOW = 1_795_910_400_000  # 2026-11-29 00:00 UTC
 HOUR = 3_600_000
 KEPT_HOURS = 72
 MESSAGE_BYTES = 1_100
+_SETTINGS: Final = """\
+[tieredstore]
+broker_name = "broker-a"
+provider = "posix"
+path = "tier"
+store_path = "store"
+"""
+_FONT_FACE: Final = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # a font from elsewhere
 TOPICS = {"orders": 16, "payments": 12, "shipments": 8, "invoices": 8, "audit-trail": 4}
 
 
-def example(*, with_trouble: bool, seed: int = 7) -> TierPicture:
-    """Three days of a shop, with the troubles that there are, or without any."""
-    dice = random.Random(seed)
+def example() -> TierPicture:
+    """Three days of a shop, with the troubles that there are."""
+    dice = random.Random(7)
     queues = [
-        _queue(QueueKey(topic, number), dice, 3e9 / (2 + 3 * rank))
+        _with_trouble(_queue(QueueKey(topic, number), dice, 3e9 / (2 + 3 * rank)))
         for rank, (topic, count) in enumerate(TOPICS.items())
         for number in range(count)
     ]
-    if with_trouble:
-        queues = [_with_trouble(queue) for queue in queues]
     config = StoreConfig(broker_name="broker-a", provider="s3", bucket="shop-tier")
     stored = sum(queue.log_bytes for queue in queues)
     messages = stored / MESSAGE_BYTES
@@ -104,20 +116,18 @@ def _queue(key: QueueKey, dice: random.Random, size: float) -> QueuePicture:
 
 
 def _with_trouble(queue: QueuePicture) -> QueuePicture:
-    from dataclasses import replace
-
     if queue.key == QueueKey("orders", 3):
+        held = queue.segments[:7]
+        end = (queue.min_offset or 0) + sum(each.size for each in held) // MESSAGE_BYTES
         return replace(
             queue,
-            segments=queue.segments[:7],
-            local_offset=queue.max_offset + 412_877,
-            stopped="the broker's own store holds other messages from offset 1,482,003 on",
+            segments=held,
+            max_offset=end,
+            indexed_offset=end,
+            stopped=f"the broker's own store holds other messages from offset {end:,} on",
         )
     if queue.key == QueueKey("payments", 7):
         return replace(queue, lost_count=1_204)
-    if queue.key == QueueKey("payments", 1):
-        path = "broker-a/payments/1/COMMIT_LOG/0: it has 61,440 bytes, the log says 268,435,456"
-        return replace(queue, min_offset=None, problem=path)
     if queue.key == QueueKey("invoices", 0):
         return replace(queue, local_offset=queue.max_offset + 88_310)
     return queue
@@ -136,7 +146,7 @@ def _spans(dice: random.Random) -> Iterator[Appended]:
         )
 
 
-def screenshot(html: Path, target: Path, *words: str, width: int = 1120, height: int) -> None:
+def screenshot(html: Path, target: Path, *, width: int, height: int) -> None:
     """What a browser shows of a page."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
@@ -149,7 +159,6 @@ def screenshot(html: Path, target: Path, *words: str, width: int = 1120, height:
                 f"--user-data-dir={folder}",
                 f"--window-size={width},{height}",
                 f"--screenshot={target}",
-                *words,
                 html.as_uri(),
             ],
             check=True,
@@ -158,69 +167,44 @@ def screenshot(html: Path, target: Path, *words: str, width: int = 1120, height:
         )
 
 
-def terminal(target: Path, commands: Sequence[Sequence[str]], *, columns: int = 110) -> None:
-    """What these commands say, as a picture of a terminal."""
-    import io
-
-    from rich.console import Console
-    from rich.text import Text
-
+def terminal(target: Path, at: Path, commands: Sequence[Sequence[str]], *, columns: int) -> None:
+    """What these commands say in a folder, as a picture of a terminal."""
     console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True)
     for words in commands:
         console.print(Text("$ " + " ".join(words), style="bold green"))
-        said = subprocess.run(
-            words,
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "COLUMNS": str(columns)},
-        ).stdout
-        console.print(Text(said.rstrip() + "\n"))
-    target.write_text(console.export_svg(title="tieredstore"), encoding="utf-8")
+        console.print(Text(_said(at, *words, columns=columns).rstrip() + "\n"))
+    drawn = console.export_svg(title="tieredstore", unique_id="terminal")
+    target.write_text(_FONT_FACE.sub("", drawn), encoding="utf-8")
 
 
-def draw_reports(folder: Path) -> None:
+def draw_terminal(target: Path) -> None:
+    """Of a small tier that is made for it."""
     with tempfile.TemporaryDirectory() as scratch:
-        for name, with_trouble in (("report", True), ("report-calm", False)):
-            html = Path(scratch, f"{name}.html")
-            html.write_text(page(example(with_trouble=with_trouble)), encoding="utf-8")
-            screenshot(html, folder / f"{name}.png", height=1500 if with_trouble else 1100)
+        at = Path(scratch)
+        for topic, key, count in (("Orders", "order-17", 4_000), ("Payments", "pay-3", 900)):
+            for queue in range(2):
+                put = ("put", topic, "--store-path", "store", "--queue", str(queue), "--key", key)
+                many = ("--body", "x" * 600, "--repeat", str(count + 37 * queue))
+                _said(at, "tieredstore", *put, *many)
+        at.joinpath("tier.toml").write_text(_SETTINGS, encoding="utf-8")
+        named = ("--config", "tier.toml")
+        _said(at, "tieredstore", "offload", "--seal", *named)
+        shown = (("topics",), ("queues",), ("why", "Orders", "0", "17"))
+        terminal(target, at, [("tieredstore", *words, *named) for words in shown], columns=110)
 
 
-def draw_terminal(folder: Path) -> None:
-    """Of a small tier that is made for it, in a folder of its own."""
-    before = Path.cwd()
+def draw_report(target: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        os.chdir(scratch)
-        try:
-            for topic, keys, count in (("Orders", "order-17", 4_000), ("Payments", "pay-3", 900)):
-                for queue in range(2):
-                    subprocess.run(
-                        [
-                            *("tieredstore", "put", topic, "--store-path", "store"),
-                            *("--queue", str(queue), "--body", "x" * 600, "--key", keys),
-                            *("--repeat", str(count + 37 * queue)),
-                        ],
-                        check=True,
-                        capture_output=True,
-                    )
-            Path("tier.toml").write_text(
-                '[tieredstore]\nbroker_name = "broker-a"\nprovider = "posix"\npath = "tier"\n'
-                'store_path = "store"\n'
-            )
-            offload = ["tieredstore", "offload", "--config", "tier.toml", "--seal"]
-            subprocess.run(offload, check=True, capture_output=True)
-            named = ["--config", "tier.toml"]
-            terminal(
-                before / folder / "terminal.svg",
-                [
-                    ["tieredstore", "topics", *named],
-                    ["tieredstore", "queues", *named],
-                    ["tieredstore", "why", "Orders", "0", "17", *named],
-                ],
-            )
-        finally:
-            os.chdir(before)
+        html = Path(scratch, "report.html")
+        html.write_text(page(example()), encoding="utf-8")
+        screenshot(html, target, width=1040, height=1300)
+
+
+def _said(at: Path, *words: str, columns: int = 80) -> str:
+    environment = {**os.environ, "COLUMNS": str(columns)}
+    return subprocess.run(
+        words, cwd=at, capture_output=True, text=True, check=True, env=environment
+    ).stdout
 
 
 def main() -> None:
@@ -228,10 +212,10 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent)
     folder = parser.parse_args().folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    draw_terminal(folder)
-    draw_reports(folder)
-    for path in sorted([*folder.glob("*.png"), *folder.glob("*.svg")]):
-        print(f"{path.name}: {path.stat().st_size:,} bytes")
+    draw_terminal(folder / "terminal.svg")
+    draw_report(folder / "report.png")
+    for name in ("terminal.svg", "report.png"):
+        print(f"{name}: {(folder / name).stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":
