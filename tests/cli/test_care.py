@@ -60,6 +60,9 @@ def test_a_repair_is_done_only_when_it_is_asked_for(command: Command, root: Path
     ran = asked(command, root, "audit", "--json")
     assert (ran.code, [row["repaired"] for row in ran.rows]) == (0, [False])
     assert spare.exists()
+    then = asked(command, root, "audit").out.splitlines()[-1]
+    assert then.startswith("next, with no broker running: tieredstore audit --provider posix ")
+    assert then.endswith(" --repair")
     ran = asked(command, root, "audit", "--repair", "--json")
     assert (ran.code, [row["repaired"] for row in ran.rows]) == (0, [True])
     assert not spare.exists()

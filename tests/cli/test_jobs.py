@@ -17,8 +17,13 @@ from tests.cli.tier_kit import TIER, named, segment_file
 from tests.jobs.job_kit import golden_config, messages_in, table, tier_messages
 from tests.jobs.load_kit import open_tier_of
 from tests.jobs.written_tier import WrittenTier, posix_config
+from tieredstore.access.audit import AuditKind
+from tieredstore.cli.jobs import after_findings
 from tieredstore.cli.output import ExitCode
+from tieredstore.jobs.job import JobReport, JobState
+from tieredstore.jobs.verify_findings import VerifyKind
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.findings import Finding, FindingKind, Severity
 
 
 def test_a_sound_tier_is_told_to_be_so(command: Command) -> None:
@@ -41,6 +46,7 @@ def test_damage_is_named_in_words_and_in_json_and_ends_with_4(
     assert ran.code == 4
     assert ran.err.startswith("tieredstore: verify: found tags-code: ")
     assert "message 20: its unit has tags code" in ran.out
+    assert ran.out.splitlines()[-1].startswith("next: restore the segments that are named")
     ran = command.run("verify", *options, "--json", "--report", tmp_path / "report.json")
     assert [row["what"] for row in ran.rows] == ["plan", "report"]
     (finding,) = ran.rows[1]["findings"]
@@ -106,6 +112,7 @@ def test_a_run_ends_with_a_report_and_keys_are_found(
         180,
         2,
     )
+    assert command.run(*words).out.splitlines()[-1].startswith("next: start the broker; `verify`")
     found = command.run("query", *words[1:], "orders", "shared-2", "--json")
     assert sorted(row["queue_offset"] for row in found.rows) == [21, 22, 23, 24, 25, 26, 28, 29]
 
@@ -181,3 +188,33 @@ def test_wrong_words_are_told_in_one_line(command: Command, tmp_path: Path) -> N
         assert ran.out == ""
         assert told in ran.err
         assert len(ran.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("kinds", "told"),
+    [
+        ([], []),
+        ([AuditKind.STOPPED], ["resume TOPIC QUEUE"]),
+        ([VerifyKind.KEY_MISSING, VerifyKind.INDEX_SLOT], ["reindex"]),
+        ([AuditKind.ORPHANED], ["audit --repair"]),
+        ([VerifyKind.BODY_CRC, AuditKind.STOPPED], ["resume TOPIC QUEUE", "restore the segments"]),
+        ([VerifyKind.LOG_AHEAD], []),
+    ],
+)
+def test_each_finding_leads_to_the_verb_that_mends_it(
+    kinds: list[FindingKind], told: list[str]
+) -> None:
+    findings = tuple(
+        Finding(
+            severity=kind.severity,
+            kind=kind,
+            where="b/t/0",
+            detail="",
+            repairable=kind.severity is Severity.LEFTOVER,
+        )
+        for kind in kinds
+    )
+    report = JobReport(job="verify", state=JobState.DONE, findings=findings)
+    lines = list(after_findings(report))
+    assert len(lines) == len(told)
+    assert all(words in line for words, line in zip(told, lines, strict=True))

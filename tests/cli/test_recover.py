@@ -53,6 +53,8 @@ def test_an_empty_machine_goes_on_with_its_folder(
     assert ran.code == 0
     assert "--apply makes it from" in ran.out
     assert "nothing was changed" in ran.out
+    assert ran.out.splitlines()[-1].startswith("next: tieredstore recover --provider posix ")
+    assert ran.out.endswith(" --apply\n")
     assert "3 queues, 30 messages" in ran.out
     assert picture(machine.root) == before
     ran = command.run("recover", "--apply", *words(machine), "--json").done()
@@ -64,6 +66,7 @@ def test_an_empty_machine_goes_on_with_its_folder(
     made = picture(machine.disk)
     ran = command.run("recover", "--apply", *words(machine)).done()
     assert "is here: nothing has to be made" in ran.out
+    assert ran.out.endswith("\nnext: start the broker\n")
     assert picture(machine.disk) == made
     store = machine.open()
     assert store.agreement.ends == {ONE: 10, TWO: 10, OTHER: 10}

@@ -65,6 +65,11 @@ def test_a_tier_in_a_bucket_is_looked_after(
         assert (ran.code, ran.err) == (0, "")
         assert (ran.rows[0]["segment_count"], ran.rows[0]["size"]) == (57, 346_788)
         assert asked(command, settings, tmp_path / "new.json", "audit", "--json").code == 0
+        out = tmp_path / "tier.html"
+        assert (
+            asked(command, settings, tmp_path / "new.json", "report", "--out", str(out)).code == 0
+        )
+        assert "Rounds and other entries of the log: " in out.read_text("utf-8")
         lost = next(found.key for found in client.list() if "COMMIT_LOG" in found.key)
         client.delete_many([lost])
         ran = asked(command, settings, catalogue, "audit", "--json")

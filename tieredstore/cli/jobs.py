@@ -191,7 +191,7 @@ def verify(
     from tieredstore.jobs.verify import VerifyJob
 
     config = check_tier(tier)
-    _run(VerifyJob(config=config, topics=tuple(topic or ())), options, then=_after_findings)
+    _run(VerifyJob(config=config, topics=tuple(topic or ())), options, then=after_findings)
 
 
 @verb(app, "export --config broker.conf --to s3://lake/messages")
@@ -331,7 +331,7 @@ def _after_copies(report: JobReport) -> Iterator[str]:
         yield command_line().with_word("--cut-over")
 
 
-def _after_findings(report: JobReport) -> Iterator[str]:
+def after_findings(report: JobReport) -> Iterator[str]:
     """What mends them, as far as anything does."""
     kinds = {str(finding.kind) for finding in report.findings}
     if _STOPPED in kinds:
