@@ -21,6 +21,7 @@ from tests.cli.cli_kit import ROOT, Command
 from tests.cli.tier_kit import TIER, named, tier_beside
 from tests.disk_with_room import sitecustomize
 from tests.examples.example_kit import interruptible
+from tests.jobs.job_kit import table
 from tieredstore.cli.progress import (
     FIRST_SECONDS,
     LOG_SECONDS,
@@ -371,3 +372,16 @@ def test_ctrl_c_on_a_terminal_takes_the_line_away_first(tmp_path: Path) -> None:
     assert process.returncode == 130
     last = said.rpartition(b"\r\x1b[K")[2]
     assert last == b"tieredstore: interrupted; what was put and synced before stays\r\n"
+
+
+@pytest.mark.slow
+def test_an_interrupted_export_or_reindex_loses_and_doubles_nothing(
+    command: Command, root: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "parquet"
+    for words in (["export", *named(root), "--to", out], ["reindex", *named(root)]):
+        said = interrupted("read", 8, *words, "--threads", 1)
+        assert said == "tieredstore: interrupted; run it again to go on\n"
+        assert command.run(*words, "--json").done().rows[-1]["state"] == "done"
+    assert len(table(out)) == 533
+    assert command.run("verify", *named(root)).code == 0
