@@ -17,16 +17,21 @@ from hypothesis import strategies as st
 
 from tests.cli.browser_kit import Seen, chromium, printed, seen
 from tests.cli.cli_kit import Command, picture
-from tests.cli.tier_kit import TIER, asked, tier_beside
+from tests.cli.tier_kit import CATALOGUE, TIER, asked, tier_beside
+from tests.codec.golden_files import BROKER
 from tieredstore.access.cost import Load, MonthlyCost, monthly_cost, rounds_per_second
+from tieredstore.access.queue_upload import STOPPED_QUEUE
 from tieredstore.access.survey import DrawnSegment, QueuePicture, TierPicture, Trouble
 from tieredstore.cli.output import ExitCode
 from tieredstore.cli.report import how_long
 from tieredstore.cli.report_page import QUEUES_SHOWN_MAX, page, spread
+from tieredstore.codec.names import queue_path
+from tieredstore.driver.metadata import DeleteSegment, PutNote
 from tieredstore.driver.provider import Appended
+from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
-from tieredstore.model.values import QueueKey
+from tieredstore.model.values import QueueKey, SegmentType
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
@@ -198,6 +203,24 @@ def test_each_trouble_is_told_in_words_and_its_queue_is_large() -> None:
     ):  # fmt: skip
         assert words in checked.text, words
     assert [value for name, value in checked.attributes if name == "class"].count("q odd") == 5
+
+
+def test_what_the_catalogue_notes_of_a_queue_is_on_the_page(
+    command: Command, root: Path, tmp_path: Path
+) -> None:
+    with JsonMetadataStore.open(root / CATALOGUE) as metadata:
+        rows = metadata.segments(queue_path(BROKER, "GoldAa", 1), SegmentType.CONSUME_QUEUE)
+        lost = rows[1]
+        metadata.apply([
+            PutNote(STOPPED_QUEUE, queue_path(BROKER, "GoldAa", 0), {"reason": "it differs"}),
+            DeleteSegment(lost.path, lost.type, lost.base_offset),
+        ])  # fmt: skip
+    out = tmp_path / "tier.html"
+    asked(command, root, "report", "--out", out).done()
+    text = Checked(out.read_text("utf-8")).text
+    assert "1 queue takes no more uploads" in text
+    assert "it differs" in text
+    assert f"{lost.size // 20:,} messages are missing in its gaps" in text
 
 
 def test_nothing_is_overdue_where_nothing_expires() -> None:
