@@ -443,6 +443,11 @@ def test_a_queue_without_messages_commits_nothing() -> None:
     assert rounds_per_second(idle, StoreConfig()) == 0
 
 
+def test_a_rate_that_is_next_to_nothing_can_be_reckoned_with() -> None:
+    slowest = Load(queue_count=1, messages_per_second=5e-324, message_bytes=1)
+    assert 0 <= monthly_cost(slowest, StoreConfig()).dollars < 0.01
+
+
 def test_a_full_batch_is_committed_before_it_is_old() -> None:
     fast = Load(queue_count=1, messages_per_second=4096, message_bytes=10)
     assert rounds_per_second(fast, StoreConfig()) == 1

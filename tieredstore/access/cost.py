@@ -32,6 +32,7 @@ GB: Final = 1_000_000_000
 STORAGE_DOLLARS: Final = 0.023  # a GB-month, S3's list price
 
 NUMBER_MAX: Final = 1e15  # more of anything is no load; nor is inf, or nan
+_RATE_MIN: Final = 1e-9  # a message in thirty years; what is less cannot be divided for ever
 _HOUR: Final = 3600.0
 _READ_BYTES: Final = 8 * 1024 * 1024  # of one range read
 _EXPIRY_GETS: Final = 5  # the record behind the segment, and two units, once or twice
@@ -114,7 +115,7 @@ def rounds_per_second(load: Load, config: StoreConfig) -> float:
     round: so one that waits 30 seconds, with looks every 20, is committed after 40; later where the
     next message of any queue is long in coming.
     """
-    if not load.queue_count or not load.messages_per_second:
+    if not load.queue_count or load.messages_per_second < _RATE_MIN:
         return 0.0
     of_queue = load.messages_per_second / load.queue_count
     bytes_per_second = load.messages_per_second * load.message_bytes
