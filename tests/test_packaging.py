@@ -93,7 +93,8 @@ def test_a_wheel_holds_providers_and_metadata_as_files_of_tieredstore(wheel: Pat
     wanted = modules_of("tieredstore/providers") | modules_of("tieredstore/metadata")
     assert len(wanted) > 2
     assert wanted <= set(names)
-    assert "tieredstore/py.typed" in names
+    beside = {"py.typed", "cli/report.html", "cli/report.js"}
+    assert {f"tieredstore/{name}" for name in beside} <= set(names)
     assert {name for name in names if name.endswith((".pyc", ".so"))} == set()
 
 
