@@ -104,7 +104,7 @@ def test_a_bucket_that_refuses_is_no_damage(
         moto[1].answers[kind] = Response(b"", 403)
     ran = asked(command, settings, catalogue, *words)
     assert (ran.code, ran.err.count("\n")) == (5, 1), ran
-    assert "403 keys are missing or wrong" in ran.err
+    assert "403: the keys are missing or wrong" in ran.err
 
 
 def test_a_bucket_is_certified(command: Command, settings: ObjectStoreSettings) -> None:

@@ -30,7 +30,6 @@ from tieredstore.cli.output import (
     CommandError,
     ExitCode,
     OutputFile,
-    advised,
     note,
     printable,
     write_json,
@@ -376,7 +375,7 @@ def _end(report: JobReport) -> None:
         text = f"{report.job}: found {finding.kind}: {finding.where}: {finding.detail}"
     else:
         text = f"{report.job}: not all was done; run it again"
-    raise CommandError(printable(advised(text)), code)
+    raise CommandError(printable(text), code)
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -38,21 +37,8 @@ _NAME_WIDTH: Final = 20  # of the first column, at least, where the terminal is 
 _WIDTH_MAX: Final = 1000
 _EXTRAS: Final = {"pyarrow": "jobs", "pyspark": "spark"}  # that bring a module a verb may need
 
-
-_KEYS: Final = (
-    "its keys come from TIEREDSTORE_ACCESS_KEY and TIEREDSTORE_SECRET_KEY, the settings, or where "
-    "AWS's tools have them"
-)
-_ADVICE: Final = (  # where an object store says this
-    ("404 NoSuchBucket", "see its name (--bucket) and the address (--endpoint)"),
-    (": 401 ", _KEYS),
-    (": 403 ", _KEYS),
-)
 _LOCKED: Final = "stop the broker first, or wait until the other command has ended"
 _LOCALE: Final = "file names and words are UTF-8 here; set a UTF-8 locale, or PYTHONUTF8=1"
-_UNAVAILABLE: Final = "see that its address is right and that it runs, and try again"
-_FAILING: Final = "the store was reached and fails at this request: its own log says why"
-_REPLY_5XX: Final = re.compile(r": 5\d\d\b")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _INT64_MAX: Final = 2**63 - 1
@@ -100,7 +86,7 @@ def outcome(error: Exception) -> tuple[str, ExitCode]:
     code = _code_of(error)
     if code is ExitCode.BUG:
         return f"{type(error).__name__}: {text} (a bug: --debug shows where)", code
-    advice = _advice_for(error, text, code)
+    advice = _advice_for(error, code)
     return f"{text}; {advice}" if advice else text, code
 
 
@@ -124,7 +110,7 @@ def _code_of(error: Exception) -> ExitCode:
     return ExitCode.BUG
 
 
-def _advice_for(error: Exception, text: str, code: ExitCode) -> str:
+def _advice_for(error: Exception, code: ExitCode) -> str:
     """What to do next, where that is known."""
     from tieredstore.model import errors
 
@@ -134,19 +120,7 @@ def _advice_for(error: Exception, text: str, code: ExitCode) -> str:
         return _LOCKED
     if isinstance(error, errors.MetadataError) and code is ExitCode.DAMAGE:
         return "restore the catalogue, or name another with --catalogue-file"
-    if isinstance(error, errors.BackendUnavailableError):
-        return _FAILING if _REPLY_5XX.search(text) else _UNAVAILABLE
-    return _advised(text) if code is ExitCode.REFUSED else ""
-
-
-def advised(text: str) -> str:
-    """What a backend refused, with what helps where that is known."""
-    advice = _advised(text)
-    return f"{text}; {advice}" if advice else text
-
-
-def _advised(text: str) -> str:
-    return next((advice for said, advice in _ADVICE if said in text), "")
+    return ""
 
 
 def require_streams() -> None:

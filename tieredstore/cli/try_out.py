@@ -18,7 +18,6 @@ from tieredstore.cli.output import (
     CommandError,
     ExitCode,
     Row,
-    advised,
     printable,
     write_json,
     write_line,
@@ -201,7 +200,7 @@ def _offloaded(tier: TierOptions, *, seal: bool) -> tuple[StoreConfig, list[Row]
         raise CommandError(printable(text), ExitCode.REFUSED)
     if not done:
         first = f", the first: {_why_behind(queues[0])}" if queues else ""
-        text = advised(f"not all of it was uploaded{first}")
+        text = f"not all of it was uploaded{first}"
         # A queue with a problem was stopped: the tier lacks something, or disagrees.
         damaged = any(queue.problem for queue in queues)
         raise CommandError(printable(text), ExitCode.DAMAGE if damaged else ExitCode.REFUSED)

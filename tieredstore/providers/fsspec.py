@@ -31,7 +31,8 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
     TieredStoreError,
 )
-from tieredstore.providers.s3_settings import PerProcess, key_prefix, one_line
+from tieredstore.providers.s3_errors import one_line
+from tieredstore.providers.s3_settings import PerProcess, key_prefix
 
 # fsspec's memory filesystem is one for the whole process, and so is the lock that makes a look
 # and a write one step. It keeps local files apart between threads; between processes nothing does.

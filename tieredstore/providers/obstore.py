@@ -36,21 +36,31 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
     TieredStoreError,
 )
-from tieredstore.providers.s3_settings import (
-    ObjectStoreSettings,
-    PerProcess,
+from tieredstore.providers.s3_errors import (
+    Cause,
     certificate_refused,
+    error_of_connection,
     error_of_reply,
-    keep_clients_quiet,
     no_batch_delete,
     one_line,
 )
+from tieredstore.providers.s3_settings import ObjectStoreSettings, PerProcess, keep_clients_quiet
 from tieredstore.providers.s3fs import gathered
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
-_CERTIFICATE: Final = re.compile(r"InvalidCertificate\(\s*(\w+)")
+_CERTIFICATE: Final = re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)")
+# Where its text, which has all errors below its own, says why no reply came; the first counts.
+_CAUSES: Final = (
+    ("dns error", Cause.NO_NAME),
+    ("kind: ConnectionRefused", Cause.REFUSED),
+    ("InvalidContentType", Cause.NO_TLS),
+    ("TimedOut", Cause.SILENT),
+    ("deadline has elapsed", Cause.SILENT),
+    ("ConnectionReset", Cause.BROKEN),
+    ("IncompleteMessage", Cause.BROKEN),
+)
 # How a failed batch delete tells of a key.
 _DELETE_CODE: Final = re.compile(r"\(code: (\w+)\)")
 _CHECKSUMS: Final = ("", "sha256", "crc64nvme")
@@ -207,6 +217,9 @@ def error_of(
     reason = "(the message quotes a secret)" if settings.leaks_into(text) else _first_line(error)
     if kind in _REFUSED or isinstance(error, ValueError | TypeError):
         return BackendRefusedError(key, operation, reason)
+    for said, cause in _CAUSES:
+        if said in text:
+            return error_of_connection(key, operation, cause, text)
     return BackendUnavailableError(key, operation, reason)
 
 

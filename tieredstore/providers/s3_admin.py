@@ -8,18 +8,13 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from tieredstore.model.errors import (
-    BackendError,
     BackendRefusedError,
     InvalidConfigError,
     TieredStoreError,
 )
 from tieredstore.model.printable import log_of
-from tieredstore.providers.s3_settings import (
-    ObjectStoreSettings,
-    error_of_reply,
-    keep_clients_quiet,
-    one_line,
-)
+from tieredstore.providers.s3_errors import error_of_exception, error_of_reply, one_line
+from tieredstore.providers.s3_settings import ObjectStoreSettings, keep_clients_quiet
 
 log = log_of(__name__)
 
@@ -100,6 +95,7 @@ def admin_client(settings: ObjectStoreSettings) -> Any:
             config=config(
                 connect_timeout=settings.connect_timeout_ms / 1000,
                 read_timeout=settings.request_timeout_ms / 1000,
+                retries={"total_max_attempts": 2},
                 s3={"addressing_style": style},
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
@@ -140,4 +136,6 @@ def _translated(settings: ObjectStoreSettings, operation: str) -> Iterator[None]
             ours = error_of_reply(settings.bucket, operation, status=status, code=code)
         raise ours from (None if settings.leaks_into(repr(error)) else error)
     except BotoCoreError as error:
-        raise BackendError(settings.bucket, operation, one_line(str(error))) from error
+        unanswered = error_of_exception(settings.bucket, operation, error)
+        text = one_line(str(error))
+        raise unanswered or BackendRefusedError(settings.bucket, operation, text) from error

@@ -8,7 +8,6 @@ import hashlib
 import importlib
 import io
 import itertools
-import re
 import zlib
 from collections.abc import (
     AsyncIterator,
@@ -49,21 +48,18 @@ from tieredstore.model.errors import (
     TieredStoreError,
 )
 from tieredstore.model.printable import log_of
-from tieredstore.providers.s3_settings import (
-    ObjectStoreSettings,
-    PerProcess,
-    certificate_refused,
+from tieredstore.providers.s3_errors import (
+    error_of_exception,
     error_of_reply,
-    keep_clients_quiet,
     no_batch_delete,
     one_line,
 )
+from tieredstore.providers.s3_settings import ObjectStoreSettings, PerProcess, keep_clients_quiet
 
 log = log_of(__name__)
 
 T = TypeVar("T")
 
-_CERTIFICATE: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED\W*")
 # Exceptions of botocore that are not about the network but about what was asked or who asks.
 _REFUSED: Final = (
     "InvalidEndpointConfigurationError",
@@ -180,15 +176,16 @@ class S3fsConnection:
             message = self._told(str(said.get("Message", "")))
             return error_of_reply(key, operation, status=status, code=code, message=message)
         kind = type(error).__name__
-        if kind == "SSLError" and "CERTIFICATE_VERIFY_FAILED" in str(error):
-            return certificate_refused(key, operation, _CERTIFICATE.split(str(error))[-1])
         text = self._told(str(error))
         if isinstance(error, TimeoutError) and not text:
             text = f"no whole reply in {self._settings.whole_request_ms} ms"
         reason = one_line(f"{kind}: {text}")
         if kind in _REFUSED or isinstance(error, TypeError | AttributeError):
             return BackendRefusedError(key, operation, reason)
-        return BackendUnavailableError(key, operation, reason)
+        unanswered = (
+            None if isinstance(error, TimeoutError) else error_of_exception(key, operation, error)
+        )
+        return unanswered or BackendUnavailableError(key, operation, reason)
 
     def _told(self, message: str) -> str:
         return "(the message quotes a secret)" if self._settings.leaks_into(message) else message

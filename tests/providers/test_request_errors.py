@@ -1,0 +1,240 @@
+"""Why a request failed and what helps: one line, the same from every client and in the command."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from werkzeug.serving import generate_adhoc_ssl_context
+
+from tests.cli.cli_kit import Command
+from tests.loopback import running
+from tests.s3.conftest import s3_environment
+from tieredstore.driver.retry import RetryPolicy
+from tieredstore.model.errors import (
+    BackendError,
+    BackendRefusedError,
+    BackendUnavailableError,
+    TieredStoreError,
+)
+from tieredstore.providers import object_provider
+from tieredstore.providers.object_provider import open_client
+from tieredstore.providers.s3_admin import create_bucket
+from tieredstore.providers.s3_settings import ObjectStoreSettings
+
+__all__ = ["s3_environment"]  # a fixture
+pytestmark = pytest.mark.usefixtures("s3_environment")
+
+CLIENTS = ("s3fs", "obstore")
+REFUSALS = {
+    "RequestTimeTooSkewed": "clock and the store's are too far apart; set the clock, by NTP",
+    "InvalidAccessKeyId": "the store knows no such key id; keys come from the settings",
+    "SignatureDoesNotMatch": "the secret key is not that of the key id; keys come from the",
+    "ExpiredToken": "the keys have expired, so get new ones; keys come from the settings",
+    "AccessDenied": "these keys do not allow it; keys come from the settings",
+    "NoSuchBucket": "see its name (--bucket) and the address (--endpoint); `tieredstore create-b",
+}
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Answers each request with the error that the server was given."""
+
+    protocol_version = "HTTP/1.1"
+
+    def refuse(self) -> None:
+        code = getattr(self.server, "code", "AccessDenied")
+        body = f"<Error><Code>{code}</Code><Message>No, it says.</Message></Error>".encode()
+        self.send_response(404 if code == "NoSuchBucket" else 403)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/xml")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD = refuse  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+class Quiet(ThreadingHTTPServer):
+    """One that says nothing of what makes no sense to it."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def refusing(code: str) -> Iterator[str]:
+    server = Quiet(("127.0.0.1", 0), Refusing)
+    server.code = code  # type: ignore[attr-defined]
+    with running(server) as address:
+        yield address
+
+
+@contextmanager
+def closed_port() -> Iterator[str]:
+    with socket.socket() as bound:  # and not listening
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+@contextmanager
+def unknown_host() -> Iterator[str]:
+    yield "http://nosuch.invalid:9000"
+
+
+@contextmanager
+def plain_asked_by_tls() -> Iterator[str]:
+    with running(Quiet(("127.0.0.1", 0), Refusing), scheme="https") as address:
+        yield address
+
+
+@contextmanager
+def self_signed() -> Iterator[str]:
+    server: HTTPServer = Quiet(("127.0.0.1", 0), Refusing)
+    server.socket = generate_adhoc_ssl_context().wrap_socket(server.socket, server_side=True)
+    with running(server, scheme="https") as address:
+        yield address
+
+
+@contextmanager
+def hanging_up() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with ExitStack() as ended:
+                ended.callback(listening.close)
+                while True:
+                    try:
+                        listening.accept()[0].close()
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+Served = Callable[[], AbstractContextManager[str]]
+
+UNREACHED: dict[Served, str] = {
+    closed_port: "{at} refuses the connection; see that the store runs and listens at this port",
+    unknown_host: "no host nosuch.invalid is known to DNS; see the name in the endpoint, and",
+    plain_asked_by_tls: "{at} does not speak TLS; give the endpoint as http://, or",
+    self_signed: "the store's certificate is not trusted: its authority is unknown to this",
+    hanging_up: "{at} closed the connection; see the store's own log, and whether it wants https",
+    silent: "{at} does not answer; see that the store runs, and that no firewall is in between",
+}
+
+
+def name_of(served: Served) -> str:
+    return getattr(served, "__name__", "")
+
+
+def patience_ms(served: Served) -> int:
+    """Long, but where waiting is all there is: how soon a busy machine answers is no verdict."""
+    return 50 if served is silent else 20_000
+
+
+def settings_at(
+    address: str, client: str = "auto", *, request_timeout_ms: int = 20_000
+) -> ObjectStoreSettings:
+    return ObjectStoreSettings(
+        bucket="tiers", endpoint=address, region="us-east-1",
+        access_key="some-key", secret_key="some-secret", client=client,
+        connect_timeout_ms=20_000, request_timeout_ms=request_timeout_ms,
+    )  # fmt: skip
+
+
+def failure(settings: ObjectStoreSettings) -> TieredStoreError:
+    with (
+        open_client(settings) as opened,
+        pytest.raises(TieredStoreError) as failed,
+    ):
+        opened.get_range("key", 0, 4)
+    return failed.value
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("served", UNREACHED, ids=name_of)
+def test_what_could_not_be_reached_ends_with_why_and_what_helps(
+    served: Served, client: str
+) -> None:
+    with served() as address:
+        patience = patience_ms(served)
+        error = failure(settings_at(address, client, request_timeout_ms=patience))
+    assert isinstance(error, BackendError)
+    assert isinstance(error, BackendUnavailableError) == (served is not self_signed)
+    assert str(error).count("\n") == 0
+    assert error.reason.startswith(UNREACHED[served].format(at=address)), error
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("code", REFUSALS)
+def test_what_the_store_refuses_ends_with_what_its_code_means(code: str, client: str) -> None:
+    with refusing(code) as address:
+        error = failure(settings_at(address, client))
+    assert isinstance(error, BackendRefusedError)
+    assert re.search(rf": 40[34] {code} No, it says\.: .*{re.escape(REFUSALS[code])}", str(error))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_reply_without_a_body_says_what_may_be_wrong(client: str) -> None:
+    with (
+        refusing("RequestTimeTooSkewed") as address,
+        open_client(settings_at(address, client)) as opened,
+        pytest.raises(BackendRefusedError, match=r"403: the keys are missing or wrong, or do not"),
+    ):
+        opened.head("key")
+
+
+def test_no_two_causes_have_the_same_words() -> None:
+    assert len({*UNREACHED.values(), *REFUSALS.values()}) == len(UNREACHED) + len(REFUSALS)
+
+
+@pytest.mark.parametrize("served", [closed_port, self_signed], ids=name_of)
+def test_setting_up_a_bucket_says_the_same(served: Served) -> None:
+    with served() as address, pytest.raises(BackendError) as failed:
+        create_bucket(settings_at(address))
+    assert failed.value.reason.startswith(UNREACHED[served].format(at=address))
+
+
+@pytest.mark.parametrize(
+    ("served", "said"),
+    [
+        *UNREACHED.items(),
+        *((partial(refusing, code), said) for code, said in REFUSALS.items()),
+    ],
+    ids=[*map(name_of, UNREACHED), *REFUSALS],
+)
+def test_the_command_says_it_in_its_one_line(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    served: Served,
+    said: str,
+) -> None:
+    monkeypatch.setattr(object_provider, "RetryPolicy", partial(RetryPolicy, retries_max=0))
+    config = tmp_path / "bucket.toml"
+    patience = f"request_timeout_ms = {patience_ms(served)}\n"
+    config.write_text(f"provider = 's3'\nbucket = 'tiers'\n{patience}")
+    with served() as address:
+        ran = Command(capsys).run("topics", "--config", config, "--endpoint", address)
+    ran.refused(5, said.format(at=address))
+    assert not ran.err.endswith(";\n")
