@@ -314,10 +314,10 @@ def test_wrong_words_are_one_line_and_a_code(
         (2, {"provider": "memory"}, "a tier in memory"),
         (2, {"provider": "posixx"}, "did you mean 'posix'"),
         (2, {"path": None}, "--path ROOT"),
-        (3, {"path": "no-such-directory"}, "no-such-directory: there is no such directory"),
+        (3, {"path": "no-such-directory"}, "no such directory: no-such-directory"),
         (3, {"path": LEGACY / "store"}, "no cluster lies here"),
         (3, {"cluster": "Other"}, "no cluster 'Other' is in this tier; there are: GoldenCluster"),
-        (3, {"config": "nowhere.toml"}, "nowhere.toml: there is no such file"),
+        (3, {"config": "nowhere.toml"}, "no such file: nowhere.toml"),
     ],
 )
 def test_a_tier_that_is_not_there_is_told_with_what_to_do(

@@ -21,8 +21,8 @@ from tieredstore.cli.output import parse_time, shown_time
 
 def test_debug_shows_where_at_any_place(command: Command) -> None:
     for words, code, said in (
-        (["--debug", "local", "info", "nowhere"], 3, "nowhere"),
-        (["local", "info", "nowhere", "--debug"], 3, "nowhere"),
+        (["--debug", "local", "info", "nowhere"], 3, "no such directory: nowhere"),
+        (["local", "info", "nowhere", "--debug"], 3, "no such directory: nowhere"),
         (["topics", "--debug", "--no-such-option"], 2, "No such option"),
     ):
         ran = command.run(*words)
@@ -66,7 +66,7 @@ def test_the_process_ends_with_the_code_and_the_line() -> None:
     with started("local", "cat", "nowhere") as process:
         out, said = process.communicate()
     assert (process.returncode, out) == (3, b"")
-    assert said == b"tieredstore: nowhere: there is no such directory\n"
+    assert said == b"tieredstore: no such directory: nowhere\n"
 
 
 HEAVY = (

@@ -52,12 +52,12 @@ def test_a_variable_names_the_file_and_an_option_another(
 ) -> None:
     file = written(place / "any.toml", COMMON + PLACE)
     written(Path("tieredstore.toml"), COMMON + "path = 'nowhere'\nstore_path = 'nowhere'\n")
-    command.run("topics", "--json").refused(3, "elsewhere/nowhere: there is no such directory")
+    command.run("topics", "--json").refused(3, "no such directory: ", "elsewhere/nowhere")
     monkeypatch.setenv("TIEREDSTORE_CONFIG", str(file))
     assert topics(command.run("topics", "--json"))
     command.run("topics", "--config", "tieredstore.toml", "--json").refused(3, "nowhere")
     monkeypatch.setenv("TIEREDSTORE_CONFIG", "gone.toml")
-    command.run("topics", "--json").refused(3, "gone.toml: there is no such file")
+    command.run("topics", "--json").refused(3, "no such file: gone.toml")
 
 
 def test_a_tier_of_several_is_named(

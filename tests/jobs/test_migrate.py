@@ -306,7 +306,7 @@ def test_a_report_that_has_no_place_is_told_before_the_work(
     words = ["migrate", *named(TIER), *to(tmp_path / "new"), "--report", tmp_path / "no/r.json"]
     ran = command.run(*words)
     assert (ran.code, ran.out) == (3, "")
-    assert ran.err == f"tieredstore: --report {tmp_path}/no/r.json: there is no such directory\n"
+    assert ran.err == f"tieredstore: no such directory: --report {tmp_path}/no/r.json\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -367,7 +367,7 @@ def test_settings_in_files_name_both_sides(command: Command, tmp_path: Path) -> 
     [
         (2, [], "where to? Name it with --to-config FILE"),
         (2, ["--to-provider", "posix", "--to-path", "x"], "--to-catalogue-file FILE"),
-        (3, ["--to-config", "no.toml"], "no.toml: there is no such file"),
+        (3, ["--to-config", "no.toml"], "no such file: no.toml"),
         (3, ["TO", "--topic", "nix"], "no topic is called 'nix'; there are: %RETRY%gold_group"),
         (2, ["TO", "--engine", "hadoop"], "--engine"),
         (2, ["TO", "--adopt", "--rename-broker", "x"], "--rename is for a move"),
@@ -394,7 +394,7 @@ def test_a_mistake_is_one_line_and_a_code(
 def test_a_root_that_is_not_there_is_told(command: Command, tmp_path: Path) -> None:
     ran = command.run("migrate", *named(TIER, path=tmp_path / "nowhere"), *to(tmp_path))
     assert (ran.code, len(ran.err.splitlines())) == (3, 1)
-    assert "there is no such directory" in ran.err
+    assert "no such directory: " in ran.err
 
 
 def test_a_catalogue_that_is_not_there_is_told(command: Command, tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ class TestToml:
                 StoreConfig.from_toml(write(tmp_path, "w.toml", wrong), tier="a")
 
     def test_a_missing_or_binary_or_huge_file_is_one_clear_error(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidConfigError, match="No such file"):
+        with pytest.raises(InvalidConfigError, match="^no such file: .*none.toml$"):
             StoreConfig.from_toml(tmp_path / "none.toml")
         (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
         with pytest.raises(InvalidConfigError, match="UTF-8"):

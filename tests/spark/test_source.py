@@ -360,7 +360,7 @@ def test_plain_bodies_are_a_column_and_one_that_is_damaged_is_named(
         ({"start_offset": "6", "end_offset": "5"}, "start_offset: 6 is not before end_offset 5"),
         ({"start_time": "2", "end_time": "1"}, "start_time: 2 is not before end_time 1"),
         ({"start_time": "soon"}, "start_time: want milliseconds or a time"),
-        ({"config": "/nowhere/tier.toml"}, "/nowhere/tier.toml: there is no such file"),
+        ({"config": "/nowhere/tier.toml"}, "no such file: /nowhere/tier.toml"),
         ({"tier": "prod"}, "tier prod: name the file that has it with the option config"),
         ({"columns": "bdy"}, "columns: there is no column 'bdy'"),
         ({"on_corrupt": "maybe"}, "on_corrupt: 'maybe' is none of fail, skip, report"),

@@ -386,11 +386,10 @@ def _engine(name: str, options: JobOptions) -> Iterator[Engine]:
         with LocalEngine(threads=options.threads) as engine:
             yield engine
         return
-    try:
+    from tieredstore.model.extras import brought_by
+
+    with brought_by("spark"):
         from tieredstore.spark.engine import SparkEngine, spark_session
-    except ImportError as error:
-        text = "--engine spark needs PySpark: pip install 'tieredstore[spark]'"
-        raise CommandError(text, ExitCode.USAGE) from error
     spark = spark_session(f"tieredstore {name}", master=options.master)
     try:
         yield SparkEngine(spark)

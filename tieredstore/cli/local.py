@@ -30,6 +30,7 @@ from tieredstore.cli.options import (
     Upper,
     argument,
     given,
+    require_file,
     verb,
 )
 from tieredstore.cli.output import CommandError, ExitCode, Row, shown_time, write_json, write_table
@@ -171,8 +172,7 @@ def _sizes_of(config: Path) -> dict[str, int]:
     from tieredstore.local import LocalConfig
     from tieredstore.local.files import SIZE_SETTINGS
 
-    if not config.exists():
-        raise CommandError(f"{config}: there is no such file", ExitCode.NOT_THERE)
+    require_file(config)
     found, plain = local_settings(config), LocalConfig()
     sizes = {name: int(getattr(found, name)) for name in SIZE_SETTINGS}
     return {name: size for name, size in sizes.items() if size != getattr(plain, name)}

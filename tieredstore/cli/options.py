@@ -298,8 +298,7 @@ def config_of(tier: TierOptions) -> StoreConfig:
     from tieredstore.model.config import StoreConfig
 
     if tier.config is not None:
-        if not tier.config.exists():
-            raise CommandError(f"{tier.config}: there is no such file", ExitCode.NOT_THERE)
+        require_file(tier.config)
         config = replace(_from_file(tier.config, tier.tier_name), **given(tier))
         where = f"{tier.config}: "
     elif tier.tier_name is not None:
@@ -320,6 +319,12 @@ def config_of(tier: TierOptions) -> StoreConfig:
     if config.provider == "s3" and not config.bucket:
         raise CommandError(f"{where}name the bucket of the tier with --bucket NAME", ExitCode.USAGE)
     return config.with_secrets(os.environ)
+
+
+def require_file(file: Path) -> None:
+    """Raise where it is not there."""
+    if not file.exists():
+        raise CommandError(printable(f"no such file: {file}"), ExitCode.NOT_THERE)
 
 
 def _from_file(file: Path, tier_name: str | None) -> StoreConfig:

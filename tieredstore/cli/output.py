@@ -35,8 +35,6 @@ Row = dict[str, Any]
 
 _NAME_WIDTH: Final = 20  # of the first column, at least, where the terminal is narrow
 _WIDTH_MAX: Final = 1000
-_EXTRAS: Final = {"pyarrow": "jobs", "pyspark": "spark"}  # that bring a module a verb may need
-
 _LOCKED: Final = "stop the broker first, or wait until the other command has ended"
 _LOCALE: Final = "file names and words are UTF-8 here; set a UTF-8 locale, or PYTHONUTF8=1"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -75,19 +73,26 @@ class CommandError(Exception):
 
 def outcome(error: Exception) -> tuple[str, ExitCode]:
     """The one line and the code of an error."""
-    text = " ".join(str(error).split())
+    text = " ".join(_said(error).split())
     if isinstance(error, CommandError):
         return text, error.code
     if isinstance(error, UnicodeEncodeError):
         said = ascii(error.object[error.start : error.end])
         return f"{said} cannot be written in {error.encoding}: {_LOCALE}", ExitCode.USAGE
-    if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(error.name or "")):
-        return f"{error.name} is missing: pip install 'tieredstore[{extra}]'", ExitCode.USAGE
     code = _code_of(error)
     if code is ExitCode.BUG:
         return f"{type(error).__name__}: {text} (a bug: --debug shows where)", code
     advice = _advice_for(error, code)
     return f"{text}; {advice}" if advice else text, code
+
+
+def _said(error: Exception) -> str:
+    """Its words. The system's own have a number, and the file behind what is wrong with it."""
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        return f"no such file: {error.filename}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def _code_of(error: Exception) -> ExitCode:
@@ -323,7 +328,7 @@ class OutputFile:
         mode = self._mode()
         if mode is None:
             if not os.path.isdir(os.path.dirname(self._path)):
-                raise CommandError(f"{self._named}: there is no such directory", ExitCode.NOT_THERE)
+                raise CommandError(f"no such directory: {self._named}", ExitCode.NOT_THERE)
         elif stat.S_ISREG(mode):
             if self.must_be_new:
                 raise CommandError(f"{self._named}: it is there already", ExitCode.REFUSED)

@@ -181,7 +181,7 @@ def check_root(config: StoreConfig) -> None:
     if config.provider != "posix" or Path(config.path).is_dir():
         return
     raise CommandError(
-        f"{config.path}: there is no such directory; --path is the root of the tier, the "
+        f"no such directory: {config.path}; --path is the root of the tier, the "
         "directory that holds those of the clusters",
         ExitCode.NOT_THERE,
     )

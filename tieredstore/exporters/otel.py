@@ -12,7 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from opentelemetry.metrics import CallbackOptions, Meter, Observation
+from tieredstore.model.extras import brought_by
+
+with brought_by("otel"):
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from tieredstore.driver.metrics import GaugeRead, Labels, Metric, MetricKind
 from tieredstore.exporters.instruments import GaugeReads, Instruments, LabelSets

@@ -11,9 +11,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
+from tieredstore.model.extras import brought_by
+
+with brought_by("prometheus"):
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.registry import Collector
 
 from tieredstore.driver.metrics import GaugeRead, Labels, Metric, MetricKind
 from tieredstore.exporters.instruments import GaugeReads, Instruments, LabelSets

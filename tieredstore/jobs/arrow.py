@@ -34,9 +34,13 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from tieredstore.model.extras import brought_by
+
+with brought_by("jobs"):
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
 from tieredstore.codec.columns import Properties, RecordFields
 from tieredstore.codec.java import decode_utf8

@@ -22,9 +22,13 @@ from typing import ClassVar, Final
 from uuid import uuid4
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+
+from tieredstore.model.extras import brought_by
+
+with brought_by("jobs"):
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
 
 from tieredstore.access.reader import TieredReader
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS

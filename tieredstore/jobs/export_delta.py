@@ -20,7 +20,10 @@ from pathlib import Path
 from secrets import randbits
 from typing import Any, Final
 
-import pyarrow as pa
+from tieredstore.model.extras import brought_by
+
+with brought_by("delta"):
+    import pyarrow as pa
 
 from tieredstore.jobs.export_ledger import Ledger, StagedFile, StagedRange, TableChangedError
 from tieredstore.jobs.export_target import ExportTarget, TargetOptions

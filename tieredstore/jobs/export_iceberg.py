@@ -16,7 +16,10 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any, Final
 
-import pyarrow as pa
+from tieredstore.model.extras import brought_by
+
+with brought_by("iceberg"):
+    import pyarrow as pa
 
 from tieredstore.jobs.export_ledger import Ledger, StagedRange, TableChangedError
 from tieredstore.jobs.export_target import ExportTarget, TargetOptions

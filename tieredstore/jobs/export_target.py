@@ -11,7 +11,10 @@ from shutil import copyfile, rmtree
 from tempfile import mkdtemp, mkstemp
 from typing import Any, Final
 
-import pyarrow.fs as pafs
+from tieredstore.model.extras import brought_by
+
+with brought_by("jobs"):
+    import pyarrow.fs as pafs
 
 from tieredstore.driver.durable import fsync_directory, make_directories, write_all
 from tieredstore.model.errors import (

@@ -35,10 +35,14 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.types as kinds
 from numpy.typing import NDArray
+
+from tieredstore.model.extras import brought_by
+
+with brought_by("jobs"):
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
 
 from tieredstore.codec.checks import PROPERTY_CRC_NAME, crc32
 from tieredstore.codec.key_hashes import key_hashes

@@ -20,8 +20,12 @@ from typing import Any, Final, Protocol
 import google_crc32c
 import msgspec
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
+
+from tieredstore.model.extras import brought_by
+
+with brought_by("jobs"):
+    import pyarrow as pa
 
 from tieredstore.codec.columns import Records
 from tieredstore.codec.names import queue_path

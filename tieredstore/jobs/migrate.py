@@ -73,6 +73,7 @@ from tieredstore.model.errors import (
     InvalidConfigError,
     MetadataError,
     TieredStoreError,
+    system_says,
 )
 from tieredstore.model.findings import Finding
 from tieredstore.model.printable import log_of
@@ -387,7 +388,9 @@ def _locked(path: str) -> FileLock:
     try:
         lock = FileLock.acquire(path)
     except OSError as error:
-        raise BackendRefusedError(path, "cut over", f"it cannot be locked: {error}") from error
+        raise BackendRefusedError(
+            path, "cut over", f"it cannot be locked: {system_says(error)}"
+        ) from error
     if lock is None:
         raise BackendRefusedError(path, "cut over", reason)
     return lock
@@ -541,7 +544,8 @@ def _publish(
             written = written_catalogue(target, worker_runtime(), provider)
             metadata, _ = opened.enter_context(written)
         except MetadataError as error:
-            raise BackendRefusedError(target.catalogue_path, "cut over", str(error)) from error
+            reason = str(error).removeprefix(f"{target.catalogue_path}: ")
+            raise BackendRefusedError(target.catalogue_path, "cut over", reason) from error
         if adopt:
             metadata.apply(_adopted(tier, source, target, metadata))
         else:

@@ -56,6 +56,7 @@ from tieredstore.model.errors import (
     PositionMismatchError,
     SegmentCorruptError,
     SegmentNotFoundError,
+    system_says,
 )
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import INT32_MAX, SegmentRecord, SegmentType
@@ -311,7 +312,7 @@ def read_journal(source: StoreConfig, target: StoreConfig) -> dict[Key, Copied]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise MetadataError(str(path), f"it cannot be read: {error}") from error
+        raise MetadataError(str(path), f"it cannot be read: {system_says(error)}") from error
     lines = _whole_lines(data)
     header = _header(source, target)
     if lines and lines[0] != header:
@@ -348,7 +349,7 @@ class MigrationJournal:
             make_directories(path.parent)
             lock = FileLock.acquire(f"{path}.lock")
         except OSError as error:
-            raise MetadataError(str(path), f"it cannot be written: {error}") from error
+            raise MetadataError(str(path), f"it cannot be written: {system_says(error)}") from error
         if lock is None:
             raise BackendRefusedError(str(path), "migrate", "another migration is running there")
         try:
@@ -359,7 +360,7 @@ class MigrationJournal:
             descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         except OSError as error:
             lock.release()
-            raise MetadataError(str(path), f"it cannot be written: {error}") from error
+            raise MetadataError(str(path), f"it cannot be written: {system_says(error)}") from error
         except BaseException:
             lock.release()
             raise

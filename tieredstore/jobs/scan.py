@@ -20,8 +20,12 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
+
+from tieredstore.model.extras import brought_by
+
+with brought_by("jobs"):
+    import pyarrow as pa
 
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.columns import RecordFields

@@ -23,7 +23,12 @@ from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queues import queue_number
 from tieredstore.local.index_file import IndexSize, is_index_name
 from tieredstore.local.side_file import parsed
-from tieredstore.model.errors import BackendRefusedError, InvalidConfigError, SegmentCorruptError
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    InvalidConfigError,
+    SegmentCorruptError,
+    system_says,
+)
 
 LOCK_CONTENT: Final = b"lock"
 
@@ -95,7 +100,7 @@ class StoreFiles:
         try:
             self._write_abort()
         except OSError as error:
-            raise BackendRefusedError(str(self.abort), "create", str(error)) from error
+            raise BackendRefusedError(str(self.abort), "create", system_says(error)) from error
 
     def _write_abort(self) -> None:
         descriptor = os.open(self.abort, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_LINK, 0o666)

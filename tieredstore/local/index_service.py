@@ -44,7 +44,12 @@ from tieredstore.local.index_file import (
     next_index_name,
 )
 from tieredstore.local.side_file import MALFORMED, VERSION, check_version, parsed, whole
-from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError, StoreClosedError
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    SegmentCorruptError,
+    StoreClosedError,
+    system_says,
+)
 from tieredstore.model.messages import QueryResult, SelectedMessage
 from tieredstore.model.printable import log_of
 from tieredstore.model.property_text import VALUE_END
@@ -279,7 +284,9 @@ class IndexService:
             try:
                 moment.save(self._state_path)
             except OSError as error:
-                raise BackendRefusedError(str(self._state_path), "write", str(error)) from error
+                raise BackendRefusedError(
+                    str(self._state_path), "write", system_says(error)
+                ) from error
             self._saves += 1
             self._saved = moment
 

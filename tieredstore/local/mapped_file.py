@@ -25,6 +25,7 @@ from tieredstore.model.errors import (
     SegmentError,
     SegmentNotFoundError,
     StoreClosedError,
+    system_says,
 )
 
 _PAGE_BYTES: Final = 4_096
@@ -66,7 +67,9 @@ class Blocks:
             try:
                 self.end = _allocate(descriptor, first, end)
             except OSError as error:
-                raise BackendRefusedError(path, "make room for an append", str(error)) from error
+                raise BackendRefusedError(
+                    path, "make room for an append", system_says(error)
+                ) from error
 
     def forget(self) -> None:
         """The region was cut: ask again."""
@@ -111,7 +114,7 @@ class Mapping:
         except FileNotFoundError as error:
             raise SegmentNotFoundError(path) from error
         except OSError as error:
-            raise BackendRefusedError(path, "open", str(error)) from error
+            raise BackendRefusedError(path, "open", system_says(error)) from error
         try:
             held = os.fstat(descriptor).st_size
             if held != size:  # bytes that a map shows beyond the end of a file kill the process
@@ -121,7 +124,7 @@ class Mapping:
             os.close(descriptor)
             if isinstance(error, SegmentError):
                 raise
-            raise BackendRefusedError(path, "map", str(error)) from error
+            raise BackendRefusedError(path, "map", system_says(error)) from error
         except BaseException:
             os.close(descriptor)
             raise
@@ -255,7 +258,7 @@ class MappedFile:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise BackendRefusedError(path, "create", str(error)) from error
+            raise BackendRefusedError(path, "create", system_says(error)) from error
         file._name_pending = True
         return file
 
@@ -290,7 +293,7 @@ class MappedFile:
             try:
                 write_all(mapping.descriptor, data, position)
             except OSError as error:
-                raise BackendRefusedError(self.path, "append", str(error)) from error
+                raise BackendRefusedError(self.path, "append", system_says(error)) from error
         self.touched = True
         self.wrote = end
         return position
@@ -350,7 +353,7 @@ class MappedFile:
             if self._gone:  # with its directory, while this was under way
                 raise SegmentNotFoundError(self.path) from error
             self._failure = error
-            raise BackendRefusedError(self.path, "fdatasync", str(error)) from error
+            raise BackendRefusedError(self.path, "fdatasync", system_says(error)) from error
         self.flushed = end
         return end
 

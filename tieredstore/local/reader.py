@@ -34,6 +34,7 @@ from tieredstore.model.errors import (
     SegmentCorruptError,
     SegmentError,
     SegmentNotFoundError,
+    TieredStoreError,
     refused_by_system,
 )
 from tieredstore.model.messages import QueryResult
@@ -46,7 +47,8 @@ class StoreNotFoundError(SegmentNotFoundError):
     """The directory holds no local store, or is not there."""
 
     def __init__(self, path: str, reason: str) -> None:
-        SegmentError.__init__(self, path, reason)
+        TieredStoreError.__init__(self, reason)
+        self.path = path
 
 
 class LocalReader(StoreReads):
@@ -232,10 +234,11 @@ class LocalReader(StoreReads):
 
 
 def _refuse_other_directories(files: StoreFiles) -> None:
+    root = str(files.root)
     if not files.root.is_dir():
-        raise StoreNotFoundError(str(files.root), "there is no such directory")
+        raise StoreNotFoundError(root, f"no such directory: {root}")
     if not files.commit_log.is_dir() and not files.consume_queues.is_dir():
-        raise StoreNotFoundError(str(files.root), "no local store: it has no commitlog directory")
+        raise StoreNotFoundError(root, f"{root}: no local store: it has no commitlog directory")
 
 
 def _index_of(parts: LocalStore) -> IndexReader:

@@ -34,7 +34,7 @@ from tieredstore.metadata.journal import (
     unseal,
 )
 from tieredstore.metadata.tables import SNAPSHOT_BYTES_MAX, Tables
-from tieredstore.model.errors import CatalogueLockedError, MetadataError
+from tieredstore.model.errors import CatalogueLockedError, MetadataError, system_says
 from tieredstore.model.printable import log_of
 
 log = log_of(__name__)
@@ -365,7 +365,9 @@ class Follower:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise MetadataError(str(self._files.journal), f"it cannot be read: {error}") from error
+            raise MetadataError(
+                str(self._files.journal), f"it cannot be read: {system_says(error)}"
+            ) from error
 
     def _read_from_start(self) -> bytes | None:
         return None if self._descriptor is None else _read_all(self._descriptor, 0)
@@ -439,7 +441,7 @@ def read_bytes(path: Path, *, bytes_max: int | None = None) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise MetadataError(str(path), f"it cannot be read: {error}") from error
+        raise MetadataError(str(path), f"it cannot be read: {system_says(error)}") from error
 
 
 def _state_of(
@@ -514,7 +516,7 @@ def _stamp(path: str | os.PathLike[str]) -> Stamp:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise MetadataError(os.fspath(path), f"it cannot be read: {error}") from error
+        raise MetadataError(os.fspath(path), f"it cannot be read: {system_says(error)}") from error
 
 
 def _facts(status: os.stat_result) -> tuple[int, ...]:
@@ -535,5 +537,5 @@ def _read_all(descriptor: int, position: int) -> bytes:
             blocks.append(block)
             position += len(block)
     except OSError as error:
-        raise MetadataError("", f"the journal cannot be read: {error}") from error
+        raise MetadataError("", f"the journal cannot be read: {system_says(error)}") from error
     return b"".join(blocks)

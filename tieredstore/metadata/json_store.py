@@ -25,7 +25,7 @@ from tieredstore.metadata.files import (
 from tieredstore.metadata.memory_store import MemoryReads
 from tieredstore.metadata.published import CataloguePublisher, PublishedSource
 from tieredstore.metadata.tables import Tables
-from tieredstore.model.errors import MetadataError
+from tieredstore.model.errors import MetadataError, system_says
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import TopicRecord
 
@@ -275,4 +275,6 @@ def _translated(files: CatalogueFiles, doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise MetadataError(str(files.snapshot), f"{doing} it failed: {error}") from error
+        raise MetadataError(
+            str(files.snapshot), f"{doing} it failed: {system_says(error)}"
+        ) from error

@@ -23,7 +23,12 @@ from tieredstore.driver.metadata import (
 )
 from tieredstore.metadata.files import CatalogueFiles, keep_backup, load, read_bytes
 from tieredstore.metadata.memory_store import MemoryMetadataStore
-from tieredstore.model.errors import CatalogueLockedError, MetadataError, TieredStoreError
+from tieredstore.model.errors import (
+    CatalogueLockedError,
+    MetadataError,
+    TieredStoreError,
+    system_says,
+)
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import SegmentRecord, TopicRecord
 
@@ -61,7 +66,7 @@ class LocalCopy(CatalogueCopy):
             make_directories(files.snapshot.parent)
             lock = FileLock.acquire(files.lock)
         except OSError as error:
-            reason = f"locking it failed: {error}"
+            reason = f"locking it failed: {system_says(error)}"
             raise MetadataError(str(files.snapshot), reason) from error
         if lock is None:
             raise CatalogueLockedError(str(files.snapshot))

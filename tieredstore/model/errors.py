@@ -184,6 +184,11 @@ class CatalogueLockedError(MetadataError):
         return False
 
 
+def system_says(error: BaseException) -> str:
+    """Why the system refused, without its number and the file, which the message names anyway."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 @contextmanager
 def refused_by_system(path: str, operation: str) -> Iterator[None]:
     """What the operating system refuses, as BackendRefusedError. Errors of ours pass as they are.
@@ -196,7 +201,7 @@ def refused_by_system(path: str, operation: str) -> Iterator[None]:
     except TieredStoreError:
         raise
     except OSError as error:
-        raise BackendRefusedError(path, operation, str(error)) from error
+        raise BackendRefusedError(path, operation, system_says(error)) from error
     except RuntimeError as error:
         if type(error) is not RuntimeError:
             raise

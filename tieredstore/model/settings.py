@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
-from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.errors import InvalidConfigError, system_says
 from tieredstore.model.values import INT64_MAX, StorageLevel
 
 MAYBE_BOOLEAN: Final = "bool | None"  # None: as the setting's own text says
@@ -248,6 +248,8 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     """Say in an error which file it is about."""
     try:
         yield
+    except FileNotFoundError as error:
+        raise InvalidConfigError(f"no such file: {os.fspath(path)}") from error
     except InvalidConfigError as error:
         raise InvalidConfigError(f"{os.fspath(path)}: {error}") from error
 
@@ -444,8 +446,10 @@ def _read(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> str:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
         raise InvalidConfigError("is no UTF-8 text") from error
+    except FileNotFoundError:
+        raise
     except OSError as error:
-        raise InvalidConfigError(error.strerror or str(error)) from error
+        raise InvalidConfigError(system_says(error)) from error
 
 
 def _near(name: str, known: Iterable[str], *, cutoff: float = _NEAR) -> str | None:

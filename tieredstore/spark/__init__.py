@@ -16,6 +16,9 @@ def __getattr__(name: str) -> Any:
     """`load` needs pyspark, which this package is imported without."""
     if name != "load":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tieredstore.spark.sink import load
+    from tieredstore.model.extras import brought_by
+
+    with brought_by("spark"):
+        from tieredstore.spark.sink import load
 
     return load

@@ -129,7 +129,7 @@ def store_config(settings: Mapping[str, str]) -> StoreConfig:
     file, tier = texts.pop("config", None), texts.pop("tier", None)
     if file is not None:
         if not os.path.exists(file):
-            raise InvalidConfigError(f"{file}: there is no such file")
+            raise InvalidConfigError(f"no such file: {file}")
         config = StoreConfig.from_file(file, tier=tier)
     elif tier is not None:
         raise InvalidConfigError(f"tier {tier}: name the file that has it with the option config")

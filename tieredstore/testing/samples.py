@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hypothesis import strategies as st
+from tieredstore.model.extras import brought_by
+
+with brought_by("testing"):
+    from hypothesis import strategies as st
 
 from tieredstore.codec.message import encode_message
 from tieredstore.codec.record import property_bytes_of

@@ -12,16 +12,19 @@ from __future__ import annotations
 import itertools
 from abc import abstractmethod
 
-import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from tieredstore.model.extras import brought_by
+
+with brought_by("testing"):
+    import pytest
+    from hypothesis import HealthCheck, settings
+    from hypothesis import strategies as st
+    from hypothesis.stateful import (
+        RuleBasedStateMachine,
+        invariant,
+        precondition,
+        rule,
+        run_state_machine_as_test,
+    )
 
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
