@@ -14,7 +14,7 @@ from tests.cli.verb_kit import CLEAN, commands
 from tieredstore.cli.main import RENAMED_VERBS, VERBS
 
 LINES_MAX: Final = 60
-COLUMNS: Final = 100
+COLUMNS: Final = 80
 EVERY: Final = sorted(commands())
 
 
@@ -105,6 +105,37 @@ def test_a_local_store_takes_a_topic_as_a_tier_does(command: Command) -> None:
     assert (old.code, old.out) == (0, new.out)
     assert old.err == "tieredstore: note: --topic is now the argument TOPIC\n"
     assert {row["topic"] for row in new.rows} == {"GoldAa"}
+
+
+def test_quiet_leaves_out_notes_and_hints_and_nothing_else(
+    command: Command, tmp_path: Path
+) -> None:
+    words = ("cat", "GoldAa", "--count", 2, *named(TIER))
+    loud = command.run(*words)
+    assert loud.err
+    for said in (("-q", *words), (*words, "--quiet")):
+        quiet = command.run(*said)
+        assert (quiet.code, quiet.out, quiet.err) == (0, loud.out, "")
+    assert command.run(*words).err == loud.err  # it is forgotten with its command
+    command.run("-q", "cat", "Nobody", *named(TIER)).refused(3, "no topic 'Nobody'")
+    store = tmp_path / "store"
+    command.run("put", "T", "--store-path", store, "--body=-q", "-q").done()
+    offload = ("offload", "--store-path", store)
+    assert "look at it with" in command.run(*offload).done().out
+    assert "look at it with" not in command.run(*offload, "-q").done().out
+
+
+def test_verbose_logs_on_stderr_and_changes_nothing_else(command: Command, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    put = ("put", "T", "--store-path", store, "--body", "x")
+    command.run(*put).done()
+    words = ("offload", "--store-path", store, "--seal", "--json")
+    ran = command.run(*words, "-v")
+    assert (ran.code, len(ran.rows)) == (0, 1)
+    assert any(line.startswith("tieredstore: info: ") for line in ran.err.splitlines()), ran.err
+    assert all(line.startswith("tieredstore: ") for line in ran.err.splitlines())
+    assert command.run(*words).done().rows == ran.rows  # and is silent again
+    command.run(*put, "--", "-v").refused(2, "-v")  # what stands behind -- is no option
 
 
 def test_help_in_a_process_of_its_own_names_every_verb() -> None:

@@ -132,5 +132,21 @@ def test_variables_and_the_file_say_nothing_of_the_target_of_a_move(
     assert not (place / "other.json").exists()
 
 
+def test_the_target_of_a_move_is_a_tier_of_the_same_file_or_of_another(
+    command: Command, place: Path
+) -> None:
+    new = "path = 'new'\nstore_path = 'store'\nmetadata_path = 'new.json'\n"
+    text = f"[tier.old]\n{COMMON}{PLACE}[tier.new]\n{COMMON}{new}"
+    file = written(place / "tieredstore.toml", text)
+    old = ("--config", file, "--tier", "old")
+    (place / "new").mkdir()
+    for target in (("--to-tier", "new"), ("--to-tier", "new", "--to-config", file)):
+        ran = command.run("migrate", *old, *target, "--json")
+        assert (ran.code, ran.rows[-1]["state"]) == (0, "done"), ran
+    assert (place / "new/GoldenCluster").is_dir() or any((place / "new").iterdir())
+    command.run("migrate", *old, "--to-tier", "nix").refused(2, "no tier 'nix'", "old, new")
+    command.run("migrate", *named(place), "--to-tier", "new").refused(2, "no file says what it is")
+
+
 def test_the_release_is_said(command: Command) -> None:
     assert command.run("--version").done().out == f"tieredstore {__version__}\n"

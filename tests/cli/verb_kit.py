@@ -148,7 +148,11 @@ ON_A_LOCAL_STORE: Final[dict[str, Verb]] = {
         holds=_first(topic="GoldNew", queue_offset=0),
     ),
 }
-EVERY: Final = {**ON_A_TIER, **ON_A_LOCAL_STORE}
+# Tested in tests/s3/test_care_verbs.py: it needs a store that has buckets.
+ON_A_STORE_OF_OBJECTS: Final[dict[str, Verb]] = {
+    "create-bucket": Verb(words=("--provider", "s3", "--bucket", "tiers"), holds=_count(1)),
+}
+EVERY: Final = {**ON_A_TIER, **ON_A_LOCAL_STORE, **ON_A_STORE_OF_OBJECTS}
 
 
 def documented_codes() -> dict[str, int]:

@@ -23,7 +23,6 @@ EXTRAS = {
 # What a user imports or calls, which package it needs, and how that is called where it is shipped.
 NEEDS = {
     "import tieredstore.jobs.export": ("pyarrow", "jobs"),
-    "import tieredstore.jobs.verify": ("pyarrow", "jobs"),
     "from tieredstore.spark import load": ("pyspark", "spark"),
     "import tieredstore.exporters.prometheus": ("prometheus_client", "prometheus"),
     "import tieredstore.exporters.otel": ("opentelemetry", "otel"),

@@ -107,6 +107,23 @@ def test_a_bucket_that_refuses_is_no_damage(
     assert "403: the keys are missing or wrong" in ran.err
 
 
+def test_a_bucket_is_made_and_said_again_when_it_is_there(
+    command: Command, settings: ObjectStoreSettings
+) -> None:
+    where = ("--provider", "s3", "--endpoint", settings.endpoint, "--region", settings.region)
+    words = ("create-bucket", *where, "--bucket", f"{settings.bucket}-new")
+    row = {"bucket": f"{settings.bucket}-new", "abort_days": 2}
+    assert command.run(*words, "--json").done().rows == [row]
+    said = command.run(*words).done().out
+    assert said == f"the bucket {row['bucket']} is there; abandoned uploads go after 2 days\n"
+    ran = command.run("-v", "ls", *where, "--bucket", row["bucket"], "--catalogue", "rebuild")
+    assert re.search(r"info: driver\.object_requests: requests: \d+ list; .* dollars\n", ran.err)
+
+
+def test_a_folder_has_no_bucket_to_make(command: Command) -> None:
+    command.run("create-bucket", *named(TIER)).refused(2, "name one of s3")
+
+
 def test_a_bucket_is_certified(command: Command, settings: ObjectStoreSettings) -> None:
     ran = asked(command, settings, Path("none.json"), "certify", "--json")
     assert (ran.code, ran.err) == (0, "")

@@ -28,6 +28,7 @@ from tieredstore.cli.output import (
     ExitCode,
     OutputFile,
     Row,
+    hint,
     printable,
     shown_time,
     write_json,
@@ -91,7 +92,7 @@ def audit(
         write_line(_summary(report))
         if not repair and any(finding.repairable for finding in report.left):
             words = command_line().with_word("--repair")
-            write_line(printable(f"next, with no broker running: {words}"))
+            hint(printable(f"next, with no broker running: {words}"))
     _raise_damage(report)
 
 
@@ -165,7 +166,7 @@ def rebuild(tier: TierOptions, json: Json = False) -> None:
         text = f"{len(report.problems)} not sound, the first: {report.problems[0]}"
         raise CommandError(printable(text), ExitCode.DAMAGE)
     if not json:
-        write_line("next: `verify` with the same options reads all of it; then start the broker")
+        hint("next: `verify` with the same options reads all of it; then start the broker")
 
 
 @verb(app, "certify --provider s3 --bucket tier --endpoint http://minio:9000")
@@ -192,6 +193,32 @@ def certify(
             " a bucket that failed stays refused until `certify --again` passes"
         )
         raise CommandError(printable(text), ExitCode.REFUSED)
+
+
+@verb(app, "create-bucket --provider s3 --bucket tiers --endpoint http://minio:9000")
+def create_bucket(tier: TierOptions, json: Json = False) -> None:
+    """Make the private bucket of a tier, with a rule that throws abandoned uploads away.
+
+    One that is there and yours stays as it is but for the rule. Ask it next: certify.
+    """
+    from tieredstore.cli.tier import notes_of_the_library
+    from tieredstore.providers.s3_admin import ABORT_DAYS, create_bucket
+    from tieredstore.providers.s3_settings import ObjectStoreSettings
+
+    config = config_of(tier)
+    if config.provider != "s3":
+        text = f"a tier of the provider {config.provider!r} has no bucket; name one of s3"
+        raise CommandError(printable(text), ExitCode.USAGE)
+    settings = ObjectStoreSettings.from_config(config)
+    with notes_of_the_library():
+        has_rule = create_bucket(settings)
+    row: Row = {"bucket": settings.bucket, "abort_days": ABORT_DAYS if has_rule else None}
+    cleared = (
+        f"abandoned uploads go after {ABORT_DAYS} days"
+        if has_rule
+        else "the store has no rules, so run audit --repair now and then for abandoned uploads"
+    )
+    write_row(row, f"the bucket {settings.bucket} is there; {cleared}", json=json)
 
 
 @verb(app, "expire --dry-run --config broker.conf")
@@ -223,7 +250,7 @@ def expire(
         done = "would go" if dry_run else "went"
         write_line(f"{segments} segments with {size} bytes {done}")
         if dry_run and segments:
-            write_line("next: the same without --dry-run")
+            hint("next: the same without --dry-run")
     if failures:
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
         raise CommandError(f"not looked after: {failures[0]}{more}", ExitCode.DAMAGE)

@@ -79,10 +79,13 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOptions:
-    """Where the tier goes. All but `to_config` replace settings of that file."""
+    """Where the tier goes. All but the first two replace settings of that file."""
 
     to_config: Annotated[
         Path | None, option("--to-config FILE", "Settings of the target: .toml or broker.conf.")
+    ] = None
+    to_tier: Annotated[
+        str | None, option("--to-tier NAME", "The tier [tier.NAME] of --to-config, else --config.")
     ] = None
     to_provider: Annotated[
         str | None, option("--to-provider NAME", "Without --to-config: posix or s3.")
@@ -399,20 +402,28 @@ def _engine(name: str, options: JobOptions) -> Iterator[Engine]:
 
 def _target(tier: TierOptions, target: TargetOptions) -> StoreConfig:
     given = {
-        spec.name: getattr(target, spec.name) for spec in fields(target) if spec.name != "to_config"
+        spec.name: getattr(target, spec.name)
+        for spec in fields(target)
+        if spec.name not in ("to_config", "to_tier")
     }
     settings = {name.removeprefix("to_"): value for name, value in given.items() if value}
     if "catalogue_file" in settings:
         settings["metadata_path"] = settings.pop("catalogue_file")
-    named = TierOptions(config=target.to_config, **settings)
-    if target.to_config is None and target.to_provider is None:
-        text = "where to? Name it with --to-config FILE, or --to-provider and what belongs to it"
+    file = target.to_config
+    if target.to_tier is not None and file is None:
+        file = tier.config
+    named = TierOptions(config=file, tier_name=target.to_tier, **settings)
+    if file is None and target.to_tier is None and target.to_provider is None:
+        text = (
+            "where to? Name it with --to-config FILE, --to-tier NAME, or --to-provider and what "
+            "belongs to it"
+        )
         raise CommandError(text, ExitCode.USAGE)
-    if target.to_config is None and target.to_catalogue_file is None:
+    if target.to_provider is not None and file is None and target.to_catalogue_file is None:
         text = "name the file of the target's catalogue with --to-catalogue-file FILE"
         raise CommandError(text, ExitCode.USAGE)
     config = config_of(named)
-    if target.to_config is not None:
+    if file is not None:
         return config
     source = config_of(tier)  # the same index files, so the same sizes
     return replace(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Any, Final
 
@@ -17,9 +19,12 @@ from tieredstore.cli.output import (
     ExitCode,
     complain,
     finish_output,
+    is_quiet,
     note,
     outcome,
+    printable,
     require_streams,
+    set_quiet,
     silence_output,
     write_line,
 )
@@ -27,6 +32,14 @@ from tieredstore.cli.progress import Asked, asked
 
 # Names of the release before, with what they are called now.
 RENAMED_VERBS: Final = {"metadata": "catalogue"}
+# Options that work at any place.
+_ANYWHERE: Final = {
+    "--debug": "debug",
+    "--quiet": "quiet",
+    "-q": "quiet",
+    "--verbose": "verbose",
+    "-v": "verbose",
+}
 _EXAMPLE: Final = "Example: tieredstore topics --config broker.conf"
 
 # The verbs by what one wants: the module of each, and its line in the list of all.
@@ -65,6 +78,7 @@ _GROUPS: Final = {
     },
     "Try": {
         "put": ("try_out", "Put messages into a local store."),
+        "create-bucket": ("care", "Make the bucket of a tier."),
     },
 }
 VERBS: Final = {name: verb for group in _GROUPS.values() for name, verb in group.items()}
@@ -114,7 +128,8 @@ class _Verbs(TyperGroup):
 app = typer.Typer(
     cls=_Verbs,
     name="tieredstore",
-    help=f"Look at, check, move and try out RocketMQ stores and their tiers.\n\n{_EXAMPLE}",
+    help="Look at, check, move and try out RocketMQ stores and their tiers. --debug, --quiet and "
+    f"--verbose work at any place.\n\n{_EXAMPLE}",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=True,
@@ -133,25 +148,33 @@ def _say_version(is_asked: bool) -> None:
 
 @app.callback()
 def tieredstore(
-    debug: bool = typer.Option(False, "--debug", help="Show tracebacks; works at any place."),
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="Only results and errors."),
+    verbose: bool = typer.Option(
+        False, "--verbose", "-v", help="Log on stderr what is done, and the requests at the end."
+    ),
     version: bool = typer.Option(
         False, "--version", help="Say which release this is.", callback=_say_version, is_eager=True
     ),
 ) -> None:
-    """The option is for the help: `main` has taken it away already."""
+    """The options are for the help: `main` has taken them away already."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. Errors are one line on stderr."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    words, debug = _without_debug(words)
+    words, found = _taken(words)
+    set_quiet("quiet" in found)
+    debug = "debug" in found
     for stream in (sys.stdout, sys.stderr):
         # A name that the terminal cannot show stops nothing; a closed stream is None here.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
         require_streams()
-        with asked(words, quiet=_wants_rows_alone(words)) as command:
+        quiet = is_quiet() or _wants_rows_alone(words)
+        log = _log_shown() if "verbose" in found else nullcontext()
+        with log, asked(words, quiet=quiet) as command:
             answer = app(args=words, prog_name="tieredstore", standalone_mode=False)
         finish_output()
         code = ExitCode(answer or ExitCode.DONE)
@@ -171,11 +194,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _without_debug(words: list[str]) -> tuple[list[str], bool]:
-    """What stands behind -- is no option."""
+def _taken(words: list[str]) -> tuple[list[str], set[str]]:
+    """The words without the options that work at any place, and these. What stands behind -- is
+    no option."""
     end = words.index("--") if "--" in words else len(words)
-    options = [word for word in words[:end] if word != "--debug"]
-    return options + words[end:], len(options) < end
+    options = [word for word in words[:end] if word not in _ANYWHERE]
+    return options + words[end:], {_ANYWHERE[word] for word in words[:end] if word in _ANYWHERE}
+
+
+@contextmanager
+def _log_shown() -> Iterator[None]:
+    """The library's log from INFO on, as lines on stderr."""
+    log = logging.getLogger("tieredstore")
+    shown, level = _LogLines(logging.INFO), log.level
+    log.addHandler(shown)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(shown)
+
+
+class _LogLines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        where = record.name.removeprefix("tieredstore.")
+        complain(printable(f"{record.levelname.lower()}: {where}: {record.getMessage()}"))
 
 
 def _wants_rows_alone(words: list[str]) -> bool:

@@ -296,6 +296,7 @@ def config_of(tier: TierOptions) -> StoreConfig:
     Keys of an object store that neither says come from the environment: a file need hold no secret.
     """
     from tieredstore.model.config import StoreConfig
+    from tieredstore.model.printable import log_of
 
     if tier.config is not None:
         require_file(tier.config)
@@ -318,6 +319,14 @@ def config_of(tier: TierOptions) -> StoreConfig:
         raise CommandError(f"{where}name the root of the tier with --path ROOT", ExitCode.USAGE)
     if config.provider == "s3" and not config.bucket:
         raise CommandError(f"{where}name the bucket of the tier with --bucket NAME", ExitCode.USAGE)
+    log_of(__name__).info(
+        "the tier of broker %s in %s: provider %s%s%s",
+        config.broker_name,
+        config.cluster_name,
+        config.provider,
+        "".join(f", {where}" for where in (config.path, config.bucket, config.prefix) if where),
+        f", by {tier.config}" if tier.config is not None else "",
+    )
     return config.with_secrets(os.environ)
 
 

@@ -196,9 +196,29 @@ def silence_output() -> None:
         return
 
 
+_is_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Whether only results and errors are said from now on."""
+    global _is_quiet
+    _is_quiet = quiet
+
+
+def is_quiet() -> bool:
+    return _is_quiet
+
+
 def note(text: str) -> None:
     """A line on stderr, for what is worth knowing and no error."""
-    complain(f"note: {text}")
+    if not _is_quiet:
+        complain(f"note: {text}")
+
+
+def hint(text: str) -> None:
+    """A line on stdout about what to do next: it is no result."""
+    if not _is_quiet:
+        write_line(text)
 
 
 def complain(text: str) -> None:

@@ -79,7 +79,7 @@ def recover(
         )
         missing = state["catalogue"] == "missing"
         then = command_line().with_word("--apply") if missing else "start the broker"
-        write_line(printable(f"next: {then}"))
+        hint(printable(f"next: {then}"))
     if report is not None and report.problems:
         text = f"{len(report.problems)} not sound, the first: {report.problems[0]}"
         raise CommandError(printable(text), ExitCode.DAMAGE)

@@ -18,6 +18,7 @@ from tieredstore.cli.output import (
     CommandError,
     ExitCode,
     Row,
+    hint,
     printable,
     write_json,
     write_line,
@@ -82,7 +83,7 @@ def put(
         write_line(f"{stored} messages put into {topic}/{queue or 0}{where}")
         if stored:
             words = shlex.join(["tieredstore", "offload", "--store-path", store_path])
-            write_line(printable(f"next: {words}"))
+            hint(printable(f"next: {words}"))
 
 
 @verb(app, "offload --store-path /tmp/try")
@@ -103,8 +104,8 @@ def offload(
         committed = f"{row['committed_offset']} of {row['max_offset']} in the tier"
         write_row(row, f"{row['topic']}/{row['queue_id']}: {committed}", json=json)
     if not json:
-        write_line(f"next: {_how_to_look(config)}")
-        write_line("with the same options: `query TOPIC KEY` finds messages, `report` draws a page")
+        hint(f"next: {_how_to_look(config)}")
+        hint("with the same options: `query TOPIC KEY` finds messages, `report` draws a page")
 
 
 def _messages_of(

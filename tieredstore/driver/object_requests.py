@@ -39,6 +39,9 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
     TieredStoreError,
 )
+from tieredstore.model.printable import log_of
+
+log = log_of(__name__)
 
 Head = Callable[[str], ObjectFacts]
 
@@ -371,6 +374,12 @@ class CountedClient(ObjectClientWrapper):
     def bill(self) -> float:
         """The estimated dollars for all requests so far."""
         return self.counts.bill(self.prices)
+
+    def close(self) -> None:
+        """Close the client; the log says what it has asked for."""
+        super().close()
+        asked = [f"{count} {kind}" for kind, count in self.counts.snapshot().items() if count]
+        log.info("requests: %s; %.6f dollars", ", ".join(asked) or "none", self.bill())
 
     def _bills(self) -> Iterator[tuple[float, Labels]]:
         for operation, dollars in self.counts.bills(self.prices).items():

@@ -26,11 +26,11 @@ _NO_RULES_STATUS: Final = (400, 405, 501)
 _NO_RULES_CODE: Final = "BucketAlreadyExists"
 
 
-def create_bucket(settings: ObjectStoreSettings, *, abort_days: int = ABORT_DAYS) -> None:
+def create_bucket(settings: ObjectStoreSettings, *, abort_days: int = ABORT_DAYS) -> bool:
     """A private bucket that throws abandoned uploads away; idempotent.
 
     One that is there already and ours stays as it is but for the rule; rules of others are kept.
-    Where the store has no such rules, a warning says so.
+    Returns whether the store takes the rule; where it has no such rules, a warning says so too.
     """
     client = admin_client(settings)
     asked: dict[str, Any] = {"Bucket": settings.bucket}
@@ -49,6 +49,8 @@ def create_bucket(settings: ObjectStoreSettings, *, abort_days: int = ABORT_DAYS
         abort_abandoned_uploads(settings, days=abort_days)
     except NoRulesError as error:
         log.warning("%s; now and then audit --repair throws abandoned uploads away", error)
+        return False
+    return True
 
 
 class NoRulesError(BackendRefusedError):
