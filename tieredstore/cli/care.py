@@ -14,6 +14,8 @@ from tieredstore.cli.options import (
     DryRun,
     Json,
     Out,
+    Shown,
+    TableShown,
     TierOptions,
     Topic,
     argument,
@@ -23,20 +25,18 @@ from tieredstore.cli.options import (
     verb,
 )
 from tieredstore.cli.output import (
-    Columns,
     CommandError,
     ExitCode,
     OutputFile,
     Row,
+    counted,
     hint,
     printable,
-    shown_time,
-    write_json,
     write_line,
     write_row,
-    write_rows,
 )
 from tieredstore.cli.progress import command_line
+from tieredstore.cli.table import Column, Kind, Table, write_rows
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.access.audit import AuditReport
@@ -64,6 +64,31 @@ _TRUSTED: Final = {
     Trusted.TIER: "the tier's messages stand, and the broker's own are given up",
     Trusted.LOCAL: "the broker's own messages stand, and the tier's queue is deleted",
 }
+
+
+def _detail(row: Row) -> str:
+    if row["repaired"]:
+        return f"{row['detail']} (repaired)"
+    return f"{row['detail']} (not repaired: {row['failure']})" if row["failure"] else row["detail"]
+
+
+_FINDING_COLUMNS: Final = (
+    Column("severity", "severity", Kind.NAME),
+    Column("what", "kind", Kind.NAME),
+    Column("where", "where", Kind.NAME),
+    Column("detail", _detail, Kind.DETAIL),
+)
+_CHECK_COLUMNS: Final = (
+    Column("check", "check", Kind.NAME),
+    Column("outcome", lambda row: "passed" if row["passed"] else "FAILED", Kind.NAME),
+    Column("what", "detail", Kind.DETAIL),
+)
+_EXPIRED_COLUMNS: Final = (
+    Column("topic/queue", lambda row: f"{row['topic']}/{row['queue_id']}"),
+    Column("segments", "segment_count", Kind.NUMBER),
+    Column("size", "bytes", Kind.SIZE),
+    Column("first offset", "min_offset", Kind.NUMBER),
+)
 _HOURS_MAX: Final = 1_000_000  # more than a century
 _DEFAULT: Final = "default"
 
@@ -74,7 +99,8 @@ def audit(
     repair: Annotated[
         bool, option("--repair", "Do what loses nothing. No broker may be running on this tier.")
     ] = False,
-    json: Json = False,
+    *,
+    shown: TableShown,
 ) -> None:
     """Hold the catalogue of a tier against its bytes. Nothing is changed without --repair.
 
@@ -82,14 +108,11 @@ def audit(
     and lets the catalogue know of bytes that are sound. Exit code 4: there is damage.
     """
     report = _audited(tier, repair=repair)
-    columns = Columns(("severity", "what", "where", "detail"), (9, 17, 50, 0))
-    for finding in report.findings:
-        if json:
-            write_json(_finding_row(finding))
-        else:
-            columns.write(_finding_cells(finding))
-    if not json:
-        write_line(_summary(report))
+    with Table(_FINDING_COLUMNS, shown) as table:
+        for finding in report.findings:
+            table.write(_finding_row(finding), where=finding.where)
+    if not (shown.json or shown.csv):
+        write_line(_summary(report, shown))
         if not repair and any(finding.repairable for finding in report.left):
             words = command_line().with_word("--repair")
             hint(printable(f"next, with no broker running: {words}"))
@@ -153,7 +176,7 @@ def resume(
 
 
 @verb(app, "rebuild --config broker.conf")
-def rebuild(tier: TierOptions, json: Json = False) -> None:
+def rebuild(tier: TierOptions, shown: Shown) -> None:
     """Find out topics, queues, segments, offsets and times from the bucket or folder alone.
 
     An empty or missing catalogue is filled, an older one brought up to date; any other is refused.
@@ -161,11 +184,11 @@ def rebuild(tier: TierOptions, json: Json = False) -> None:
     """
     report = rebuilt(tier)
     for row in _rebuilt_rows(report):
-        write_row(row, _rebuilt_line(row), json=json)
+        write_row(row, _rebuilt_line(row, shown), json=shown.json)
     if report.problems:
         text = f"{len(report.problems)} not sound, the first: {report.problems[0]}"
         raise CommandError(printable(text), ExitCode.DAMAGE)
-    if not json:
+    if not shown.json:
         hint("next: `verify` with the same options reads all of it; then start the broker")
 
 
@@ -173,7 +196,8 @@ def rebuild(tier: TierOptions, json: Json = False) -> None:
 def certify(
     tier: TierOptions,
     again: Annotated[bool, option("--again", "Ask a bucket anew that has failed before.")] = False,
-    json: Json = False,
+    *,
+    shown: TableShown,
 ) -> None:
     """Ask a bucket or a directory to prove what a tier relies on, in objects of its own.
 
@@ -184,12 +208,12 @@ def certify(
         {"check": finding.kind, "passed": not finding.is_damage, "detail": finding.detail}
         for finding in _certified(tier, again=again)
     ]
-    columns = Columns(("check", "outcome", "what"), (18, 8, 0))
-    write_rows(rows, columns, _check_cells, json=json)
+    write_rows(rows, _CHECK_COLUMNS, shown)
     failed = [row for row in rows if not row["passed"]]
     if failed:
+        first = f"{failed[0]['check']}: {failed[0]['detail']}"
         text = (
-            f"{len(failed)} checks failed, the first: {failed[0]['check']}: {failed[0]['detail']};"
+            f"{counted(len(failed), 'check')} failed, the first: {first};"
             " a bucket that failed stays refused until `certify --again` passes"
         )
         raise CommandError(printable(text), ExitCode.REFUSED)
@@ -201,7 +225,7 @@ def create_bucket(tier: TierOptions, json: Json = False) -> None:
 
     One that is there and yours stays as it is but for the rule. Ask it next: certify.
     """
-    from tieredstore.cli.tier import notes_of_the_library
+    from tieredstore.cli.tier import library_at_work
     from tieredstore.providers.s3_admin import ABORT_DAYS, create_bucket
     from tieredstore.providers.s3_settings import ObjectStoreSettings
 
@@ -210,7 +234,7 @@ def create_bucket(tier: TierOptions, json: Json = False) -> None:
         text = f"a tier of the provider {config.provider!r} has no bucket; name one of s3"
         raise CommandError(printable(text), ExitCode.USAGE)
     settings = ObjectStoreSettings.from_config(config)
-    with notes_of_the_library():
+    with library_at_work():
         has_rule = create_bucket(settings)
     row: Row = {"bucket": settings.bucket, "abort_days": ABORT_DAYS if has_rule else None}
     cleared = (
@@ -226,29 +250,27 @@ def expire(
     dry_run: DryRun = False,
     *,
     tier: TierOptions,
-    json: Json = False,
+    shown: TableShown,
 ) -> None:
     """Delete segments all of whose messages are older than the reserve hours of their topic.
 
     A broker does this by itself: this is for a tier without one, and refuses one that has. Files
     of the key index stay. Exit code 4: a queue could not be looked after.
     """
-    columns = Columns(("topic/queue", "segments", "bytes", "first offset"), (40, 9, 16, 0))
     segments = size = 0
     failures: list[str] = []
-    for queue in _expired_queues(tier, dry_run=dry_run):
-        if queue.failure is not None:
-            failures.append(f"{queue.key.topic}/{queue.key.queue_id}: {queue.failure}")
-        if queue.expired is not None:
-            segments += queue.expired.segment_count
-            size += queue.expired.dropped_bytes
-        if json:
-            write_json(_expired_row(queue, dry_run=dry_run))
-        elif queue.expired is not None:
-            columns.write(_expired_cells(queue))
-    if not json:
+    with Table(_EXPIRED_COLUMNS, shown) as table:
+        for queue in _expired_queues(tier, dry_run=dry_run):
+            if queue.failure is not None:
+                failures.append(f"{queue.key.topic}/{queue.key.queue_id}: {queue.failure}")
+            if queue.expired is not None:
+                segments += queue.expired.segment_count
+                size += queue.expired.dropped_bytes
+            if queue.expired is not None or shown.json:
+                table.write(_expired_row(queue, dry_run=dry_run))
+    if not (shown.json or shown.csv):
         done = "would go" if dry_run else "went"
-        write_line(f"{segments} segments with {size} bytes {done}")
+        write_line(f"{counted(segments, 'segment')} with {shown.size(size)} {done}")
         if dry_run and segments:
             hint("next: the same without --dry-run")
     if failures:
@@ -261,7 +283,7 @@ def expire(
     "catalogue show --config broker.conf --catalogue published",
     "Where it comes from, and what is in it.",
 )
-def show(tier: TierOptions, json: Json = False) -> None:
+def show(tier: TierOptions, shown: Shown) -> None:
     """The catalogue that the other verbs would read: its file, what the broker published, or in a
     bucket the log that the broker writes.
 
@@ -269,7 +291,7 @@ def show(tier: TierOptions, json: Json = False) -> None:
     in it; the messages that were added to the last segments since are found.
     """
     row = _shown(tier)
-    write_row(row, *_shown_lines(row), json=json)
+    write_row(row, *_shown_lines(row, shown), json=shown.json)
 
 
 @verb(
@@ -298,7 +320,7 @@ def snapshot(
         row = _written(tier, target)
         if target.is_stdout:
             return
-        line = f"{row['place']}: {row['size']} bytes"
+        line = f"{row['place']}: {counted(row['size'], 'byte')}"
     write_row(row, line, json=json)
 
 
@@ -335,7 +357,7 @@ def reserve(
     default = ", as the store's settings say" if row["reserve_hours_is_default"] else ""
     number = row["generation"]
     published = "" if number is None else f"; published as generation {number}"
-    line = f"{topic} is kept {row['reserve_hours']} hours{default}{published}"
+    line = f"{topic} is kept {counted(row['reserve_hours'], 'hour')}{default}{published}"
     write_row(row, line, json=json)
 
 
@@ -379,21 +401,15 @@ def _finding_row(finding: Finding) -> Row:
     }
 
 
-def _finding_cells(finding: Finding) -> tuple[str, ...]:
-    detail = finding.detail
-    if finding.repaired:
-        detail += " (repaired)"
-    elif finding.failure:
-        detail += f" (not repaired: {finding.failure})"
-    return finding.severity.value, finding.kind, finding.where, detail
-
-
-def _summary(report: AuditReport) -> str:
+def _summary(report: AuditReport, shown: Shown) -> str:
     from tieredstore.model.findings import Severity
 
-    looked = f"{report.segment_count} segments of {report.queue_count} queues, {report.size} bytes"
+    looked = (
+        f"{counted(report.segment_count, 'segment')} of {counted(report.queue_count, 'queue')}, "
+        f"{shown.size(report.size)}"
+    )
     counts = [
-        f"{count} {severity.value}"
+        f"{count:,} {severity.value}"
         for severity in Severity
         if (count := sum(finding.severity is severity for finding in report.left))
     ]
@@ -484,15 +500,15 @@ def _rebuilt_rows(report: RebuildReport) -> Iterator[Row]:
         yield {"what": "note", "detail": note}
 
 
-def _rebuilt_line(row: Row) -> str:
+def _rebuilt_line(row: Row, shown: Shown) -> str:
     if row["what"] == "topic":
         index = "; its keys are indexed again" if row["is_new_id"] else ""
         return f"topic {row['topic']}: id {row['topic_id']}{index}"
     if row["what"] in ("problem", "note"):
         return f"{row['what']}: {row['detail']}"
     return (
-        f"{row['topic_count']} topics, {row['queue_count']} queues, "
-        f"{row['segment_count']} segments, {row['size']} bytes"
+        f"{counted(row['topic_count'], 'topic')}, {counted(row['queue_count'], 'queue')}, "
+        f"{counted(row['segment_count'], 'segment')}, {shown.size(row['size'])}"
     )
 
 
@@ -513,10 +529,6 @@ def _certified(tier: TierOptions, *, again: bool) -> Sequence[Finding]:
             return examined(client, again=again).findings
     with opened_provider(tier) as there:
         return there.provider.probe()
-
-
-def _check_cells(row: Row) -> tuple[str, str, str]:
-    return row["check"], "passed" if row["passed"] else "FAILED", row["detail"]
 
 
 def _expired_queues(tier: TierOptions, *, dry_run: bool) -> Iterator[ExpiredQueue]:
@@ -572,13 +584,6 @@ def _expired_row(queue: ExpiredQueue, *, dry_run: bool) -> Row:
     return row | {"failure": queue.failure}
 
 
-def _expired_cells(queue: ExpiredQueue) -> tuple[str, ...]:
-    assert queue.expired is not None
-    place = f"{queue.key.topic}/{queue.key.queue_id}"
-    gone = queue.expired
-    return place, str(gone.segment_count), str(gone.dropped_bytes), str(gone.min_offset)
-
-
 def _shown(tier: TierOptions) -> Row:
     from tieredstore.cli.tier import opened_backend
     from tieredstore.model.values import SegmentType
@@ -601,15 +606,18 @@ def _shown(tier: TierOptions) -> Row:
         }
 
 
-def _shown_lines(row: Row) -> Iterator[str]:
+def _shown_lines(row: Row, shown: Shown) -> Iterator[str]:
     yield f"{row['source']}: {row['place']}"
     if row["generation"] is not None:
         yield (
-            f"generation {row['generation']} of {shown_time(row['written_ms'])}, by writer "
+            f"generation {row['generation']} of {shown.time(row['written_ms'])}, by writer "
             f"{row['epoch']} ({row['writer']})"
         )
-    counts = ", ".join(f"{count} {name}" for name, count in row["segment_counts"].items())
-    yield f"{row['topic_count']} topics, {row['queue_count']} queues, {row['size']} bytes"
+    counts = ", ".join(f"{count:,} {name}" for name, count in row["segment_counts"].items())
+    yield (
+        f"{counted(row['topic_count'], 'topic')}, {counted(row['queue_count'], 'queue')}, "
+        f"{shown.size(row['size'])}"
+    )
     yield f"segments: {counts}"
 
 

@@ -23,7 +23,9 @@ from tieredstore.cli.options import (
     OneQueue,
     Plain,
     Queue,
+    Shown,
     SizeOptions,
+    TableShown,
     Time,
     Topic,
     Until,
@@ -33,7 +35,15 @@ from tieredstore.cli.options import (
     require_file,
     verb,
 )
-from tieredstore.cli.output import CommandError, ExitCode, Row, shown_time, write_json, write_table
+from tieredstore.cli.output import (
+    CommandError,
+    ExitCode,
+    Row,
+    printable,
+    write_json,
+    write_line,
+)
+from tieredstore.cli.table import Column, Kind, Table
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.local import LocalConfig
@@ -54,6 +64,23 @@ app.add_typer(local, name="local")
 Directory = Annotated[Path, argument("DIR", "The store: it holds commitlog/.")]
 
 _FOUND_MAX: Final = 64
+_QUEUE_COLUMNS: Final = (
+    Column("topic", "topic"),
+    Column("queue", "queue_id", Kind.NUMBER),
+    Column("min", "min_offset", Kind.NUMBER),
+    Column("max", "max_offset", Kind.NUMBER),
+    Column("files", "file_count", Kind.NUMBER),
+    Column("earliest message", "earliest_timestamp", Kind.TIME),
+    Column("torn", "units_behind_log_end", Kind.NUMBER),
+)
+_INDEX_COLUMNS: Final = (
+    Column("file", "file", Kind.NAME),
+    Column("size", "size", Kind.SIZE),
+    Column("items", "item_count", Kind.NUMBER),
+    Column("full", lambda row: "yes" if row["full"] else "no", Kind.NAME),
+    Column("first", "begin_timestamp", Kind.TIME),
+    Column("last", "end_timestamp", Kind.TIME),
+)
 _OPTIONS: Final = ", or --commit-log-file-bytes, --queue-file-bytes, --index-slots, --index-items"
 
 
@@ -68,12 +95,12 @@ def cat(
     plain: Plain = False,
     *,
     sizes: SizeOptions,
-    json: Json = False,
+    shown: TableShown,
 ) -> None:
     """Print what the consume queues name, in the order of the commit log."""
     from tieredstore.cli.read import LocalPlace, MessagePrinter, print_messages
 
-    printer = MessagePrinter(json=json, body=body, plain=plain)
+    printer = MessagePrinter(shown, body=body, plain=plain, log_offsets=True)
     with opened_store(directory, sizes, or_with=_OPTIONS) as reader:
         print_messages(
             LocalPlace(reader), printer, topic, queue, begin=from_offset or 0, count=count_max
@@ -91,12 +118,12 @@ def query(
     body: Body = False,
     *,
     sizes: SizeOptions,
-    json: Json = False,
+    shown: TableShown,
 ) -> None:
     """Find messages by key, newest first. The messages decide, not the hashes of the index."""
     from tieredstore.cli.read import LocalPlace, MessagePrinter, print_found
 
-    printer = MessagePrinter(json=json, body=body)
+    printer = MessagePrinter(shown, body=body, log_offsets=True)
     with opened_store(directory, sizes, or_with=_OPTIONS) as reader:
         print_found(
             LocalPlace(reader), printer, topic, key, count_max=count_max, begin=begin, end=end
@@ -122,14 +149,14 @@ def offset(
 
 
 @verb(local, "local info /data/store --json")
-def info(directory: Directory, *, sizes: SizeOptions, json: Json = False) -> None:
+def info(directory: Directory, *, sizes: SizeOptions, shown: Shown) -> None:
     """Offsets, sizes, files, queues, checkpoint, index, and what a recovery would find."""
     with opened_store(directory, sizes, or_with=_OPTIONS) as reader:
         facts = _gathered(reader)
-    if json:
+    if shown.json:
         write_json(facts)
     else:
-        _write_tables(facts)
+        _write_tables(facts, shown)
 
 
 @contextmanager
@@ -261,29 +288,45 @@ def _damage(damage: Damage) -> Row:
     }
 
 
-def _write_tables(facts: Row) -> None:
+def _write_tables(facts: Row, shown: Shown) -> None:
     earliest = facts["earliest_timestamp"]
-    store = {
-        "directory": facts["directory"],
-        "log offsets": f"{facts['min_log_offset']} to {facts['max_log_offset']}",
-        "earliest message": "-" if earliest is None else shown_time(earliest),
-        "commit log files": facts["commit_log"]["file_count"],
-        **{name.replace("_", " "): size for name, size in facts["sizes"].items()},
-    }
-    write_table("store", ("fact", "value"), store.items())
-    _write_rows("queues", facts["queues"])
-    _write_rows("index files", facts["index_files"])
-    _write_rows("checkpoint", [facts["checkpoint"]])
-    recovery = facts["recovery"]
-    shown = [(name.replace("_", " "), _short(value)) for name, value in recovery.items()]
-    write_table("what a recovery would find", ("fact", "value"), shown)
-
-
-def _write_rows(title: str, rows: list[Row]) -> None:
-    names = list(rows[0]) if rows else []
-    write_table(
-        title, [name.replace("_", " ") for name in names], ([*row.values()] for row in rows)
+    _write_facts(
+        "store",
+        {
+            "directory": facts["directory"],
+            "log offsets": f"{facts['min_log_offset']:,} to {facts['max_log_offset']:,}",
+            "earliest message": "-" if earliest is None else shown.time(earliest),
+            "commit log files": facts["commit_log"]["file_count"],
+            **{name.replace("_", " "): size for name, size in facts["sizes"].items()},
+        },
     )
+    for title, columns, rows in (
+        ("queues", _QUEUE_COLUMNS, facts["queues"]),
+        ("index files", _INDEX_COLUMNS, facts["index_files"]),
+    ):
+        if rows:
+            write_line("")
+        with Table(columns, shown, title=title) as table:
+            for row in rows:
+                table.write(row)
+    write_line("")
+    checkpoint = {
+        name.replace("_", " "): shown.time(value) if value and name.endswith("timestamp") else value
+        for name, value in facts["checkpoint"].items()
+    }
+    _write_facts("checkpoint", checkpoint)
+    write_line("")
+    recovery = {name.replace("_", " "): _short(value) for name, value in facts["recovery"].items()}
+    _write_facts("what a recovery would find", recovery)
+
+
+def _write_facts(title: str, facts: Row) -> None:
+    """What is said of one thing, a line each."""
+    write_line(title)
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
+        write_line(f"  {name:<{width}}  {printable(str(shown))}")
 
 
 def _short(value: Any) -> str:
@@ -291,4 +334,6 @@ def _short(value: Any) -> str:
         return f"at {value['log_offset']}: {value['reason']} ({value['path']})"
     if isinstance(value, list):
         return "; ".join(map(_short, value)) or "none"
-    return "none" if value is None else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

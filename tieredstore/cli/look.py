@@ -24,6 +24,8 @@ from tieredstore.cli.options import (
     OneQueue,
     Plain,
     Queue,
+    Shown,
+    TableShown,
     TierOptions,
     Time,
     Topic,
@@ -35,19 +37,16 @@ from tieredstore.cli.options import (
     verb,
 )
 from tieredstore.cli.output import (
-    Columns,
     CommandError,
     ExitCode,
     Row,
+    counted,
     note,
     printable,
-    shown_catalogue_time,
-    shown_time,
-    write_all,
     write_line,
     write_row,
-    write_rows,
 )
+from tieredstore.cli.table import Column, Kind, write_rows
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 
 if TYPE_CHECKING:  # help must be fast
@@ -58,33 +57,85 @@ if TYPE_CHECKING:  # help must be fast
 app = typer.Typer(rich_markup_mode=None)
 
 _TIER: Final = "--provider posix --path /data/tier --store-path /data/store"
-_TOPIC_COLUMNS: Final = ("topic", "id", "queues", "log bytes", "queue bytes", "reserve hours")
-_QUEUE_COLUMNS: Final = (
-    *("topic", "queue", "min", "max"),
-    *("log bytes", "queue bytes", "first", "last"),
+
+
+def _hours(row: Row) -> str:
+    return f"{row['reserve_hours']:,}{' (default)' if row['reserve_hours_is_default'] else ''}"
+
+
+def _name_of(row: Row) -> str:
+    from tieredstore.codec.names import segment_name
+
+    return segment_name(row["base_offset"])
+
+
+def _known(row: Row) -> str:
+    if row["catalogued"] is None:
+        return "?"
+    if not row["catalogued"]:
+        return "not in the catalogue"
+    if row["catalogue_size"] != row["size"]:
+        return f"has {counted(row['catalogue_size'], 'byte')} of it"
+    return "yes"
+
+
+_TOPIC_COLUMNS: Final = (
+    Column("topic", "topic"),
+    Column("id", "topic_id", Kind.NUMBER),
+    Column("queues", "queue_count", Kind.NUMBER),
+    Column("log size", "log_bytes", Kind.SIZE),
+    Column("queue size", "queue_bytes", Kind.SIZE),
+    Column("reserve hours", _hours, Kind.NAME),
 )
-_GROUP_COLUMNS: Final = ("group", "topic", "queue", "next", "end", "behind")
-_SEGMENT_COLUMNS: Final = ("topic/queue", "type", "base offset", "size", "first", "last")
-_SEGMENT_WIDTHS: Final = (30, 13, 14, 11, 25, 0)
-_LISTED_COLUMNS: Final = ("broker/topic/queue", "type", "name", "size", "catalogue")
-_LISTED_WIDTHS: Final = (36, 13, 28, 11, 0)
+_QUEUE_COLUMNS: Final = (
+    Column("topic", "topic"),
+    Column("queue", "queue_id", Kind.NUMBER),
+    Column("min", lambda row: "?" if row["min_offset"] is None else row["min_offset"], Kind.NUMBER),
+    Column("max", "max_offset", Kind.NUMBER),
+    Column("log size", "log_bytes", Kind.SIZE),
+    Column("first", "begin_timestamp", Kind.CATALOGUE_TIME),
+    Column("last", "end_timestamp", Kind.CATALOGUE_TIME),
+)
+_GROUP_COLUMNS: Final = (
+    Column("group", "group"),
+    Column("topic", "topic"),
+    Column("queue", "queue_id", Kind.NUMBER),
+    Column("next", "offset", Kind.NUMBER),
+    Column("end", "max_offset", Kind.NUMBER),
+    Column("behind", "behind_count", Kind.NUMBER),
+)
+_SEGMENT_COLUMNS: Final = (
+    Column("topic/queue", lambda row: f"{row['topic']}/{row['queue_id']}"),
+    Column("type", "type", Kind.NAME),
+    Column("base offset", "base_offset", Kind.NUMBER),
+    Column("size", "size", Kind.SIZE),
+    Column("first", "begin_timestamp", Kind.CATALOGUE_TIME),
+    Column("last", "end_timestamp", Kind.CATALOGUE_TIME),
+)
+_LISTED_COLUMNS: Final = (
+    Column("broker/topic/queue", "path"),
+    Column("type", "type", Kind.NAME),
+    Column("name", _name_of, Kind.NAME),
+    Column("size", "size", Kind.SIZE),
+    Column("catalogue", _known, Kind.NAME),
+)
 _FOUND_MAX: Final = 32
 
 
 @verb(app, f"topics {_TIER} --broker broker-a")
-def topics(tier: TierOptions, json: Json = False) -> None:
+def topics(tier: TierOptions, shown: TableShown) -> None:
     """The topics of a tier: their sizes, queues, and how long they are kept."""
     from tieredstore.cli.tier import TierDamage, opened_tier
 
     damage = TierDamage()
     with opened_tier(tier) as opened:
         rows = _topic_rows(opened, damage)
-    write_all(rows, "topics", _TOPIC_COLUMNS, _topic_cells, json=json)
+    write_rows(rows, _TOPIC_COLUMNS, shown)
     damage.raise_error()
 
 
 @verb(app, "queues Orders --config broker.conf --json")
-def queues(topic: AnyTopic = None, *, tier: TierOptions, json: Json = False) -> None:
+def queues(topic: AnyTopic = None, *, tier: TierOptions, shown: TableShown) -> None:
     """The queues of a tier: first offset, the offset behind the last, sizes and times.
 
     Times are the catalogue's; one that cannot be true has a question mark.
@@ -94,12 +145,12 @@ def queues(topic: AnyTopic = None, *, tier: TierOptions, json: Json = False) -> 
     damage = TierDamage()
     with opened_tier(tier) as opened:
         rows = queue_rows(opened, topic, damage)
-    write_queues(rows, json=json)
+    write_queues(rows, shown)
     damage.raise_error()
 
 
 @verb(app, "groups Orders --config broker.conf")
-def groups(topic: AnyTopic = None, *, tier: TierOptions, json: Json = False) -> None:
+def groups(topic: AnyTopic = None, *, tier: TierOptions, shown: TableShown) -> None:
     """The consumer groups of a broker, and how far behind the end of the tier each is.
 
     As the broker last copied it to the tier, half a minute ago or a few. A group may be further
@@ -109,8 +160,8 @@ def groups(topic: AnyTopic = None, *, tier: TierOptions, json: Json = False) -> 
 
     with opened_tier(tier) as opened:
         rows = _group_rows(opened, topic)
-    write_all(rows, "groups", _GROUP_COLUMNS, _group_cells, json=json)
-    if not rows and not json:
+    write_rows(rows, _GROUP_COLUMNS, shown)
+    if not rows and not (shown.json or shown.csv):
         write_line("no group has committed an offset, as far as the tier's copy says")
 
 
@@ -120,7 +171,7 @@ def segments(
     queue: Annotated[int | None, argument("[QUEUE]", "Of this queue only.", min=0)] = None,
     *,
     tier: TierOptions,
-    json: Json = False,
+    shown: TableShown,
 ) -> None:
     """The segments of all queues as the catalogue names them, each as long as it truly is.
 
@@ -129,9 +180,8 @@ def segments(
     from tieredstore.cli.tier import TierDamage, opened_tier
 
     damage = TierDamage()
-    columns = Columns(_SEGMENT_COLUMNS, _SEGMENT_WIDTHS)
     with opened_tier(tier) as opened:
-        write_rows(_segment_rows(opened, topic, queue, damage), columns, _segment_cells, json=json)
+        write_rows(_segment_rows(opened, topic, queue, damage), _SEGMENT_COLUMNS, shown)
     damage.raise_error()
 
 
@@ -142,7 +192,7 @@ def ls(
     ] = "",
     *,
     tier: TierOptions,
-    json: Json = False,
+    shown: TableShown,
 ) -> None:
     """Every segment that lies in the backend, of all brokers, known to the catalogue or not.
 
@@ -150,9 +200,8 @@ def ls(
     """
     from tieredstore.cli.tier import opened_backend
 
-    columns = Columns(_LISTED_COLUMNS, _LISTED_WIDTHS)
     with opened_backend(tier) as backend:
-        write_rows(_listed_rows(backend, below), columns, _listed_cells, json=json)
+        write_rows(_listed_rows(backend, below), _LISTED_COLUMNS, shown)
         if backend.failure is not None:
             raise backend.failure
 
@@ -168,7 +217,7 @@ def cat(
     plain: Plain = False,
     *,
     tier: TierOptions,
-    json: Json = False,
+    shown: TableShown,
 ) -> None:
     """Print the messages of a topic in the order in which they were stored, over all its queues.
 
@@ -183,7 +232,7 @@ def cat(
     if begin is not None and 0 < begin < TIMES_FROM:  # the release before took both for --from
         note("--from with an offset is now --from-offset")
     first = (begin if from_offset is None else from_offset) or 0
-    printer = MessagePrinter(json=json, body=body, plain=plain)
+    printer = MessagePrinter(shown, body=body, plain=plain)
     with opened_tier(tier) as opened:
         print_messages(TierPlace(opened), printer, topic, queue, begin=first, count=count_max)
 
@@ -219,7 +268,7 @@ def query(
     body: Body = False,
     *,
     tier: TierOptions,
-    json: Json = False,
+    shown: TableShown,
 ) -> None:
     """Find messages by key, newest first. The messages decide, not the hashes of the index.
 
@@ -229,7 +278,7 @@ def query(
     from tieredstore.cli.read import MessagePrinter, TierPlace, print_found
     from tieredstore.cli.tier import opened_tier
 
-    printer = MessagePrinter(json=json, body=body)
+    printer = MessagePrinter(shown, body=body)
     with opened_tier(tier) as opened:
         print_found(
             TierPlace(opened), printer, topic, key, count_max=count_max, begin=begin, end=end
@@ -243,7 +292,7 @@ def why(
     offset: Annotated[int, argument("OFFSET", "Queue offset.", min=0)],
     *,
     tier: TierOptions,
-    json: Json = False,
+    shown: Shown,
 ) -> None:
     """Say in which segments a message lies, how long it stays and which keys find it; or why not.
 
@@ -260,7 +309,7 @@ def why(
                 f"nothing of {printable(topic)}/{queue} was tiered yet", ExitCode.NOT_THERE
             )
         found = whereabouts(opened.reader, keys[0], offset, now_ms=SystemClock().now_ms())
-    write_row(_whereabouts_row(found), *_whereabouts_lines(found), json=json)
+    write_row(_whereabouts_row(found), *_whereabouts_lines(found, shown), json=shown.json)
     if found.place is Place.DAMAGED:
         raise CommandError(found.problem or "the message is damaged", ExitCode.DAMAGE)
 
@@ -297,14 +346,8 @@ def _topic_rows(tier: OpenedTier, damage: TierDamage) -> list[Row]:
     return [rows[name] for name in sorted(rows)]
 
 
-def _topic_cells(row: Row) -> tuple[object, ...]:
-    number = "-" if row["topic_id"] is None else row["topic_id"]
-    hours = f"{row['reserve_hours']}{' (default)' if row['reserve_hours_is_default'] else ''}"
-    return row["topic"], number, row["queue_count"], row["log_bytes"], row["queue_bytes"], hours
-
-
-def write_queues(rows: list[Row], *, json: bool) -> None:
-    write_all(rows, "queues", _QUEUE_COLUMNS, _queue_cells, json=json)
+def write_queues(rows: list[Row], shown: TableShown) -> None:
+    write_rows(rows, _QUEUE_COLUMNS, shown)
 
 
 def queue_rows(tier: OpenedTier, topic: str | None, damage: TierDamage) -> list[Row]:
@@ -336,13 +379,6 @@ def _queue_row(
     }
 
 
-def _queue_cells(row: Row) -> tuple[object, ...]:
-    minimum = "?" if row["min_offset"] is None else row["min_offset"]
-    times = map(shown_catalogue_time, (row["begin_timestamp"], row["end_timestamp"]))
-    sizes = row["log_bytes"], row["queue_bytes"]
-    return row["topic"], row["queue_id"], minimum, row["max_offset"], *sizes, *times
-
-
 def _group_rows(tier: OpenedTier, topic: str | None) -> list[Row]:
     """By group, topic and queue."""
     rows = [
@@ -366,10 +402,6 @@ def _group_row(tier: OpenedTier, group: str, key: QueueKey, offset: int) -> Row:
         "max_offset": end,
         "behind_count": None if end is None else max(0, end - offset),
     }
-
-
-def _group_cells(row: Row) -> tuple[object, ...]:
-    return tuple("-" if value is None else value for value in row.values())
 
 
 def _segment_rows(
@@ -421,12 +453,6 @@ def _segment_row(key: QueueKey, record: SegmentRecord) -> Row:
     }
 
 
-def _segment_cells(row: Row) -> tuple[str, ...]:
-    place = f"{row['topic']}/{row['queue_id']}"
-    times = map(shown_catalogue_time, (row["begin_timestamp"], row["end_timestamp"]))
-    return place, row["type"], str(row["base_offset"]), str(row["size"]), *times
-
-
 def _listed_rows(backend: OpenedBackend, prefix: str) -> Iterator[Row]:
     """As the backend lists them; what comes together of one queue and type by base.
 
@@ -466,20 +492,6 @@ def _listed_row(backend: OpenedBackend, found: ListedSegment) -> Row:
     }
 
 
-def _listed_cells(row: Row) -> tuple[str, ...]:
-    from tieredstore.codec.names import segment_name
-
-    if row["catalogued"] is None:
-        known = "?"
-    elif not row["catalogued"]:
-        known = "not in the catalogue"
-    elif row["catalogue_size"] != row["size"]:
-        known = f"has {row['catalogue_size']} bytes of it"
-    else:
-        known = "yes"
-    return row["path"], row["type"], segment_name(row["base_offset"]), str(row["size"]), known
-
-
 def _whereabouts_row(found: Whereabouts) -> Row:
     message = found.message
     return {
@@ -509,7 +521,7 @@ def _where(record: SegmentRecord | None) -> Row | None:
     return {"path": record.path, "base_offset": record.base_offset, "size": record.size}
 
 
-def _whereabouts_lines(found: Whereabouts) -> list[str]:
+def _whereabouts_lines(found: Whereabouts, shown: Shown) -> list[str]:
     from tieredstore.access.survey import Place
 
     topic, queue_id = found.key
@@ -518,9 +530,9 @@ def _whereabouts_lines(found: Whereabouts) -> list[str]:
         lines.append(f"the tier has {found.min_offset} to {found.max_offset - 1} of this queue")
     else:
         lines.append("the tier has no message of this queue")
-    kept = "for ever" if found.reserve_hours is None else f"{found.reserve_hours} hours"
+    kept = "for ever" if found.reserve_hours is None else counted(found.reserve_hours, "hour")
     if found.place is Place.IN_TIER:
-        return lines + _about_message(found, kept)
+        return lines + _about_message(found, kept, shown)
     if found.place is Place.ABOVE:
         lines.append(
             "it was not put yet, or only the broker's local store has it: a batch is uploaded when "
@@ -529,18 +541,18 @@ def _whereabouts_lines(found: Whereabouts) -> list[str]:
     elif found.place is Place.BELOW:
         lines.append(f"it has expired, or the upload began behind it; the topic is kept {kept}")
         if found.earliest_timestamp is not None:
-            lines.append(f"the oldest message there is from {shown_time(found.earliest_timestamp)}")
+            lines.append(f"the oldest message there is from {shown.time(found.earliest_timestamp)}")
     elif found.place is Place.GAP:
         lines.append("nothing was stored at this offset, or it went with its segment; read on")
     return lines
 
 
-def _about_message(found: Whereabouts, kept: str) -> list[str]:
+def _about_message(found: Whereabouts, kept: str, shown: Shown) -> list[str]:
     from tieredstore.codec.queue_unit import UNIT_BYTES
 
     lines: list[str] = []
     if found.message is not None:
-        lines.append(f"stored at {shown_time(found.message.store_timestamp)}")
+        lines.append(f"stored at {shown.time(found.message.store_timestamp)}")
     for what, record, offset in (
         ("record", found.log_segment, found.log_offset),
         ("unit", found.queue_segment, found.queue_offset * UNIT_BYTES),
@@ -555,7 +567,7 @@ def _about_message(found: Whereabouts, kept: str) -> list[str]:
     else:
         grows = "; its segment still grows, so rather later" if found.is_growing else ""
         lines.append(
-            f"the topic is kept {kept}: it may go from {shown_time(found.expires_from)} on{grows}"
+            f"the topic is kept {kept}: it may go from {shown.time(found.expires_from)} on{grows}"
         )
     if found.found_by:
         lines.append(f"the index finds it by {', '.join(found.found_by)}")

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from tieredstore.cli.output import CommandError, ExitCode, note, parse_time, printable
+from tieredstore.cli.output import (
+    CommandError,
+    ExitCode,
+    note,
+    parse_time,
+    printable,
+    shown_size,
+    shown_time,
+)
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.model.config import StoreConfig
@@ -96,6 +104,28 @@ Plain = Annotated[bool, option("--plain", "With the body as its producer made it
 Topics = Annotated[
     list[str] | None, option("--topic PATTERN", "Only these topics, such as 'orders-*'.")
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """How an answer is shown."""
+
+    json: Json = False
+    exact_bytes: Annotated[bool, option("--bytes", "Sizes in bytes, not in MiB.")] = False
+    utc: Annotated[bool, option("--utc", "Times in UTC, not in this machine's zone.")] = False
+
+    def time(self, timestamp: int) -> str:
+        return shown_time(timestamp, utc=self.utc)
+
+    def size(self, size: int) -> str:
+        return shown_size(size, exact=self.exact_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableShown(Shown):
+    """How a table is shown."""
+
+    csv: Annotated[bool, option("--csv", "CSV with the fields of --json and their names.")] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -33,10 +33,10 @@ from tieredstore.cli.progress import make_room
 
 Row = dict[str, Any]
 
-_NAME_WIDTH: Final = 20  # of the first column, at least, where the terminal is narrow
-_WIDTH_MAX: Final = 1000
 _LOCKED: Final = "stop the broker first, or wait until the other command has ended"
 _LOCALE: Final = "file names and words are UTF-8 here; set a UTF-8 locale, or PYTHONUTF8=1"
+_WIDTH_MIN: Final = 40  # of a terminal
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _INT64_MAX: Final = 2**63 - 1
@@ -173,7 +173,34 @@ def write_row(row: Row, *lines: str, json: bool) -> None:
         write_json(row)
         return
     for line in lines:
-        write_line(printable(line))
+        for text in folded(printable(line)):
+            write_line(text)
+
+
+def terminal_width() -> int | None:
+    """None where stdout is no terminal: there nothing is cut, and a line is as long as it is."""
+    try:
+        if not sys.stdout.isatty():
+            return None
+    except ValueError:  # it is closed
+        return None
+    return max(_WIDTH_MIN, shutil.get_terminal_size().columns)
+
+
+def folded(line: str, *, indent: int = 2) -> list[str]:
+    """The line as a terminal has room for it, at blanks."""
+    width = terminal_width()
+    if width is None or len(line) <= width:
+        return [line]
+    import textwrap
+
+    return textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def finish_output() -> None:
@@ -233,84 +260,6 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
-
-
-class Columns:
-    """Lines in columns of given widths: nothing has to be known of the rows to come."""
-
-    def __init__(self, names: Sequence[str], widths: Sequence[int]) -> None:
-        self._names = names
-        self._widths = widths
-        self._begun = False
-
-    def write(self, cells: Sequence[str]) -> None:
-        if not self._begun:
-            self._begun = True
-            self._write(self._names)
-        self._write([printable(cell) for cell in cells])
-
-    def _write(self, cells: Sequence[str]) -> None:
-        padded = (cell.ljust(width) for cell, width in zip(cells, self._widths, strict=True))
-        write_line("  ".join(padded).rstrip())
-
-
-def write_rows(
-    rows: Iterable[Row], columns: Columns, cells: Callable[[Any], Sequence[str]], *, json: bool
-) -> None:
-    """Each row as it comes: an object for a program, or a line in columns for people."""
-    for row in rows:
-        if json:
-            write_json(row)
-        else:
-            columns.write(cells(row))
-
-
-def write_all(
-    rows: Iterable[Row],
-    title: str,
-    names: Sequence[str],
-    cells: Callable[[Row], Sequence[object]],
-    *,
-    json: bool,
-) -> None:
-    """All rows at once: objects for a program, or a table for people."""
-    if json:
-        for row in rows:
-            write_json(row)
-    else:
-        write_table(title, names, map(cells, rows))
-
-
-def write_table(title: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A small table, all of it at once; nothing where there are no rows."""
-    from rich.cells import cell_len
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
-    cells = [[printable(str(cell)) for cell in row] for row in rows]
-    if not cells:
-        return
-    # On a narrow terminal a long name is cut; a number or a time never is, nor anything elsewhere.
-    console = Console(highlight=False)
-    width = console.width if sys.stdout.isatty() else _WIDTH_MAX
-    others = (
-        max(map(cell_len, column)) + 2 for column in list(zip(names, *cells, strict=True))[1:]
-    )
-    name_width = max(width - sum(others), _NAME_WIDTH)
-    for name in names:
-        table.add_column(name, no_wrap=True)
-    for first, *rest in cells:
-        text = Text(first)
-        text.truncate(name_width, overflow="ellipsis")
-        table.add_row(text, *map(Text, rest))
-    console.width = _WIDTH_MAX
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        write_line(line.rstrip())
-    write_line("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,16 +396,39 @@ def parse_time(text: str) -> int:
     return time
 
 
-def shown_time(timestamp: int) -> str:
+def shown_time(timestamp: int, *, utc: bool = True, in_seconds: bool = False) -> str:
+    """ISO 8601 with its zone, as `parse_time` takes it: UTC, or that of this machine."""
     try:
         moment = _EPOCH + timedelta(milliseconds=timestamp)
-    except OverflowError:
+        if not utc:
+            moment = moment.astimezone()
+    except (OverflowError, ValueError, OSError):  # no year of a calendar
         return str(timestamp)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    step = "seconds" if in_seconds else "milliseconds"
+    return moment.isoformat(timespec=step).replace("+00:00", "Z")
 
 
-def shown_catalogue_time(timestamp: int | None) -> str:
-    """RocketMQ takes part of an IPv6 address for a time: what cannot be one is shown as it is."""
-    if timestamp is None:
-        return "-"
-    return shown_time(timestamp) if timestamp in _PLAUSIBLE else f"{timestamp}?"
+def shown_catalogue_time(timestamp: int, *, utc: bool = True) -> str:
+    """In seconds. RocketMQ takes part of an IPv6 address for a time: what cannot be one is shown
+    as it is."""
+    if timestamp not in _PLAUSIBLE:
+        return f"{timestamp}?"
+    return shown_time(timestamp, utc=utc, in_seconds=True)
+
+
+def shown_size(size: int, *, exact: bool = False) -> str:
+    """Bytes for people, in units of 1024; `exact`: each of them counted."""
+    if exact:
+        return counted(size, "byte")
+    amount, unit = float(size), "B"
+    for unit in _UNITS:
+        if amount < 1024 or unit == _UNITS[-1]:
+            break
+        amount /= 1024
+    return f"{size} B" if unit == "B" else f"{amount:,.1f} {unit}"
+
+
+def counted(count: int, what: str) -> str:
+    """So many of them: `1 queue`, `1,234 queues`."""
+    plural = f"{what[:-1]}ies" if what.endswith("ry") else f"{what}s"
+    return f"{count:,} {what if count == 1 else plural}"

@@ -12,22 +12,20 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, Self
 
 from tieredstore.access.reader import TieredReader
-from tieredstore.cli.options import chosen
+from tieredstore.cli.options import TableShown, chosen
 from tieredstore.cli.output import (
-    Columns,
     CommandError,
     ExitCode,
     Row,
+    counted,
     note,
     printable,
-    shown_time,
-    write_json,
-    write_line,
     write_row,
 )
+from tieredstore.cli.table import Column, Kind, Table
 from tieredstore.cli.tier import OpenedTier, TierDamage, check_answers
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.record import KEYS
@@ -46,8 +44,6 @@ from tieredstore.model.values import INT32_MAX, INT64_MAX, Boundary, QueueKey
 OnDamage = Callable[[QueueKey, int, SegmentError], None]
 """Gets the queue, how many messages could not be read, and why the first of them could not."""
 
-_COLUMNS: Final = ("log offset", "topic/queue/offset", "size", "stored", "tags", "keys")
-_WIDTHS: Final = (12, 34, 7, 24, 12, 0)
 # No queue has so many messages, and no message was stored so early: 2001-09-09.
 TIMES_FROM: Final = 1_000_000_000_000
 # Of all queues together:
@@ -109,8 +105,9 @@ def print_messages(
     count: int | None,
 ) -> None:
     keys = place.keys(topic, queue_id)
-    for key, message in islice(place.messages(keys, begin, count), count):
-        printer.write(key, message)
+    with printer:
+        for key, message in islice(place.messages(keys, begin, count), count):
+            printer.write(key, message)
     place.check_queues(keys)  # what is missing behind the last one that was shown
     place.raise_damage()
     printer.raise_not_plain()
@@ -136,8 +133,9 @@ def print_found(
     if not found.messages:
         place.keys(topic)
     place.note_reach(found, topic)
-    for message in found.messages[:count_max]:
-        printer.write(None, message)
+    with printer:
+        for message in found.messages[:count_max]:
+            printer.write(None, message)
     lack = place.lack_of(found)
     if len(found.messages) > count_max:
         note(f"there are more than {count_max}: --max shows them")
@@ -259,11 +257,11 @@ class LocalPlace:
 
     def raise_damage(self) -> None:
         if self._torn_count:
-            torn = f"{self._torn_count} messages at the end of the log were torn by a crash"
-            note(f"{torn}, not shown")
+            torn = counted(self._torn_count, "message")
+            note(f"{torn} at the end of the log, torn by a crash, not shown")
         if self._count:
             raise CommandError(
-                f"{self._count} damaged messages were not shown, the first: {self._first}; "
+                f"{counted(self._count, 'damaged message')} not shown, the first: {self._first}; "
                 "restore the file from a replica",
                 ExitCode.DAMAGE,
             )
@@ -418,38 +416,45 @@ def _is_gone(error: SegmentError) -> bool:
 
 
 class MessagePrinter:
-    """Messages one after the other."""
+    """Messages one after the other, a line each where that is wide enough."""
 
-    def __init__(self, *, json: bool, body: bool, plain: bool = False) -> None:
-        self._json = json
+    def __init__(
+        self, shown: TableShown, *, body: bool, plain: bool = False, log_offsets: bool = False
+    ) -> None:
         self._body = body
         self._plain = plain
-        self._columns = Columns(_COLUMNS, _WIDTHS)
+        columns = [
+            Column("log offset", "log_offset", Kind.NUMBER),
+            Column("topic/queue/offset", _place),
+            Column("stored", "store_timestamp", Kind.TIME),
+            Column("size", "size", Kind.SIZE),
+            Column("tags", "tags"),
+            Column("keys", _keys),
+            Column("body", _shown_body, Kind.DETAIL),
+        ]
+        self._table = Table(columns[0 if log_offsets else 1 : None if body or plain else -1], shown)
         self._not_plain = ""  # the first of them
         self._not_plain_count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._table.end()
 
     def write(self, key: QueueKey | None, message: SelectedMessage) -> None:
         row = _row(message, key=key, body=self._body, plain=self._plain)
         problem = row.get("body_problem")
         if problem is not None:
             self._not_plain_count += 1
-            place = f"{row['topic']}/{row['queue_id']}/{row['queue_offset']}"
-            self._not_plain = self._not_plain or f"{place}: {problem}"
-        if self._json:
-            write_json(row)
-            return
-        self._columns.write(_cells(row))
-        shown = row.get("body_plain") if self._plain else row.get("body")
-        if problem is not None:
-            write_line(f"    ({problem})")
-        elif shown is not None:
-            write_line("    " + printable(_body_text(shown)))
+            self._not_plain = self._not_plain or f"{_place(row)}: {problem}"
+        self._table.write(row)
 
     def raise_not_plain(self) -> None:
         """At the end, where bodies could not be made plain."""
         if self._not_plain_count:
             raise CommandError(
-                f"{self._not_plain_count} bodies could not be made plain, the first of"
+                f"{self._not_plain_count:,} of the bodies could not be made plain, the first of"
                 f" {printable(self._not_plain)}; the messages themselves are sound",
                 ExitCode.DAMAGE,
             )
@@ -498,16 +503,19 @@ def _row(
     return row
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    """The same for people, in `_COLUMNS`."""
-    place = f"{row['topic']}/{row['queue_id']}/{row['queue_offset']}"
-    keys = " ".join(filter(None, (row["unique_key"], row["keys"])))
-    stored = shown_time(row["store_timestamp"])
-    return str(row["log_offset"]), place, str(row["size"]), stored, row["tags"] or "-", keys or "-"
+def _place(row: Row) -> str:
+    return f"{row['topic']}/{row['queue_id']}/{row['queue_offset']}"
 
 
-def _body_text(text: str) -> str:
+def _keys(row: Row) -> str:
+    return " ".join(filter(None, (row["unique_key"], row["keys"])))
+
+
+def _shown_body(row: Row) -> str:
     """A body for people, from base64; what is no UTF-8 is shown by number."""
+    if row.get("body_problem") is not None:
+        return f"({row['body_problem']})"
+    text = row["body_plain"] if "body_plain" in row else row["body"]
     return base64.b64decode(text).decode("utf-8", "backslashreplace")
 
 

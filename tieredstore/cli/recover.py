@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tieredstore.cli.options import Json, TierOptions, config_of, option, verb
+from tieredstore.cli.options import TableShown, TierOptions, config_of, option, verb
 from tieredstore.cli.output import (
     CommandError,
     ExitCode,
     Row,
+    counted,
+    hint,
     printable,
     write_json,
     write_line,
@@ -35,7 +37,7 @@ def recover(
     ] = False,
     *,
     tier: TierOptions,
-    json: Json = False,
+    shown: TableShown,
 ) -> None:
     """Make an empty machine ready to go on with its tier, from the bucket or folder alone.
 
@@ -58,8 +60,9 @@ def recover(
     with opened_tier(named) as opened:
         rows = queue_rows(opened, None, damage)
         groups, topics = sorted(opened.reader.consumer_offsets()), opened.reader.topic_configs()
-    write_row({"what": "machine", **state}, *_lines_of(state, applied=apply), json=json)
-    write_queues(rows, json=json)
+    if not shown.csv:
+        write_row({"what": "machine", **state}, *_lines_of(state, applied=apply), json=shown.json)
+    write_queues(rows, shown)
     total: Row = {
         "what": "total",
         "queue_count": len(rows),
@@ -68,14 +71,14 @@ def recover(
         "groups": groups,
         "configured_topic_count": len(topics),
     }
-    if json:
+    if shown.json:
         write_json(total)
-    else:
+    elif not shown.csv:
         write_line(
-            f"{total['queue_count']} queues, {total['message_count']} messages,"
-            f" {total['log_bytes']} bytes;"
-            f" the tier keeps {len(topics)} topics' configuration and the offsets of"
-            f" {len(groups)} consumer groups"
+            f"{counted(len(rows), 'queue')}, {counted(total['message_count'], 'message')},"
+            f" {shown.size(total['log_bytes'])}; the tier keeps the configuration of"
+            f" {counted(len(topics), 'topic')} and the offsets of"
+            f" {counted(len(groups), 'consumer group')}"
         )
         missing = state["catalogue"] == "missing"
         then = command_line().with_word("--apply") if missing else "start the broker"

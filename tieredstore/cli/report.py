@@ -27,8 +27,8 @@ from tieredstore.cli.output import (
     printable,
     write_json,
     write_line,
-    write_table,
 )
+from tieredstore.cli.table import write_table
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.access.cost import Load, MonthlyCost

@@ -26,7 +26,7 @@ from tieredstore.access.wiring import (
     written_catalogue,
 )
 from tieredstore.cli.options import TierOptions, chosen, config_of, known_names
-from tieredstore.cli.output import CommandError, ExitCode, note, printable, shown_time
+from tieredstore.cli.output import CommandError, ExitCode, counted, note, printable, shown_time
 from tieredstore.cli.progress import Work, shown_work
 from tieredstore.codec.names import cluster_directory
 from tieredstore.driver.metadata import (
@@ -377,12 +377,12 @@ class TierDamage:
         """Raises what is wrong, if anything is: when all that is sound was shown."""
         found = []
         if self._message_count:
-            found.append(
-                f"{self._message_count} damaged messages were not shown, the first: {self._first}"
-            )
+            damaged = counted(self._message_count, "damaged message")
+            found.append(f"{damaged} not shown, the first: {self._first}")
         if self._queue_count:
-            queues = "1 queue has" if self._queue_count == 1 else f"{self._queue_count} queues have"
-            found.append(f"{queues} lost something, the first: {self._problem}")
+            has = "has" if self._queue_count == 1 else "have"
+            queues = counted(self._queue_count, "queue")
+            found.append(f"{queues} {has} lost something, the first: {self._problem}")
         if found:
             text = printable("; ".join(found))
             raise CommandError(f"{text}; restore the segment from a copy", ExitCode.DAMAGE)

@@ -18,6 +18,7 @@ from tieredstore.cli.output import (
     CommandError,
     ExitCode,
     Row,
+    counted,
     hint,
     printable,
     write_json,
@@ -80,7 +81,7 @@ def put(
             write_json(last)
     if not json:
         where = "" if last is None else f", the last one at offset {last['queue_offset']}"
-        write_line(f"{stored} messages put into {topic}/{queue or 0}{where}")
+        write_line(printable(f"{counted(stored, 'message')} put into {topic}/{queue or 0}{where}"))
         if stored:
             words = shlex.join(["tieredstore", "offload", "--store-path", store_path])
             hint(printable(f"next: {words}"))
@@ -101,7 +102,7 @@ def offload(
     """
     config, rows = _offloaded(tier, seal=seal)
     for row in rows:
-        committed = f"{row['committed_offset']} of {row['max_offset']} in the tier"
+        committed = f"{row['committed_offset']:,} of {row['max_offset']:,} in the tier"
         write_row(row, f"{row['topic']}/{row['queue_id']}: {committed}", json=json)
     if not json:
         hint(f"next: {_how_to_look(config)}")
@@ -214,7 +215,7 @@ def _waiting(local: LocalMessageStore, store: TieredMessageStore, key: QueueKey)
 
 
 def _why_behind(queue: QueueHealth) -> str:
-    why = queue.problem or queue.last_error or f"{queue.behind_count} messages wait"
+    why = queue.problem or queue.last_error or f"{counted(queue.behind_count, 'message')} behind"
     return f"{queue.topic}/{queue.queue_id}: {why}"
 
 
