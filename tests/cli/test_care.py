@@ -435,7 +435,7 @@ def test_who_has_an_older_catalogue_expires_nothing(
 
 def test_nothing_goes_that_is_young_enough(command: Command, tmp_path: Path, root: Path) -> None:
     ran = command.run("expire", "--config", settings(tmp_path, root, 1_000_000))
-    assert ran.out.endswith("0 segments with 0 bytes went\n")
+    assert ran.out.endswith("0 segments with 0 B went\n")
 
 
 # A bucket
@@ -465,7 +465,7 @@ def test_a_bucket_is_audited_and_rebuilt_from_any_machine(
     again.refused(ExitCode.REFUSED, "is not written over")
     shutil.rmtree(there / ".rounds")
     command.run("queues", *tier).refused(ExitCode.NOT_THERE, "taken in by `rebuild`")
-    assert "1 topics, 1 queues" in command.run("rebuild", *tier).out
+    assert "1 topic, 1 queue, " in command.run("rebuild", *tier).out
     assert command.run("audit", *tier).code == 0
     assert command.run("cat", "Orders", "--max", 20, *tier).out.count("Orders/0/") == 20
 

@@ -187,15 +187,15 @@ def test_ls_marks_what_the_catalogue_does_not_know(command: Command, root: Path)
     assert [row["file"] for row in odd] == [str(grown)]
     shown = asked(command, root, "ls").out
     assert shown.count("not in the catalogue") == 2
-    assert shown.count("has 9753 bytes of it") == 1
+    assert shown.count("has 9,753 bytes of it") == 1
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["topics"], ["reserve hours", "GoldAa", "117397", "72 (default)"]),
-        (["queues"], ["log bytes", "2026-11-20T10:45:32.778Z", "720619920815974403?"]),
-        (["segments", "GoldBB", 1], ["GoldBB/1", "CONSUME_QUEUE", "15139"]),
+        (["topics"], ["reserve hours", "GoldAa", "114.6 KiB", "72 (default)"]),
+        (["queues"], ["log size", "2026-11-20T10:45:32Z", "720619920815974403?"]),
+        (["segments", "GoldBB", 1], ["GoldBB/1", "CONSUME_QUEUE", "15,139"]),
         (["ls"], ["GoldBB/1", "INDEX", "cfcd208400000000000000000000"]),
     ],
 )
@@ -235,7 +235,7 @@ def test_a_store_path_stands_for_the_catalogue_in_it(command: Command) -> None:
     assert command.run("queues", *words).out == command.run("queues", *named(TIER)).out
 
 
-def test_a_size_is_shown_in_bytes_so_that_it_can_be_compared_with_the_file(
+def test_bytes_shows_sizes_so_that_each_can_be_compared_with_the_file(
     command: Command, root: Path
 ) -> None:
     held = sorted(
@@ -246,8 +246,8 @@ def test_a_size_is_shown_in_bytes_so_that_it_can_be_compared_with_the_file(
     assert held[-1] > 10_000
     rows = asked(command, root, "segments", "GoldAa", "--json").rows
     assert sorted(row["size"] for row in rows) == held
-    table = asked(command, root, "segments", "GoldAa").out.split()
-    assert all(str(size) in table for size in held)
+    table = asked(command, root, "segments", "GoldAa", "--bytes").out.split()
+    assert all(f"{size:,}" in table for size in held)
 
 
 def test_a_pipe_gets_all_of_it(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,14 +266,15 @@ def test_on_a_narrow_terminal_a_long_name_is_cut_and_nothing_else(
     monkeypatch.setenv("COLUMNS", columns)
     wanted = asked(command, TIER, "topics", "--json").rows
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    said = asked(command, TIER, "topics").out
+    said = asked(command, TIER, "topics", "--bytes").out
     lines = [line for line in said.splitlines() if "(default)" in line]
     assert len(lines) == len(wanted)
     for row, line in zip(wanted, lines, strict=True):
         assert line.split()[1:-2] == [
-            str(row[name]) for name in ("topic_id", "queue_count", "log_bytes", "queue_bytes")
+            f"{row[name]:,}" for name in ("topic_id", "queue_count", "log_bytes", "queue_bytes")
         ]
-        assert line.startswith(row["topic"][:15])
+        assert line.startswith(row["topic"][:5])
+        assert row["topic"][-5:] in line
         assert len(line) <= 80
 
 

@@ -177,9 +177,13 @@ def test_a_message_has_exactly_the_promised_fields(command: Command, place: str)
 def test_cat_for_people_is_a_line_a_message(command: Command, place: str) -> None:
     ran = command.run(*CAT[place], "--max", "3", "--with-body")
     head, *lines = ran.out.splitlines()
-    assert head.split() == ["log", "offset", "topic/queue/offset", "size", "stored", "tags", "keys"]
-    assert lines[0].split()[:4] == ["0", "GoldAa/0/0", "493", "2026-11-20T10:45:32.778Z"]
-    assert len(lines) == 6
+    titles = ["topic/queue/offset", "stored", "size", "tags", "keys", "body"]
+    first = ["GoldAa/0/0", "2026-11-20T10:45:32.778Z", "493", "B"]
+    if place == "local":
+        titles, first = ["log", "offset", *titles], ["0", *first]
+    assert head.split() == titles
+    assert lines[0].split()[: len(first)] == first
+    assert len(lines) == 3
 
 
 @pytest.mark.parametrize("place", OFFSET)
@@ -364,7 +368,7 @@ def test_the_number_of_messages_in_a_missing_segment_is_told(command: Command, r
     remove("GoldAa/0", "COMMIT_LOG", 13167)(root)
     lost = len([row for row in java_messages("GoldAa") if within(13167, 26248)(row)])
     ran = asked(command, root, "cat", "GoldAa")
-    assert f"{lost} damaged messages were not shown" in ran.err
+    assert f"not shown: {lost} damaged message" in ran.err
 
 
 def test_cat_from_a_time_goes_on_where_the_search_meets_damage(
@@ -533,8 +537,9 @@ def test_plain_bodies_are_shown_beside_those_that_are_stored(
 @KINDS
 def test_people_see_the_plain_body(command: Command, tmp_path: Path, kind: str) -> None:
     ran = cat_of(command, tmp_path, kind, BODIES, "--plain").done()
-    shown = [line.strip() for line in ran.out.splitlines() if line.startswith("    ")]
-    assert shown == [PLAIN.decode().strip(), PLAIN.decode().strip(), "short"]
+    _, *lines = ran.out.splitlines()
+    for line, body in zip(lines, (PLAIN, PLAIN, b"short"), strict=True):
+        assert line.endswith(f"  {body.decode().strip()}")
 
 
 @KINDS
@@ -544,7 +549,7 @@ def test_a_body_that_cannot_be_made_plain_is_told_of_and_hides_no_message(
     ran = cat_of(command, tmp_path, kind, (BODIES[1], DAMAGED, BODIES[2]), "--plain", "--json")
     assert ran.code == 4
     assert ran.err == (
-        "tieredstore: 1 bodies could not be made plain, the first of orders/0/1: the compressed"
+        "tieredstore: 1 body could not be made plain, the first of orders/0/1: the compressed"
         " body is damaged (zlib): it ends too early; the messages themselves are sound\n"
     )
     assert [row["body_plain"] is None for row in ran.rows] == [False, True, False]

@@ -57,7 +57,7 @@ def test_a_second_offload_uploads_only_what_is_new(command: Command, tmp_path: P
     assert (row["min_offset"], row["max_offset"]) == (0, 1000)
     before = picture(tmp_path / "tier")
     said = command.run("offload", "--store-path", tmp_path).out
-    assert "Many/0: 1000 of 1000 in the tier" in said
+    assert "Many/0: 1,000 of 1,000 in the tier" in said
     assert "tieredstore queues --provider posix" in said
     assert picture(tmp_path / "tier") == before
 

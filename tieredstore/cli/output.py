@@ -430,5 +430,5 @@ def shown_size(size: int, *, exact: bool = False) -> str:
 
 def counted(count: int, what: str) -> str:
     """So many of them: `1 queue`, `1,234 queues`."""
-    plural = f"{what[:-1]}ies" if what.endswith("ry") else f"{what}s"
+    plural = f"{what[:-1]}ies" if what.endswith(("dy", "ry")) else f"{what}s"
     return f"{count:,} {what if count == 1 else plural}"

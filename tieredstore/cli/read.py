@@ -258,10 +258,10 @@ class LocalPlace:
     def raise_damage(self) -> None:
         if self._torn_count:
             torn = counted(self._torn_count, "message")
-            note(f"{torn} at the end of the log, torn by a crash, not shown")
+            note(f"not shown: {torn} at the end of the log, torn by a crash")
         if self._count:
             raise CommandError(
-                f"{counted(self._count, 'damaged message')} not shown, the first: {self._first}; "
+                f"not shown: {counted(self._count, 'damaged message')}, the first: {self._first}; "
                 "restore the file from a replica",
                 ExitCode.DAMAGE,
             )
@@ -454,7 +454,7 @@ class MessagePrinter:
         """At the end, where bodies could not be made plain."""
         if self._not_plain_count:
             raise CommandError(
-                f"{self._not_plain_count:,} of the bodies could not be made plain, the first of"
+                f"{counted(self._not_plain_count, 'body')} could not be made plain, the first of"
                 f" {printable(self._not_plain)}; the messages themselves are sound",
                 ExitCode.DAMAGE,
             )

@@ -378,7 +378,7 @@ class TierDamage:
         found = []
         if self._message_count:
             damaged = counted(self._message_count, "damaged message")
-            found.append(f"{damaged} not shown, the first: {self._first}")
+            found.append(f"not shown: {damaged}, the first: {self._first}")
         if self._queue_count:
             has = "has" if self._queue_count == 1 else "have"
             queues = counted(self._queue_count, "queue")
