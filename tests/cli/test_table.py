@@ -42,8 +42,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "70")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
 
@@ -65,7 +64,7 @@ def test_numbers_stand_right_with_separators(capsys: pytest.CaptureFixture[str])
 
 
 def test_sizes_are_counted_where_that_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
-    head, line = written(capsys, row(), shown=TableShown(exact_bytes=True, utc=True))
+    _, line = written(capsys, row(), shown=TableShown(exact_bytes=True, utc=True))
     assert "  5,242,880  " in line
     sizes = [0, 1023, 1024, 1536, 1 << 20, 3 << 30, 5 << 50]
     assert list(map(shown_size, sizes)) == [
@@ -94,10 +93,10 @@ def test_times_are_of_this_machines_zone_and_can_be_given_back(
         assert shown_time(no_year, utc=False) == str(no_year)
 
 
-@pytest.mark.usefixtures("terminal")
 def test_a_narrow_terminal_cuts_a_place_in_its_middle_and_nothing_else(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    on_terminal(monkeypatch)
     _, line, wide = written(capsys, row(place=LONG), row(place="長い名前のトピックの名前/7"))
     assert len(line) <= 70
     assert line.startswith("a-topic-")
@@ -107,8 +106,10 @@ def test_a_narrow_terminal_cuts_a_place_in_its_middle_and_nothing_else(
     assert "/7  " in wide
 
 
-@pytest.mark.usefixtures("terminal")
-def test_what_has_no_room_in_its_line_stands_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_has_no_room_in_its_line_stands_below_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_terminal(monkeypatch)
     long = "word " * 30
     _, short, line, *below = written(capsys, row(said="it fits"), row(said=long))
     assert short.endswith("Z  it fits")
@@ -138,9 +139,12 @@ def test_a_table_of_any_length_holds_only_its_beginning(capsys: pytest.CaptureFi
 
 
 def test_what_was_read_before_an_error_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ZeroDivisionError), Table(COLUMNS, TableShown()) as table:
-        table.write(row())
+    def rows() -> Iterator[Row]:
+        yield row()
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_rows(rows(), COLUMNS, TableShown())
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
