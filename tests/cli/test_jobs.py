@@ -29,8 +29,8 @@ from tieredstore.model.findings import Finding, FindingKind, Severity
 def test_a_sound_tier_is_told_to_be_so(command: Command) -> None:
     ran = command.run("verify", *named(TIER, store_path=TIER / "store")).done()
     assert ran.out.splitlines() == [
-        "9 queues with 533 messages, 346788 bytes are to be read",
-        "read 533 messages, 1279 keys, 1324 entries: nothing is wrong",
+        "9 queues with 533 messages, 338.7 KiB are to be read",
+        "read 533 messages, 1,279 keys, 1,324 entries: nothing is wrong",
     ]
 
 
@@ -94,7 +94,7 @@ def words_for(config: StoreConfig) -> list[str]:
 def test_a_dry_run_changes_nothing(command: Command, config: StoreConfig) -> None:
     before = picture(Path(config.path))
     ran = command.run(*words_for(config), "--dry-run").done()
-    assert "70 messages in 1 slices" in ran.out
+    assert "70 messages in 1 slice" in ran.out
     assert picture(Path(config.path)) == before
 
 

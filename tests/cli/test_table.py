@@ -14,8 +14,9 @@ import pytest
 from tests.cli.cli_kit import Command
 from tests.cli.tier_kit import TIER, VERBS, named
 from tieredstore.cli.options import Shown, TableShown
-from tieredstore.cli.output import Row, counted, folded, parse_time, shown_size, shown_time
+from tieredstore.cli.output import Row, folded, parse_time, shown_time
 from tieredstore.cli.table import Column, Kind, Table, write_rows, write_table
+from tieredstore.model.amounts import counted, shown_size
 
 TIME = 1795171532778
 COLUMNS = (

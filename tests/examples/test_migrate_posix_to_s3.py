@@ -46,7 +46,7 @@ def test_a_tier_is_moved_and_its_printed_settings_open_it(tmp_path: Path) -> Non
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")
-        assert "to copy: 57 segments, 346788 bytes" in done.stdout
+        assert "to copy: 57 segments, 338.7 KiB" in done.stdout
         assert "requests: about" in done.stdout
         printed = tmp_path / "printed.toml"
         printed.write_text(done.stdout[done.stdout.index("[tieredstore]") :])

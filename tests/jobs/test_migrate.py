@@ -279,8 +279,8 @@ def test_the_plan_is_told_first_and_a_dry_run_ends_there(command: Command, tmp_p
     ran = command.run("migrate", *named(TIER), *to(tmp_path), "--dry-run")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.splitlines() == [
-        "57 segments of 9 queues, 346788 bytes",
-        "to copy: 57 segments, 346788 bytes",
+        "57 segments of 9 queues, 338.7 KiB",
+        "to copy: 57 segments, 338.7 KiB",
     ]
     assert not list(tmp_path.iterdir())
 
@@ -426,4 +426,4 @@ def test_the_script_for_spark_has_the_same_words(
 ) -> None:
     """A dry run waits for no JVM."""
     assert submit.main(["migrate", *named(TIER), *to(tmp_path), "--dry-run"]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "57 segments of 9 queues, 346788 bytes"
+    assert capsys.readouterr().out.splitlines()[0] == "57 segments of 9 queues, 338.7 KiB"

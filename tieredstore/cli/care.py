@@ -29,7 +29,6 @@ from tieredstore.cli.output import (
     ExitCode,
     OutputFile,
     Row,
-    counted,
     hint,
     printable,
     write_line,
@@ -37,6 +36,7 @@ from tieredstore.cli.output import (
 )
 from tieredstore.cli.progress import command_line
 from tieredstore.cli.table import Column, Kind, Table, write_rows
+from tieredstore.model.amounts import counted
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.access.audit import AuditReport

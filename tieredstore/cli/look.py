@@ -40,13 +40,13 @@ from tieredstore.cli.output import (
     CommandError,
     ExitCode,
     Row,
-    counted,
     note,
     printable,
     write_line,
     write_row,
 )
 from tieredstore.cli.table import Column, Kind, write_rows
+from tieredstore.model.amounts import counted
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 
 if TYPE_CHECKING:  # help must be fast

@@ -23,9 +23,9 @@ from tieredstore.cli.output import (
     note,
     parse_time,
     printable,
-    shown_size,
     shown_time,
 )
+from tieredstore.model.amounts import shown_size
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.model.config import StoreConfig

@@ -36,7 +36,6 @@ Row = dict[str, Any]
 _LOCKED: Final = "stop the broker first, or wait until the other command has ended"
 _LOCALE: Final = "file names and words are UTF-8 here; set a UTF-8 locale, or PYTHONUTF8=1"
 _WIDTH_MIN: Final = 40  # of a terminal
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _INT64_MAX: Final = 2**63 - 1
@@ -414,21 +413,3 @@ def shown_catalogue_time(timestamp: int, *, utc: bool = True) -> str:
     if timestamp not in _PLAUSIBLE:
         return f"{timestamp}?"
     return shown_time(timestamp, utc=utc, in_seconds=True)
-
-
-def shown_size(size: int, *, exact: bool = False) -> str:
-    """Bytes for people, in units of 1024; `exact`: each of them counted."""
-    if exact:
-        return counted(size, "byte")
-    amount, unit = float(size), "B"
-    for unit in _UNITS:
-        if amount < 1024 or unit == _UNITS[-1]:
-            break
-        amount /= 1024
-    return f"{size} B" if unit == "B" else f"{amount:,.1f} {unit}"
-
-
-def counted(count: int, what: str) -> str:
-    """So many of them: `1 queue`, `1,234 queues`."""
-    plural = f"{what[:-1]}ies" if what.endswith(("dy", "ry")) else f"{what}s"
-    return f"{count:,} {what if count == 1 else plural}"

@@ -20,7 +20,6 @@ from tieredstore.cli.output import (
     CommandError,
     ExitCode,
     Row,
-    counted,
     note,
     printable,
     write_row,
@@ -31,6 +30,7 @@ from tieredstore.codec.message import decode_message
 from tieredstore.codec.record import KEYS
 from tieredstore.codec.selected import SelectedRecord
 from tieredstore.local.reader import LocalReader
+from tieredstore.model.amounts import counted
 from tieredstore.model.errors import (
     BodyNotPlainError,
     OffsetOutOfRangeError,

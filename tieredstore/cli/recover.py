@@ -14,7 +14,6 @@ from tieredstore.cli.output import (
     CommandError,
     ExitCode,
     Row,
-    counted,
     hint,
     printable,
     write_json,
@@ -22,6 +21,7 @@ from tieredstore.cli.output import (
     write_row,
 )
 from tieredstore.cli.progress import command_line
+from tieredstore.model.amounts import counted
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.access.rebuild import RebuildReport

@@ -21,12 +21,12 @@ from tieredstore.cli.output import (
     folded,
     printable,
     shown_catalogue_time,
-    shown_size,
     shown_time,
     terminal_width,
     write_json,
     write_line,
 )
+from tieredstore.model.amounts import shown_size
 
 _HELD_MAX: Final = 500  # rows whose widths are known before the first is written
 _GAP: Final = 2

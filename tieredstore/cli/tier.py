@@ -26,7 +26,7 @@ from tieredstore.access.wiring import (
     written_catalogue,
 )
 from tieredstore.cli.options import TierOptions, chosen, config_of, known_names
-from tieredstore.cli.output import CommandError, ExitCode, counted, note, printable, shown_time
+from tieredstore.cli.output import CommandError, ExitCode, note, printable, shown_time
 from tieredstore.cli.progress import Work, shown_work
 from tieredstore.codec.names import cluster_directory
 from tieredstore.driver.metadata import (
@@ -37,6 +37,7 @@ from tieredstore.driver.metadata import (
 )
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
+from tieredstore.model.amounts import counted
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import MetadataError, OffsetOutOfRangeError, SegmentError
 from tieredstore.model.values import QueueKey

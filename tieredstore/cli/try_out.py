@@ -18,13 +18,13 @@ from tieredstore.cli.output import (
     CommandError,
     ExitCode,
     Row,
-    counted,
     hint,
     printable,
     write_json,
     write_line,
     write_row,
 )
+from tieredstore.model.amounts import counted
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.access.health import QueueHealth

@@ -69,6 +69,7 @@ from tieredstore.jobs.slices import (
     TopicPatterns,
     plan_slices,
 )
+from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError, MetadataError
 from tieredstore.model.findings import Finding, Severity
@@ -185,7 +186,9 @@ class ExportJob:
                 ]
         sizes = [item.slice.approximate_bytes for item in items]
         messages = sum(len(item.slice) for item in items)
-        text = f"{messages} messages, about {sum(sizes)} bytes, in {len(items)} ranges to export"
+        ranges = counted(len(items), "range")
+        size = shown_size(sum(sizes))
+        text = f"{counted(messages, 'message')}, about {size}, in {ranges} to export"
         lines = [text, *(f"note: {line}: made anew?" for line in reset)]
         if staged:
             lines.append(f"{len(staged)} ranges were written by runs that did not end: to commit")
@@ -253,7 +256,9 @@ class ExportJob:
                 "commits": ledger.commits,
                 "made_anew": plan.facts["made_anew"],
             },
-            lines=(f"exported {messages} messages to {len(files)} files, {done}",),
+            lines=(
+                f"exported {counted(messages, 'message')} to {counted(len(files), 'file')}, {done}",
+            ),
         )
 
     # Parts

@@ -67,6 +67,7 @@ from tieredstore.jobs.migrate_plan import (
     with_names,
 )
 from tieredstore.jobs.worker import worker_provider, worker_runtime
+from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -298,7 +299,8 @@ class _Finish:
                 segment.delete()
 
     def _lines(self) -> list[str]:
-        done = f"copied {self._counts['copied']} segments, {self._bytes['copied']} bytes"
+        copied = counted(self._counts["copied"], "segment")
+        done = f"copied {copied}, {shown_size(self._bytes['copied'])}"
         lines = [f"{done} ({self._job.proof.value})"]
         if self._counts["compared"]:
             lines.append(f"{self._counts['compared']} were there already, and are the same")

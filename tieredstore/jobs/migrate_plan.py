@@ -24,6 +24,7 @@ from tieredstore.index import watermarks
 from tieredstore.jobs.job import Plan
 from tieredstore.jobs.migrate_copy import BLOCK_BYTES, Copied, CopyItem, Key, Proof, place_of
 from tieredstore.jobs.slices import TopicPatterns
+from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendUnavailableError,
@@ -346,8 +347,9 @@ def _lines(
     dollars: float | None,
 ) -> tuple[str, ...]:
     lines = [
-        f"{counts['segments']} segments of {counts['queues']} queues, {byte_counts['tier']} bytes",
-        f"to copy: {counts['to_copy']} segments, {byte_counts['to_copy']} bytes",
+        f"{counted(counts['segments'], 'segment')} of {counted(counts['queues'], 'queue')}, "
+        f"{shown_size(byte_counts['tier'])}",
+        f"to copy: {counted(counts['to_copy'], 'segment')}, {shown_size(byte_counts['to_copy'])}",
     ]
     if dollars is not None:
         asked = ", ".join(f"{count} {name}" for name, count in sorted(requests.items()) if count)

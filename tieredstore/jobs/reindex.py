@@ -51,6 +51,7 @@ from tieredstore.jobs.worker import (
     worker_runtime,
     worker_scratch,
 )
+from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     InvalidConfigError,
@@ -122,10 +123,11 @@ class ReindexKeys:
         items = [item for item in wanted if item.stem not in staged]
         sizes = [item.slice.approximate_bytes for item in items]
         messages = sum(len(item.slice) for item in wanted)
-        lines = [f"{messages} messages in {len(wanted)} slices"]
+        lines = [f"{counted(messages, 'message')} in {counted(len(wanted), 'slice')}"]
         if len(items) < len(wanted):
-            lines.append(f"the keys of {len(wanted) - len(items)} slices are staged already")
-        lines.append(f"{len(items)} slices to read, about {sum(sizes)} bytes")
+            staged_count = len(wanted) - len(items)
+            lines.append(f"staged already: the keys of {counted(staged_count, 'slice')}")
+        lines.append(f"{counted(len(items), 'slice')} to read, about {shown_size(sum(sizes))}")
         return Plan(
             items=items,
             item_bytes=sizes,
@@ -287,7 +289,9 @@ class ReindexFiles:
             byte_counts={"index": size},
             findings=_findings(plan.counts["damaged"]),
             failures=tuple(rows.failures),
-            lines=(f"{keys} keys in {len(made)} index files, {size} bytes",),
+            lines=(
+                f"{counted(keys, 'key')} in {counted(len(made), 'index file')}, {shown_size(size)}",
+            ),
         )
 
     def _staged(self, scratch: Scratch) -> list[KeyRun]:

@@ -57,6 +57,7 @@ from tieredstore.jobs.verify_index import (
 )
 from tieredstore.jobs.verify_keys import IndexedQueue, KeyComparison
 from tieredstore.jobs.verify_slice import SliceItem, verify_slice
+from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import MetadataError
 from tieredstore.model.findings import Finding
@@ -91,7 +92,8 @@ class VerifyJob:
         messages = sum(queue.message_count for queue in picture.queues)
         # Of one item it is an estimate.
         size = picture.byte_count(with_index=self._compares_keys)
-        text = f"{len(picture.queues)} queues with {messages} messages, {size} bytes"
+        queues = counted(len(picture.queues), "queue")
+        text = f"{queues} with {counted(messages, 'message')}, {shown_size(size)}"
         return Plan(
             items=[item for item, _ in work],
             item_bytes=item_bytes,
@@ -179,7 +181,8 @@ class VerifyJob:
 
 
 def _summary(counts: Counter[str], kinds: dict[str, Json]) -> str:
-    text = f"read {counts['messages']} messages, {counts['keys']} keys, {counts['entries']} entries"
+    read = (("messages", "message"), ("keys", "key"), ("entries", "entry"))
+    text = "read " + ", ".join(counted(counts[name], what) for name, what in read)
     if not kinds:
         return f"{text}: nothing is wrong"
     return f"{text}; found: " + ", ".join(f"{count} {kind}" for kind, count in kinds.items())

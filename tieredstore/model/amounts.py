@@ -1,0 +1,25 @@
+"""Counts and sizes as people read them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def shown_size(size: int, *, exact: bool = False) -> str:
+    """Bytes for people, in units of 1024; `exact`: each of them counted."""
+    if exact:
+        return counted(size, "byte")
+    amount, unit = float(size), "B"
+    for unit in _UNITS:
+        if amount < 1024 or unit == _UNITS[-1]:
+            break
+        amount /= 1024
+    return f"{size} B" if unit == "B" else f"{amount:,.1f} {unit}"
+
+
+def counted(count: int, what: str) -> str:
+    """So many of them: `1 queue`, `1,234 queues`."""
+    plural = f"{what[:-1]}ies" if what.endswith(("dy", "ry")) else f"{what}s"
+    return f"{count:,} {what if count == 1 else plural}"
