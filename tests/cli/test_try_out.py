@@ -78,7 +78,10 @@ def test_what_was_not_uploaded_says_of_which_queue_and_why(
 def test_what_cannot_be_done_is_one_clear_line(command: Command, tmp_path: Path) -> None:
     absent = command.run("offload", "--store-path", tmp_path / "absent")
     assert absent.code == ExitCode.NOT_THERE
-    assert "no local store" in absent.err
+    assert absent.err == f"tieredstore: no such directory: {tmp_path / 'absent'}\n"
+    (tmp_path / "empty").mkdir()
+    empty = command.run("offload", "--store-path", tmp_path / "empty")
+    empty.refused(ExitCode.NOT_THERE, "empty: no local store: it has no commitlog")
     assert not (tmp_path / "absent").exists()
     unnamed = command.run("offload")
     assert unnamed.code == ExitCode.USAGE

@@ -235,6 +235,8 @@ def _store(
 
     files = StoreFiles(Path(store_path))
     is_there = files.commit_log.is_dir()
+    if not make and not Path(store_path).is_dir():
+        raise CommandError(printable(f"no such directory: {store_path}"), ExitCode.NOT_THERE)
     if not is_there and not make:
         raise CommandError(
             printable(f"{store_path}: no local store: it has no commitlog directory"),

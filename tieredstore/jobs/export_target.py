@@ -21,6 +21,7 @@ from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
     InvalidConfigError,
+    system_says,
 )
 from tieredstore.model.settings import has_password
 
@@ -240,7 +241,7 @@ class ExportTarget:
     def _failed(
         self, error: OSError, path: str, operation: str
     ) -> BackendRefusedError | BackendUnavailableError:
-        text = " ".join(str(error).split())
+        text = " ".join(system_says(error).split())
         words = text.lower()
         again = ("timeout", "timed out", "network", "slow", "curlcode", "503", "500")
         if any(word in words for word in again):
