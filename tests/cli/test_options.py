@@ -121,8 +121,8 @@ def test_quiet_leaves_out_notes_and_hints_and_nothing_else(
     store = tmp_path / "store"
     command.run("put", "T", "--store-path", store, "--body=-q", "-q").done()
     offload = ("offload", "--store-path", store)
-    assert "look at it with" in command.run(*offload).done().out
-    assert "look at it with" not in command.run(*offload, "-q").done().out
+    assert "next: " in command.run(*offload).done().out
+    assert "next: " not in command.run(*offload, "-q").done().out
 
 
 def test_verbose_logs_on_stderr_and_changes_nothing_else(command: Command, tmp_path: Path) -> None:

@@ -30,13 +30,13 @@ from tieredstore.cli.progress import (
     asked,
     command_line,
     shown_work,
-    size_text,
     span_text,
 )
 from tieredstore.driver.metrics import DOWNLOAD_BYTES, MESSAGES_DISPATCHED, RPC_LATENCY
 from tieredstore.driver.metrics import UPLOAD_BYTES as WRITTEN
 from tieredstore.driver.runtime import ManualClock
 from tieredstore.jobs.job import Progress
+from tieredstore.model.amounts import shown_size
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -209,8 +209,8 @@ def test_a_command_can_be_said_again_with_one_more_word() -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        (size_text(0), "0 B"), (size_text(1023), "1,023 B"), (size_text(1536), "1.5 KiB"),
-        (size_text(3 * GIB), "3.0 GiB"), (size_text(5000 * GIB * 1024), "5,000.0 TiB"),
+        (shown_size(0), "0 B"), (shown_size(1023), "1,023 B"), (shown_size(1536), "1.5 KiB"),
+        (shown_size(3 * GIB), "3.0 GiB"), (shown_size(5000 * GIB * 1024), "5,000.0 TiB"),
         (span_text(0), "0 s"), (span_text(119), "119 s"), (span_text(120), "2.0 min"),
         (span_text(3599), "60 min"), (span_text(7200), "2.0 h"), (span_text(864_000), "10 days"),
     ],

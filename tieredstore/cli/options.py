@@ -330,7 +330,7 @@ def config_of(tier: TierOptions) -> StoreConfig:
 
     if tier.config is not None:
         require_file(tier.config)
-        config = replace(_from_file(tier.config, tier.tier_name), **given(tier))
+        config = replace(StoreConfig.from_file(tier.config, tier=tier.tier_name), **given(tier))
         where = f"{tier.config}: "
     elif tier.tier_name is not None:
         text = f"--tier {tier.tier_name}: no file says what it is; name it with --config FILE"
@@ -364,17 +364,6 @@ def require_file(file: Path) -> None:
     """Raise where it is not there."""
     if not file.exists():
         raise CommandError(printable(f"no such file: {file}"), ExitCode.NOT_THERE)
-
-
-def _from_file(file: Path, tier_name: str | None) -> StoreConfig:
-    from tieredstore.model.config import StoreConfig
-
-    if tier_name is None:
-        return StoreConfig.from_file(file)
-    if file.suffix != ".toml":
-        text = f"{file}: a broker.conf is about one tier; --tier is for a .toml"
-        raise CommandError(printable(text), ExitCode.USAGE)
-    return StoreConfig.from_toml(file, tier=tier_name)
 
 
 def chosen(

@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TextIO
 
+from tieredstore.model.amounts import shown_size
+
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.driver.metrics import GaugeRead, Labels, Metric
     from tieredstore.driver.runtime import Clock
@@ -182,16 +184,16 @@ class Work:
         seconds = now - since
         parts = []
         if self._bytes_total:
-            parts.append(f"{size_text(size)} of {size_text(self._bytes_total)}")
+            parts.append(f"{shown_size(size)} of {shown_size(self._bytes_total)}")
         elif size:
-            parts.append(size_text(size))
+            parts.append(shown_size(size))
         if self._noun and (self._total or self._done):
             of_total = f" of {self._total:,}" if self._total else ""
             parts.append(f"{self._done:,}{of_total} {self._noun}")
         if share is not None:
             parts.append(f"{int(share * 100)}%")
         if seconds > 0 and size > size_then:
-            parts.append(f"{size_text((size - size_then) / seconds)}/s")
+            parts.append(f"{shown_size((size - size_then) / seconds)}/s")
         if share is None:
             parts.append(span_text(now - self._begun))
         elif self._total and self._done >= self._total:
@@ -258,14 +260,6 @@ def make_room(out: TextIO) -> None:
     """Before a line is written, to what may be the same terminal."""
     if _shown is not None and out.isatty():
         _shown.make_room()
-
-
-def size_text(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} TiB"
 
 
 def span_text(seconds: float) -> str:

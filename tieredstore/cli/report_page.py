@@ -18,7 +18,8 @@ from typing import Final
 from tieredstore.access.cost import CostLine
 from tieredstore.access.survey import DrawnSegment, QueuePicture, TierPicture, Trouble
 from tieredstore.cli.output import shown_time
-from tieredstore.cli.progress import size_text, span_text
+from tieredstore.cli.progress import span_text
+from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.values import QueueKey
 
 QUEUES_SHOWN_MAX: Final = 200
@@ -121,7 +122,7 @@ class _Drawing:
     def _verdict(self) -> Iterator[str]:
         wrong, total = len(self._troubles), len(self._picture.queues)
         if not wrong:
-            what = "Nothing is wrong with " + (_plural(total, "queue") if total else "this tier")
+            what = "Nothing is wrong with " + (counted(total, "queue") if total else "this tier")
             yield f'<p class="verdict fine">{what}.</p>'
             return
         counts = Counter(next(iter(troubles)) for troubles in self._troubles.values())
@@ -132,7 +133,7 @@ class _Drawing:
         )
         need = "needs" if wrong == 1 else "need"
         yield (
-            f'<p class="verdict wrong">{wrong:,} of {_plural(total, "queue")} {need} a look: '
+            f'<p class="verdict wrong">{wrong:,} of {counted(total, "queue")} {need} a look: '
             f"{said}.</p>"
         )
 
@@ -151,7 +152,7 @@ class _Drawing:
             ("topics", f"{len(picture.topics):,}"),
             ("queues", f"{len(picture.queues):,}"),
             ("messages", f"{messages:,}"),
-            ("in the tier", size_text(picture.total_bytes)),
+            ("in the tier", shown_size(picture.total_bytes)),
             ("not uploaded yet", f"{sum(waiting):,}" if waiting else _UNKNOWN),
             ("a month, about", f"${picture.cost.dollars:,.2f}"),
         ):
@@ -175,7 +176,7 @@ class _Drawing:
                 continue
             what, then = _WORDS[trouble]
             verb = what if len(queues) > 1 else _singular(what)
-            yield f'<section class="kind"><div><h3>{_plural(len(queues), "queue")} {verb}</h3>'
+            yield f'<section class="kind"><div><h3>{counted(len(queues), "queue")} {verb}</h3>'
             yield f"<p>{then}</p></div>"
             queues.sort(key=lambda queue: (-queue.waiting_count, -queue.log_bytes))
             shown, room = queues[:room], room - len(queues[:room])
@@ -196,7 +197,7 @@ class _Drawing:
             yield f"<p>{escape(text)}</p>"
         yield (
             f'<p class="soft">{_number_text(queue.min_offset)} to {queue.max_offset:,}, '
-            f"{_plural(len(queue.segments), 'segment')}, {size_text(queue.log_bytes)}, last "
+            f"{counted(len(queue.segments), 'segment')}, {shown_size(queue.log_bytes)}, last "
             f"message {_moment_text(queue.end_timestamp)}</p>"
         )
         yield _offsets_bar(queue)
@@ -255,8 +256,8 @@ class _Drawing:
         yield (
             f'<div class="topic" data-name="{escape(name.lower())}"><div class="line">'
             f"<span>{bold}</span>{_bar(size, largest)}"
-            f'<span class="n">{size_text(size)}</span>'
-            f'<span class="n">{_plural(len(queues), "queue")}</span>'
+            f'<span class="n">{shown_size(size)}</span>'
+            f'<span class="n">{counted(len(queues), "queue")}</span>'
             f'<span class="n soft">oldest {oldest}, kept {kept}</span></div>'
             '<div class="strip">'
         )
@@ -271,7 +272,7 @@ class _Drawing:
 
     def _small(self, queue: QueuePicture, heights: Sequence[float], peak: float) -> str:
         odd = " odd" if queue.key in self._troubles else ""
-        said = f"{size_text(queue.log_bytes)}, to {queue.max_offset:,}"
+        said = f"{shown_size(queue.log_bytes)}, to {queue.max_offset:,}"
         return (
             f'<span class="q{odd}" title="{said}">'
             f'<svg viewBox="0 0 {_BINS} {_STEPS}" preserveAspectRatio="none">'
@@ -305,7 +306,7 @@ class _Drawing:
                     _number_text(queue.max_offset),
                     _number_text(queue.indexed_offset),
                     _number_text(queue.local_offset),
-                    size_text(queue.log_bytes),
+                    shown_size(queue.log_bytes),
                     _offsets_bar(queue),
                 )
                 for queue in ranked
@@ -329,14 +330,14 @@ class _Drawing:
             )
             return
         size = sum(file.size for file in found)
-        yield f"<p>{_plural(len(found), 'file')}, {size_text(size)}</p>"
+        yield f"<p>{counted(len(found), 'file')}, {shown_size(size)}</p>"
         yield from _table(
             (("begun", "name"), ("last message", "n"), ("bytes", "n"), ("file at", "n")),
             (
                 (
                     _moment_text(file.begin_timestamp),
                     _moment_text(file.end_timestamp),
-                    size_text(file.size),
+                    shown_size(file.size),
                     f"{file.base_offset:,}",
                 )
                 for file in found[:_FILES_MAX]
@@ -355,7 +356,7 @@ class _Drawing:
         yield "</div>"
         yield (
             f'<p class="soft">Thirty days in an object store at list prices, estimated from '
-            f"{load.messages_per_second:,.1f} messages/s in {_plural(load.queue_count, 'queue')}: "
+            f"{load.messages_per_second:,.1f} messages/s in {counted(load.queue_count, 'queue')}: "
             "the average over the time that the tier goes back</p>"
         )
         yield from _table(
@@ -375,7 +376,7 @@ class _Drawing:
         yield from _chart(
             "Messages that came, by day",
             heights,
-            size_text,
+            shown_size,
             _moment_text(first).partition(" ")[0],
             "today",
         )
@@ -397,7 +398,7 @@ class _Drawing:
         count = sum(span.entry_count for span in appended)
         size = sum(span.size for span in appended)
         yield from _chart(
-            f"Rounds and other entries of the log: {count:,} with {size_text(size)}; a PUT and a "
+            f"Rounds and other entries of the log: {count:,} with {shown_size(size)}; a PUT and a "
             f"HEAD each, {count * self._picture.entry_dollars:,.4f} dollars",
             heights,
             lambda each: f"{each:,.0f}",
@@ -499,10 +500,6 @@ def _search_name(key: QueueKey) -> str:
     return escape(_path(key).lower())
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def _singular(what: str) -> str:
     """Of one queue: `take` is `takes`."""
     verb, _, rest = what.partition(" ")
@@ -535,7 +532,7 @@ def _age_text(timestamp: int | None, now_ms: int) -> str:
 def _bar(value: float, largest: float) -> str:
     """How large a value is beside the largest."""
     width = 0.0 if largest <= 0 else max(_LEAST, _WIDTH * value / largest)
-    return _svg(size_text(value), _rect(0, width, "tier"))
+    return _svg(shown_size(value), _rect(0, width, "tier"))
 
 
 def _offsets_bar(queue: QueuePicture) -> str:
@@ -567,7 +564,7 @@ def _timeline(segments: Sequence[DrawnSegment], first: int, last: int) -> str:
         left = _WIDTH * (begin - first) / span
         width = max(_LEAST, _WIDTH * (end - begin) / span - 0.5)
         shapes.append(_rect(min(left, _WIDTH - _LEAST), width, "tier"))
-    return _svg(f"{_plural(len(segments), 'segment')}, by time", *shapes)
+    return _svg(f"{counted(len(segments), 'segment')}, by time", *shapes)
 
 
 def _rect(x: float, width: float, colour: str, *, y: float = 0.0, height: float = _HEIGHT) -> str:

@@ -7,16 +7,16 @@ from typing import Final
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def shown_size(size: int, *, exact: bool = False) -> str:
+def shown_size(size: float, *, exact: bool = False) -> str:
     """Bytes for people, in units of 1024; `exact`: each of them counted."""
     if exact:
-        return counted(size, "byte")
+        return counted(int(size), "byte")
     amount, unit = float(size), "B"
     for unit in _UNITS:
         if amount < 1024 or unit == _UNITS[-1]:
             break
         amount /= 1024
-    return f"{size} B" if unit == "B" else f"{amount:,.1f} {unit}"
+    return f"{amount:,.0f} B" if unit == "B" else f"{amount:,.1f} {unit}"
 
 
 def counted(count: int, what: str) -> str:
