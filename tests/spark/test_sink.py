@@ -153,3 +153,99 @@ def test_attempts_that_fail_and_executors_that_die_leave_every_message_once(
     assert found == [[queue_id, number] for queue_id in (0, 1) for number in range(100)]
     assert len(keyed) == 1
     assert all(".zip" in file for file in files), files
+
+
+# The first attempt at one partition stops behind most of its rows. It goes on when its twin has
+# begun, when its twin has given all its rows, or not at all: until Spark kills it.
+TWINS = """
+import json, sys, threading
+from pathlib import Path
+from pyspark import SparkContext, TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
+
+place, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+options["block_bytes"] = "2k"
+ROWS = 160
+
+# Spark starts a twin on another machine only: a cluster whose two have an address each.
+SparkContext._ensure_initialized()
+jvm, deploy = SparkContext._jvm, SparkContext._jvm.org.apache.spark.deploy
+conf, none = jvm.org.apache.spark.SparkConf(), jvm.scala.Option.empty()
+master = deploy.master.Master.startRpcEnvAndEndpoint("127.0.0.1", 0, 0, conf)._1().address()
+urls = SparkContext._gateway.new_array(jvm.String, 1)
+urls[0] = master.toSparkURL()
+for host in ("127.0.0.2", "127.0.0.3"):
+    deploy.worker.Worker.startRpcEnvAndEndpoint(
+        host, 0, 0, 1, 1024, urls, str(place / host), none, conf, none
+    )
+
+building = SparkSession.builder.master(urls[0])
+building = building.config("spark.sql.execution.arrow.maxRecordsPerBatch", "20")
+for name, value in (
+    ("", "true"), (".interval", "50ms"), (".minTaskRuntime", "10ms"),
+    (".multiplier", "1.1"), (".quantile", "0.5"),
+):
+    building = building.config(f"spark.speculation{name}", value)
+spark = building.getOrCreate()
+import tieredstore.spark
+from pyspark_tieredstore import DefaultSource
+spark.dataSource.register(DefaultSource)
+
+def slowed(numbers, name, goes_on):
+    def given(number):
+        context, pause = TaskContext.get(), threading.Event()
+        mark = f"{name}-{context.partitionId()}-"
+        if number % ROWS == 0:
+            (place / f"{mark}{context.attemptNumber()}").touch()
+        if number % ROWS == 120 and context.attemptNumber() == 0 and context.partitionId() == 1:
+            for _ in range(6_000):
+                if (place / f"{mark}1{goes_on}").exists():
+                    break
+                pause.wait(0.01)
+        if number % ROWS == ROWS - 1:
+            (place / f"{mark}{context.attemptNumber()}.end").touch()
+        return number
+
+    given = udf(given, "long").asNondeterministic()
+    return numbers.select(given("id").alias("id")).selectExpr(
+        "'orders' as topic",
+        "cast(id % 2 as int) as queue_id",
+        "cast(concat('body-', id) as binary) as body",
+        "concat('u', id) as unique_key",
+    )
+
+first = 0
+for goes_on in ("", ".end", ".never"):
+    starts = range(first, first + 12 * ROWS, 4 * ROWS)
+    numbers = [spark.range(start, start + 4 * ROWS, 1, 4) for start in starts]
+    frame = slowed(numbers[0], f"save{goes_on}", goes_on)
+    frame.write.format("tieredstore").options(**options).mode("append").save()
+    frame = slowed(numbers[1], f"load{goes_on}", goes_on)
+    tieredstore.spark.load(frame, load_id=f"load{goes_on}", **options)
+    lines = str(place / f"lines{goes_on}")
+    numbers[2].write.parquet(lines)
+    files = spark.readStream.schema("id long").parquet(lines)
+    sink = slowed(files, f"stream{goes_on}", goes_on).writeStream.format("tieredstore")
+    sink = sink.options(**options).option("checkpointLocation", str(place / f"at{goes_on}"))
+    sink.trigger(availableNow=True).start().awaitTermination()
+    first += 12 * ROWS
+"""
+
+
+@pytest.mark.cluster
+def test_speculative_twins_add_each_message_once(tmp_path: Path) -> None:
+    """Of a write, of a load, and of a batch of a stream."""
+    config = posix_config(tmp_path / "tier")
+    submitted(TWINS, [tmp_path, json.dumps(options_of(config))], tmp_path)
+    for name in ("save", "load", "stream"):
+        for goes_on in ("", ".end", ".never"):
+            assert (tmp_path / f"{name}{goes_on}-1-1").exists(), "it had no twin"
+    count = 9 * 4 * 160
+    for key in (A, B):
+        wanted = [f"body-{number}" for number in range(key.queue_id, count, 2)]
+        assert sorted(bodies(config, key)) == sorted(wanted)
+    with TieredReader.open(config) as reader:
+        for number in range(0, count, 97):
+            assert len(reader.query_message("orders", f"u{number}").messages) == 1
+    assert report_of(config).findings == ()
