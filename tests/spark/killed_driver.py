@@ -25,7 +25,6 @@ MESSAGE = (
     "concat('u', id) as unique_key",
 )
 PLACE = ("topic", "queue_id", "queue_offset", "body")
-EXECUTORS = 2
 PAUSE = threading.Event()  # which nobody sets
 SECONDS_MAX = 120.0  # that an executor may take to come up
 
@@ -33,15 +32,16 @@ SECONDS_MAX = 120.0  # that an executor may take to come up
 class Orders:
     """What can be ordered; the names are those of the methods."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, executors: int) -> None:
         self._spark = spark
+        self._executors = executors
         self._query: StreamingQuery | None = None
 
     def executors(self) -> None:
         """Wait until all are there: those that were killed come again."""
         known = self._spark.sparkContext._jsc.sc()
         end = time.monotonic() + SECONDS_MAX
-        while known.getExecutorMemoryStatus().size() <= EXECUTORS:
+        while known.getExecutorMemoryStatus().size() <= self._executors:
             if time.monotonic() > end:
                 raise TimeoutError("the executors do not come")
             PAUSE.wait(0.05)
@@ -85,11 +85,11 @@ class Orders:
 
 def main() -> None:
     place = Path(sys.argv[1])
-    building = SparkSession.builder.master(f"local-cluster[{EXECUTORS},1,512]")
-    for name, value in json.loads(sys.argv[2]).items():
+    building = SparkSession.builder
+    for name, value in json.loads(sys.argv[3]).items():
         building = building.config(name, value)
     spark = building.getOrCreate()
-    orders = Orders(spark)
+    orders = Orders(spark, int(sys.argv[2]))
     for line in sys.stdin:
         number, name, words = json.loads(line)
         try:

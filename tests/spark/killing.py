@@ -26,7 +26,7 @@ import pyspark
 
 from tests.spark.spark_kit import environment
 
-DRIVER_KINDS: Final = ("all", "driver and JVM", "helper", "JVM", "driver")
+DRIVER_KINDS: Final = ("all", "helper", "driver and JVM", "helper", "JVM", "helper", "driver")
 EXECUTOR_KINDS: Final = ("executor", "worker", "executor", "daemon")
 PAUSE: Final = threading.Event()  # which nobody sets
 POLL_SECONDS: Final = 0.004
@@ -89,19 +89,23 @@ def roles(session: int) -> dict[str, list[int]]:
 
 
 class Driver:
-    """A driver in a session of its own, with two executors."""
+    """A driver in a session of its own, with so many executors of so many cores."""
 
-    def __init__(self, place: Path, number: int) -> None:
+    def __init__(self, place: Path, number: int, *, cluster: tuple[int, int]) -> None:
         self._place = place / f"driver-{number}"
         self._place.mkdir(parents=True)
         self._log = self._place / "log"
         self._asked = 0
         home = str(Path(pyspark.__file__).parent)
         script = Path(__file__).with_name("killed_driver.py")
-        confs = json.dumps(SPARK | {"spark.local.dir": str(self._place / "local")})
+        executors, cores = cluster
+        confs = SPARK | {
+            "spark.master": f"local-cluster[{executors},{cores},512]",
+            "spark.local.dir": str(self._place / "local"),
+        }
         with self._log.open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, str(script), str(self._place), confs],
+                [sys.executable, str(script), str(self._place), str(executors), json.dumps(confs)],
                 cwd=self._place,
                 env=environment(SPARK_HOME=home),
                 stdin=subprocess.PIPE,
@@ -250,7 +254,8 @@ class Killing:
     def _started(self) -> Driver:
         """A driver that has done everything once, elsewhere: the first time takes seconds."""
         self._number += 1
-        driver = Driver(self.place, self._number)
+        cluster = (1, 2) if self.kinds is DRIVER_KINDS else (2, 1)  # one starts sooner
+        driver = Driver(self.place, self._number, cluster=cluster)
         self._drivers.append(driver)
         warm = self.place / f"warm-{self._number}"
         tier = {
@@ -318,7 +323,7 @@ class Killing:
             table = processes(driver.session)
             helpers = found.get("helper", [])
             best = [pid for pid in helpers if pid in table and self.work.helper in table[pid].line]
-            victims = [self.dice.choice(best or helpers)]
+            victims = [self.dice.choice(best or helpers or found["helpers"])]
         else:
             victims = [self.dice.choice(found.get(kind) or found["executor"])]
         kill(victims)
