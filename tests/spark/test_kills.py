@@ -213,10 +213,12 @@ def test_a_sink_has_every_message_once(
 @VICTIMS
 @pytest.mark.parametrize("kind", [SourceBatch, SourceStream])
 def test_a_source_gives_every_message_once(
-    kind: type[Source], kinds: Sequence[str], tmp_path: Path
+    backend: tuple[StoreConfig, Door | None],
+    kind: type[Source],
+    kinds: Sequence[str],
+    tmp_path: Path,
 ) -> None:
-    tier = WrittenTier(config=posix_config(tmp_path))
-    kill_often(kind(tier, tmp_path), kinds, tmp_path)
+    kill_often(kind(WrittenTier(config=backend[0]), tmp_path), kinds, tmp_path)
 
 
 def kill_often(work: Work, kinds: Sequence[str], place: Path) -> None:
