@@ -146,6 +146,44 @@ def test_without_java_a_job_ends_with_one_line_and_no_trace(tmp_path: Path) -> N
     assert "Traceback" not in ran.stderr
 
 
+# Spark asks an interpreter for its version: this one says another than it has.
+OTHER_PYTHON = """exec {python} -c '
+import pyspark.worker, runpy, sys
+sys.version_info = (3, 99, 0, "final", 0)
+runpy.run_module("pyspark.daemon", run_name="__main__", alter_sys=True)
+' "$3"
+"""
+
+
+@pytest.mark.cluster
+def test_workers_without_the_interpreter_of_the_driver_end_a_job_with_one_line(
+    tmp_path: Path,
+) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path / "tier"))
+    tier.add("orders", 0, 1)
+    other = tmp_path / "other-python"
+    program(other, OTHER_PYTHON.format(python=sys.executable))
+    mine = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for python, line in (
+        (tmp_path / "none", f'Cannot run program "{tmp_path / "none"}"'),
+        (other, f"Python in worker has different version: 3.99 than that in driver: {mine}"),
+    ):
+        ran = run_verify(
+            tier,
+            {
+                "PATH": "/usr/bin:/bin",
+                "JAVA_HOME": str(java_home()),
+                "SPARK_LOCAL_IP": "127.0.0.1",
+                "PYSPARK_PYTHON": str(python),
+            },
+        )
+        assert ran.returncode == 2
+        assert ran.stderr.splitlines()[-1] == (
+            f"tieredstore: a worker cannot work: {line}; PYSPARK_PYTHON names its interpreter,"
+            " which has to be of the driver's version and to have tieredstore on every machine"
+        )
+
+
 def program(path: Path, text: str) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")

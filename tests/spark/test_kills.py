@@ -80,9 +80,10 @@ class Sink(Work):
         for key in QUEUES:
             assert sorted(self.bodies(key)) == sorted(wanted[key])
         with TieredReader.open(self.config) as tier:
-            for number in range(self.end):
+            # A look-up in a bucket takes long enough to ask for some only.
+            for number in range(0, self.end, 1 if self._door is None else 9):
                 (key, body), names = message(number), (f"k{number}", f"u{number}")
-                for name in names if self._door is None else names[number % 2 :][:1]:
+                for name in names:
                     answer = tier.query_message(key.topic, name)
                     assert answer.complete
                     found = [decode_message(each.record) for each in answer.messages]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -34,13 +35,18 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError, TieredStoreError
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import RDD, SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 WAVE_ITEMS: Final = 1_000
 """Items of one Spark job: it bounds what the driver holds of their rows."""
 TASKS_A_CORE: Final = 4
 TASK_BYTES: Final = 64 << 20
+_NO_WORKER: Final = re.compile(  # what Spark says where a worker has no interpreter that will do
+    r'Cannot run program "[^"]*"'
+    r"|Python in worker has different version: \S+ than that in driver: \d+\.\d+"
+    r"|No module named '[^']*'"
+)
 _HAS_JVM: Final = "PYSPARK_GATEWAY_PORT"  # spark-submit made it, and said which Python runs where
 FINDINGS_SCHEMA: Final = (
     "severity string, kind string, topic string, queue_id int, path string, position bigint, "
@@ -53,7 +59,8 @@ class SparkEngine(Engine):
     """Runs items in waves of tasks; small ones share a task.
 
     * What the tier refuses is the failure of its item; any other error is the task's, which Spark
-      tries again as often as it is set to, and then ends the job.
+      tries again as often as it is set to, and then ends the job. InvalidConfigError where workers
+      have no interpreter that will do.
     * Workers need `tieredstore` installed, or shipped as a zip (`--py-files`).
     """
 
@@ -72,7 +79,7 @@ class SparkEngine(Engine):
             count = self._task_count(wave)
             # Dealt like cards: items often come sorted by size.
             tasks = self._context.parallelize([wave[at::count] for at in range(count)], count)
-            yield from tasks.mapPartitions(task).collect()
+            yield from _collected(tasks.mapPartitions(task))
 
     def _task_count(self, wave: Sequence[tuple[int, object, int]]) -> int:
         """Enough to keep all cores busy to the end; not so many that Spark is busy with them."""
@@ -80,6 +87,19 @@ class SparkEngine(Engine):
         size = sum(item_bytes for _, _, item_bytes in wave)
         wanted = max(TASKS_A_CORE * cores, size // TASK_BYTES)
         return max(1, min(len(wave), wanted if size else TASKS_A_CORE * cores * 4))
+
+
+def _collected(results: RDD[ItemResult[RowT]]) -> list[ItemResult[RowT]]:
+    try:
+        return results.collect()
+    except Exception as error:  # the JVM's, or Python's with the text of the worker's
+        found = _NO_WORKER.search(str(error))
+        if found is None:
+            raise
+        raise InvalidConfigError(
+            f"a worker cannot work: {found[0]}; PYSPARK_PYTHON names its interpreter, which"
+            " has to be of the driver's version and to have tieredstore on every machine"
+        ) from error
 
 
 def _run(
