@@ -94,6 +94,7 @@ def check(lake: DeltaLake | IcebergLake, name: str) -> dict[str, int]:
     return ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LAKES)
 def test_a_run_killed_at_any_time_shows_all_or_nothing_and_the_next_goes_on(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
