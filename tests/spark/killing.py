@@ -92,21 +92,21 @@ class Driver:
     """A driver in a session of its own, with so many executors of so many cores."""
 
     def __init__(self, place: Path, number: int, *, cluster: tuple[int, int]) -> None:
-        self._place = place / f"driver-{number}"
-        self._place.mkdir(parents=True)
-        self._log = self._place / "log"
+        self.place = place / f"driver-{number}"
+        self.place.mkdir(parents=True)
+        self._log = self.place / "log"
         self._asked = 0
         home = str(Path(pyspark.__file__).parent)
         script = Path(__file__).with_name("killed_driver.py")
         executors, cores = cluster
         confs = SPARK | {
             "spark.master": f"local-cluster[{executors},{cores},512]",
-            "spark.local.dir": str(self._place / "local"),
+            "spark.local.dir": str(self.place / "local"),
         }
         with self._log.open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, str(script), str(self._place), str(executors), json.dumps(confs)],
-                cwd=self._place,
+                [sys.executable, str(script), str(self.place), str(executors), json.dumps(confs)],
+                cwd=self.place,
                 env=environment(SPARK_HOME=home),
                 stdin=subprocess.PIPE,
                 stdout=out,
@@ -126,7 +126,7 @@ class Driver:
         return self._asked
 
     def has_answered(self, number: int) -> bool:
-        return (self._place / f"{number}.answer").exists()
+        return (self.place / f"{number}.answer").exists()
 
     def answer(self, number: int) -> tuple[bool, Any]:
         end = time.monotonic() + SECONDS_MAX
@@ -134,7 +134,7 @@ class Driver:
             assert self._process.poll() is None, self.log()
             assert time.monotonic() < end, f"no answer\n{self.log()}"
             PAUSE.wait(POLL_SECONDS)
-        well, answer = json.loads((self._place / f"{number}.answer").read_text())
+        well, answer = json.loads((self.place / f"{number}.answer").read_text())
         return well, answer
 
     def done(self, name: str, **words: Any) -> Any:
@@ -209,7 +209,7 @@ class Killing:
     def run(self, count: int) -> None:
         begun = time.monotonic()
         try:
-            driver, spare = self._started(), None
+            driver, spare, starting = self._warmed(self._started()), None, None
             self._watch(driver, lambda *_: False)
             lengths = [self._watch(driver, lambda *_: False) for _ in range(2)]
             length = Length(
@@ -218,7 +218,8 @@ class Killing:
             order: tuple[str, dict[str, Any]] | None = None
             for number in range(count):
                 if self.kinds is DRIVER_KINDS and spare is None:
-                    spare = self._started()
+                    spare, starting = starting or self._started(), self._started()
+                    self._warmed(spare)
                 kind = self.kinds[number % len(self.kinds)]
                 order = order or self.work.turn()
                 asked = self._reach(driver, order, self._moment(length))
@@ -252,12 +253,16 @@ class Killing:
         print(f"{type(self.work).__name__}: {count} kills in {seconds:.0f} s:", dict(self.counts))
 
     def _started(self) -> Driver:
-        """A driver that has done everything once, elsewhere: the first time takes seconds."""
+        """A driver that comes up: the next one does while this one works."""
         self._number += 1
-        cluster = (1, 2) if self.kinds is DRIVER_KINDS else (2, 1)  # one starts sooner
+        cluster = (1, 2) if self.kinds is DRIVER_KINDS else (2, 1)  # one executor starts sooner
         driver = Driver(self.place, self._number, cluster=cluster)
         self._drivers.append(driver)
-        warm = self.place / f"warm-{self._number}"
+        return driver
+
+    def _warmed(self, driver: Driver) -> Driver:
+        """It has done everything once, elsewhere: the first time takes seconds."""
+        warm = driver.place / "warm"
         tier = {
             "provider": "posix",
             "path": str(warm / "tier"),
