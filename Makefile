@@ -14,7 +14,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-spark test-s3 test-tier-s3 quick fmt lint types layers house bench docs pictures dist fuzz torture interop broker clients check clean
+.PHONY: help setup demo test test-spark test-s3 test-tier-s3 quick fmt lint types layers house bench docs pictures dist fuzz torture interop broker clients watch check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +75,10 @@ clients: $(STAMP)  ## let clients of RocketMQ for Java, Node and Python speak to
 	$(BIN)/python -m tests.examples.clients.real_clients
 	PYTHONPATH=.clients/stubs $(PYTEST) -n 0 tests/examples/broker/test_grpc.py $(ARGS)
 
+# Options in ARGS: docs/metrics.md. Debian's Prometheus comes to .watch where none is installed.
+watch: $(STAMP)  ## the example broker under load, with Prometheus, and Grafana where it is installed
+	$(BIN)/python -m examples.watch --bring .watch $(ARGS)
+
 fmt: $(STAMP)  ## format, and mend what ruff can mend
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
@@ -116,5 +120,5 @@ dist: $(STAMP)  ## build sdist and wheel in dist/, and install them with each Py
 	$(BIN)/python -m tests.release.check_dist
 
 clean:  ## remove .venv and what tools have left behind
-	rm -rf $(VENV) build dist reference .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .watch build dist reference .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
