@@ -341,6 +341,7 @@ def _is_wanted(message_filter: MessageFilter, one: SelectedMessage) -> bool:
 
 
 def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     config = StoreConfig(
         broker_name="my-broker",
         provider="posix",  # a folder; without a provider the tier is in memory

@@ -32,13 +32,14 @@ RUN_ELSEWHERE = {  # each of them is a test module of its own
 
 
 def test_a_store_of_ones_own_gets_a_tier(tmp_path: Path) -> None:
-    told = output("wrap_your_store.py", str(tmp_path))
+    folder = str(tmp_path / "not there yet")
+    told = output("wrap_your_store.py", folder)
     assert told.splitlines() == [
         "10 messages are in the tier",
         "from offset 7 on: [b'order 7', b'order 8', b'order 9']",
         "by key: [b'order 3']",
     ]
-    again = output("wrap_your_store.py", str(tmp_path))
+    again = output("wrap_your_store.py", folder)
     assert again.startswith("20 messages are in the tier"), again
 
 
