@@ -14,7 +14,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-spark test-s3 test-tier-s3 quick fmt lint types layers house bench docs pictures dist fuzz torture interop broker clients watch check clean
+.PHONY: help setup demo test test-spark test-s3 test-tier-s3 quick fmt lint types layers house bench docs pictures dist fuzz torture interop broker clients watch front-door check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -78,6 +78,10 @@ clients: $(STAMP)  ## let clients of RocketMQ for Java, Node and Python speak to
 # Options in ARGS: docs/metrics.md. Debian's Prometheus comes to .watch where none is installed.
 watch: $(STAMP)  ## the example broker under load, with Prometheus, and Grafana where it is installed
 	$(BIN)/python -m examples.watch --bring .watch $(ARGS)
+
+front-door: $(STAMP)  ## walk docs/first-hour.md as a newcomer would, in an empty home: some minutes
+	JAVA_HOME="$$($(BIN)/python tests/spark/bring_java.py)" && export JAVA_HOME && \
+	  $(BIN)/python -m tests.front_door.walk $(ARGS)
 
 fmt: $(STAMP)  ## format, and mend what ruff can mend
 	$(BIN)/ruff check --fix-only --quiet .

@@ -21,9 +21,10 @@ DECISIONS = sorted(ROOT.glob("docs/decisions/*.md"))
 
 _LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 _HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
-_TARGET = re.compile(r"^([a-z]+):.*## ", re.MULTILINE)
-_COMMAND = re.compile(r"^[$ ]*make ([a-z]+)\b", re.MULTILINE)
-_INLINE_COMMAND = re.compile(r"`make ([a-z]+)\b|^ {4}[$ ]*make ([a-z]+)\b", re.MULTILINE)
+_NAME = r"([a-z][a-z0-9-]*)"
+_TARGET = re.compile(rf"^{_NAME}:.*## ", re.MULTILINE)
+_COMMAND = re.compile(rf"^[$ ]*make {_NAME}\b", re.MULTILINE)
+_INLINE_COMMAND = re.compile(rf"`make {_NAME}\b|^ {{4}}[$ ]*make {_NAME}\b", re.MULTILINE)
 
 
 def named(path: Path) -> str:
@@ -52,13 +53,15 @@ def slug(heading: str) -> str:
 def python_blocks(text: str) -> list[str]:
     """The Python blocks of a document; one marked `python no-run` is shown, not run.
 
-    One marked `python spark` or `python here` is run by the tests in tests/docs.
+    One marked `python spark` or `python here` is run by the tests in tests/docs. One that names a
+    file is that file, for the commands behind it.
     """
     return [
         block.text
         for block in blocks(text)
         if block.language == "python"
         and not {"no-run", "spark", "here", "s3"}.intersection(block.words)
+        and not any(word.endswith(".py") for word in block.words)
     ]
 
 
@@ -141,7 +144,8 @@ def test_a_link_to_somewhere_passes() -> None:
 
 def test_blocks_and_targets_are_found() -> None:
     text = "```python\na = 1\n```\n```sh\nmake never\n```\n```python no-run\nb\n```\n`make test`\n"
-    text += "make sure that\n    $ make demo\n"
+    text += "make sure that\n    $ make demo\n`make test-s3` `make test-never`\n"
+    text += "```python a.py\nc\n```\n"
     assert python_blocks(text) == ["a = 1\n"]
-    assert commands(text) == {"never", "test", "demo"}
-    assert unknown_targets(text) == {"never"}
+    assert commands(text) == {"never", "test", "demo", "test-s3", "test-never"}
+    assert unknown_targets(text) == {"never", "test-never"}

@@ -34,7 +34,8 @@ def has(path: Path, *words: str) -> bool:
     return any(block.language == "shell" and block.words == list(words) for block in found)
 
 
-WITH_COMMANDS = [path for path in PAGES if has(path)]
+WALKED = {"first-hour.md"}  # by tests/front_door, in a home of its own
+WITH_COMMANDS = [path for path in PAGES if has(path) and path.name not in WALKED]
 WITH_S3 = [path for path in PAGES if has(path, "s3")]
 
 
