@@ -28,6 +28,7 @@ RUN_ELSEWHERE = {  # each of them is a test module of its own
     "own_provider",
     "read_with_spark",
     "stream_to_parquet",
+    "watch",
 }
 
 

@@ -42,6 +42,7 @@ START_SECONDS: Final = 60.0
 END_SECONDS: Final = 30.0
 KEPT: Final = ("JAVA_HOME", "LANG", "LC_ALL")
 _HEADING = re.compile(r"^## +(.+)$", re.MULTILINE)
+_KEPT = re.compile(r"server-.*\.log|pytest-of-.*")  # ours, and what pytest keeps of its last runs
 _ANYTHING = "…"
 _TURN = threading.Event()  # nobody sets it: waiting for it is waiting
 
@@ -217,7 +218,7 @@ def walk(folder: Path, tasks: Sequence[Section]) -> int:
             _say(section.title)
             home.walk(section)
         home.end()
-        left = [path.name for path in (folder / "tmp").iterdir() if path.suffix != ".log"]
+        left = [path.name for path in (folder / "tmp").iterdir() if not _KEPT.match(path.name)]
         if left:
             raise NotAsToldError(f"left behind in the folder for temporary files: {left}")
     except NotAsToldError as error:
