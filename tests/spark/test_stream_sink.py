@@ -14,7 +14,8 @@ from tests.jobs.load_kit import bodies, open_tier_of, report_of, rows_of, staged
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tests.s3.conftest import moto, s3_environment
 from tests.spark.spark_kit import options_of, submitted
-from tieredstore.jobs.load import STREAMED, StreamBatch, commit_load
+from tieredstore.driver.provider import STREAMED
+from tieredstore.jobs.load import StreamBatch, commit_load
 from tieredstore.jobs.worker import owned_tier, worker_scratch
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import MetadataError
