@@ -144,17 +144,6 @@ def body_crc(body: Buffer) -> int:
     return crc32(body) & INT32_MAX
 
 
-def bodies_match(
-    data: Buffer, starts: NDArray[np.int64], sizes: NDArray[np.int64], crcs: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Of many bodies whether each has the CRC that its record stores. They lie within the data."""
-    spans = map(slice, starts.tolist(), (starts + sizes).tolist())
-    bodies = map(memoryview(data).__getitem__, spans)
-    found = np.fromiter(map(crc32, bodies), np.uint32, len(starts))
-    same: NDArray[np.bool_] = (found & INT32_MAX) == crcs
-    return same
-
-
 def encode_property_crc(value: int) -> bytes:
     """The 20 bytes of the property."""
     if not 0 <= value <= INT32_MAX:

@@ -18,7 +18,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.checks import Buffer, bodies_match, matches_property_crc
+from tieredstore.codec.body_checks import bodies_match
+from tieredstore.codec.checks import Buffer, matches_property_crc
 from tieredstore.codec.java import decode_utf8, string_hashes
 from tieredstore.codec.key_hashes import Hashes, key_hashes
 from tieredstore.codec.record import (
@@ -201,8 +202,8 @@ class Records(Words):
     # Checks
 
     def body_crc_ok(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether the bodies have the checksum that their records say. One call for each, unless
-        `leave_out_damaged_bodies` has looked at them."""
+        """Whether the bodies have the checksum that their records say. They are not looked at again
+        behind `leave_out_damaged_bodies`."""
         if self._only_checked_are_sound and self.sound[rows].all():
             return np.ones(len(rows), np.bool_)
         starts, sizes = self.body_starts[rows], self.body_bytes[rows]
