@@ -114,11 +114,26 @@ class Records(Words):
         if not self.sound.all():
             self.starts = np.where(self.sound, self.starts, 0)
             self.ends = np.where(self.sound, self.ends, 0)
-        self.sys_flags = self.int32(self.starts + SYS_FLAG_POSITION)
+        self._find_heads()
+        self.sys_flags = self._head(">i4", SYS_FLAG_POSITION)
         self._only_checked_are_sound = False
         self.born_ipv6: NDArray[np.int64] | None = None  # extra bytes of each; None: of none
         self._find_body()
         self._find_texts()
+
+    def _find_heads(self) -> None:
+        """The fixed parts of all records, side by side: fields are then read without a search."""
+        data = self.data if len(self.data) >= FIXED_BYTES else bytes(FIXED_BYTES)
+        count = len(data) - FIXED_BYTES + 1
+        windows: NDArray[Any] = np.ndarray((count,), f"V{FIXED_BYTES}", data, strides=(1,))
+        self._heads = windows[self.starts]
+
+    def _head(self, layout: str, position: int) -> NDArray[np.int64]:
+        """A field of all records, where the fields before it are of fixed lengths."""
+        field: NDArray[Any] = np.ndarray(
+            (len(self),), layout, self._heads, offset=position, strides=(FIXED_BYTES,)
+        )
+        return field.astype(np.int64)
 
     def _find_body(self) -> None:
         fixed: Any = FIXED_BYTES
@@ -127,16 +142,19 @@ class Records(Words):
             store_ipv6 = np.where(self.sys_flags & STORE_HOST_IPV6, IPV6_BYTES, 0)
             fixed = FIXED_BYTES + self.born_ipv6 + store_ipv6
         self.body_starts = self.starts + fixed
-        self.body_bytes = self.int32(self.body_starts - 4)
+        if self.born_ipv6 is None:
+            self.body_bytes = self._head(">i4", FIXED_BYTES - 4)
+        else:
+            self.body_bytes = self.int32(self.body_starts - 4)
         self._has_body = self.sound & (self.body_bytes >= 0)
         self._has_body &= self.body_starts + self.body_bytes <= self.ends
 
     def _find_texts(self) -> None:
-        starts, ends = self.starts, self.ends
-        magics = self.uint32(starts + MAGIC_POSITION)
+        ends = self.ends
+        magics = self._head(">u4", MAGIC_POSITION)
         wide = magics == MESSAGE_MAGIC_V2
         self.sound = self._has_body & (wide | (magics == MESSAGE_MAGIC_V1))
-        self.sound &= self.int32(starts) == ends - starts
+        self.sound &= self._head(">i4", 0) == self.sizes()
         topic_at = self.body_starts + self.body_bytes
         self.topic_starts = topic_at + 1 + wide
         self.topic_bytes = self.int8(topic_at)
@@ -165,26 +183,28 @@ class Records(Words):
         return self.ends - self.starts
 
     def body_crcs(self) -> NDArray[np.int64]:
-        return self.int32(self.starts + BODY_CRC_POSITION)
+        return self._head(">i4", BODY_CRC_POSITION)
 
     def queue_ids(self) -> NDArray[np.int64]:
-        return self.int32(self.starts + QUEUE_ID_POSITION)
+        return self._head(">i4", QUEUE_ID_POSITION)
 
     def flags(self) -> NDArray[np.int64]:
-        return self.int32(self.starts + FLAG_POSITION)
+        return self._head(">i4", FLAG_POSITION)
 
     def own_queue_offsets(self) -> NDArray[np.int64]:
         """What each record says that its queue offset is."""
-        return self.int64(self.starts + QUEUE_OFFSET_POSITION)
+        return self._head(">i8", QUEUE_OFFSET_POSITION)
 
     def own_log_offsets(self) -> NDArray[np.int64]:
         """What each record says that its place is."""
-        return self.int64(self.starts + LOG_OFFSET_POSITION)
+        return self._head(">i8", LOG_OFFSET_POSITION)
 
     def born_times(self) -> NDArray[np.int64]:
-        return self.int64(self.starts + BORN_TIMESTAMP_POSITION)
+        return self._head(">i8", BORN_TIMESTAMP_POSITION)
 
     def store_times(self) -> NDArray[np.int64]:
+        if self.born_ipv6 is None:
+            return self._head(">i8", STORE_TIMESTAMP_POSITION)
         return self.int64(self._behind_born_host(STORE_TIMESTAMP_POSITION))
 
     def born_hosts(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
