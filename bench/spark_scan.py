@@ -1,8 +1,9 @@
 """Reading a tier through Spark, as ratios to what Spark itself can take in the same run.
 
-Messages of 100 bytes and of 1 KB: a scan into nothing, beside a source that yields prepared Arrow
-batches of the same columns. One key of ten million messages, pushed down: the bytes that were read
-of the tier. Prints one table; exits with 1 where a promise is missed:
+Messages of 100 bytes and of 1 KB: a scan into nothing, bodies checked, beside a bare Arrow source,
+which reads the same files and yields prepared batches of the same columns. One key of ten million
+messages, by option: the bytes that were read of the tier. Prints one table; exits with 1 where a
+promise is missed:
 
     python -m bench.spark_scan
 """
@@ -60,10 +61,11 @@ def scans(
         file = prepared(folder, config, columns)
         ours = spark.read.format("tieredstore").options(**named(config), columns=",".join(columns))
         schema = ours.load().schema
-        bare = spark.read.format("prepared").schema(schema).options(file=str(file), rows=str(count))
+        bare = spark.read.format("prepared").schema(schema)
+        bare.options(file=str(file), rows=str(count), folder=config.path)
         found.append(
             compare(
-                f"{count:,} messages of {body_bytes} B, {what} (prepared batches)",
+                f"{count:,} messages of {body_bytes} B, {what} (bare Arrow)",
                 plain=lambda bare=bare: drain(bare.load()),  # type: ignore[misc]
                 ours=lambda ours=ours: drain(ours.load()),  # type: ignore[misc]
                 promised=PROMISED[what],
