@@ -123,11 +123,19 @@ def _put(rows: NDArray[np.uint8], at: int, numbers: NDArray[Any]) -> None:
     rows[:, at : at + 8] = numbers.astype(">i8").view(np.uint8).reshape(-1, 8)
 
 
+def keep_bytecode(folder: Path) -> None:
+    """Processes from here on compile each module once, as an installed package is compiled: where
+    a shell switches that off, each would begin with a second of the processor for it."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "compiled")
+
+
 @contextmanager
 def spark(folder: Path) -> Iterator[SparkSession]:
     """A local Spark with two workers; its Java is found as the tests find it."""
     finder = [sys.executable, str(ROOT / "tests" / "spark" / "bring_java.py")]
     home = subprocess.run(finder, check=True, capture_output=True, text=True).stdout.strip()
+    keep_bytecode(folder)
     os.environ.update(
         JAVA_HOME=home,
         PYSPARK_PYTHON=sys.executable,

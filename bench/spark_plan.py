@@ -1,9 +1,9 @@
 """What Spark's driver spends on a tier of 10 000 queues: seconds of the processor.
 
-1 250 topics of 8 queues in a directory. Each figure is of a Python process such as Spark starts:
-its start is in that of a batch's plan. A trigger of a
-stream that finds nothing new asks for the newest offsets, and for the progress. Prints one table;
-exits with 1 where a promise is missed:
+1 250 topics of 8 queues in a directory. Each figure is of a Python process such as Spark starts, of
+modules that are compiled: its start is in that of a batch's plan. A trigger of a stream that finds
+nothing new asks for the newest offsets, and for the progress. Prints one table; exits with 1 where
+a promise is missed:
 
     python -m bench.spark_plan
 """
@@ -38,6 +38,7 @@ IDLE_TRIGGERS: Final = 5
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as name:
+        _spark_tiers.keep_bytecode(Path(name))
         config = _spark_tiers.config_of(Path(name))
         fill(config)
         options = named(config)
