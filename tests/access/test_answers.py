@@ -683,6 +683,16 @@ def test_forced_the_tier_alone_is_asked_for_a_key(tiered: Broker) -> None:
     assert "query_message" not in tiered.local.calls
 
 
+def test_forced_an_answer_lags_while_messages_wait_for_their_upload(tiered: Broker) -> None:
+    tiered.store.level = StorageLevel.FORCE
+    assert tiered.store.query_message(TOPIC, "shared").complete
+    tiered.put(2, first=10)
+    result = tiered.store.query_message(TOPIC, "shared")
+    assert (result.complete, result.lags) == (False, True)
+    assert tiered.store.flush()
+    assert tiered.store.query_message(TOPIC, "shared").complete
+
+
 def test_messages_of_one_millisecond_on_both_sides_come_once(tiered: Broker) -> None:
     """The border between the stores goes through messages that were stored at the same time."""
     tiered.local.kept_from = 10

@@ -73,11 +73,13 @@ def test_empty_files_at_the_end_are_removed_unless_only_read(tmp_path: Path) -> 
     assert queue.max_offset == 64
 
 
-def test_an_empty_file_before_others_is_refused(tmp_path: Path) -> None:
-    put_files(tmp_path, 64)
-    put_files(tmp_path, 0, size=0)
-    with pytest.raises(SegmentError, match="00000000000000000000: the file is empty"):
-        a_queue(tmp_path).load()
+def test_an_empty_file_among_others_is_a_gap(tmp_path: Path) -> None:
+    put_files(tmp_path, 0, 192)
+    put_files(tmp_path, 64, 128, size=0)
+    queue = a_queue(tmp_path)
+    queue.load()
+    assert names(tmp_path) == [0, 192]
+    assert queue.gaps == [Gap(64, 192)]
 
 
 def test_a_file_of_another_size_is_refused_by_name(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ In a power cut the pages that were not synced become anything.
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ from tieredstore.codec.message import decode_message
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.testing.disk import ForgetfulDisk
-from tieredstore.testing.samples import a_message
+from tieredstore.testing.samples import TOPIC, a_message
 
 ROOT = Path(__file__).parents[2]
 CHECKED_AGAIN = 150
@@ -180,4 +181,19 @@ def test_a_unit_torn_between_two_pages_is_not_believed(tmp_path: Path, lost: sli
     path.write_bytes(data)
     store = opened(tmp_path)
     assert check_agreement(store) == 15
+    store.shutdown()
+
+
+def test_a_log_file_that_lost_its_length_keeps_no_store_from_opening(tmp_path: Path) -> None:
+    store = opened(tmp_path, commit_log_file_bytes=4_096)
+    for number in range(30):
+        store.put_message(a_message(number, body_bytes=300))
+    crash(store)
+    files = sorted((tmp_path / "commitlog").iterdir())
+    os.truncate(files[1], 0)
+    store = opened(tmp_path, commit_log_file_bytes=4_096)
+    assert store.damages
+    assert store.get_message(TOPIC, 0, 0).messages
+    put = store.put_message(a_message(30))
+    assert put.queue_offset == 30
     store.shutdown()

@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import _thread
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
+from tests.roundlog.parked_client import GO, IN_VAIN, LAST, LATE, LOST, TWICE, ParkedClient
 from tests.roundlog.truth import Picture, Truth
 from tieredstore.driver.metadata import Change, DeleteNote, DeleteSegment, Put, PutNote
 from tieredstore.driver.object_client import (
-    Attempt,
-    ListedKey,
     ObjectClient,
-    ObjectClientWrapper,
     ObjectFacts,
     Range,
-    once,
 )
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
-from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import (
     BackendUnavailableError,
     FencedError,
@@ -55,12 +51,6 @@ DAY: Final = 24 * 60 * MINUTE
 LATE_MS: Final = 30 * DAY  # a request lands no later than this
 POLICY: Final = RetryPolicy(retries_max=1, first_wait_ms=1)
 
-GO: Final = "answered"
-LOST: Final = "reply lost"
-IN_VAIN: Final = "never sent"
-LATE: Final = "under way"
-TWICE: Final = "landed, and once more later"
-LAST: Final = "landed, and the process ends"
 _ODDS: Final = ([GO] * 34, [LOST, IN_VAIN, LATE, LATE, TWICE, TWICE, TWICE, LAST])
 _READ_ODDS: Final = ([GO] * 40, [LOST])
 
@@ -114,89 +104,23 @@ class Actor:
         self.world.baton.release()
 
 
-class ParkedClient(ObjectClientWrapper):
+class WritersClient(ParkedClient):
     """A process's client: each request waits for the scheduler's verdict."""
 
     def __init__(self, actor: Actor) -> None:
         super().__init__(MemoryObjectClient(actor.world.objects))
         self.actor = actor
-        self.count = 0
 
-    def _request(self, name: str, call: Callable[[], Any], *, changes: bool = False) -> Any:
-        self.count += 1
-        world, actor = self.actor.world, self.actor
-        verdict = actor.park(name)
-        if not changes and verdict in (LATE, TWICE, LAST):
-            verdict = GO
-        if verdict in (LATE, TWICE):
-            world.late.append((world.clock.now_ms(), f"{actor.name} {name}", call))
-        if verdict in (LOST, LAST):
-            with suppress(TieredStoreError):
-                call()
-        if verdict == LAST:
-            actor.is_killed = True
-            raise _Ends
-        if verdict in (LOST, IN_VAIN, LATE):
-            raise BackendUnavailableError(name, "request", verdict)
-        return call()
+    def _verdict(self, request: str, *, changes: bool) -> str:
+        return self.actor.park(request)
 
-    def head(self, key: str) -> ObjectFacts:
-        found: ObjectFacts = self._request(f"HEAD {key}", lambda: self.inner.head(key))
-        return found
+    def _lands_later(self, request: str, call: Callable[[], Any]) -> None:
+        world = self.actor.world
+        world.late.append((world.clock.now_ms(), f"{self.actor.name} {request}", call))
 
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        found: bytes = self._request(f"GET {key}", lambda: self.inner.get_range(key, start, length))
-        return found
-
-    def get_ranges(self, ranges: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
-        found: list[bytes | TieredStoreError] = []
-        for each in ranges:
-            try:
-                found.append(self.get_range(each.key, each.start, each.length))
-            except TieredStoreError as error:
-                found.append(error)
-        return found
-
-    def put(
-        self,
-        key: str,
-        data: Buffer,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        if_absent: bool = True,
-    ) -> ObjectFacts:
-        assert if_absent
-        held = bytes(data)
-        call = lambda: self.inner.put(key, held, metadata=metadata)  # noqa: E731
-        found: ObjectFacts = self._request(f"PUT {key}", call, changes=True)
-        return found
-
-    def put_stream(
-        self,
-        key: str,
-        blocks: Iterable[Buffer],
-        *,
-        metadata: Mapping[str, str] | None = None,
-        if_absent: bool = True,
-        attempt: Attempt = once,
-    ) -> ObjectFacts | None:
-        data = b"".join(bytes(block) for block in blocks)
-        assert data
-        return self.put(key, data, metadata=metadata)
-
-    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
-        found: list[ListedKey] = self._request(
-            f"LIST {prefix}", lambda: list(self.inner.list(prefix, after=after))
-        )
-        return iter(found)
-
-    def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
-        names = list(keys)
-        call = lambda: self.inner.delete_many(names)  # noqa: E731
-        found: Mapping[str, TieredStoreError] = self._request(
-            f"DELETE {' '.join(names)}", call, changes=True
-        )
-        return found
+    def _ends(self) -> NoReturn:
+        self.actor.is_killed = True
+        raise _Ends
 
 
 class WatchedObjects(MemoryObjects):
@@ -391,7 +315,7 @@ class World:
         return self.log_type(ObjectCalls(client, runtime, POLICY), LAYOUT, "broker", runtime)
 
     def _write(self, actor: Actor) -> None:
-        client = ParkedClient(actor)
+        client = WritersClient(actor)
         log = self._open(client, actor.dice)
         chores = upkeep.Upkeep(log)
         for _ in range(60):
@@ -477,7 +401,7 @@ class World:
         self._check_acknowledged()
 
     def _read(self, actor: Actor) -> None:
-        client = ParkedClient(actor)
+        client = WritersClient(actor)
         log = self._open(client, actor.dice)
         for _ in range(15):
             try:
@@ -518,7 +442,7 @@ class World:
             found = bytes(known[each.position : each.position + len(each.data)])
             assert found == each.data, f"what {each.writer} was told is durable is lost"
 
-    def _check_fenced(self, log: BrokerLog, client: ParkedClient) -> None:
+    def _check_fenced(self, log: BrokerLog, client: WritersClient) -> None:
         """It says so at once and for ever, and knows nothing of the winner."""
         count = client.count
         epoch = log.epoch

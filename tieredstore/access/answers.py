@@ -328,7 +328,10 @@ class Answers:
     def query_message(
         self, topic: str, key: str, *, count_max: int, begin: int, end: int
     ) -> QueryResult:
-        """Newest first, each message once: what the next store does not give from the tier."""
+        """Newest first, each message once: what the next store does not give from the tier.
+
+        With FORCE the tier alone is asked, and the answer lags while anything waits for its upload.
+        """
         near = QueryResult()
         if count_max <= 0:
             return near
@@ -356,6 +359,8 @@ class Answers:
             )
         except BackendUnavailableError:
             far = QueryResult(complete=False)
+        if forced and far.complete and self._waits_for_upload(topic):
+            far = replace(far, complete=False, lags=True)
         found = far.messages
         if self._decision.forks:
             found = [one for one in found if not self._is_behind_fork(one)]
@@ -367,6 +372,12 @@ class Answers:
             lags=near.complete and far.lags,
             tier_indexed_timestamp=far.tier_indexed_timestamp,
         )
+
+    def _waits_for_upload(self, topic: str) -> bool:
+        """Whether the next store has messages of the topic that the tier has not got yet."""
+        committed, end = self._fetcher.commit_offset, self._next.max_offset
+        queues = [key for key in self._next.queues() if key.topic == topic]
+        return any((end(*key) or 0) > (committed(*key) or 0) for key in queues)
 
     # -- of pages ------------------------------------------------------------------------------
 

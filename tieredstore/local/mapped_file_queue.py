@@ -112,13 +112,12 @@ class MappedFileQueue:
                 raise SegmentError(
                     path, f"the file has {size} bytes, the setting says {self.file_bytes}"
                 )
-            starts.append(start if size else ~start)
-        while starts and starts[-1] < 0:  # created, but never stretched: it never held anything
-            self._remove_empty(~starts.pop())
-        for start in starts:
-            if start < 0:
-                path = self._file(~start).path
-                raise SegmentError(path, "the file is empty, but others follow it")
+            if size:
+                starts.append(start)
+            elif not self.read_only:
+                # Created, and its length never synced. Others may follow it: a power cut keeps
+                # of files what it likes, as long as none of them was synced.
+                self._file(start).destroy()
         files = tuple(map(self._file, starts))
         self.gaps = []
         for before, after in pairwise(files):
@@ -287,10 +286,6 @@ class MappedFileQueue:
             files=self._open_files,
             wrote=self.file_bytes,
         )
-
-    def _remove_empty(self, start: int) -> None:
-        if not self.read_only:
-            self._file(start).destroy()
 
     def _create(self, start: int, *, sparse: bool = False) -> MappedFile:
         make_directories(self.directory)

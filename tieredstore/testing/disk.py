@@ -162,7 +162,7 @@ class ForgetfulDisk:
                 self._stop(name, arguments)
             result = real(*arguments, **named)
             if name in {"fsync", "fdatasync"}:
-                self._note_sync(arguments[0])
+                self.note_sync(arguments[0])
             return result
 
         return step
@@ -195,7 +195,7 @@ class ForgetfulDisk:
 
     # What is synced
 
-    def _note_sync(self, descriptor: int) -> None:
+    def note_sync(self, descriptor: int) -> None:
         status, link = os.fstat(descriptor), f"/proc/self/fd/{descriptor}"
         path = Path(os.readlink(link).removesuffix(" (deleted)"))
         self.syncs.append((path, status.st_size))

@@ -1,0 +1,186 @@
+"""Machines that forget what was not synced, and a bucket whose requests come late, twice or never.
+
+Every step of a machine's disk and every request to the bucket is a point where the scheduler may
+let another actor come between, where a process may die, and where something may go wrong.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any, Final, NoReturn
+
+import pytest
+
+from tests.roundlog.parked_client import (
+    GO,
+    IN_VAIN,
+    LAST,
+    LATE,
+    LOST,
+    TWICE,
+    ParkedClient,
+)
+from tests.simulation.scheduler import Process, Scheduler
+from tieredstore.driver import durable
+from tieredstore.model.errors import TieredStoreError
+from tieredstore.testing.disk import STEPS, ForgetfulDisk
+from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
+
+LOOKS: Final = ("open", "pread", "scandir", "listdir", "stat")
+"""What another process may have changed just before; nothing is forgotten of them."""
+LANDS_MS: Final = 20 * 60_000  # no request lands later than this
+
+
+class Machine:
+    """A folder on a disk that forgets; `used_percent` is what a look at the disk says."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.used_percent = 50
+        self.is_full = False  # then no step that needs room works
+        self.lies = 0  # so many steps fail with an input/output error
+        folder.mkdir(parents=True)
+        self.disk = ForgetfulDisk(folder)
+
+    def lose_power(self, dice: Random) -> None:
+        """What was synced is there, and of each later change perhaps some."""
+        after = self.folder.with_name(f"{self.folder.name}-after")
+        self.disk.cut(after, dice)
+        shutil.rmtree(self.folder)
+        after.rename(self.folder)
+        self.disk = ForgetfulDisk(self.folder)
+
+    def free_locks(self) -> None:
+        """Its process has died."""
+        for path in [each for each in durable._held if each.startswith(f"{self.folder}/")]:
+            durable._held.discard(path)
+
+
+class Disks:
+    """Every call of `os` of an actor goes to the machine that its process stands on."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.fails: Callable[[Machine, str], None] = lambda machine, name: None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in STEPS:
+                patch.setattr(os, name, self._step(name, getattr(os, name)))
+            for name in LOOKS:
+                patch.setattr(os, name, self._look(name, getattr(os, name)))
+            patch.setattr(shutil, "disk_usage", self._usage)
+            yield
+
+    def _machine(self) -> Machine | None:
+        actor = self._scheduler.running
+        return None if actor is None else actor.process.place
+
+    def _look(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def look(*arguments: Any, **named: Any) -> Any:
+            if self._machine() is not None:
+                self._scheduler.pause(name)
+            return real(*arguments, **named)
+
+        return look
+
+    def _step(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **named: Any) -> Any:
+            machine = self._machine()
+            if machine is None:
+                return real(*arguments, **named)
+            self._scheduler.pause(name)
+            self.fails(machine, name)
+            result = real(*arguments, **named)
+            if name in {"fsync", "fdatasync"}:
+                machine.disk.note_sync(arguments[0])
+            return result
+
+        return step
+
+    def _usage(self, path: object) -> Any:
+        machine = self._machine()
+        used = 50 if machine is None else machine.used_percent
+        return SimpleNamespace(total=100, used=used, free=100 - used)
+
+
+NEEDS_ROOM: Final = frozenset({"pwrite", "write", "ftruncate", "posix_fallocate", "mkdir", "link"})
+
+
+class Bucket:
+    """Objects, and the requests that are still under way to them."""
+
+    def __init__(self, scheduler: Scheduler, dice: Random, objects: MemoryObjects) -> None:
+        self.scheduler, self.dice, self.objects = scheduler, dice, objects
+        self.late: list[tuple[int, str, Callable[[], Any]]] = []
+        self.odds: float = 0.0  # of a request that something becomes of it
+        self.away_until = 0.0  # 503
+        self.is_sound = False  # nothing goes wrong any more
+        self.ends: Callable[[str], None] | None = None  # a process may, when a request has landed
+
+    def client(self) -> SimClient:
+        return SimClient(self)
+
+    def land_one(self) -> None:
+        """One of the requests that were late lands now, if it may still."""
+        if self.late:
+            sent_ms, name, call = self.late.pop(self.dice.randrange(len(self.late)))
+            if self.scheduler.clock.passed_ms - sent_ms < LANDS_MS:
+                self.scheduler.note(f"late: {name}")
+                with suppress(TieredStoreError):
+                    call()
+
+
+class SimClient(ParkedClient):
+    """One process in front of the bucket."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        super().__init__(MemoryObjectClient(bucket.objects))
+        self._bucket = bucket
+
+    def _verdict(self, request: str, *, changes: bool) -> str:
+        bucket = self._bucket
+        scheduler = bucket.scheduler
+        scheduler.pause(request)
+        if bucket.is_sound:
+            return GO
+        if bucket.late and bucket.dice.random() < 0.05:
+            bucket.land_one()
+        verdict = GO
+        if scheduler.clock.monotonic() < bucket.away_until:
+            verdict = IN_VAIN
+        elif bucket.dice.random() < bucket.odds:
+            unusual = [LOST, IN_VAIN, LATE, TWICE, LAST] if bucket.ends else [LOST, IN_VAIN, LATE, TWICE]
+            verdict = bucket.dice.choice(unusual if changes else [LOST])
+        scheduler.note(f"{request}: {verdict}")
+        return verdict
+
+    def _lands_later(self, request: str, call: Callable[[], Any]) -> None:
+        bucket = self._bucket
+        bucket.late.append((int(bucket.scheduler.clock.passed_ms), request, call))
+
+    def _ends(self) -> NoReturn:
+        assert self._bucket.ends is not None
+        self._bucket.ends("its last request")
+        self._bucket.scheduler.pause("the end")
+        raise AssertionError("it goes on")
+
+
+def refuse_for_room(machine: Machine, name: str) -> None:
+    if machine.is_full and name in NEEDS_ROOM:
+        raise OSError(errno.ENOSPC, "no space left on device")
+    if machine.lies and name in STEPS:
+        machine.lies -= 1
+        raise OSError(errno.EIO, f"{name} failed")
+
+
+def process_on(machine: Machine | None, name: str) -> Process:
+    return Process(name, machine)

@@ -1,0 +1,255 @@
+"""What must be true, in plain lists: who put what, where it was acknowledged, what may have gone.
+
+It is told before and after each call, since others come between. So it knows of each message
+whether it *must* be there during the whole of a read, may be there, or must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from tieredstore.codec.message import decode_message
+from tieredstore.model.messages import GetResult, PutResult, QueryResult, SelectedMessage
+from tieredstore.model.values import Boundary, QueueKey
+from tieredstore.testing.message_store_contract import check_page
+
+SENT: Final = "sent"  # nobody knows yet whether it was stored
+STORED: Final = "stored"
+DOUBTFUL: Final = "doubtful"  # it was stored, and a power cut may have taken it
+GONE: Final = "gone"  # it never was, or it was deleted: it must not be seen
+
+
+@dataclass
+class Put:
+    """A message that a producer sent once."""
+
+    name: str
+    queue: QueueKey
+    keys: tuple[str, ...]
+    tag: str
+    begun: int  # the generation of its topic
+    state: str = SENT
+    offset: int | None = None
+    log_offset: int | None = None
+    store_ms: int = 0
+
+
+@dataclass
+class Model:
+    """`kept_ms`: what is younger may not expire."""
+
+    kept_ms: int
+    puts: dict[str, Put] = field(default_factory=dict)
+    queues: dict[QueueKey, dict[int, Put]] = field(default_factory=dict)
+    committed: dict[QueueKey, int] = field(default_factory=dict)
+    holes: set[tuple[QueueKey, int]] = field(default_factory=set)
+    """Places of messages that a power cut took from between others: reads say so there."""
+    deletions: dict[str, int] = field(default_factory=dict)  # begun and ended, of each topic
+    newest_ms: int = 0
+    acknowledged: int = 0
+
+    # Puts
+
+    def send(self, put: Put) -> None:
+        self.puts[put.name] = put
+
+    def acknowledge(self, put: Put, result: PutResult) -> None:
+        self.acknowledged += 1
+        if self.is_of_another_topic(put):
+            return  # deleted meanwhile, or made anew: it may be in either
+        assert put.state != GONE, f"{put} was given up"
+        assert put.offset in (None, result.queue_offset), f"{put} was seen elsewhere: {result}"
+        put.state, put.log_offset = STORED, result.log_offset
+        put.store_ms = result.store_timestamp
+        self._place(put, result.queue_offset)
+
+    def _place(self, put: Put, offset: int) -> None:
+        queue = self.queues.setdefault(put.queue, {})
+        other = queue.get(offset, put)
+        assert other is put, f"{put.name} and {other} are both {offset} of {put.queue}"
+        assert put.offset in (None, offset), f"{put} is {offset} as well"
+        put.offset = offset
+        queue[offset] = put
+
+    def is_of_another_topic(self, put: Put) -> bool:
+        """Whether its topic was being deleted at any time since it was sent."""
+        return put.begun % 2 == 1 or put.begun != self.deletions.get(put.queue.topic, 0)
+
+    # What is there
+
+    def required(self, queue: QueueKey) -> set[int]:
+        """Offsets of messages that are stored, and too young to go."""
+        if self.deletions.get(queue.topic, 0) % 2:
+            return set()
+        border = self.newest_ms - self.kept_ms
+        return {
+            offset
+            for offset, put in self.queues.get(queue, {}).items()
+            if put.state == STORED and put.store_ms > border
+        }
+
+    def end(self, queue: QueueKey) -> int:
+        """One more than the last that is known to be stored."""
+        known = (n for n, put in self.queues.get(queue, {}).items() if put.state == STORED)
+        return max(known, default=-1) + 1
+
+    def tag_at(self, queue: QueueKey, offset: int) -> str | None:
+        put = self.queues.get(queue, {}).get(offset)
+        return None if put is None else put.tag
+
+    # What was seen
+
+    def saw(self, one: SelectedMessage, queue: QueueKey, *, deletions: int) -> Put:
+        """A message was read that must be one that was put, and the one of its place."""
+        message = decode_message(one.record)
+        put = self.puts.get(message.body.decode(errors="replace").split("|")[0])
+        assert put is not None, f"{queue}/{one.queue_offset}: nobody has put {message.body!r}"
+        where = QueueKey(message.topic, message.queue_id)
+        assert where == put.queue == queue, f"{put} was read from {queue}, its record says {where}"
+        assert message.queue_offset == one.queue_offset, f"{put}: {message.queue_offset}"
+        if self.deletions.get(queue.topic, 0) != deletions:
+            return put  # the topic is another one by now
+        assert put.state != GONE, f"{put} was read at {one.queue_offset}"
+        if deletions % 2 == 0 and put.begun == deletions:
+            self._place(put, one.queue_offset)
+        return put
+
+    def check_page(
+        self,
+        queue: QueueKey,
+        page: GetResult,
+        offset: int,
+        before: Collection[int],
+        deletions: int,
+        tag: str | None,
+    ) -> None:
+        is_same = self.deletions.get(queue.topic, 0) == deletions and deletions % 2 == 0
+        for one in page.messages:
+            put = self.saw(one, queue, deletions=deletions)
+            assert tag in (None, put.tag), f"{put} has not got tag {tag}"
+        there = self.required(queue) & set(before) if is_same else set()
+        check_page(
+            page,
+            offset,
+            there=there,
+            wanted=lambda at: tag is None or self.tag_at(queue, at) in (tag, None)
+            if at in there
+            else at in {one.queue_offset for one in page.messages},
+        )
+        passed = [at for at in there if offset <= at < page.next_offset]
+        found = {one.queue_offset for one in page.messages}
+        lacks = [at for at in passed if at not in found and tag in (None, self.tag_at(queue, at))]
+        assert not lacks, f"{queue}: {page.status} from {offset} to {page.next_offset} lacks {lacks}"
+
+    def check_answer(
+        self, topic: str, key: str, answer: QueryResult, before: Iterable[Put], deletions: int
+    ) -> None:
+        """`before`: what had the key before the question, and must be found if it is complete."""
+        found = []
+        for one in answer.messages:
+            message = decode_message(one.record)
+            queue = QueueKey(message.topic, message.queue_id)
+            assert message.topic == topic
+            put = self.saw(one, queue, deletions=deletions)
+            assert key in put.keys, f"{put} has not got {key}"
+            assert put not in found, f"{put} is there twice"
+            found.append(put)
+        if not answer.complete or self.deletions.get(topic, 0) != deletions or deletions % 2:
+            return
+        lacks = [
+            put
+            for put in before
+            if put not in found
+            and put.offset is not None
+            and put.offset in self.required(put.queue)
+            and self.queues[put.queue][put.offset] is put
+        ]
+        assert not lacks, f"complete, but lacks of {key}: {lacks}"
+
+    def having(self, topic: str, key: str) -> list[Put]:
+        return [
+            put
+            for put in self.puts.values()
+            if put.queue.topic == topic and put.state == STORED and key in put.keys
+        ]
+
+    def check_time(
+        self,
+        queue: QueueKey,
+        asked_ms: int,
+        boundary: Boundary,
+        found: int | None,
+        before: Collection[int],
+        deletions: int,
+        *,
+        is_exact: bool,
+    ) -> None:
+        """Nothing that is at or behind the time lies below what was found."""
+        if self.deletions.get(queue.topic, 0) != deletions or deletions % 2:
+            return
+        there = self.required(queue) & set(before)
+        puts = [self.queues[queue][at] for at in sorted(there)]
+        if boundary is Boundary.LOWER:
+            wanted = [put.offset for put in puts if put.store_ms >= asked_ms]
+            if wanted and wanted[0] is not None:
+                assert found is not None, f"{queue}: nothing at {asked_ms}, but {wanted[0]}"
+                assert found <= wanted[0], f"{queue}: {found} for {asked_ms}, not {wanted[0]}"
+            if is_exact and found in there and wanted:
+                assert self.queues[queue][found].store_ms >= asked_ms, (found, wanted)
+
+    def saw_committed(self, queue: QueueKey, committed: int | None, deletions: int) -> None:
+        if committed is None or self.deletions.get(queue.topic, 0) != deletions or deletions % 2:
+            return
+        known = self.committed.get(queue, 0)
+        assert committed >= known, f"{queue}: committed went back from {known} to {committed}"
+        self.committed[queue] = committed
+
+    # Deaths
+
+    def lose_power(self, sure_below: int | None) -> None:
+        """What is at or behind this offset of the local log may be gone; None: nothing is."""
+        for put in self.puts.values():
+            if put.state == STORED and sure_below is not None and put.log_offset is not None:
+                if put.log_offset >= sure_below and put.offset is not None:
+                    put.state = DOUBTFUL
+
+    def found_hole(self, queue: QueueKey, offset: int) -> None:
+        put = self.queues.get(queue, {}).get(offset)
+        assert put is None or put.state == DOUBTFUL, f"{put} is damaged"
+        self.holes.add((queue, offset))
+
+    def settle(self, queue: QueueKey, end: int, seen: dict[int, str]) -> None:
+        """A store was opened that has the messages `seen` (names by offset), and ends at `end`."""
+        known = self.queues.setdefault(queue, {})
+        for offset, put in sorted(known.items()):
+            if put.state == STORED:
+                assert offset < end, f"{put} is lost: {queue} ends at {end}"
+            elif offset >= end or seen.get(offset, put.name) != put.name:
+                put.state, put.offset = GONE, None
+                del known[offset]
+        for offset, name in seen.items():
+            put = self.puts[name]
+            assert put.state != GONE, f"{put} has come back"
+            put.state = STORED
+            self._place(put, offset)
+
+    def forget_sent(self) -> None:
+        """What was under way when the process died, and was not found then, never comes."""
+        for put in self.puts.values():
+            if put.state == SENT:
+                put.state = GONE
+
+    # Deletions
+
+    def begin_deletion(self, topic: str) -> None:
+        if self.deletions.get(topic, 0) % 2 == 0:
+            self.deletions[topic] = self.deletions.get(topic, 0) + 1
+
+    def end_deletion(self, topic: str) -> None:
+        self.deletions[topic] += 1
+        for queue in [each for each in self.queues if each.topic == topic]:
+            for put in self.queues.pop(queue).values():
+                put.state = GONE
+            self.committed.pop(queue, None)

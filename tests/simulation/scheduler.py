@@ -1,0 +1,390 @@
+"""Actors that run one at a time, and a seed that says who goes on.
+
+An actor is a greenlet. It runs until it comes to a point where another thread could come between:
+a step of the disk, a request, a lock, a sleep, a wait. There it may go on, or the scheduler takes
+another one. So the same seed makes the same history, and a history is cheap: a switch costs less
+than a microsecond, and nobody really waits.
+
+Code under test asks `threading` for its locks when it makes its objects. `Scheduler.installed`
+gives it locks that hand over to the scheduler instead of stopping the only thread there is; what
+is made of locks in `threading` and `concurrent.futures` (RLock, Condition, Event, Future) follows.
+Time stands still while anybody can go on; then it jumps to one of the moments that are waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from random import Random
+from typing import Any, Final, ParamSpec, TypeVar
+
+import pytest
+from greenlet import getcurrent, greenlet
+
+from tieredstore.driver.runtime import Runtime, done_future
+from tieredstore.testing.disk import Crash
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+STEPS_MAX: Final = 400_000
+IDLE_JUMPS_MAX: Final = 20_000
+TRACE_MAX: Final = 4_000
+
+
+class Stuck(AssertionError):
+    """Nobody can go on, or nobody comes to an end."""
+
+
+class Process:
+    """What dies together. `place` is what it stands on: a machine."""
+
+    def __init__(self, name: str, place: Any = None) -> None:
+        self.name = name
+        self.place = place
+        self.is_dead = False
+        self.sleeps_until = 0.0  # a machine that was halted, and knows nothing of it
+
+
+class Actor:
+    """One thread of a process."""
+
+    def __init__(self, name: str, process: Process, call: Callable[[], object]) -> None:
+        self.name = name
+        self.process = process
+        self.call = call
+        self.is_done = False
+        self.priority = 0.0
+        self.until: Callable[[], bool] | None = None  # what it waits for
+        self.deadline: float | None = None  # in seconds, for how long
+        self.greenlet: Any = None
+
+    def is_ready(self, now: float) -> bool:
+        if self.process.sleeps_until > now:
+            return False
+        if self.deadline is not None and self.deadline <= now:
+            return True
+        return self.until is None or self.until()
+
+
+class VirtualClock:
+    """A clock that jumps; who sleeps gives others their turn."""
+
+    def __init__(self, scheduler: Scheduler, now_ms: int) -> None:
+        self._scheduler = scheduler
+        self._start_ms = now_ms
+        self.passed_ms = 0.0
+        self.shift_ms = 0  # somebody has set the clock
+
+    def now_ms(self) -> int:
+        return self._start_ms + self.shift_ms + int(self.passed_ms)
+
+    def monotonic(self) -> float:
+        return self.passed_ms / 1000
+
+    def sleep(self, seconds: float) -> None:
+        self._scheduler.wait(lambda: False, seconds)
+
+
+class Scheduler:
+    """Who goes on. `run` returns when the first actor, the director, has come to its end."""
+
+    def __init__(self, seed: object, *, now_ms: int) -> None:
+        self.dice = Random(f"{seed} scheduler")
+        self.clock = VirtualClock(self, now_ms)
+        self.switches = self.dice.choice([0.02, 0.1, 0.3, 0.7])  # how often at a possible point
+        self.by_priority = self.dice.random() < 0.5
+        self.actors: list[Actor] = []
+        self.running: Actor | None = None
+        self.failure: BaseException | None = None
+        self.steps = 0
+        self.trace: list[str] = []
+        self.at_step: Callable[[str], None] = lambda what: None  # what else may happen there
+        self._lowest = 0.0
+        self._dying: list[tuple[Process, Callable[[], None]]] = []
+        self._hub: Any = getcurrent()
+        self._jumps = 0
+
+    # For actors
+
+    def spawn(self, name: str, process: Process, call: Callable[[], object]) -> Actor:
+        actor = Actor(name, process, call)
+        actor.priority = self.dice.random()
+        actor.greenlet = greenlet(lambda: self._run(actor), parent=self._hub)
+        self.actors.append(actor)
+        return actor
+
+    def pause(self, what: str) -> None:
+        """A point where others may come between, or the process may end."""
+        actor = self.running
+        if actor is None:
+            return
+        if actor.process.is_dead:
+            raise Crash(what)
+        self.steps += 1
+        self.at_step(what)
+        if self.dice.random() < self.switches or self._dying:
+            if self.by_priority:
+                self._lowest -= 1
+                actor.priority = self._lowest
+            self._give_way(actor)
+
+    def wait(self, until: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Until something is so, and at most so long; whether it is so."""
+        actor = self.running
+        if actor is None:
+            raise Stuck("the scheduler itself would wait")
+        if actor.process.is_dead:
+            raise Crash
+        actor.until = until
+        actor.deadline = None if seconds is None else self.clock.monotonic() + seconds
+        try:
+            self._give_way(actor)
+        finally:
+            actor.until = actor.deadline = None
+        return until()
+
+    def note(self, text: str) -> None:
+        if len(self.trace) >= TRACE_MAX:
+            del self.trace[: TRACE_MAX // 2]
+        who = "" if self.running is None else self.running.name
+        self.trace.append(f"{self.clock.passed_ms / 1000:.3f} {who}: {text}")
+
+    def kill(self, process: Process, then: Callable[[], None] = lambda: None) -> None:
+        """At the next turn: nothing of it goes on, nor comes to an end."""
+        process.is_dead = True
+        self._dying.append((process, then))
+
+    # The hub
+
+    def run(self, director: Actor) -> None:
+        while not director.is_done and self.failure is None:
+            self._bury()
+            actor = self._chosen()
+            if actor is not None:
+                self._switch_to(actor)
+            if self.steps > STEPS_MAX:
+                raise Stuck(f"no end after {self.steps} steps: {self._who_waits()}")
+        self.end()
+        if self.failure is not None:
+            raise self.failure
+
+    def end(self) -> None:
+        for process in {id(each.process): each.process for each in self.actors}.values():
+            self.kill(process)
+        self._bury()
+
+    def _bury(self) -> None:
+        while self._dying:
+            process, then = self._dying.pop(0)
+            for actor in [each for each in self.actors if each.process is process]:
+                if not actor.is_done:
+                    self.running, actor.is_done = actor, True
+                    with suppress(Crash):  # of one that has not begun
+                        actor.greenlet.throw(Crash)
+                    self.running = None
+            self.actors = [each for each in self.actors if each.process is not process]
+            then()
+
+    def _chosen(self) -> Actor | None:
+        now = self.clock.monotonic()
+        self.actors = [each for each in self.actors if not each.is_done]
+        ready = [each for each in self.actors if each.is_ready(now)]
+        if not ready:
+            self._let_time_pass(now)
+            return None
+        self.clock.passed_ms += self.dice.choice((0, 0, 1))
+        if self.by_priority:
+            return max(ready, key=lambda each: each.priority)
+        return self.dice.choice(ready)
+
+    def _let_time_pass(self, now: float) -> None:
+        moments = [each.deadline for each in self.actors if each.deadline is not None]
+        moments += [each.process.sleeps_until for each in self.actors]
+        ahead = sorted({each for each in moments if each > now})
+        self._jumps += 1
+        if not ahead:
+            raise Stuck(f"a deadlock: {self._who_waits()}")
+        if self._jumps > IDLE_JUMPS_MAX:
+            raise Stuck(f"nothing comes of waiting: {self._who_waits()}")
+        to = ahead[0] if self.dice.random() < 0.5 else self.dice.choice(ahead)
+        # In whole ms and not below: a float that falls short by a bit would never come.
+        self.clock.passed_ms = max(self.clock.passed_ms, to * 1000 + 0.001)
+
+    def _who_waits(self) -> str:
+        return ", ".join(f"{each.process.name} {each.name}" for each in self.actors)
+
+    def _switch_to(self, actor: Actor) -> None:
+        self.running = actor
+        actor.greenlet.switch()
+        self.running = None
+
+    def _give_way(self, actor: Actor) -> None:
+        self._hub.switch()
+        if actor.process.is_dead:
+            raise Crash
+
+    def _run(self, actor: Actor) -> None:
+        try:
+            actor.call()
+        except Crash:
+            if not actor.process.is_dead:
+                self.failure = self.failure or AssertionError(f"{actor.name} dies of nothing")
+        except BaseException as error:  # noqa: BLE001 - `run` raises it
+            self.failure = self.failure or error
+        actor.is_done = True
+
+    # What code under test gets instead of threads
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        scheduler = self
+
+        class Lock(_Lock):
+            def __init__(self) -> None:
+                super().__init__(scheduler)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threading, "Lock", Lock)
+            patch.setattr(threading, "_allocate_lock", Lock)
+            patch.setattr(threading, "RLock", threading._PyRLock)  # type: ignore[attr-defined]
+            patch.setattr(threading, "get_ident", lambda: id(self.running))
+            patch.setattr(threading, "_time", self.clock.monotonic)
+            yield
+
+
+class _Lock:
+    """A lock of one thread: who finds it taken gives way."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._is_held = False
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        scheduler = self._scheduler
+        if scheduler.running is not None and not scheduler.running.process.is_dead:
+            scheduler.pause("lock")
+        if self._is_held and blocking:
+            seconds = None if timeout < 0 else timeout
+            while self._is_held and scheduler.wait(self._is_free, seconds):
+                pass
+        if self._is_held:
+            return False
+        self._is_held = True
+        return True
+
+    def release(self) -> None:
+        if not self._is_held:
+            raise RuntimeError("release unlocked lock")
+        self._is_held = False
+
+    def locked(self) -> bool:
+        return self._is_held
+
+    def _is_free(self) -> bool:
+        return not self._is_held
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+
+class ActorPool:
+    """Each call in an actor of its own, of the process that asks."""
+
+    def __init__(self, scheduler: Scheduler, process: Process, name: str) -> None:
+        self._scheduler, self._process, self._name = scheduler, process, name
+        self._calls: list[Actor] = []
+        self._closed = False
+
+    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        if self._closed:
+            return done_future(_refuse)
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                result = call(*args, **kwargs)
+            except Crash:
+                raise
+            except BaseException as error:  # noqa: BLE001 - the future raises it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._calls = [each for each in self._calls if not each.is_done]
+        self._calls.append(self._scheduler.spawn(self._name, self._process, run))
+        return future
+
+    def close(self, timeout: float | None = None) -> bool:
+        self._closed = True
+        return self._scheduler.wait(lambda: all(each.is_done for each in self._calls), timeout)
+
+
+def _refuse() -> Any:
+    from tieredstore.model.errors import StoreClosedError
+
+    raise StoreClosedError("the runtime is closed")
+
+
+class ActorService:
+    """A step after each interval and whenever it is woken, in an actor of its own."""
+
+    def __init__(
+        self, runtime: ActorRuntime, name: str, step: Callable[[], object], interval_ms: int
+    ) -> None:
+        self._runtime, self._step, self._interval = runtime, step, interval_ms / 1000
+        self._woken = self._stopped = False
+        self._actor = runtime.scheduler.spawn(name, runtime.process, self._run)
+
+    def wake(self) -> None:
+        self._woken = True
+
+    def stop(self, timeout: float | None = None) -> bool:
+        self._stopped = self._woken = True
+        scheduler = self._runtime.scheduler
+        if scheduler.running is self._actor:
+            return True
+        return scheduler.wait(lambda: self._actor.is_done, timeout)
+
+    def _run(self) -> None:
+        scheduler = self._runtime.scheduler
+        while True:
+            scheduler.wait(lambda: self._woken, self._interval)
+            self._woken = False
+            if self._stopped:
+                return
+            try:
+                self._step()
+            except Exception as error:  # noqa: BLE001 - as a thread's service does
+                self._runtime.failed(error)
+
+
+class ActorRuntime(Runtime):
+    """Pools and services of actors, and the virtual clock. `failed` hears what a step raised."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        process: Process,
+        dice: Random,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        super().__init__(
+            clock=scheduler.clock,
+            dispatch=ActorPool(scheduler, process, "dispatch"),
+            fetch=ActorPool(scheduler, process, "fetch"),
+            dice=dice,
+        )
+        self.scheduler, self.process, self.failed = scheduler, process, failed
+
+    def service(self, name: str, step: Callable[[], object], *, interval_ms: int) -> ActorService:
+        return ActorService(self, name, step, interval_ms)
+
+    def pool(self, name: str, *, threads: int) -> ActorPool:
+        return ActorPool(self.scheduler, self.process, name)
