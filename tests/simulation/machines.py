@@ -47,6 +47,7 @@ class Machine:
         self.is_full = False  # then no step that needs room works
         self.lies = 0  # so many steps fail with an input/output error
         folder.mkdir(parents=True)
+        self.free_locks()
         self.disk = ForgetfulDisk(folder)
 
     def lose_power(self, dice: Random) -> None:
@@ -58,7 +59,8 @@ class Machine:
         self.disk = ForgetfulDisk(self.folder)
 
     def free_locks(self) -> None:
-        """Its process has died."""
+        """Its process has died: what it knew and held is forgotten."""
+        durable._durable_directories.clear()
         for path in [each for each in durable._held if each.startswith(f"{self.folder}/")]:
             durable._held.discard(path)
 

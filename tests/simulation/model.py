@@ -34,6 +34,7 @@ class Put:
     offset: int | None = None
     log_offset: int | None = None
     store_ms: int = 0
+    is_on_disk: bool = False  # its put has waited for that
 
 
 @dataclass
@@ -193,7 +194,7 @@ class Model:
         puts = [self.queues[queue][at] for at in sorted(there)]
         if boundary is Boundary.LOWER:
             wanted = [put.offset for put in puts if put.store_ms >= asked_ms]
-            if wanted and wanted[0] is not None:
+            if is_exact and wanted and wanted[0] is not None:
                 assert found is not None, f"{queue}: nothing at {asked_ms}, but {wanted[0]}"
                 assert found <= wanted[0], f"{queue}: {found} for {asked_ms}, not {wanted[0]}"
             if is_exact and found in there and wanted:
@@ -210,10 +211,11 @@ class Model:
 
     def lose_power(self, sure_below: int | None) -> None:
         """What is at or behind this offset of the local log may be gone; None: nothing is."""
+        if sure_below is None:
+            return
         for put in self.puts.values():
-            if put.state == STORED and sure_below is not None and put.log_offset is not None:
-                if put.log_offset >= sure_below and put.offset is not None:
-                    put.state = DOUBTFUL
+            if put.state == STORED and not put.is_on_disk and (put.log_offset or 0) >= sure_below:
+                put.state = DOUBTFUL
 
     def found_hole(self, queue: QueueKey, offset: int) -> None:
         put = self.queues.get(queue, {}).get(offset)
