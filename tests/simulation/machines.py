@@ -43,12 +43,18 @@ class Machine:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
+        self._folder_text = str(folder)
         self.used_percent = 50
         self.is_full = False  # then no step that needs room works
         self.lies = 0  # so many steps fail with an input/output error
         folder.mkdir(parents=True)
         self.free_locks()
         self.disk = ForgetfulDisk(folder)
+
+    def holds(self, arguments: tuple[Any, ...]) -> bool:
+        """Whether the first argument is a descriptor, or a path of this machine."""
+        place = arguments[0] if arguments else ""
+        return isinstance(place, int) or os.fspath(place).startswith(self._folder_text)
 
     def lose_power(self, dice: Random) -> None:
         """What was synced is there, and of each later change perhaps some."""
@@ -88,7 +94,8 @@ class Disks:
 
     def _look(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def look(*arguments: Any, **named: Any) -> Any:
-            if self._machine() is not None:
+            machine = self._machine()
+            if machine is not None and machine.holds(arguments):  # and no module that is imported
                 self._scheduler.pause(name)
             return real(*arguments, **named)
 

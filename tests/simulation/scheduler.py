@@ -13,9 +13,10 @@ Time stands still while anybody can go on; then it jumps to one of the moments t
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, _base
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from random import Random
@@ -264,7 +265,25 @@ class Scheduler:
             patch.setattr(threading, "RLock", threading._PyRLock)  # type: ignore[attr-defined]
             patch.setattr(threading, "get_ident", lambda: id(self.running))
             patch.setattr(threading, "_time", self.clock.monotonic)
+            # `wait` takes the locks of its futures in the order of their addresses.
+            patch.setattr(_base, "_AcquireFutures", _AcquireInOrder)
+            patch.setattr(_base.Future, "__init__", _numbered(_base.Future.__init__))
             yield
+
+
+def _numbered(init: Callable[[Any], None]) -> Callable[[Any], None]:
+    numbers = itertools.count()
+
+    def initialize(future: Any) -> None:
+        init(future)
+        future.number = next(numbers)
+
+    return initialize
+
+
+class _AcquireInOrder(_base._AcquireFutures):  # type: ignore[name-defined, misc]
+    def __init__(self, futures: Any) -> None:
+        self.futures = sorted(futures, key=attrgetter("number"))
 
 
 class _Lock:
