@@ -24,12 +24,13 @@ from tests.local.store_audit import (
     check_acks,
     check_agreement,
     expire_one_file,
+    flip_bits,
     opened,
     parts_of,
 )
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.message_store import MessageStore
-from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.local.consume_queue import ConsumeQueue
 from tieredstore.local.index_file import IndexFile
 from tieredstore.local.index_service import IndexService
@@ -613,3 +614,16 @@ def test_a_record_whose_file_goes_between_its_head_and_its_body_is_gone(
     monkeypatch.setattr(log.queue, "read", read)
     assert racing_store.message_at(0) is None
     assert calls[0] == 2
+
+
+def test_a_damaged_first_message_leaves_the_earliest_time_to_the_next(tmp_path: Path) -> None:
+    clock = ManualClock()
+    runtime = Runtime(clock=clock, dispatch=InlinePool(), fetch=InlinePool())
+    store = opened(tmp_path, runtime)
+    times: list[int] = []
+    for number in range(3):
+        times.append(store.put_message(a_message(number)).store_timestamp)
+        clock.advance(1_000)
+    flip_bits(tmp_path / "commitlog" / f"{0:020d}", 100, 1)
+    assert store.earliest_time() == times[1]
+    store.shutdown()

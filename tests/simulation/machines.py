@@ -167,7 +167,9 @@ class SimClient(ParkedClient):
         if scheduler.clock.monotonic() < bucket.away_until:
             verdict = IN_VAIN
         elif bucket.dice.random() < bucket.odds:
-            unusual = [LOST, IN_VAIN, LATE, TWICE, LAST] if bucket.ends else [LOST, IN_VAIN, LATE, TWICE]
+            unusual = (
+                [LOST, IN_VAIN, LATE, TWICE, LAST] if bucket.ends else [LOST, IN_VAIN, LATE, TWICE]
+            )
             verdict = bucket.dice.choice(unusual if changes else [LOST])
         scheduler.note(f"{request}: {verdict}")
         return verdict

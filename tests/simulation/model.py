@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final
 
 from tieredstore.codec.message import decode_message
@@ -96,6 +97,12 @@ class Model:
         known = (n for n, put in self.queues.get(queue, {}).items() if put.state == STORED)
         return max(known, default=-1) + 1
 
+    def first_unknown(self, queue: QueueKey) -> int:
+        """The first offset of which nobody knows for sure what is there."""
+        known = self.queues.get(queue, {})
+        sure = (n for n in count() if n not in known or known[n].state != STORED)
+        return next(sure)
+
     def tag_at(self, queue: QueueKey, offset: int) -> str | None:
         put = self.queues.get(queue, {}).get(offset)
         return None if put is None else put.tag
@@ -135,14 +142,18 @@ class Model:
             page,
             offset,
             there=there,
-            wanted=lambda at: tag is None or self.tag_at(queue, at) in (tag, None)
-            if at in there
-            else at in {one.queue_offset for one in page.messages},
+            wanted=lambda at: (
+                tag is None or self.tag_at(queue, at) in (tag, None)
+                if at in there
+                else at in {one.queue_offset for one in page.messages}
+            ),
         )
         passed = [at for at in there if offset <= at < page.next_offset]
         found = {one.queue_offset for one in page.messages}
         lacks = [at for at in passed if at not in found and tag in (None, self.tag_at(queue, at))]
-        assert not lacks, f"{queue}: {page.status} from {offset} to {page.next_offset} lacks {lacks}"
+        assert not lacks, (
+            f"{queue}: {page.status} from {offset} to {page.next_offset} lacks {lacks}"
+        )
 
     def check_answer(
         self, topic: str, key: str, answer: QueryResult, before: Iterable[Put], deletions: int

@@ -24,7 +24,7 @@ import pytest
 
 from tests.roundlog.small import everything_small
 from tests.simulation.machines import Bucket, Disks, Machine, refuse_for_room
-from tests.simulation.model import SENT, STORED, Model, Put
+from tests.simulation.model import SENT, Model, Put
 from tests.simulation.scheduler import ActorRuntime, Process, Scheduler
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
@@ -225,9 +225,7 @@ class World:
 
     def _direct(self) -> None:
         plan = self.plan
-        clients = [
-            Client(self, kind, number, plan.ops) for number, kind in enumerate(plan.clients)
-        ]
+        clients = [Client(self, kind, number, plan.ops) for number, kind in enumerate(plan.clients)]
         machine = Machine("here", self.folder / "here")
         if KILLS in plan.faults:
             self.bucket.ends = self._end
@@ -251,8 +249,9 @@ class World:
             self.scheduler.kill(life.process, machine.free_locks)
             self.scheduler.wait(lambda: True)
         # Again behind the burial: nothing of it goes on.
-        self.scheduler.wait(lambda: not any(
-            each.process is life.process for each in self.scheduler.actors))
+        self.scheduler.wait(
+            lambda: not any(each.process is life.process for each in self.scheduler.actors)
+        )
 
     def _at_step(self, what: str) -> None:
         running = self.scheduler.running
@@ -352,7 +351,9 @@ class World:
 
     def failed(self, error: BaseException) -> None:
         """A thread of the store has seen this; it is a bug unless it is an error of ours."""
-        if not isinstance(error, (TieredStoreError, OSError, Crash)):
+        running = self.scheduler.running
+        is_dying = running is not None and running.process.is_dead
+        if not is_dying and not isinstance(error, (TieredStoreError, OSError, Crash)):
             self.scheduler.failure = self.scheduler.failure or error
 
     # Between lives
@@ -365,10 +366,7 @@ class World:
         life_puts = [each for each in model.puts.values() if each.state == SENT]
         for queue in [*KEPT, BRIEF]:
             end = life.local.max_offset(*queue) or 0
-            first = min(
-                (at for at, put in model.queues.get(queue, {}).items() if put.state != STORED),
-                default=model.end(queue),
-            )
+            first = model.first_unknown(queue)
             seen: dict[int, str] = {}
             at = first
             while at < end:
@@ -387,6 +385,7 @@ class World:
                 if page.next_offset <= at:
                     break
                 at = page.next_offset
+            self.scheduler.note(f"{queue.topic}/{queue.queue_id}: {first} to {end}, {seen}")
             model.settle(queue, end, seen)
         for put in life_puts:
             if put.state == SENT:
