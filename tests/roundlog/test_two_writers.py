@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import cache
 
 import pytest
 
+from tests.roundlog.small import everything_small
 from tests.roundlog.world import World
-from tieredstore.driver.segment import Buffer
-from tieredstore.roundlog import draft, upkeep
 from tieredstore.roundlog import log as log_module
-from tieredstore.roundlog.entry import Entry
+from tieredstore.roundlog import upkeep
 from tieredstore.roundlog.log import BrokerLog
 
 SCHEDULES = int(os.environ.get("ROUNDLOG_SCHEDULES", "120"))
@@ -20,28 +18,10 @@ FIRST = int(os.environ.get("ROUNDLOG_FIRST", "0"))
 
 
 @pytest.fixture(autouse=True)
-def everything_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Data objects, merges, states and releases within some dozen requests. An entry is decoded
-    once, however many read it."""
-    monkeypatch.setattr(log_module, "INLINE_BYTES_MAX", 150)
-    monkeypatch.setattr(draft, "PIECE_BYTES_MAX", 120)
-    monkeypatch.setattr(draft, "DATA_BYTES_MAX", 120)
-    monkeypatch.setattr(upkeep, "ROUNDS_MERGED", 3)
-    monkeypatch.setattr(upkeep, "CHUNKS_MERGED", 2)
-    monkeypatch.setattr(upkeep, "STATE_EVERY", 3)
-    monkeypatch.setattr(upkeep, "STATES_KEPT", 2)
-    decoded = Entry.decoded
-
-    def once(data: Buffer, name: str, *, object_bytes: int | None = None) -> Entry:
-        return known(bytes(data), name, object_bytes)
-
-    @cache
-    def known(data: bytes, name: str, object_bytes: int | None) -> Entry:
-        return decoded(data, name, object_bytes=object_bytes)
-
-    monkeypatch.setattr(Entry, "decoded", once)
+def small() -> Iterator[None]:
     log_module.log.disabled = upkeep.log.disabled = True
-    yield
+    with everything_small():
+        yield
     log_module.log.disabled = upkeep.log.disabled = False
 
 

@@ -18,6 +18,7 @@ from tieredstore.driver.metadata import (
 )
 from tieredstore.model.values import QueueRecord, SegmentRecord, TopicRecord
 from tieredstore.roundlog.entry import NO_ROW, UNKNOWN_TIME, Entry, SegmentKey
+from tieredstore.roundlog.layout import number_of
 from tieredstore.roundlog.state import LogState
 
 Rows: TypeAlias = dict[tuple[object, ...], object]
@@ -149,3 +150,34 @@ class Truth:
                 self.rows["note", kind, key] = msgspec.json.encode(value)
             case DeleteNote(kind, key):
                 self.rows.pop(("note", kind, key), None)
+
+
+class Witness:
+    """Sees what lands in the bucket of one log, and holds each state against what entries say.
+
+    `pictures` are what the log was after each entry, from none on.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.truth = Truth()
+        self.pictures = [self.truth.picture()]
+        self._prefix = prefix
+        self._ever: dict[str, bytes] = {}  # data objects
+
+    def landed(self, key: str, data: bytes) -> str:
+        """What to tell of it; "" for what is no entry. Raises AssertionError."""
+        name = key.removeprefix(self._prefix)
+        number = number_of(name)
+        if name.startswith("log/") and number is not None:
+            if number <= self.truth.sequence:
+                return f"entry {number} is too late"
+            entry = Entry.decoded(data, key, object_bytes=len(data))
+            counts = self.truth.fold(entry, lambda name: self._ever[name] if name else data)
+            self.pictures.append(self.truth.picture())
+            return f"entry {number} of epoch {entry.epoch} {'counts' * counts}"
+        if name.startswith("data/"):
+            assert self._ever.setdefault(name, data) == data
+        elif name.startswith("state/") and number is not None:
+            found = Picture.of(LogState.decoded(data, key))
+            assert found == self.pictures[number], f"state {number} is not what the entries say"
+        return ""

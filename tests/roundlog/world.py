@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Final, NoReturn
 
 from tests.roundlog.parked_client import GO, IN_VAIN, LAST, LATE, LOST, TWICE, ParkedClient
-from tests.roundlog.truth import Picture, Truth
+from tests.roundlog.truth import Picture, Witness
 from tieredstore.driver.metadata import Change, DeleteNote, DeleteSegment, Put, PutNote
 from tieredstore.driver.object_client import (
     ObjectClient,
@@ -34,7 +34,7 @@ from tieredstore.model.errors import (
 from tieredstore.model.values import SegmentRecord, SegmentType, TopicRecord
 from tieredstore.roundlog import upkeep
 from tieredstore.roundlog.draft import Draft, DraftWrite
-from tieredstore.roundlog.entry import Entry, SegmentKey
+from tieredstore.roundlog.entry import SegmentKey
 from tieredstore.roundlog.layout import ObjectLayout, number_of
 from tieredstore.roundlog.log import BrokerLog
 from tieredstore.roundlog.object_calls import ObjectCalls
@@ -168,13 +168,12 @@ class World:
         self.late: list[tuple[int, str, Callable[[], Any]]] = []
         self.problems: list[BaseException] = []
         self.trace: list[str] = []
-        self.truth = Truth()
-        self.pictures: list[Picture] = [self.truth.picture()]
+        self.witness = Witness(PREFIX)
+        self.truth, self.pictures = self.witness.truth, self.witness.pictures
         self.acknowledged: list[Acknowledged] = []
         self.appenders: dict[int, str] = {}  # of each epoch, who had something acknowledged
         self.claims: dict[int, int] = {}  # in which step they landed
         self.step = 0
-        self._ever: dict[str, bytes] = {}  # data objects
         self._running: Actor | None = None
         self._client = MemoryObjectClient(self.objects)
         self._laggard: BrokerLog | None = None  # a reader that looks some time, and at the end
@@ -291,22 +290,11 @@ class World:
             self.problems.append(error)
 
     def _take(self, key: str, data: bytes) -> None:
-        name = key.removeprefix(PREFIX)
-        number = number_of(name)
-        if name.startswith("log/") and number is not None and number > self.truth.sequence:
-            entry = Entry.decoded(data, key, object_bytes=len(data))
-            counts = self.truth.fold(entry, lambda name: self._ever[name] if name else data)
-            self.trace.append(f"  entry {number} of epoch {entry.epoch} {'counts' * counts}")
-            self.pictures.append(self.truth.picture())
-        elif name.startswith("log/"):
-            self.trace.append(f"  entry {number} is too late")
-        elif name.startswith("epoch/") and number is not None:
+        if told := self.witness.landed(key, data):
+            self.trace.append(f"  {told}")
+        number = number_of(key.removeprefix(PREFIX))
+        if key.startswith(f"{PREFIX}epoch/") and number is not None:
             self.claims[number] = self.step
-        elif name.startswith("data/"):
-            assert self._ever.setdefault(name, data) == data
-        elif name.startswith("state/") and number is not None:
-            found = Picture.of(LogState.decoded(data, key))
-            assert found == self.pictures[number], f"state {number} is not what the entries say"
 
     # Processes
 
