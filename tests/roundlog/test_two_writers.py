@@ -11,6 +11,7 @@ from tests.roundlog.small import everything_small
 from tests.roundlog.world import World
 from tieredstore.roundlog import log as log_module
 from tieredstore.roundlog import upkeep
+from tieredstore.roundlog.entry import Entry
 from tieredstore.roundlog.log import BrokerLog
 
 SCHEDULES = int(os.environ.get("ROUNDLOG_SCHEDULES", "120"))

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Final, Self
@@ -23,17 +24,21 @@ from typing import Any, ClassVar, Final, Self
 import pytest
 
 from tests.roundlog.small import everything_small
+from tests.roundlog.truth import Witness
+from tests.roundlog.world import WatchedObjects
+from tests.simulation.acts import ACTS, BRIEF, LEVELS, OUTSIDE, QUEUES, verify_elsewhere
 from tests.simulation.machines import Bucket, Disks, Machine, refuse_for_room
-from tests.simulation.model import SENT, Model, Put
+from tests.simulation.model import SENT, Model
 from tests.simulation.scheduler import ActorRuntime, Process, Scheduler
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
 from tieredstore.driver import durable
 from tieredstore.driver.runtime import Runtime
+from tieredstore.jobs import worker
 from tieredstore.local import files as local_files
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore, LocalStore
-from tieredstore.model.config import StoreConfig
+from tieredstore.model.config import QUEUE_UNIT_BYTES, StoreConfig
 from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
@@ -42,25 +47,17 @@ from tieredstore.model.errors import (
     StoreClosedError,
     TieredStoreError,
 )
-from tieredstore.model.messages import Message
-from tieredstore.model.values import Boundary, PutStatus, QueueKey, StorageLevel
+from tieredstore.model.values import QueueKey, SegmentType
 from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.roundlog.layout import ObjectLayout
 from tieredstore.testing.disk import Crash
-from tieredstore.testing.memory_objects import MemoryObjects
-from tieredstore.testing.message_store_contract import NamedTagFilter, TagFilter
 
 BROKER: Final = "broker-a"
 CLUSTER: Final = "cluster-a"
 START_MS: Final = 4_000_000_000_000  # behind all times of real files: these are always old
 HOUR_MS: Final = 3_600_000
-KEPT: Final = [QueueKey("Kept", 0), QueueKey("Kept", 1)]
-BRIEF: Final = QueueKey("Brief", 0)
-SHARED_KEYS: Final = ("red", "green")
-TAGS: Final = ("a", "b")
-LEVELS: Final = [StorageLevel.NOT_IN_DISK, StorageLevel.NOT_IN_MEM, StorageLevel.FORCE]
-PAGES_MAX: Final = 1_000
+EXTRAS: Final = ("operator", "deleter", "restarter", "consumer", "reader", "reader", "scanner")
 LIVES_MAX: Final = 5
-KEYS_ASKED: Final = 8
 
 REQUESTS: Final = "requests"
 POWER: Final = "power"
@@ -85,6 +82,7 @@ class Plan:
         dice = Random(f"{seed} plan")
         clients = ["producer", "producer", "consumer"]
         clients += [name for name in EXTRAS if dice.random() < 0.4]
+        clients.append("weather")
         faults = tuple(each for each in FAULTS if dice.random() < 0.5)
         return cls(
             seed=seed,
@@ -107,6 +105,24 @@ class Client:
         while self.left and not life.is_ending:
             self.left -= 1
             self.world.attempt(lambda: ACTS[self.kind](self, life))
+
+
+class Outsider:
+    """Somebody elsewhere, who works in a process and on a machine of his own."""
+
+    def __init__(self, world: World, kind: str, number: int, ops: int) -> None:
+        self.world, self.kind, self.name = world, kind, f"{kind}{number}"
+        self.left = ops
+        self.dice = Random(f"{world.plan.seed} {self.name}")
+        self.machine = Machine(self.name, world.folder / self.name)
+        self.process = Process(self.name, self.machine)
+        self.runtime = world.runtime(self.process)
+        self.config = world.tier_config(self.machine)
+
+    def run(self) -> None:
+        while self.left and not self.world.is_sound:
+            self.left -= 1
+            self.world.attempt(lambda: OUTSIDE[self.kind](self))
 
 
 class Life:
@@ -137,7 +153,7 @@ class Life:
         world.sure_below = None
         world.settle(self)
         actors = [
-            scheduler.spawn(each.name, self.process, lambda each=each: each.run(self))
+            scheduler.spawn(each.name, self.process, partial(each.run, self))
             for each in clients
             if each.left
         ]
@@ -166,7 +182,10 @@ class World:
         self.dice = Random(f"{plan.seed} world")
         self.scheduler = Scheduler(f"{plan.seed} {salt}", now_ms=START_MS)
         self.disks = Disks(self.scheduler)
-        self.bucket = Bucket(self.scheduler, Random(f"{plan.seed} bucket"), MemoryObjects())
+        self.objects = WatchedObjects(self._landed)
+        self.bucket = Bucket(self.scheduler, Random(f"{plan.seed} bucket"), self.objects)
+        layout = ObjectLayout(CLUSTER)
+        self.witness = Witness(layout.rounds(BROKER))
         self.reserve_hours = self.dice.choice([1, 48, 48])
         self.sync_flush = self.dice.random() < 0.5
         self.level = self.dice.choice(LEVELS)
@@ -219,25 +238,64 @@ class World:
             patch.setattr(local_files, "_lock_guard", threading.Lock())
             patch.setattr(LocalStore, "of", classmethod(with_our_lock))
             patch.setattr(Runtime, "threads", lambda **named: self._runtime_here())
+            patch.setattr(worker, "_PARTS", worker._Parts())
             stack.enter_context(self.disks.installed())
             stack.enter_context(hearing(self.failed))
             yield
 
     def _direct(self) -> None:
         plan = self.plan
-        clients = [Client(self, kind, number, plan.ops) for number, kind in enumerate(plan.clients)]
-        machine = Machine("here", self.folder / "here")
+        numbered = list(enumerate(plan.clients))
+        clients = [Client(self, kind, n, plan.ops) for n, kind in numbered if kind in ACTS]
+        outsiders = [Outsider(self, kind, n, plan.ops) for n, kind in numbered if kind in OUTSIDE]
+        machine = self.machine = Machine("here", self.folder / "here")
         if KILLS in plan.faults:
             self.bucket.ends = self._end
         if REQUESTS in plan.faults:
             self.bucket.odds = self.dice.choice([0.01, 0.05, 0.2])
+        actors = [self.scheduler.spawn(each.name, each.process, each.run) for each in outsiders]
         while any(each.left for each in clients) and self.lives < LIVES_MAX:
             self._live(machine, clients)
         self.is_sound = self.bucket.is_sound = True
-        machine.is_full, machine.used_percent = False, 50
+        machine.is_full, machine.used_percent, machine.lies = False, 50, 0
+        self.scheduler.wait(lambda: all(each.is_done for each in actors))
+        machine.is_full, machine.used_percent, machine.lies = False, 50, 0
         while self.bucket.late:
             self.bucket.land_one()
         self._live(machine, [Client(self, "auditor", 0, 1)])
+        if not self.witness.truth.live:
+            return  # verify takes a tier without a segment for the wrong one
+        outsider = Outsider(self, "verify", 0, 1)
+        worker._PARTS.providers.clear()
+        actor = self.scheduler.spawn("verify", outsider.process, lambda: verify_elsewhere(outsider))
+        self.scheduler.wait(lambda: actor.is_done)
+
+    def _landed(self, key: str, data: bytes) -> None:
+        try:
+            if told := self.witness.landed(key, data):
+                self.scheduler.note(told)
+        except Exception as error:  # noqa: BLE001 - `run` raises it
+            self.scheduler.failure = self.scheduler.failure or error
+
+    def durable_end(self, queue: QueueKey) -> int:
+        """How many messages a fold of the bucket has of a queue, and had."""
+        path = f"{BROKER}/{queue.topic}/{queue.queue_id}"
+        truth = self.witness.truth
+        ends = [
+            base + truth.segments[number].size
+            for (its_path, kind, base), number in truth.live.items()
+            if its_path == path and kind is SegmentType.CONSUME_QUEUE
+        ]
+        return max(ends, default=0) // QUEUE_UNIT_BYTES
+
+    @property
+    def weather(self) -> list[str]:
+        kinds = {
+            ROOM: ["no room", "nearly full", "input/output errors"],
+            REQUESTS: ["503"],
+            CLOCK: ["clock", "halt"],
+        }
+        return [each for fault in self.plan.faults for each in kinds.get(fault, [])]
 
     def _live(self, machine: Machine, clients: list[Client]) -> None:
         self.lives += 1
@@ -332,10 +390,10 @@ class World:
     # What may go wrong
 
     @property
-    def expected(self) -> tuple[type[BaseException], ...]:
+    def expected(self) -> tuple[type[Exception], ...]:
         if self.is_sound:
             return ()
-        found: list[type[BaseException]] = []
+        found: list[type[Exception]] = []
         if REQUESTS in self.plan.faults:
             found.append(BackendUnavailableError)
         if ROOM in self.plan.faults:
@@ -364,7 +422,7 @@ class World:
         if model.deletions.get(BRIEF.topic, 0) % 2:
             self._delete_again(life)
         life_puts = [each for each in model.puts.values() if each.state == SENT]
-        for queue in [*KEPT, BRIEF]:
+        for queue in QUEUES:
             end = life.local.max_offset(*queue) or 0
             first = model.first_unknown(queue)
             seen: dict[int, str] = {}
@@ -433,222 +491,6 @@ def hearing(failed: Callable[[BaseException], None]) -> Iterator[None]:
         logger.removeHandler(handler)
         logger.propagate, level = before
         logger.setLevel(level)
-
-
-# What clients do
-
-
-def produce(client: Client, life: Life) -> None:
-    world, dice, model = client.world, client.dice, client.world.model
-    draw = dice.random()
-    if draw < 0.15:
-        life.runtime.clock.sleep(dice.choice([0.01, 1, 3, 30, 700]))
-        return
-    if draw < 0.2:
-        world.saw_time()
-    queue = dice.choice([*KEPT, KEPT[0], BRIEF])
-    count = dice.choice([1, 1, 1, 3])
-    puts = []
-    for _ in range(count):
-        world.names += 1
-        name = f"m{world.names}"
-        put = Put(
-            name=name,
-            queue=queue,
-            keys=(f"u{world.names}", dice.choice(SHARED_KEYS)),
-            tag=dice.choice(TAGS),
-            begun=model.deletions.get(queue.topic, 0),
-        )
-        model.send(put)
-        puts.append(put)
-    messages = [a_message(put, dice.choice([0, 100, 100, 900])) for put in puts]
-    results = life.store.put_messages(messages)
-    for put, result in zip(puts, results, strict=True):
-        if result.stored:
-            model.acknowledge(put, result)
-            put.is_on_disk = world.sync_flush and result.status is PutStatus.PUT_OK
-
-
-def a_message(put: Put, filling: int) -> Message:
-    return Message(
-        topic=put.queue.topic,
-        queue_id=put.queue.queue_id,
-        body=f"{put.name}|".encode() + b"x" * filling,
-        properties={"TAGS": put.tag, "UNIQ_KEY": put.keys[0], "KEYS": put.keys[1]},
-    )
-
-
-def consume(client: Client, life: Life) -> None:
-    draw = client.dice.random()
-    if draw < 0.15:
-        life.runtime.clock.sleep(client.dice.choice([0.01, 1, 5, 60]))
-    elif draw < 0.7:
-        read_page(client, life)
-    elif draw < 0.85:
-        ask_key(client, life)
-    elif draw < 0.95:
-        ask_time(client, life)
-    else:
-        ask_ends(client, life)
-
-
-def read_page(client: Client, life: Life) -> None:
-    world, dice, model = client.world, client.dice, client.world.model
-    queue = dice.choice([*KEPT, BRIEF])
-    if dice.random() < 0.1:
-        life.store.level = dice.choice(LEVELS)
-    if dice.random() < 0.5:
-        offset = client.offsets.get(queue, 0)
-    else:
-        offset = dice.randrange(model.end(queue) + 2)
-    tag = dice.choice([None, None, *TAGS])
-    chosen = None if tag is None else dice.choice([TagFilter, NamedTagFilter])(tag)
-    before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
-    try:
-        page = life.store.get_message(
-            *queue, offset, count_max=dice.choice([1, 3, 8]), message_filter=chosen
-        )
-    except SegmentCorruptError:
-        assert (queue, offset) in model.holes
-        client.offsets[queue] = offset + 1
-        return
-    world.saw_time()
-    names = [f"{one.queue_offset}" for one in page.messages]
-    world.scheduler.note(
-        f"{queue.topic}/{queue.queue_id} from {offset}: {page.status.value} "
-        f"{','.join(names)} next {page.next_offset}"
-    )
-    model.check_page(queue, page, offset, before, deletions, tag)
-    client.offsets[queue] = page.next_offset
-
-
-def ask_key(client: Client, life: Life) -> None:
-    world, dice, model = client.world, client.dice, client.world.model
-    if not model.puts:
-        return
-    put = dice.choice(list(model.puts.values()))
-    key, topic = dice.choice(put.keys), put.queue.topic
-    before, deletions = model.having(topic, key), model.deletions.get(topic, 0)
-    answer = life.store.query_message(topic, key, count_max=64)
-    world.saw_time()
-    world.scheduler.note(f"key {key}: {len(answer.messages)} complete={answer.complete}")
-    model.check_answer(topic, key, answer, before, deletions)
-
-
-def ask_time(client: Client, life: Life) -> None:
-    world, dice, model = client.world, client.dice, client.world.model
-    queue = dice.choice([*KEPT, BRIEF])
-    times = [put.store_ms for put in model.queues.get(queue, {}).values()]
-    if not times:
-        return
-    asked = dice.choice(times) + dice.choice([-1, 0, 1])
-    before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
-    is_exact = life.store.level is not StorageLevel.FORCE  # then the tier alone is asked
-    found = life.store.offset_by_time(*queue, asked, Boundary.LOWER)
-    world.saw_time()
-    model.check_time(queue, asked, Boundary.LOWER, found, before, deletions, is_exact=is_exact)
-
-
-def ask_ends(client: Client, life: Life) -> None:
-    world, dice, model = client.world, client.dice, client.world.model
-    queue = dice.choice([*KEPT, BRIEF])
-    before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
-    committed = life.store.committed_offset(*queue)
-    model.saw_committed(queue, committed, deletions)
-    first, end = life.store.min_offset(*queue), life.store.max_offset(*queue)
-    world.saw_time()
-    there = model.required(queue) & before
-    if there and model.deletions.get(queue.topic, 0) == deletions:
-        assert first is not None and first <= min(there), f"{queue} begins at {first}: {min(there)}"
-        assert end is not None and end > max(there), f"{queue} ends at {end}: {max(there)}"
-
-
-def look_after(client: Client, life: Life) -> None:
-    """An operator, who flushes and seals."""
-    draw = client.dice.random()
-    if draw < 0.4:
-        life.runtime.clock.sleep(client.dice.choice([1, 100, 2_000, 5_000]))
-    elif draw < 0.6:
-        life.store.flush(seal=client.dice.random() < 0.5)
-    elif draw < 0.7:
-        life.store.health()
-    else:
-        life.runtime.clock.sleep(client.dice.choice([1, 10]))
-
-
-def delete(client: Client, life: Life) -> None:
-    model = client.world.model
-    if client.dice.random() < 0.8:
-        life.runtime.clock.sleep(client.dice.choice([0.1, 1, 30]))
-        return
-    client.world.scheduler.note("a topic is deleted")
-    model.begin_deletion(BRIEF.topic)
-    life.store.delete_topics([BRIEF.topic])
-    model.end_deletion(BRIEF.topic)
-    client.world.scheduler.note("the topic was deleted")
-
-
-def restart(client: Client, life: Life) -> None:
-    life.runtime.clock.sleep(client.dice.choice([0.1, 5, 100]))
-    if client.dice.random() < 0.2:
-        life.is_ending = True
-
-
-def audit_all(client: Client, life: Life) -> None:
-    """Nothing goes wrong any more: all is uploaded, found, and sound."""
-    world, model, store = client.world, client.world.model, life.store
-    torn = {queue for queue, _ in model.holes}  # what they lack keeps them from being uploaded
-    for _ in range(3):
-        if store.flush(seal=True) or torn:
-            break
-    else:
-        raise AssertionError(f"not all can be uploaded: {store.health()}")
-    for queue in [*KEPT, BRIEF]:
-        for level in LEVELS:
-            store.level = level
-            walk(world, store.get_message, queue, model.end(queue))
-        committed = store.committed_offset(*queue) or 0
-        model.saw_committed(queue, committed, model.deletions.get(queue.topic, 0))
-        if model.required(queue) and queue not in torn:
-            assert committed >= model.end(queue), f"{queue}: {committed} of {model.end(queue)}"
-    puts = list(model.puts.values())
-    for put in client.dice.sample(puts, min(KEYS_ASKED, len(puts))):
-        before = model.having(put.queue.topic, put.keys[0])
-        answer = store.query_message(put.queue.topic, put.keys[0])
-        assert answer.complete or torn, f"{put.keys[0]}: not complete though all is sound"
-        deletions = model.deletions.get(put.queue.topic, 0)
-        model.check_answer(put.queue.topic, put.keys[0], answer, before, deletions)
-
-
-def walk(world: World, get: Callable[..., Any], queue: QueueKey, end: int) -> None:
-    """From the first to the last: whoever goes where it is sent reads every message."""
-    model, offset = world.model, 0
-    for _ in range(PAGES_MAX):
-        if offset >= end:
-            return
-        before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
-        try:
-            page = get(*queue, offset, count_max=8)
-        except SegmentCorruptError:
-            assert (queue, offset) in model.holes
-            offset += 1
-            continue
-        world.saw_time()
-        model.check_page(queue, page, offset, before, deletions, None)
-        assert page.next_offset > offset, f"{queue}: {page.status} sends from {offset} nowhere"
-        offset = page.next_offset
-    raise AssertionError(f"{queue}: no end")
-
-
-ACTS: Final[dict[str, Callable[[Client, Life], None]]] = {
-    "producer": produce,
-    "consumer": consume,
-    "operator": look_after,
-    "deleter": delete,
-    "restarter": restart,
-    "auditor": audit_all,
-}
-EXTRAS: Final = ("operator", "deleter", "restarter", "consumer")
 
 
 def run(plan: Plan, folder: Path, *, salt: int = 0) -> World:

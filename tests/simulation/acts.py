@@ -1,0 +1,412 @@
+"""What those who take part do, each in small acts; what they see is held against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.simulation.model import Put
+from tieredstore.access.audit import audit
+from tieredstore.access.reader import TieredReader
+from tieredstore.jobs.job import LocalEngine, run_job
+from tieredstore.jobs.scan import OnCorrupt, Scan, plan_scan
+from tieredstore.jobs.slices import EVERYTHING
+from tieredstore.jobs.verify import VerifyJob
+from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.findings import Severity
+from tieredstore.model.messages import Message
+from tieredstore.model.values import Boundary, PutStatus, QueueKey, StorageLevel
+from tieredstore.testing.message_store_contract import NamedTagFilter, TagFilter
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Client, Life, Outsider, World
+
+KEPT: Final = [QueueKey("Kept", 0), QueueKey("Kept", 1)]
+BRIEF: Final = QueueKey("Brief", 0)
+QUEUES: Final = [*KEPT, BRIEF]
+SHARED_KEYS: Final = ("red", "green")
+TAGS: Final = ("a", "b")
+LEVELS: Final = [StorageLevel.NOT_IN_DISK, StorageLevel.NOT_IN_MEM, StorageLevel.FORCE]
+PAGES_MAX: Final = 1_000
+KEYS_ASKED: Final = 8
+
+
+def produce(client: Client, life: Life) -> None:
+    world, dice, model = client.world, client.dice, client.world.model
+    draw = dice.random()
+    if draw < 0.15:
+        life.runtime.clock.sleep(dice.choice([0.01, 1, 3, 30, 700]))
+        return
+    if draw < 0.2:
+        world.saw_time()
+    queue = dice.choice([*KEPT, KEPT[0], BRIEF])
+    count = dice.choice([1, 1, 1, 3])
+    puts = []
+    for _ in range(count):
+        world.names += 1
+        name = f"m{world.names}"
+        put = Put(
+            name=name,
+            queue=queue,
+            keys=(f"u{world.names}", dice.choice(SHARED_KEYS)),
+            tag=dice.choice(TAGS),
+            begun=model.deletions.get(queue.topic, 0),
+        )
+        model.send(put)
+        puts.append(put)
+    messages = [a_message(put, dice.choice([0, 100, 100, 900])) for put in puts]
+    results = life.store.put_messages(messages)
+    for put, result in zip(puts, results, strict=True):
+        if result.stored:
+            model.acknowledge(put, result)
+            put.is_on_disk = world.sync_flush and result.status is PutStatus.PUT_OK
+
+
+def a_message(put: Put, filling: int) -> Message:
+    return Message(
+        topic=put.queue.topic,
+        queue_id=put.queue.queue_id,
+        body=f"{put.name}|".encode() + b"x" * filling,
+        properties={"TAGS": put.tag, "UNIQ_KEY": put.keys[0], "KEYS": put.keys[1]},
+    )
+
+
+def consume(client: Client, life: Life) -> None:
+    draw = client.dice.random()
+    if draw < 0.15:
+        life.runtime.clock.sleep(client.dice.choice([0.01, 1, 5, 60]))
+    elif draw < 0.7:
+        read_page(client, life)
+    elif draw < 0.85:
+        ask_key(client, life)
+    elif draw < 0.95:
+        ask_time(client, life)
+    else:
+        ask_ends(client, life)
+
+
+def read_page(client: Client, life: Life) -> None:
+    world, dice, model = client.world, client.dice, client.world.model
+    queue = dice.choice(QUEUES)
+    if dice.random() < 0.1:
+        life.store.level = dice.choice(LEVELS)
+    if dice.random() < 0.5:
+        offset = client.offsets.get(queue, 0)
+    else:
+        offset = dice.randrange(model.end(queue) + 2)
+    tag = dice.choice([None, None, *TAGS])
+    chosen = None if tag is None else dice.choice([TagFilter, NamedTagFilter])(tag)
+    before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
+    try:
+        page = life.store.get_message(
+            *queue, offset, count_max=dice.choice([1, 3, 8]), message_filter=chosen
+        )
+    except SegmentCorruptError:
+        assert (queue, offset) in model.holes
+        client.offsets[queue] = offset + 1
+        return
+    world.saw_time()
+    names = [f"{one.queue_offset}" for one in page.messages]
+    world.scheduler.note(
+        f"{queue.topic}/{queue.queue_id} from {offset}: {page.status.value} "
+        f"{','.join(names)} next {page.next_offset}"
+    )
+    model.check_page(queue, page, offset, before, deletions, tag)
+    client.offsets[queue] = page.next_offset
+
+
+def ask_key(client: Client, life: Life) -> None:
+    world, dice, model = client.world, client.dice, client.world.model
+    if not model.puts:
+        return
+    put = dice.choice(list(model.puts.values()))
+    key, topic = dice.choice(put.keys), put.queue.topic
+    before, deletions = model.having(topic, key), model.deletions.get(topic, 0)
+    answer = life.store.query_message(topic, key, count_max=64)
+    world.saw_time()
+    world.scheduler.note(f"key {key}: {len(answer.messages)} complete={answer.complete}")
+    model.check_answer(topic, key, answer, before, deletions)
+
+
+def ask_time(client: Client, life: Life) -> None:
+    world, dice, model = client.world, client.dice, client.world.model
+    queue = dice.choice(QUEUES)
+    times = [put.store_ms for put in model.queues.get(queue, {}).values()]
+    if not times:
+        return
+    asked = dice.choice(times) + dice.choice([-1, 0, 1])
+    before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
+    is_exact = life.store.level is not StorageLevel.FORCE  # then the tier alone is asked
+    found = life.store.offset_by_time(*queue, asked, Boundary.LOWER)
+    world.saw_time()
+    model.check_time(queue, asked, Boundary.LOWER, found, before, deletions, is_exact=is_exact)
+
+
+def ask_ends(client: Client, life: Life) -> None:
+    world, dice, model = client.world, client.dice, client.world.model
+    queue = dice.choice(QUEUES)
+    before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
+    committed = life.store.committed_offset(*queue)
+    model.saw_committed(queue, committed, deletions)
+    there_is = world.durable_end(queue)
+    if committed is not None and model.deletions.get(queue.topic, 0) == deletions:
+        assert committed <= there_is, f"{queue}: {committed} committed, the log has {there_is}"
+    first, end = life.store.min_offset(*queue), life.store.max_offset(*queue)
+    world.saw_time()
+    there = model.required(queue) & before
+    if there and model.deletions.get(queue.topic, 0) == deletions:
+        assert first is not None, f"{queue} has no beginning"
+        assert first <= min(there), f"{queue} begins at {first}: {min(there)}"
+        assert end is not None, f"{queue} has no end"
+        assert end > max(there), f"{queue} ends at {end}: {max(there)}"
+
+
+def look_after(client: Client, life: Life) -> None:
+    """An operator, who flushes and seals."""
+    draw = client.dice.random()
+    if draw < 0.4:
+        life.runtime.clock.sleep(client.dice.choice([1, 100, 2_000, 5_000]))
+    elif draw < 0.6:
+        life.store.flush(seal=client.dice.random() < 0.5)
+    elif draw < 0.7:
+        life.store.health()
+    else:
+        life.runtime.clock.sleep(client.dice.choice([1, 10]))
+
+
+def delete(client: Client, life: Life) -> None:
+    model = client.world.model
+    if client.dice.random() < 0.8:
+        life.runtime.clock.sleep(client.dice.choice([0.1, 1, 30]))
+        return
+    client.world.scheduler.note("a topic is deleted")
+    model.begin_deletion(BRIEF.topic)
+    life.store.delete_topics([BRIEF.topic])
+    model.end_deletion(BRIEF.topic)
+    client.world.scheduler.note("the topic was deleted")
+
+
+def restart(client: Client, life: Life) -> None:
+    life.runtime.clock.sleep(client.dice.choice([0.1, 5, 100]))
+    if client.dice.random() < 0.2:
+        life.is_ending = True
+
+
+def audit_all(client: Client, life: Life) -> None:
+    """Nothing goes wrong any more: all is uploaded, found, and sound."""
+    world, model, store = client.world, client.world.model, life.store
+    torn = {queue for queue, _ in model.holes}  # what they lack keeps them from being uploaded
+    for _ in range(3):
+        if store.flush(seal=True) or torn:
+            break
+    else:
+        raise AssertionError(f"not all can be uploaded: {store.health()}")
+    for queue in QUEUES:
+        for level in LEVELS:
+            store.level = level
+            walk(world, store.get_message, queue, model.end(queue))
+        committed = store.committed_offset(*queue) or 0
+        model.saw_committed(queue, committed, model.deletions.get(queue.topic, 0))
+        if model.required(queue) and queue not in torn:
+            assert committed >= model.end(queue), f"{queue}: {committed} of {model.end(queue)}"
+    puts = list(model.puts.values())
+    for put in client.dice.sample(puts, min(KEYS_ASKED, len(puts))):
+        before = model.having(put.queue.topic, put.keys[0])
+        answer = store.query_message(put.queue.topic, put.keys[0])
+        assert answer.complete or torn, f"{put.keys[0]}: not complete though all is sound"
+        deletions = model.deletions.get(put.queue.topic, 0)
+        model.check_answer(put.queue.topic, put.keys[0], answer, before, deletions)
+    tier = store._loaded().tier
+    report = audit(tier.metadata, tier.provider, tier_config_of(life), life.runtime)
+    damage = [each for each in report.left if each.severity is Severity.DAMAGE]
+    assert not damage, f"audit: {damage}"
+
+
+def tier_config_of(life: Life) -> Any:
+    return life.store.config
+
+
+def walk(world: World, get: Callable[..., Any], queue: QueueKey, end: int) -> None:
+    """From the first to the last: whoever goes where it is sent reads every message."""
+    model, offset = world.model, 0
+    for _ in range(PAGES_MAX):
+        if offset >= end:
+            return
+        before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
+        try:
+            page = get(*queue, offset, count_max=8)
+        except SegmentCorruptError:
+            assert (queue, offset) in model.holes
+            offset += 1
+            continue
+        world.saw_time()
+        model.check_page(queue, page, offset, before, deletions, None)
+        assert page.next_offset > offset, f"{queue}: {page.status} sends from {offset} nowhere"
+        offset = page.next_offset
+    raise AssertionError(f"{queue}: no end")
+
+
+ACTS: Final[dict[str, Callable[[Client, Life], None]]] = {
+    "producer": produce,
+    "consumer": consume,
+    "operator": look_after,
+    "deleter": delete,
+    "restarter": restart,
+    "auditor": audit_all,
+}
+
+
+# What somebody elsewhere does
+
+
+def read_elsewhere(outsider: Outsider) -> None:
+    """A reader of the tier, without a broker, while all goes on."""
+    world, dice = outsider.world, outsider.dice
+    outsider.runtime.clock.sleep(dice.choice([0.1, 2, 20, 1_000]))
+    ends = durable_ends(world)
+    if not world.witness.truth.sequence:
+        return  # no tier, which is an error to say
+    reader = TieredReader(outsider.config)
+    reader.load()
+    for _ in range(dice.choice([1, 3, 6])):
+        draw = dice.random()
+        if draw < 0.2:
+            now = durable_ends(world)
+            reader.refresh()
+            ends = now
+        elif draw < 0.7:
+            read_page_elsewhere(outsider, reader, ends)
+        else:
+            ask_key_elsewhere(outsider, reader, ends)
+    reader.close()
+
+
+def durable_ends(world: World) -> dict[QueueKey, tuple[int, int]]:
+    """Of each queue the deletions of its topic, and where it ends in the tier."""
+    deletions = world.model.deletions
+    return {key: (deletions.get(key.topic, 0), world.durable_end(key)) for key in QUEUES}
+
+
+def read_page_elsewhere(
+    outsider: Outsider, reader: TieredReader, ends: dict[QueueKey, tuple[int, int]]
+) -> None:
+    world, dice, model = outsider.world, outsider.dice, outsider.world.model
+    queue = dice.choice(QUEUES)
+    deletions, end = ends[queue]
+    offset = dice.randrange(end + 1)
+    before = {at for at in model.required(queue) if at < end}
+    page = reader.get_message(*queue, offset, count_max=dice.choice([1, 3, 8]))
+    world.saw_time()
+    names = ",".join(f"{one.queue_offset}" for one in page.messages)
+    world.scheduler.note(f"{queue} from {offset} of {end}: {page.status.value} {names}")
+    model.check_page(queue, page, offset, before, deletions, None)
+    there = model.required(queue) & before
+    if offset in there and model.deletions.get(queue.topic, 0) == deletions:
+        assert page.messages, f"{queue}: {offset} is in the tier, not {page.status}"
+
+
+def ask_key_elsewhere(
+    outsider: Outsider, reader: TieredReader, ends: dict[QueueKey, tuple[int, int]]
+) -> None:
+    world, dice, model = outsider.world, outsider.dice, outsider.world.model
+    if not model.puts:
+        return
+    put = dice.choice(list(model.puts.values()))
+    key, topic = dice.choice(put.keys), put.queue.topic
+    deletions = {ends[queue][0] for queue in QUEUES if queue.topic == topic}
+    before = [
+        each
+        for each in model.having(topic, key)
+        if each.offset is not None and each.offset < ends[each.queue][1]
+    ]
+    answer = reader.query_message(topic, key, count_max=64)
+    world.saw_time()
+    world.scheduler.note(f"key {key}: {len(answer.messages)} complete={answer.complete}")
+    model.check_answer(topic, key, answer, before, max(deletions))
+
+
+def scan_elsewhere(outsider: Outsider) -> None:
+    """What Spark does: plan from a picture of the tier, then read each slice of it."""
+    world, dice, model = outsider.world, outsider.dice, outsider.world.model
+    outsider.runtime.clock.sleep(dice.choice([1, 100, 3_000]))
+    ends = durable_ends(world)
+    before = {key: model.required(key) for key in QUEUES}
+    if not world.witness.truth.sequence:
+        return
+    with TieredReader(outsider.config) as reader:
+        items = plan_scan(reader, EVERYTHING, split_bytes=dice.choice([300, 1_000, 100_000]))
+    scan = Scan(
+        columns=("topic", "queue_id", "queue_offset", "body"),
+        on_corrupt=OnCorrupt.FAIL,
+        fails_on_loss=False,
+    )
+    found: dict[QueueKey, dict[int, str]] = {}
+    for item in items:
+        for batch in scan.batches(outsider.config, item):
+            for row in batch.to_pylist():
+                queue = QueueKey(row["topic"], row["queue_id"])
+                name = row["body"].decode().split("|")[0]
+                known = found.setdefault(queue, {})
+                assert row["queue_offset"] not in known, f"{queue}: {row} comes twice"
+                known[row["queue_offset"]] = name
+                assert model.puts[name].queue == queue
+    world.saw_time()
+    for queue, (deletions, end) in ends.items():
+        if deletions % 2 or model.deletions.get(queue.topic, 0) != deletions:
+            continue
+        there = {at for at in model.required(queue) & before[queue] if at < end}
+        lacks = there - found.get(queue, {}).keys()
+        assert not lacks, f"the scan lacks {sorted(lacks)} of {queue}"
+        for at in there:
+            assert found[queue][at] == model.queues[queue][at].name
+    world.scheduler.note(f"scanned {sum(map(len, found.values()))} messages")
+
+
+def verify_elsewhere(outsider: Outsider) -> None:
+    """Nothing goes wrong any more, and the tier is whole."""
+    runtime = outsider.runtime
+    engine = LocalEngine(runtime=runtime, threads=2)
+    report = run_job(VerifyJob(config=outsider.config), engine, clock=runtime.clock)
+    damage = [each for each in report.findings if each.severity is Severity.DAMAGE]
+    assert not damage, f"verify: {damage}"
+
+
+def change_the_weather(outsider: Outsider) -> None:
+    """What befalls disks, networks and clocks, each for a while."""
+    world, dice = outsider.world, outsider.dice
+    sleep = outsider.runtime.clock.sleep
+    sleep(dice.choice([0.05, 1, 10, 200]))
+    if world.is_sound:
+        return
+    kinds = world.weather
+    if not kinds:
+        return
+    kind = dice.choice(kinds)
+    machine = world.machine
+    world.scheduler.note(kind)
+    if kind == "no room":
+        machine.is_full = True
+        sleep(dice.choice([0.1, 5, 60]))
+        machine.is_full = False
+    elif kind == "nearly full":
+        machine.used_percent = dice.choice([80, 95])
+        sleep(dice.choice([11, 60]))
+        machine.used_percent = 50
+    elif kind == "input/output errors":
+        machine.lies = dice.choice([1, 1, 3])
+    elif kind == "503":
+        world.bucket.away_until = world.scheduler.clock.monotonic() + dice.choice([0.5, 20, 200])
+    elif kind == "clock":
+        world.scheduler.clock.shift_ms += dice.choice([-60_000, -1_000, 3_000, 2 * 3_600_000])
+    elif kind == "halt":
+        life = world.life
+        if life is not None:
+            ahead = dice.choice([0.1, 30, 3_000])
+            life.process.sleeps_until = world.scheduler.clock.monotonic() + ahead
+
+
+OUTSIDE: Final[dict[str, Callable[[Outsider], None]]] = {
+    "reader": read_elsewhere,
+    "scanner": scan_elsewhere,
+    "weather": change_the_weather,
+}
