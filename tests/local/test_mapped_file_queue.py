@@ -28,6 +28,10 @@ def put_files(folder: Path, *starts: int, size: int = SIZE) -> None:
         (folder / "q" / f"{start:020d}").write_bytes(bytes([start // SIZE % 256]) * size)
 
 
+def refuse(why: str) -> None:
+    raise OSError(why)
+
+
 def names(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in (folder / "q").iterdir())
 
@@ -198,6 +202,21 @@ def test_deletion_spares_the_last_file_and_what_is_needed(tmp_path: Path) -> Non
     assert [file.start_offset for file in queue.delete_before(9999)] == [128]
     assert names(tmp_path) == [192]
     assert queue.min_offset == 192
+
+
+def test_a_file_that_cannot_be_removed_stays_with_those_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_files(tmp_path, 0, 64, 128, 192)
+    queue = a_queue(tmp_path)
+    queue.load()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="busy"):
+        patch.setattr(os, "unlink", lambda path: refuse("busy"))
+        queue.delete_before(192)
+    assert queue.min_offset == 0
+    assert queue.read(64, 1) == b"\1"
+    assert [file.start_offset for file in queue.delete_before(192)] == [0, 64, 128]
+    assert names(tmp_path) == [192]
 
 
 def test_a_file_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:

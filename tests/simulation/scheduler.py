@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 STEPS_MAX: Final = 400_000
 IDLE_JUMPS_MAX: Final = 20_000
-TRACE_MAX: Final = 4_000
+TRACE_MAX: Final = 40_000
 
 
 class Stuck(AssertionError):

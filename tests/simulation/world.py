@@ -58,6 +58,7 @@ START_MS: Final = 4_000_000_000_000  # behind all times of real files: these are
 HOUR_MS: Final = 3_600_000
 EXTRAS: Final = ("operator", "deleter", "restarter", "consumer", "reader", "reader", "scanner")
 LIVES_MAX: Final = 5
+STORY_MAX: Final = int(os.environ.get("STORY_MAX", "400"))
 
 REQUESTS: Final = "requests"
 POWER: Final = "power"
@@ -502,7 +503,7 @@ def run(plan: Plan, folder: Path, *, salt: int = 0) -> World:
     try:
         world.run()
     except BaseException as error:
-        error.add_note("\n".join(world.scheduler.trace[-400:]))
+        error.add_note("\n".join(world.scheduler.trace[-STORY_MAX:]))
         raise
     finally:
         if was_enabled:

@@ -251,7 +251,11 @@ class MappedFileQueue:
             self._flushed = self.max_offset
 
     def delete_before(self, offset: int, *, count_max: int | None = None) -> list[MappedFile]:
-        """Delete the oldest files that end at or below this offset, never the last one."""
+        """Delete the oldest files that end at or below this offset, never the last one.
+
+        One that cannot be removed stays, with those behind it: the next try begins with it. A file
+        that was only forgotten would be there again after a restart, and a gap behind it.
+        """
         count = 0
         with self._grow_guard:  # the thread that appends may be at the next file just now
             files = self._files
@@ -259,7 +263,13 @@ class MappedFileQueue:
             while count < last and files[count].end_offset <= offset:
                 count += 1
             self._files = files[count:]
-        self._destroy(files[:count])
+        try:
+            self._destroy(files[:count])
+        except OSError:
+            with self._grow_guard:
+                starts = [file.start_offset for file in files[:count] if os.path.exists(file.path)]
+                self._files = (*map(self._file, starts), *self._files)
+            raise
         return list(files[:count])
 
     def close(self) -> None:
